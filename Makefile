@@ -6,20 +6,25 @@ VENV   ?= .venv
 TEST_PROCESSES ?= 3
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+SERVICES := .test-services
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
   --no-emit-index-url --no-header
+COMPILE_SERVICE := uv pip compile --quiet --universal --python-version 3.11 \
+  --no-emit-index-url --no-header --no-annotate
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start processes by the hundred: each would compile every source anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo test test-all checks lint format types java unit docs docs-serve lock \
+ALL_TESTS := $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+
+.PHONY: help install demo test test-all services checks lint format types java unit docs docs-serve lock \
   release-check clean
 
 help:
 	@echo "make demo    environment, sample logs, ETL, training, evaluation, export, report"
 	@echo "make test    lint, types, tests: everything that CI runs"
-	@echo "make test-all  the same with the long tests: before a release"
+	@echo "make test-all  the same with the long tests, against servers that it installs"
 	@echo "make format  rewrite the sources in the house style"
 	@echo "make docs    the documentation's site in work/site; make docs-serve shows it"
 	@echo "make release-check  installs each extra alone, SBOM, licences, audit, container file"
@@ -62,13 +67,17 @@ java: $(READY)
 	@-$(BIN)/python -m tests.java >/dev/null 2>&1
 
 unit: $(READY)
-	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile \
-	  --no-loadscope-reorder -m "not exhaustive"
+	$(ALL_TESTS) -m "not exhaustive"
 
 # Also what docs/testing.md lists: long fuzzes, every kill point, peers, whole matrices.
-test-all: checks
-	SLUICE_TEST_ALL=1 $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile \
-	  --no-loadscope-reorder
+test-all: checks services
+	. ./$(SERVICES)/environment && SLUICE_TEST_ALL=1 $(ALL_TESTS)
+
+# Servers, peers, a browser and the documentation's tools: each where it can be had.
+services: $(READY)
+	$(BIN)/python -m pip install -q --require-hashes -r requirements/docs.lock \
+	  -r requirements/release.lock
+	$(BIN)/python -m tests.services.install
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
@@ -94,6 +103,8 @@ lock:
 	$(COMPILE) --extra serve pyproject.toml -c requirements.lock -o requirements/serve.lock
 	$(COMPILE) --group docs -c requirements.lock -o requirements/docs.lock
 	$(COMPILE) --group release -c requirements.lock -o requirements/release.lock
+	for name in airflow moto tfx; do $(COMPILE_SERVICE) tests/services/$$name.in \
+	  -o tests/services/$$name.lock; done
 
 clean:
-	rm -rf $(VENV) work .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(SERVICES) work .pytest_cache .mypy_cache .ruff_cache .hypothesis

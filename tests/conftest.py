@@ -79,6 +79,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The one Spark session of the suite."""
     from conf.etl.output import SparkConfig
     from jobs.support.spark_session import build_session
+    from tests.object_servers import AWS_CREDENTIALS, AZURE_CREDENTIALS
 
     # Spark brings no Avro module; with one, the tests of Avro files run too.
     avro = os.environ.get("SLUICE_AVRO_JAR")
@@ -92,18 +93,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             **({"spark.jars": avro} if avro else {}),
         },
     )
-    session = build_session(config, "sluice-tests")
+    # Its workers have the credentials of the test servers in their environment, as on a cluster;
+    # this process has not.
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**AWS_CREDENTIALS, **AZURE_CREDENTIALS}.items():
+            patch.setenv(name, value)
+        session = build_session(config, "sluice-tests")
     yield session
     session.stop()
-
-
-@pytest.fixture(scope="session")
-def data_dir() -> Path:
-    """Real data sets, where the machine has them."""
-    folder = os.environ.get("SLUICE_DATA")
-    if not folder:
-        pytest.skip("SLUICE_DATA is not set: real data sets are not on this machine")
-    return Path(folder)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
-_NEEDED = ("SLUICE_HDFS_CLASSPATH", "ARROW_LIBHDFS_DIR", "JAVA_HOME", "CLASSPATH")
+from tests.services.recipes import find_java_home
+
+_NEEDED = ("SLUICE_HDFS_CLASSPATH", "SLUICE_LIBHDFS_FOLDER")
 _ROOT = Path(__file__).parents[2]
 
 
@@ -25,9 +27,11 @@ class HdfsCluster:
 
     Attributes:
         port: Of the NameNode.
+        client: Variables by which Arrow finds Hadoop's client.
     """
 
     port: int
+    client: dict[str, str]
 
     @property
     def uri(self) -> str:
@@ -46,7 +50,7 @@ class HdfsCluster:
         """
         done = subprocess.run(
             [sys.executable, *command], capture_output=True, text=True, cwd=_ROOT, check=False,
-            env={**os.environ, "PYTHONPATH": str(_ROOT), **environment},
+            env={**os.environ, "PYTHONPATH": str(_ROOT), **self.client, **environment},
         )  # fmt: skip
         assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr[-3000:]}"
         return done
@@ -73,13 +77,14 @@ def run_cluster(folder: Path) -> Iterator[HdfsCluster]:
     missing = [name for name in _NEEDED if not os.environ.get(name)]
     if missing:
         pytest.skip(f"a real HDFS needs {', '.join(missing)}")
-    java = str(Path(os.environ["JAVA_HOME"], "bin", "java"))
+    home = find_java_home()
     source = str(Path(__file__).with_name("MiniCluster.java"))
-    classes = os.environ["SLUICE_HDFS_CLASSPATH"]
+    classes, libhdfs = (os.environ[name] for name in _NEEDED)
+    client = {"JAVA_HOME": str(home), "CLASSPATH": classes, "ARROW_LIBHDFS_DIR": libhdfs}
     with (
         (folder / "cluster.log").open("w") as log,
         subprocess.Popen(
-            [java, "-Xmx512m", "-cp", classes, source, str(folder / "dfs")],
+            [home / "bin/java", "-Xmx512m", "-cp", classes, source, folder / "dfs"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=folder,
         ) as process,
     ):  # fmt: skip
@@ -88,7 +93,7 @@ def run_cluster(folder: Path) -> Iterator[HdfsCluster]:
             found = (re.search(r"^listening on (\d+)", line) for line in process.stdout)
             port = next((int(match[1]) for match in found if match), None)
             assert port is not None, (folder / "cluster.log").read_text()[-3000:]
-            yield HdfsCluster(port)
+            yield HdfsCluster(port, client)
         finally:
             process.kill()
 

@@ -33,6 +33,7 @@ from jobs.cli import main
 from jobs.demo import list_steps
 from tests.java import START_LINES
 from tests.machine import IS_EXHAUSTIVE
+from tests.real_data import require_data
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
 from training.models.registry import build_model
@@ -317,12 +318,12 @@ def test_a_chain_that_is_killed_anywhere_gives_what_an_undisturbed_one_does(tmp_
 
 
 @pytest.mark.slow
-def test_every_rating_is_joined_and_popularity_is_the_published_one(spark, data_dir, tmp_path):
+def test_every_rating_is_joined_and_popularity_is_the_published_one(spark, tmp_path):
     config = load_config(
         BuildConfig,
         "etl",
         "ml_1m",
-        [f"data_dir={data_dir / 'ml-1m'}", f"output.root={tmp_path}"],
+        [f"data_dir={require_data('ml-1m')}", f"output.root={tmp_path}"],
     )
     built = build_dataset(spark, config)
     counts = built.manifest.counts

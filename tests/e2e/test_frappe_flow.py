@@ -13,7 +13,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +25,24 @@ from conf.load import load_config
 from conf.run import read_json, resolve_run
 from etl.build import build_dataset
 from jobs.cli import main
+from tests.e2e.preset_samples import draw_libfm
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "serving.md"
 TRAIN = {
-    "fit.epochs": 1, "input.batch_size": 256, "devices.strategy": "mirrored",
+    "fit.epochs": 3, "input.batch_size": 256, "devices.strategy": "mirrored",
     "devices.cpu_replicas": 2,
 }  # fmt: skip
 
 
-def write_logs(source: Path, target: Path) -> None:
-    """The first lines of each file, those of train as two logs."""
-    target.mkdir()
-    with (source / "frappe.train.rebuilt.libfm").open() as lines:
-        for day in ("1", "2"):
-            (target / f"frappe.train.{day}.libfm").write_text("".join(islice(lines, 4000)))
-    for split, rows in (("validation", 1000), ("test", 700)):
-        with (source / f"frappe.{split}.libfm").open() as lines:
-            (target / f"frappe.{split}.libfm").write_text("".join(islice(lines, rows)))
+def write_logs(folder: Path) -> None:
+    """A made log in the form of the split: train as two logs, which the build merges."""
+    rows = {"train.1": 4000, "train.2": 4000, "validation": 1000, "test": 700}
+    folder.mkdir()
+    for seed, (name, count) in enumerate(rows.items(), 1):
+        lines = draw_libfm(count, fields=10, size=5382, negative="-1", seed=seed)
+        (folder / f"frappe.{name}.libfm").write_text("\n".join(lines) + "\n")
 
 
 @contextmanager
@@ -101,8 +99,8 @@ def list_numbers(value: Any, path: str = "") -> dict[str, float]:
     return {path: float(value)} if isinstance(value, int | float) else {}
 
 
-def test_libfm_logs_become_the_probability_of_a_row(spark, data_dir, tmp_path) -> None:
-    write_logs(data_dir / "frappe/nfm", tmp_path / "logs")
+def test_libfm_logs_become_the_probability_of_a_row(spark, tmp_path) -> None:
+    write_logs(tmp_path / "logs")
     settings = [f"data_dir={tmp_path / 'logs'}", f"output.root={tmp_path / 'datasets'}"]
     built = build_dataset(spark, load_config(BuildConfig, "etl", "frappe", settings))
     assert dict(built.manifest.counts.kept) == {"train": 8000, "validation": 1000, "test": 700}

@@ -1,4 +1,4 @@
-"""Presets and the guide's configs on small inputs, and on real data where the machine has it."""
+"""Rows that presets and the guide's configs make of small inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import yaml
 from conf.etl.build import BuildConfig
 from conf.etl.encodings import FeatureConfig
 from conf.load import load_config
-from etl.build import BuildResult, build_dataset
+from etl.build import build_dataset
 from etl.feature_plan import plan_features
 from etl.sample_data.clicks import plan_clicks, write_clicks
 from tests.etl.built_versions import read_sparse, read_split
@@ -100,57 +100,6 @@ def test_a_log_without_times_becomes_a_row_for_each_piece_of_a_sequence(spark, t
 def split_click(click: str) -> tuple[int, int]:
     video, _, column = click.partition("_")
     return int(video), int(column or 0)
-
-
-ROWS = {
-    "criteo": ("criteo-10k", {"train": 10_000}, 2_182 / 10_000),
-    "diginetica": ("diginetica-coder", {"train": 77_929, "test": 51_953}, 1 / 5),
-    "ml_1m": (
-        "ml-1m",
-        {"train": 993_657, "validation": 512, "test": 6_040},
-        575_281 / 1_000_209,
-    ),
-    "a9a": ("a9a", {"train": 32_561}, 7_841 / 32_561),
-    "ipinyou": ("ipinyou-deepctr", {"train": 26_773, "test": 21_150}, 255 / 26_773),
-    "ml_1m_ratings": ("ml-1m", {"train": 1_000_209}, 3.58),
-    "ml_1m_sasrec": (
-        "ml-1m-sasrec",
-        {"train": 8_636, "validation": 6_040, "test": 6_040},
-        None,
-    ),
-    "frappe": ("frappe/nfm", {"train": 202_027, "validation": 57_722, "test": 28_860}, 1 / 3),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(ROWS))
-def test_preset_accounts_for_every_row(spark, data_dir, tmp_path, name):
-    folder, rows, label_rate = ROWS[name]
-    overrides = [f"data_dir={data_dir / folder}", f"output.root={tmp_path}"]
-    result = build_dataset(spark, load_config(BuildConfig, "etl", name, overrides))
-    manifest, counts = result.manifest, result.manifest.counts
-    assert not any(counts.quarantined.values())
-    inside = counts.dropped.get("inside_sequence", 0)
-    assert sum(counts.dropped.values()) == inside
-    assert counts.joined == sum(rows.values()) + inside
-    events = sum(counts.kept[s] for s in ("train", "validation", "test"))
-    assert events == counts.joined - inside + sum(counts.drawn.values())
-    assert manifest.label_rate.get("train") == pytest.approx(label_rate, abs=0.02)
-    if name == "frappe":
-        assert_holds_the_lines(result, data_dir / folder / "frappe.test.libfm")
-
-
-def assert_holds_the_lines(result: BuildResult, path: Path) -> None:
-    """TensorFlow reads of the test split what the libfm file says, index by index."""
-    found = Counter(read_sparse(result, "test", label="used"))
-    expected: Counter[tuple[float, tuple[tuple[int, float], ...]]] = Counter()
-    for line in path.read_text().splitlines():
-        label, *pairs = line.split()
-        entries = (pair.split(":") for pair in pairs)
-        # Ids 0 and 1 are padding and unknown: an index of the file stands two places later.
-        row = tuple(sorted((int(index) + 2, float(value)) for index, value in entries))
-        expected[(float(label == "1"), row)] += 1
-    assert found == expected
 
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "features.md"

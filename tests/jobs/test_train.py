@@ -36,18 +36,6 @@ SMALL = [
 ]
 
 
-SEQUENCES = ("ml_1m_sasrec", "ml_1m_sequences")
-REAL_DATA = {
-    # Folder, and the bound of a metric of the validation split after two epochs.
-    "a9a": ("a9a", "auc", 0.88),
-    "criteo": ("criteo-10k", "auc", 0.65),
-    "frappe": ("frappe/nfm", "auc", 0.93),
-    "ipinyou": ("ipinyou-deepctr", "auc", 0.5),
-    "ml_100k_pairs": ("ml-100k", "recall@20", 0.02),
-    "ml_1m_ratings": ("ml-1m", "rmse", 0.95),
-}
-
-
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.training.tiny_dataset import write_tiny_dataset
@@ -55,48 +43,13 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_dataset(tmp_path_factory.mktemp("datasets")).parent.parent
 
 
-COLUMNS = [f"{data}_columns{model}" for data in ("clicks", "diginetica") for model in ("", "_dssm")]
-MOVIES = ["ml_1m_dssm", "ml_1m_mf", "ml_1m_ncf_mf"]
-
-
-@pytest.mark.parametrize(
-    "name", ["demo", "clicks", "diginetica", *MOVIES, *SEQUENCES, *COLUMNS, *REAL_DATA]
-)
+@pytest.mark.parametrize("name", preset_names("training"))
 def test_presets_are_valid(name: str) -> None:
-    assert name in preset_names("training")
     config = load_config(TrainConfig, "training", name)
     assert config.name == name
     stopping = config.fit.early_stopping
     if stopping is not None and "@" in stopping.metric:
         assert int(stopping.metric.partition("@")[2]) in config.evaluation.ks
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", sorted(REAL_DATA))
-def test_preset_builds_trains_and_evaluates_real_data(
-    data_dir: Path, tmp_path: Path, name: str
-) -> None:
-    folder, metric, bound = REAL_DATA[name]
-    commands = [
-        ["build", name, "--data", str(data_dir / folder), "--set", f"output.root={tmp_path}/ds"],
-        ["train", name, "--no-report", "--set", f"root={tmp_path}/runs", "--set", "fit.epochs=2"],
-        ["evaluate", "--run", f"{tmp_path}/runs/{name}"],
-    ]
-    commands[1] += ["--dataset", f"{tmp_path}/ds/{name}"]
-    for command in commands:
-        done = subprocess.run(
-            [sys.executable, "-m", "jobs.cli", *command], capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-    run = next((tmp_path / "runs" / name / "runs").iterdir())
-    found = read_json(run / "metrics.json")
-    if "tasks" in found:
-        [values] = found["tasks"].values()
-    else:
-        [values] = [
-            p["systems"]["model"] for p in found["protocols"] if p["name"] == found["headline"]
-        ]
-    assert values[metric] < bound if metric == "rmse" else values[metric] > bound
 
 
 def test_imported_records_are_inspected_trained_and_reported(tmp_path: Path, capsys) -> None:

@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 
 from etl.sources.bad_rows import count_rows
 from tests.etl.sources.inputs import declare, read
+from tests.real_data import require_data
 
 pytestmark = pytest.mark.slow
 
@@ -36,11 +37,13 @@ CRITEO = [
         ("criteo-10k/train_examples.txt", 10_000, CRITEO, {}),
     ],
 )
-def test_every_row_is_read(spark, data_dir, path, rows, columns, options):
-    source = read(spark, data_dir, declare(*columns, path=path, **options))
+def test_every_row_is_read(spark, path, rows, columns, options):
+    name, _, file = path.rpartition("/")
+    folder = require_data(name)
+    source = read(spark, folder, declare(*columns, path=file, **options))
     counts = count_rows(source)
     assert (counts.read, counts.bad) == (rows, {})
-    lines = (data_dir / path).read_text().splitlines()
+    lines = (folder / file).read_text().splitlines()
     if options:
         sizes = source.good.groupBy(F.size("indices").alias("n")).count().collect()
         assert {row["n"]: row["count"] for row in sizes} == Counter(

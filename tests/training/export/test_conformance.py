@@ -6,9 +6,6 @@ process of the SavedModel the raw rows.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,12 +37,18 @@ from conf.training.train import TrainConfig
 from etl.encoders.pipeline import read_pipeline
 from etl.encoders.target import build_statistic_table, write_statistic_table
 from etl.encoders.vocabulary import write_vocabulary
+from tests.training.every_model import (
+    RANKING_MODELS,
+    RETRIEVAL_MODELS,
+    ask_bare_process,
+    assert_scores_alike,
+    predict_test_split,
+)
 from tests.training.tiny_dataset import write_shard, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel
 from training.embedding.dynamic_table import DynamicTable
 from training.export.saved_model import write_export
 from training.input.batches import build_eval_dataset
-from training.models.ranking import RankingModel
 from training.models.registry import build_model
 
 ITEMS, USERS, ROWS, MAX_LEN = 12, 9, 40, 6
@@ -188,7 +191,6 @@ def encode_rows(directory: Path, plan: EncoderPlan, rows: list[dict]) -> list[di
     return read_pipeline(directory).apply(pa.RecordBatch.from_pydict(arrays)).to_pylist()
 
 
-RANKING = {"kind": "ranking", "embedding_dim": 4, "embedding_stddev": 1.0}
 KEYED = {"user_key": {"kind": "dynamic"}}
 FEATURES = [*list_operations(), "user", "item", "history"]
 STATIC = [name for name in FEATURES if name not in ("user_key", "weights")]
@@ -196,70 +198,20 @@ SIDES = {
     "user_features": ["user", "history", "user_key", "history_hot", "clicked_hash"],
     "item_features": ["item", "words", "price_scaled", "price_bucket", "item_rate"],
 }
+# A network of one's own names the features of its dataset: tests/training/loop/test_every_model.py.
 MODELS = {
-    **{name: {**RANKING, "network": name, "features": STATIC}
-       for name in ("lr", "fm", "wide_deep", "deepfm", "dcn", "din")},
-    "bst": {**RANKING, "network": "bst", "features": STATIC},
-    "mf_score": {**RANKING, "network": "mf", "features": ["user", "item"]},
-    **{name: {**RANKING, "network": name, "features": STATIC,
-              "tasks": {"a": {"label": "label"},
-                        "b": {"label": "label", "objective": "squared_error"}}}
-       for name in ("shared_bottom", "mmoe")},
-    "dynamic": {**RANKING, "network": "deepfm", "embeddings": KEYED,
+    **{name: {**model, "features": STATIC}
+       for name, model in RANKING_MODELS.items() if name not in ("own", "mf")},
+    "mf_score": {**RANKING_MODELS["mf"], "features": ["user", "item"]},
+    "dynamic": {**RANKING_MODELS["deepfm"], "embeddings": KEYED,
                 "features": [*STATIC, "user_key"]},
-    "dssm": {"name": "dssm", "embedding_dim": 4, "embeddings": KEYED, **SIDES},
-    "mf": {"name": "mf", "embedding_dim": 4},
+    **RETRIEVAL_MODELS,
+    "dssm": {**RETRIEVAL_MODELS["dssm"], "embeddings": KEYED, **SIDES},
+    "youtube_dnn": {**RETRIEVAL_MODELS["youtube_dnn"],
+                    "user_features": ["history", "history_hot", "clicked_hash"]},
+    **{name: {**RETRIEVAL_MODELS[name], "item_features": SIDES["item_features"]}
+       for name in ("sasrec", "gru", "bst_tower")},
 }  # fmt: skip
-
-# What a serving host would do: no Sluice, inputs as `export.json` describes them.
-CLIENT = """
-import json, math, sys
-import numpy as np, tensorflow as tf
-assert not any(name.split(".")[0] in ("conf", "training", "etl") for name in sys.modules)
-asked = json.load(sys.stdin)
-def feed(about, rows):
-    fed = {}
-    for item in about["inputs"]:
-        null = item["null_token"]
-        null = math.nan if null is None and item["dtype"].startswith("float") else null
-        values = [row[item["column"]] for row in rows]
-        if item["is_list"]:
-            values = [list(value or []) for value in values]
-            width = max(1, *map(len, values))
-            pad = item["pad_token"]
-            values = [value + [pad] * (width - len(value)) for value in values]
-        else:
-            values = [null if value is None else value for value in values]
-        fed[item["name"]] = tf.constant(values, item["dtype"])
-    return fed
-answers = {}
-for name, path in asked["exports"].items():
-    card = json.load(open(path + "/export.json"))
-    signatures = tf.saved_model.load(path).signatures
-    wanted = ["serving_default"] if card["kind"] == "ranking" else [
-        "user_embedding", "item_embedding"]
-    found = {}
-    for signature in wanted:
-        about = card["signatures"][signature]
-        for key, value in signatures[signature](**feed(about, asked["rows"])).items():
-            found[signature + "/" + key] = value.numpy().tolist()
-    answers[name] = found
-print(json.dumps(answers))
-"""
-
-
-def _predict(trained: TrainedModel) -> dict[str, np.ndarray]:
-    """What the trainer computes of the whole test split."""
-    where = (trained.version_dir, trained.manifest)
-    model = trained.model
-    [batch] = build_eval_dataset(*where, "test", 1000, model.inputs)
-    if isinstance(model, RankingModel):
-        found = model.predict(batch)
-        return {f"serving_default/{task}": value.numpy() for task, value in found.items()}
-    return {
-        "user_embedding/embedding": model.embed_users(batch).numpy(),
-        "item_embedding/embedding": model.embed_items(batch).numpy(),
-    }
 
 
 def _fill_tables(trained: TrainedModel) -> None:
@@ -288,20 +240,6 @@ def test_every_model_scores_a_whole_split_alike_without_sluice(
         trained = TrainedModel(tmp_path, built, config, manifest, version)
         if "embeddings" in model:
             _fill_tables(trained)
-        expected[name] = _predict(trained)
+        expected[name] = predict_test_split(trained)
         exports[name] = str(write_export(trained, ExportOptions(tmp_path / "models")))
-    done = subprocess.run(
-        [sys.executable, "-c", CLIENT],
-        input=json.dumps({"exports": exports, "rows": raw_rows}),
-        text=True, capture_output=True, check=False, cwd=tmp_path,
-        env={"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONSAFEPATH": "1", "PATH": ""},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    answers = json.loads(done.stdout)
-    for name, outputs in expected.items():
-        assert set(answers[name]) == set(outputs)
-        for output, values in outputs.items():
-            np.testing.assert_allclose(
-                np.float32(answers[name][output]), values, rtol=1e-6, atol=1e-6, err_msg=name
-            )
-            assert np.ptp(values, axis=0).max() > 1e-3
+    assert_scores_alike(expected, ask_bare_process(exports, raw_rows, tmp_path))

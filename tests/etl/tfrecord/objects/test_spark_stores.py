@@ -18,7 +18,6 @@ import pytest
 
 from conf.errors import ConfigError
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE
-from etl.tfrecord.datasource import register_tfrecord
 from etl.tfrecord.files.locations import check_settings
 from etl.tfrecord.files.object_store import Storage
 from etl.tfrecord.spark.reader import read_tfrecords
@@ -42,30 +41,13 @@ REPOSITORY = Path(__file__).parents[4]
 
 
 @pytest.fixture(scope="module", params=SCHEMES)
-def server(request: pytest.FixtureRequest, servers: Servers) -> ObjectServer:
-    """A server for this module; the product is told of it by options."""
-    return servers.get(request.param)
-
-
-@pytest.fixture(scope="module")
-def store_spark() -> Iterator[Any]:
-    """A session whose workers have the credentials in their environment, as on a cluster."""
-    from pyspark.sql import SparkSession
-
-    if SparkSession.getActiveSession() is not None:
-        pytest.skip("another session runs already, without the credentials: run this file alone")
+def server(request: pytest.FixtureRequest, servers: Servers) -> Iterator[ObjectServer]:
+    """A server for this module: options name it, the environment has the credentials."""
+    running = servers.get(request.param)
     with pytest.MonkeyPatch.context() as patch:
-        credentials = {**AWS_CREDENTIALS, **AZURE_CREDENTIALS}
-        for name, value in {**credentials, "PYSPARK_PYTHON": sys.executable}.items():
+        for name, value in {**AWS_CREDENTIALS, **AZURE_CREDENTIALS}.items():
             patch.setenv(name, value)
-        builder = SparkSession.builder.master("local[2]").config("spark.driver.memory", "2g")
-        builder = builder.config("spark.ui.enabled", "false")
-        builder = builder.config("spark.sql.shuffle.partitions", 4)
-        builder = builder.config("spark.sql.python.filterPushdown.enabled", "true")
-        session = builder.getOrCreate()
-        register_tfrecord(session)
-        yield session
-        session.stop()
+        yield running
 
 
 @pytest.fixture
@@ -84,92 +66,88 @@ def _ids(spark: Any, place: Storage, server: ObjectServer, **options: str) -> li
     return sorted(row.id for row in frame.select("id").collect())
 
 
-def test_write_append_overwrite_read(
-    store_spark: Any, place: Storage, server: ObjectServer
-) -> None:
-    writer = store_spark.range(100).selectExpr("id", "cast(id as string) as name").write
+def test_write_append_overwrite_read(spark: Any, place: Storage, server: ObjectServer) -> None:
+    writer = spark.range(100).selectExpr("id", "cast(id as string) as name").write
     writer = writer.format("tfrecord").options(**server.options)
     writer.mode("append").save(place.uri)
-    assert _ids(store_spark, place, server) == list(range(100))
+    assert _ids(spark, place, server) == list(range(100))
     writer.mode("append").option("index", "true").save(place.uri)
-    assert _ids(store_spark, place, server) == sorted([*range(100)] * 2)
-    other = store_spark.range(7).selectExpr("id", "cast(id as string) as name").write
+    assert _ids(spark, place, server) == sorted([*range(100)] * 2)
+    other = spark.range(7).selectExpr("id", "cast(id as string) as name").write
     storage = json.dumps(server.settings)
     other.format("sluice").option("storage", storage).mode("overwrite").save(place.uri)
-    assert _ids(store_spark, place, server) == list(range(7))
+    assert _ids(spark, place, server) == list(range(7))
     assert leftovers(place) == []
     assert place.find("_SUCCESS") is not None
 
 
-def test_partitions_and_dynamic_overwrite(
-    store_spark: Any, place: Storage, server: ObjectServer
-) -> None:
+def test_partitions_and_dynamic_overwrite(spark: Any, place: Storage, server: ObjectServer) -> None:
     storage = server.settings
-    frame = store_spark.range(90).selectExpr("id", "id % 3 as part", "id * 0.5f as score")
+    frame = spark.range(90).selectExpr("id", "id % 3 as part", "id * 0.5f as score")
     write_tfrecords(frame, place.uri, partition_by="part", index=True, storage=storage)
-    again = store_spark.range(1).selectExpr("1000 as id", "1L as part", "0f as score")
+    again = spark.range(1).selectExpr("1000 as id", "1L as part", "0f as score")
     committed = write_tfrecords(
         again, place.uri, mode="overwrite", partition_by="part", replace_partitions=True,
         storage=storage, index=True,
     )  # fmt: skip
     assert sum(shard.rows for shard in committed.shards) == 61
-    rows = read_tfrecords(store_spark, place.uri, storage=json.dumps(storage)).collect()
+    rows = read_tfrecords(spark, place.uri, storage=json.dumps(storage)).collect()
     expected = {(k, k % 3) for k in range(90) if k % 3 != 1} | {(1000, 1)}
     assert {(row.id, row.part) for row in rows} == expected
     assert len(rows) == len(expected)
     chosen = read_tfrecords(
-        store_spark, place.uri, where={"part": [1]}, columns=["id"], storage=json.dumps(storage)
+        spark, place.uri, where={"part": [1]}, columns=["id"], storage=json.dumps(storage)
     )
     assert [row.id for row in chosen.collect()] == [1000]
-    below = read_tfrecords(store_spark, f"{place.uri}/part=1", storage=json.dumps(storage))
+    below = read_tfrecords(spark, f"{place.uri}/part=1", storage=json.dumps(storage))
     assert [row.id for row in below.collect()] == [1000]
     assert leftovers(place) == []
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
 def test_large_objects_and_no_manifest(
-    store_spark: Any, place: Storage, server: ObjectServer, compression: str
+    spark: Any, place: Storage, server: ObjectServer, compression: str
 ) -> None:
-    frame = store_spark.range(0, 60_000, 1, 2).selectExpr("id", "repeat(uuid(), 10) as text")
+    frame = spark.range(0, 60_000, 1, 2).selectExpr("id", "repeat(uuid(), 10) as text")
     write_tfrecords(frame, place.uri, compression=compression, storage=server.settings)
-    assert _ids(store_spark, place, server, splitBytes="1000000") == list(range(60_000))
+    assert _ids(spark, place, server, splitBytes="1000000") == list(range(60_000))
     place.delete(COMMIT_FILE)
-    assert _ids(store_spark, place, server) == list(range(60_000))
+    assert _ids(spark, place, server) == list(range(60_000))
     [key, *_] = [k for k in place.list_objects() if k.startswith("part-")]
-    one = _reader(store_spark, server)
+    one = _reader(spark, server)
     assert one.load(f"{place.uri}/{key}").count() == 30_000
 
 
-def test_modes_and_refusals(store_spark: Any, place: Storage, server: ObjectServer) -> None:
-    storage, frame = server.settings, store_spark.range(5)
+def test_modes_and_refusals(spark: Any, place: Storage, server: ObjectServer) -> None:
+    storage, frame = server.settings, spark.range(5)
     write_tfrecords(frame, place.uri, storage=storage)
     with pytest.raises(ConfigError, match="holds data already"):
         write_tfrecords(frame, place.uri, storage=storage)
-    write_tfrecords(store_spark.range(9), place.uri, mode="ignore", storage=storage)
-    assert _ids(store_spark, place, server) == list(range(5))
+    write_tfrecords(spark.range(9), place.uri, mode="ignore", storage=storage)
+    assert _ids(spark, place, server) == list(range(5))
     with pytest.raises(ConfigError, match="deterministicNames"):
         write_tfrecords(
             frame, place.uri, mode="overwrite", deterministic_names=True, storage=storage
         )
-    bad = store_spark.range(3).selectExpr("id", "cast(1e300 as double) / (id - 1) as x")
+    bad = spark.range(3).selectExpr("id", "cast(1e300 as double) / (id - 1) as x")
     with pytest.raises(Exception, match="x"):
         write_tfrecords(bad, place.uri, mode="overwrite", storage=storage)
-    assert _ids(store_spark, place, server) == list(range(5))
+    assert _ids(spark, place, server) == list(range(5))
     assert leftovers(place) == []
 
 
 def test_credentials_show_nowhere(
-    store_spark: Any, place: Storage, server: ObjectServer, caplog: pytest.LogCaptureFixture
+    spark: Any, place: Storage, server: ObjectServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     storage = server.settings
     # Py4J's own log of what is sent to the JVM repeats every option: why none may be a secret.
     logging.getLogger("py4j").setLevel(logging.WARNING)
     with caplog.at_level(logging.DEBUG):
-        write_tfrecords(store_spark.range(5), place.uri, storage=storage, index=True)
+        write_tfrecords(spark.range(5), place.uri, storage=storage, index=True)
         with pytest.raises(Exception) as missing:
-            _reader(store_spark, server).load(f"{server.scheme}://{BUCKET}/nothing/here")
+            _reader(spark, server).load(f"{server.scheme}://{BUCKET}/nothing/here")
         with pytest.raises(Exception) as refused:
-            store_spark.range(1).write.format("sluice").option("fs.secret_key", SECRET).mode(
+            spark.range(1).write.format("sluice").option("fs.secret_key", SECRET).mode(
                 "append"
             ).save(place.uri)
     texts = [str(missing.value), str(refused.value), caplog.text]
@@ -188,11 +166,9 @@ def _run_driver(place: Storage, server: ObjectServer) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("moment", ["_temporary-", "part-"])
-def test_a_killed_driver(
-    store_spark: Any, place: Storage, server: ObjectServer, moment: str
-) -> None:
+def test_a_killed_driver(spark: Any, place: Storage, server: ObjectServer, moment: str) -> None:
     storage = server.settings
-    frame = store_spark.range(50).selectExpr("id", "id % 3 as part")
+    frame = spark.range(50).selectExpr("id", "id % 3 as part")
     write_tfrecords(frame, place.uri, storage=storage)
     before = place.list_objects().keys()
     driver = _run_driver(place, server)
@@ -209,9 +185,9 @@ def test_a_killed_driver(
         driver.wait()
         assert driver.stdout is not None
         driver.stdout.close()
-    seen = _ids(store_spark, place, server)
+    seen = _ids(spark, place, server)
     assert seen in (list(range(50)), list(range(1000, 2000)))
-    more = store_spark.range(5000, 5001).selectExpr("id", "id % 3 as part")
+    more = spark.range(5000, 5001).selectExpr("id", "id % 3 as part")
     write_tfrecords(more, place.uri, mode="append", storage=storage)
-    assert _ids(store_spark, place, server) == [*seen, 5000]
+    assert _ids(spark, place, server) == [*seen, 5000]
     assert leftovers(place) == []

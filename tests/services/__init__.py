@@ -1,0 +1,1 @@
+"""Servers and peers that `make test-all` tests against, each installed in a folder of its own."""

@@ -1,0 +1,157 @@
+"""Every model and network: a run that is broken off goes on as if it were not, and is exported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from conf.export import ExportOptions
+from conf.manifest import Manifest
+from conf.training.train import TrainConfig
+from tests.training.every_model import (
+    RANKING_MODELS,
+    RETRIEVAL_MODELS,
+    ask_bare_process,
+    assert_scores_alike,
+    list_retrieval_names,
+    predict_test_split,
+)
+from training.checkpoint.restore import TrainedModel, load_run
+from training.export.saved_model import write_export
+from training.fit import fit_run
+from training.input.batches import build_eval_dataset
+from training.monitoring.progress import NoProgress
+from training.monitoring.run_logs import read_steps
+from training.networks.registry import NETWORKS
+
+PAIR = {"features": ["user_id", "movie_id"]}
+MODELS = {**RANKING_MODELS, **RETRIEVAL_MODELS, "mf_score": {**RANKING_MODELS["mf"], **PAIR}}
+BROKEN_AFTER = 17  # of 24 steps; saved at step 14
+# Shuffling, draws of negatives and a rate that depends on the step.
+RUN = {
+    "input": {"batch_size": 64, "shuffle_buffer": 300},
+    "optimizer": {"learning_rate": 0.02, "schedule": "cosine"},
+    "evaluation": {"sampled_negatives": 10},
+    "fit": {
+        "epochs": 2,
+        "early_stopping": None,
+        "steps_per_loop": 5,
+        "checkpoint": {"every_steps": 7},
+    },
+}
+
+
+def test_no_model_and_no_network_is_left_out() -> None:
+    assert sorted(NETWORKS) == sorted(set(RANKING_MODELS) - {"own"})
+    assert list_retrieval_names() == sorted(str(m["name"]) for m in RETRIEVAL_MODELS.values())
+
+
+class BrokenOffError(Exception):
+    """Stands for the process being killed between two calls."""
+
+
+class BreaksOff(NoProgress):
+    """Ends the run after a number of steps."""
+
+    def step(self, status: Any) -> None:
+        if (status.epoch - 1) * status.steps + status.step >= BROKEN_AFTER:
+            raise BrokenOffError
+
+
+@dataclass(frozen=True)
+class Twins:
+    """Runs of one config."""
+
+    quiet: Path
+    resumed: Path
+
+
+class Runs:
+    """Runs of each model, made at their first use."""
+
+    def __init__(self, version: Path, folder: Path) -> None:
+        self._version, self._folder = version, folder
+        self._made: dict[str, Twins] = {}
+
+    def get(self, name: str) -> Twins:
+        if name not in self._made:
+            quiet = fit_run(self._configure(name, "quiet"), NoProgress())
+            broken = self._configure(name, "broken")
+            with pytest.raises(BrokenOffError):
+                fit_run(broken, BreaksOff())
+            self._made[name] = Twins(quiet, fit_run(broken, NoProgress(), resume=True))
+        return self._made[name]
+
+    def _configure(self, name: str, root: str) -> TrainConfig:
+        model = MODELS[name]
+        return TrainConfig.model_validate(
+            {
+                **RUN,
+                "dataset": str(self._version.parent.parent),
+                "name": name,
+                "root": str(self._folder / root),
+                "model": model,
+            }
+        )
+
+
+@pytest.fixture(scope="module")
+def runs(tiny_version: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tiny_version, tmp_path_factory.mktemp("runs"))
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_a_run_that_was_broken_off_has_the_losses_of_one_that_was_not(
+    runs: Runs, name: str
+) -> None:
+    twins = runs.get(name)
+    losses = [[(r.step, r.epoch, r.loss) for r in read_steps(run)] for run in vars(twins).values()]
+    assert losses[0] == losses[1]
+    assert losses[0][-1][:2] == (24, 2)
+    weights = [_read_weights(load_run(run)) for run in vars(twins).values()]
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def _read_weights(trained: TrainedModel) -> list[np.ndarray]:
+    return [variable.numpy() for variable in trained.model.trainable_variables]
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_what_was_resumed_scores_alike_in_a_process_without_sluice(
+    runs: Runs, tiny_manifest: Manifest, tiny_version: Path, tmp_path: Path
+) -> None:
+    rows = read_raw_rows(tiny_version, tiny_manifest)
+    exports, expected = {}, {}
+    for name in MODELS:
+        trained = load_run(runs.get(name).resumed)
+        expected[name] = predict_test_split(trained)
+        exports[name] = str(write_export(trained, ExportOptions(tmp_path / "models")))
+    assert_scores_alike(expected, ask_bare_process(exports, rows, tmp_path))
+
+
+def read_raw_rows(version: Path, manifest: Manifest) -> list[dict[str, Any]]:
+    """Rows of the test split with tokens in the place of ids."""
+    specs = [spec for spec in manifest.schema.features if spec.role in ("user", "item")]
+    names = tuple(spec.name for spec in specs)
+    [batch] = build_eval_dataset(version, manifest, "test", 1000, names)
+    columns = {}
+    for spec in specs:
+        table = pq.read_table(version / "encoders" / f"{spec.encoding}.parquet").to_pydict()
+        tokens = dict(zip(table["id"], table["token"], strict=True))
+        # An unknown id is read as a token that no vocabulary has.
+        unknown: Any = -1 if isinstance(table["token"][0], int) else "?"
+        values = batch[spec.name].numpy().tolist()
+        columns[spec.name] = [
+            [tokens.get(i, unknown) for i in v if i] if spec.is_list else tokens.get(v, unknown)
+            for v in values
+        ]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

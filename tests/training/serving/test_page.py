@@ -1,0 +1,194 @@
+"""The server's page in a real browser: what a person types, and what is shown."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from conf.export import ExportOptions, IndexOptions
+from conf.paths import read_manifest
+from conf.training.train import TrainConfig
+from tests.browser import Browser, run_browser, wait_for
+from tests.training.every_model import RANKING_MODELS, RETRIEVAL_MODELS
+from training.checkpoint.restore import TrainedModel
+from training.export.saved_model import write_export
+from training.models.registry import build_model
+from training.serving.app import Server, ServerConfig, ServerLimits, build_app
+from training.serving.recommend import RecommendConfig
+
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
+
+ATTACK = '<img src=x onerror="window.owned = 1"><b>bold</b>'
+MODELS = {"towers": RETRIEVAL_MODELS["dssm"], "scores": RANKING_MODELS["deepfm"]}
+USER, SECONDS = "1003", 5.0
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with run_browser(tmp_path_factory.mktemp("browser")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def exports(tiny_version: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder with both models, and one with each alone."""
+    manifest, folder = read_manifest(tiny_version), tmp_path_factory.mktemp("models")
+    for name, model in MODELS.items():
+        config = TrainConfig.model_validate({"dataset": "d", "name": name, "model": model})
+        built = build_model(config.model, manifest, 3)
+        run = TrainedModel(folder / "run", built, config, manifest, tiny_version)
+        index = IndexOptions() if name == "towers" else None
+        for place in ("both", name):
+            write_export(run, ExportOptions(folder / place, k=5, index=index))
+    titles = [f"Film {n}" for n in range(40)]
+    quoted = ATTACK.replace('"', '""')
+    lines = [f'{100 + n},"{quoted if n % 2 else titles[n]}"\n' for n in range(40)]
+    (folder / "items.csv").write_text("movie,title\n" + "".join(lines))
+    return {name: folder / name for name in ("both", *MODELS)}
+
+
+@contextmanager
+def serve(models: Path, items: Path | None = None) -> Iterator[str]:
+    """A server of this process; yields its URL."""
+    config = ServerConfig(
+        models, 60.0, ServerLimits(seconds=SECONDS), RecommendConfig(items_file=items)
+    )
+    app = build_app(Server(config))
+    running = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    thread = threading.Thread(target=running.run)
+    thread.start()
+    try:
+        wait_for(lambda: running.started)
+        yield f"http://127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        running.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def url(exports: dict[str, Path]) -> Iterator[str]:
+    """Of a server with a retrieval model, a ranking model and titles."""
+    with serve(exports["both"], exports["both"].with_name("items.csv")) as running:
+        yield running
+
+
+def ask(browser: Browser, url: str, user: str, k: int = 10) -> str:
+    """Types a user, presses the button and returns the status that comes."""
+    browser.open(url)
+    before = browser.read("#status")
+    assert browser.run("return document.querySelector('main').hidden") is True
+    browser.type("#user", user)
+    browser.type("#k", str(k))
+    browser.click("button")
+    (status,) = wait_for(lambda: (found := browser.read("#status")) != before and found)
+    return str(status)
+
+
+def recommend(url: str, query: str) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{url}/v1/recommend?{query}", timeout=60) as answer:
+        return dict(json.load(answer))
+
+
+def list_complaints(browser: Browser) -> list[str]:
+    """Errors of the page's scripts; the server has no icon."""
+    return [line for line in browser.list_errors() if "favicon" not in line]
+
+
+def test_a_user_gets_a_list_with_scores_and_a_history(browser: Browser, url: str) -> None:
+    status = ask(browser, url, USER, k=6)
+    expected = recommend(url, f"user={USER}&k=6")
+    assert status.startswith("6 items by ")
+    assert "towers, version 1" in status
+    assert "do not know" not in status
+    assert browser.run("return document.querySelector('main').hidden") is False
+    assert len(browser.read("#items th")) == 4  # place, item, both models' scores
+    items = expected["items"]
+    places = [f"{place + 1}" for place in range(6)]
+    assert browser.read("#items tr td:first-child") == places
+    names = [f"{item['title']} {item['item']}" for item in items]
+    assert browser.read("#items tr td:nth-child(2)") == names
+    scores = [[f"{value:.4f}" for name, value in item.items() if "score" in name] for item in items]
+    shown = browser.read("#items td:nth-child(n+3)")
+    assert shown == [score for row in scores for score in row]
+    history = [f"{row['title']} {row['item']}" for row in expected["history"]]
+    assert len(history) > 1
+    assert browser.read("#history li") == history
+    assert list_complaints(browser) == []
+
+
+def test_a_title_that_is_markup_stays_text(browser: Browser, url: str) -> None:
+    ask(browser, url, USER, k=20)
+    assert any(ATTACK in text for text in browser.read("#items td"))
+    assert any(ATTACK in text for text in browser.read("#history li"))
+    assert browser.run("return document.querySelectorAll('main img, main b').length") == 0
+    assert browser.run("return window.owned === undefined") is True
+
+
+def test_items_met_before_come_where_they_are_asked_for(browser: Browser, url: str) -> None:
+    met = {row["item"] for row in recommend(url, f"user={USER}")["history"]}
+    ask(browser, url, USER, k=40)
+    read = "return [...document.querySelectorAll('#items small')].map(e => Number(e.innerText))"
+    assert met.isdisjoint(browser.run(read))
+    browser.click("#seen")
+    browser.click("button")
+    wait_for(lambda: not met.isdisjoint(browser.run(read)))
+
+
+def test_an_unknown_user_gets_a_list_and_is_told_so(browser: Browser, url: str) -> None:
+    status = ask(browser, url, "nobody <b>", k=3)
+    assert status.startswith("3 items by ")
+    assert "the models do not know this user" in status
+    assert browser.read("#history li") == ["nothing is known"]
+    assert len(browser.read("#items td:first-child")) == 3
+
+
+def test_a_link_names_the_user(browser: Browser, url: str) -> None:
+    browser.open(f"{url}/?user={USER}")
+    wait_for(lambda: "items by" in browser.read("#status")[0])
+    assert browser.run("return document.getElementById('user').value") == USER
+
+
+def test_without_a_ranking_model_the_scores_are_those_of_the_retrieval(
+    browser: Browser, exports: dict[str, Path]
+) -> None:
+    with serve(exports["towers"]) as url:
+        status = ask(browser, url, USER, k=4)
+        expected = recommend(url, f"user={USER}&k=4")["items"]
+        assert status.startswith("4 items by towers, version 1 ")
+        assert [text.lower() for text in browser.read("#items th")] == [
+            "#", "item", "retrieval score",
+        ]  # fmt: skip
+        # Without a table of items, an item is its key.
+        assert browser.read("#items td:nth-child(2)") == [str(row["item"]) for row in expected]
+        assert list_complaints(browser) == []
+
+
+def test_what_the_server_refuses_and_its_silence_are_shown(
+    browser: Browser, exports: dict[str, Path]
+) -> None:
+    with serve(exports["both"]) as url:
+        # The field's own bound is not the only one.
+        browser.open(url)
+        browser.run("document.getElementById('k').removeAttribute('max')")
+        browser.type("#user", USER)
+        browser.type("#k", "5000")
+        browser.click("button")
+        wait_for(lambda: browser.run("return document.getElementById('status').className"))
+        (said,) = browser.read("#status")
+        assert "1000" in said
+        assert browser.run("return document.querySelector('main').hidden") is True
+        browser.type("#k", "5")
+        browser.click("button")  # An error does not stay.
+        wait_for(lambda: "5 items by" in browser.read("#status")[0])
+        assert browser.run("return document.getElementById('status').className") == ""
+    browser.click("button")
+    wait_for(lambda: browser.read("#status") == ["the server does not answer"])
+    assert browser.run("return document.querySelector('main').hidden") is True
