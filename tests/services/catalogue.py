@@ -14,8 +14,6 @@ from tests.services import recipes
 _SPARK = version("pyspark")
 # Of Spark's own release where the registry has it; else the last that works with it.
 _AVRO = tuple(f"org.apache.spark:spark-avro_2.13:{spark}" for spark in (_SPARK, "4.1.1"))
-_DELTA = ("io.delta:delta-spark_2.13:4.3.0", "io.delta:delta-storage:4.3.0")
-_ICEBERG = ("org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",)
 _GCS = "github.com/fsouza/fake-gcs-server@v1.56.1"
 # The last that runs on Node.js 20.
 _AZURITE = "azurite@3.35.0"
@@ -81,6 +79,10 @@ SERVICES = (
     ),
     _jars("connector", "SLUICE_CONNECTOR_JAR", (CONNECTOR_PACKAGE,)),
     _jars("avro", "SLUICE_AVRO_JAR", *((jar,) for jar in _AVRO)),
-    _jars("delta", "SLUICE_DELTA_JARS", _DELTA),
-    _jars("iceberg", "SLUICE_ICEBERG_JARS", _ICEBERG),
+    Service(
+        "lakes",
+        ("SLUICE_DELTA_JARS", "SLUICE_ICEBERG_JARS", "SLUICE_LAKE_SPARK"),
+        (recipes.LAKE_SPARK, *recipes.DELTA_JARS, *recipes.ICEBERG_JARS),
+        recipes.install_lakes,
+    ),
 )

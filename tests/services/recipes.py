@@ -27,6 +27,10 @@ HADOOP_JARS = (
     "org.apache.commons:commons-lang3:3.18.0",
 )
 LIBHDFS = "0.3.1"
+# Of one Spark, which is older than ours: table formats follow its releases by months.
+LAKE_SPARK = "4.1.1"
+DELTA_JARS = ("io.delta:delta-spark_2.13:4.3.0", "io.delta:delta-storage:4.3.0")
+ICEBERG_JARS = ("org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",)
 POSTGRES_DRIVER = "42.7.7"
 _PATIENCE_S = 3600.0
 _SAID_LINES = 3
@@ -130,6 +134,19 @@ def install_jars(choices: Iterable[Iterable[str]], variable: str, folder: Path) 
         except UnavailableError as error:
             faults.append(str(error))
     raise UnavailableError(faults[0])
+
+
+def install_lakes(folder: Path) -> dict[str, str]:
+    """Delta Lake and Iceberg, and the Spark that both are made for, as a folder of packages."""
+    spark = folder / "spark"
+    options = ("-q", "--no-deps", "--target", spark)
+    call(sys.executable, "-m", "pip", "install", *options, f"pyspark=={LAKE_SPARK}", cwd=folder)
+    found = {"SLUICE_LAKE_SPARK": str(spark)}
+    for name, jars in (("DELTA", DELTA_JARS), ("ICEBERG", ICEBERG_JARS)):
+        place = folder / name.lower()
+        place.mkdir()
+        found |= install_jars([jars], f"SLUICE_{name}_JARS", place)
+    return found
 
 
 def find_java_home() -> Path:
