@@ -28,6 +28,7 @@ from training.models.ranking import RankingModel, find_base_scores, plan_tasks
 from training.models.registry import build_model
 from training.monitoring.progress import NoProgress
 from training.networks.network import TrainingPass
+from training.networks.registry import NETWORKS
 from training.objectives.objective import TaskLosses, Weighted, build_objective
 
 SMALL = {"hidden_units": [4]}
@@ -71,7 +72,7 @@ def score(model: RankingModel, batch: Batch) -> np.ndarray:
     return np.stack(list(model.compute_logits(batch).values()))
 
 
-@pytest.mark.parametrize("network", CONFIGS)
+@pytest.mark.parametrize("network", NETWORKS)
 def test_what_padding_reads_changes_nothing(
     network: str, tiny_manifest: Manifest, batch: Batch
 ) -> None:
@@ -85,7 +86,7 @@ def test_what_padding_reads_changes_nothing(
     np.testing.assert_allclose(score(model, {**batch, **wide}), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("network", CONFIGS)
+@pytest.mark.parametrize("network", NETWORKS)
 def test_saves_and_loads(
     network: str, tiny_manifest: Manifest, batch: Batch, tmp_path: Path
 ) -> None:
@@ -140,7 +141,7 @@ def test_factorization_reads_user_and_item_alone_and_starts_at_the_mean(
     assert find_base_scores(binary, tiny_manifest) == {"label": 0.0}
 
 
-@pytest.mark.parametrize("network", CONFIGS)
+@pytest.mark.parametrize("network", NETWORKS)
 def test_built_in_networks_start_at_the_rate_of_the_label(
     network: str, tiny_manifest: Manifest, batch: Batch
 ) -> None:
