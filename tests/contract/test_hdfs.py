@@ -165,12 +165,12 @@ def test_signals_stay_with_the_process(cluster: HdfsCluster) -> None:
         "import os, signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: print('saved', flush=True))\n"
         "from etl.tfrecord.files.locations import parse_storage\n"
-        "print(len(parse_storage(sys.argv[1]).list_objects(is_recursive=False)), flush=True)\n"
+        "print(len(parse_storage(sys.argv[1]).list_objects()), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
         "time.sleep(1)\n"
         "print('goes on')\n"
     )
-    done = cluster.run("-c", code, f"{cluster.uri}/datasets")
+    done = cluster.run("-c", code, f"{cluster.uri}/nothing")
     assert done.stdout.split("\n")[-4:-1] == ["0", "saved", "goes on"]
 
 
