@@ -111,6 +111,7 @@ MANIFEST_FILE = "manifest.json"
 MANIFEST_FORMAT_VERSION = 1
 _LATER_KEYS = (
     (None, "spark"),
+    (None, "train_counts"),
     ("counts", "lost_conversions"),
     ("keys", "event_number"),
 )
@@ -202,6 +203,8 @@ class Manifest:
         label_rates: By label and split, of further binary labels.
         spark: `application`, Spark's id of the build, and `event_log`, the folder of its log, where
             one was written.
+        train_counts: By key (`user`, `item`), the file that counts its ids in the train split
+            (`conf.train_counts`); empty where an earlier release built the version.
     """
 
     dataset_name: str
@@ -229,6 +232,7 @@ class Manifest:
     slots: tuple[PackedSlot, ...] = ()
     label_rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     spark: Mapping[str, str] = field(default_factory=dict)
+    train_counts: Mapping[str, FileInfo] = field(default_factory=dict)
     format_version: int = MANIFEST_FORMAT_VERSION
 
     @property
@@ -240,7 +244,7 @@ class Manifest:
     def other_files(self) -> tuple[FileInfo, ...]:
         """All listed files but the shards."""
         statistics = () if self.statistics_file is None else (self.statistics_file,)
-        return (*self.encoder_files, *self.exports, *statistics)
+        return (*self.encoder_files, *self.exports, *statistics, *self.train_counts.values())
 
     @property
     def bytes(self) -> int:
@@ -369,4 +373,7 @@ def _manifest_fields(data: dict[str, Any], origin: str) -> dict[str, Any]:
         "statistics_file": None if listed is None else FileInfo(**listed),
         "contract": tuple(fields.get("contract", ())),
         "slots": tuple(PackedSlot(**slot) for slot in fields.get("slots", ())),
+        "train_counts": {
+            name: FileInfo(**item) for name, item in fields.get("train_counts", {}).items()
+        },
     }
