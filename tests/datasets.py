@@ -84,7 +84,8 @@ Counts = dict[int, list[int]]
 def count_train_records(version: Path, manifest: Manifest) -> dict[str, Counts]:
     """Counts the users and items of the train records one by one, as protocol buffers have them."""
     config = manifest.source.config
-    has_drawn = manifest.counts.drawn.get("train", 0) > 0
+    negatives = config.get("negatives") or {"strategy": "exposure", "splits": ()}
+    has_drawn = negatives["strategy"] != "exposure" and "train" in negatives["splits"]
     is_sequence = config.get("train_samples", "all") != "all"
     parts = {"user": manifest.keys.user, "item": manifest.keys.item}
     found: dict[str, Counts] = {part: {} for part, name in parts.items() if name is not None}

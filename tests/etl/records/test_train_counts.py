@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, note, reject, settings
 from hypothesis import strategies as st
 
-from conf.errors import InputDataError, InternalError
+from conf.errors import ConfigError, InputDataError, InternalError
+from conf.etl.build import BuildConfig
+from conf.etl.imported import ImportConfig
 from conf.manifest import Manifest, ShardInfo
 from conf.train_counts import COUNT_COLUMNS, CountedKeys
+from etl.build import build_dataset
+from etl.import_dataset import import_dataset
 from etl.records.train_counts import (
     CountsRequest,
     IdCounts,
@@ -23,6 +29,7 @@ from etl.records.train_counts import (
     count_shards,
     merge_counts,
 )
+from etl.tfrecord.table import write_table
 from tests.datasets import Counts, count_train_records
 from tests.machine import examples
 
@@ -153,3 +160,144 @@ def test_a_shard_that_was_not_counted_publishes_nothing(tmp_path):
         request.collect([shard, ShardInfo("train/part-9.tfrecord", 1, 9, "0")])
     with pytest.raises(InternalError, match="train counts"):
         request.collect([ShardInfo(shard.path, 2, 9, "0")])
+
+
+DAY_S = 24 * 3600
+CLICK = {"column": "action", "equals": "click", "name": "label"}
+SPLITS: list[dict[str, Any]] = [
+    {},
+    {"leave_out": 2, "min_events": 7},
+    {"strategy": "temporal", "validation": False},
+    {"strategy": "temporal", "validation_from_ts": 4 * DAY_S, "test_from_ts": 5 * DAY_S},
+    {"strategy": "hash", "key": "item", "test_fraction": 0.3, "validation_fraction": 0.2},
+    {"strategy": "sliding", "train_days": 3, "validation_days": 1, "test_days": 1},
+    {"strategy": "given", "test_source": "later", "validation": False},
+]
+LABELS: list[dict[str, Any] | None] = [
+    None,
+    CLICK,
+    {"column": "rating", "at_least": 4},
+    {"column": "rating", "graded": True},
+]
+NEGATIVES: list[dict[str, Any] | None] = [
+    None,
+    {"strategy": "uniform", "per_positive": 1},
+    {"strategy": "popularity", "per_positive": 2, "not_seen": "train"},
+    {"strategy": "uniform", "per_positive": 1, "splits": ["test"]},
+    {"strategy": "exposure", "per_positive": 1},
+]
+
+
+def write_log(folder: Path) -> None:
+    """Eight users, sixteen events each over six days: of four that are shown one is clicked."""
+    rng = np.random.default_rng(5)
+    columns = [{"user": f"u{n % 8}", "at": 6 * DAY_S * n // 128} for n in range(128)]
+    lines = [
+        f"{row['user']}\t{rng.zipf(1.6) % 20}\t{'click' if rng.random() < 0.3 else 'show'}"
+        f"\t{rng.integers(0, 6)}\t{row['at']}\n"
+        for row in columns
+    ]
+    (folder / "log.tsv").write_text("".join(lines))
+    (folder / "later.tsv").write_text("".join(lines[-12:]))
+
+
+def build_log_config(folder: Path, **changes: Any) -> BuildConfig:
+    types = {"user": "string", "item": "int64", "action": "string", "rating": "int64"}
+    source = {"columns": [{"name": n, "type": t} for n, t in {**types, "ts": "int64"}.items()]}
+    rare = {"kind": "vocabulary", "name": "item", "min_count": 2}
+    data = {
+        "name": "log",
+        "data_dir": str(folder),
+        "sources": {"log": {"path": "log.tsv", **source}},
+        "events": {"source": "log", "user": "user", "item": "item", "time": "ts"},
+        "features": [
+            {"name": "who", "column": "user", "role": "user"},
+            {"name": "history", "column": "history", "role": "user", "encoding": rare},
+            {"name": "what", "column": "item", "role": "item", "encoding": rare},
+        ],
+    }
+    if (changes.get("split") or {}).get("test_source"):
+        data["sources"]["later"] = {"path": "later.tsv", **source}
+    return BuildConfig.model_validate({**data, **changes})
+
+
+OUTPUTS: list[dict[str, Any]] = [
+    {},
+    {"layout": "packed", "compression": "gzip"},
+    {"record_type": "SequenceExample"},
+    {"partition_by": ["date"]},
+]
+
+
+@pytest.mark.slow
+@settings(max_examples=examples(18), suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_build_counts_the_records_that_it_writes(spark, data):
+    """Each way to choose rows: the split, a condition, labels, negatives, samples, histories."""
+    choose = lambda *values: data.draw(st.sampled_from(values))  # noqa: E731
+    label = choose(*LABELS)
+    changes: dict[str, Any] = {
+        "split": choose(*SPLITS),
+        "label": label,
+        "negatives": choose(*NEGATIVES),
+        "train_samples": choose("all", "all", "last", 3),
+        "down_sampling": choose(None, None, {"rate": 0.5}) if label else None,
+        "history": {"name": "history", "max_len": 4, "min_len": choose(None, None, 2)},
+        "sessions": choose(None, {"gap_minutes": 600}),
+    }
+    where = choose(None, "action = 'click'", "rating > 1")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_log(folder)
+        output = {"root": str(folder / "datasets"), "shards": 2, "eval_shards": 1}
+        changes["output"] = {**output, **choose(*OUTPUTS)}
+        try:
+            config = build_log_config(folder, **changes)
+            events = {**config.events.model_dump(), "where": where}
+            config = build_log_config(folder, **changes, events=events)
+            result = build_dataset(spark, config)
+        except (ValueError, ConfigError, InputDataError) as refused:
+            note(str(refused))
+            reject()
+        version, manifest = result.version, result.manifest
+        expected = count_train_records(version, manifest)
+        assert read_files(version, manifest) == expected
+        again = count_shards(version, manifest, manifest.split("train").shards)
+        assert {part: to_dict(counts) for part, counts in again.items()} == expected
+
+
+@settings(max_examples=examples(60))
+@given(
+    files=st.lists(
+        st.lists(st.tuples(st.integers(0, 9), st.integers(2, 40), st.integers(0, 1)), min_size=1),
+        min_size=1,
+        max_size=3,
+    ),
+    keys=st.fixed_dictionaries({}, optional={"user": st.just("user"), "item": st.just("item")}),
+    has_label=st.booleans(),
+    packed=st.booleans(),
+)
+def test_any_import_counts_the_records_that_it_lists(files, keys, has_label, packed):
+    features = [{"name": "user", "role": "user"}, {"name": "item", "role": "item"}]
+    features += [{"name": "click", "role": "label"}] if has_label else []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for number, rows in enumerate(files):
+            users, items, clicks = map(list, zip(*rows, strict=True))
+            pairs = {"pair": list(map(list, zip(users, items, strict=True)))}
+            columns = pairs if packed else {"user": users, "item": items}
+            table = pa.table({**columns, "click": clicks})
+            write_table(table, folder / f"train-{number}.tfrecord")
+        config = {
+            "name": "ours",
+            "data_dir": name,
+            "splits": {"train": ["train-*"]},
+            "features": features,
+            "keys": keys,
+            "packed": {"pair": ["user", "item"]} if packed else {},
+            "output": {"root": f"{name}/datasets"},
+        }
+        result = import_dataset(ImportConfig.model_validate(config))
+        version, manifest = result.version, result.manifest
+        assert read_files(version, manifest) == count_train_records(version, manifest)
+        assert set(manifest.train_counts) == set(keys)

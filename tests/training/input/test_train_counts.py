@@ -33,7 +33,7 @@ def read(version: Path, manifest: Manifest, **config: Any) -> dict[str, Counts]:
     return {p: to_dict(read_train_counts(version, manifest, p, given)) for p in ("user", "item")}
 
 
-def as_sequences(manifest: Manifest, **config: Any) -> Manifest:
+def built_by(manifest: Manifest, **config: Any) -> Manifest:
     return replace(manifest, source=replace(manifest.source, config=config))
 
 
@@ -54,7 +54,7 @@ def test_a_version_without_files_is_counted_once_and_says_so(
 def test_rows_that_are_sequences_count_with_their_histories(
     config, tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
-    manifest = as_sequences(tiny_manifest, **config)
+    manifest = built_by(tiny_manifest, **config)
     found, rows = read(tiny_version, manifest), read(tiny_version, tiny_manifest)
     assert found == count_train_records(tiny_version, manifest) != rows
     assert {i: n[0] for i, n in found["item"].items() if n[0]} == {
@@ -66,12 +66,11 @@ def test_drawn_negatives_are_rows_and_no_events(
     tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
     negatives = {"strategy": "uniform", "splits": ["train"]}
-    counts = replace(tiny_manifest.counts, drawn={"train": 1})
-    manifest = replace(as_sequences(tiny_manifest, negatives=negatives), counts=counts)
+    manifest = built_by(tiny_manifest, negatives=negatives)
     found = read(tiny_version, manifest)
     assert found == count_train_records(tiny_version, manifest)
     assert all(events == positives for _, events, positives in found["item"].values())
-    of_test = as_sequences(tiny_manifest, negatives={**negatives, "splits": ["test"]})
+    of_test = built_by(tiny_manifest, negatives={**negatives, "splits": ["test"]})
     assert all(rows == events for rows, events, _ in read(tiny_version, of_test)["item"].values())
 
 
