@@ -29,6 +29,7 @@ from conf.encoders import (
 from conf.errors import ConfigError, InputDataError, did_you_mean, read_code_version
 from conf.etl.imported import ImportConfig, ImportedFeatureConfig
 from conf.manifest import (
+    CountedKeys,
     DatasetKeys,
     InputFile,
     Manifest,
@@ -40,7 +41,6 @@ from conf.manifest import (
 )
 from conf.paths import DatasetPaths, list_visible_files, local_path
 from conf.schema import OOV_ID, PAD_ID, FeatureSchema, FeatureSpec, PackedSlot, fingerprint
-from conf.train_counts import CountedKeys
 from etl.imported_ids import (
     TokenCounts,
     count_ids,

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from conf.dates import DateRange
 from conf.encoders import ENCODERS_DIR
 from conf.etl.build import BuildConfig
-from conf.manifest import FileInfo, Manifest, SplitInfo
+from conf.manifest import FileInfo, Manifest, SplitInfo, find_counted
 from conf.schema import PackedSlot
-from conf.train_counts import find_counted
 from etl.encoders.fit import FittedEncoders
 from etl.encoders.pipeline import read_pipeline
 from etl.events.most_frequent import add_most_frequent

@@ -20,17 +20,19 @@ import pyarrow.parquet as pq
 
 from conf.atomic_output import atomic_file
 from conf.errors import InputDataError, InternalError
-from conf.manifest import FileInfo, Manifest, ShardInfo
-from conf.paths import ReadablePath
-from conf.schema import OOV_ID
-from conf.train_counts import (
+from conf.manifest import (
     COUNT_COLUMNS,
     TRAIN_COUNTS_DIR,
     CountedKeys,
+    FileInfo,
     KeyPart,
+    Manifest,
+    ShardInfo,
     counts_path,
     find_counted,
 )
+from conf.paths import ReadablePath
+from conf.schema import OOV_ID
 from etl.encoders.arrow_columns import is_list_type
 from etl.records.parquet_copy import describe_file
 from etl.tfrecord.codec.crc32c import crc32c
@@ -45,7 +47,7 @@ _DENSE_IDS = 1 << 16
 
 @dataclass(frozen=True)
 class IdCounts:
-    """How often ids occur; the columns of `conf.train_counts.COUNT_COLUMNS`.
+    """How often ids occur; the columns of `conf.manifest.COUNT_COLUMNS`.
 
     Attributes:
         ids: int64 `[ids]`, ascending.

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from conf.errors import ConfigError, did_you_mean
-from conf.manifest import Manifest
+from conf.manifest import KeyPart, Manifest
 from conf.paths import ReadablePath
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, FeatureSpec
-from conf.train_counts import KeyPart
 from conf.training.input import InputConfig
 from training.evaluation.metrics import FloatArray, IntArray, Per
 from training.input.batches import Features

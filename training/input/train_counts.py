@@ -1,6 +1,6 @@
 """Train counts: how often users and items occur in the rows that a run trains on.
 
-The version's files have them (`conf.train_counts`). Where there are none, as the version is from
+The version's files have them (`conf.manifest`). Where there are none, as the version is from
 before them, or where the input leaves rows out, the train split is read through and counted, once
 in a process.
 """
@@ -15,10 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from conf.errors import InputDataError
-from conf.manifest import FileInfo, Manifest
+from conf.manifest import COUNT_COLUMNS, CountedKeys, FileInfo, KeyPart, Manifest, find_counted
 from conf.paths import ReadablePath
 from conf.schema import canonical_json
-from conf.train_counts import COUNT_COLUMNS, CountedKeys, KeyPart, find_counted
 from conf.training.input import InputConfig
 from etl.tfrecord.reading import crc32c
 from training.input.damage import InputCounts

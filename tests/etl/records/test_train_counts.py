@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from conf.errors import ConfigError, InputDataError, InternalError
 from conf.etl.build import BuildConfig
 from conf.etl.imported import ImportConfig
-from conf.manifest import Manifest, ShardInfo
-from conf.train_counts import COUNT_COLUMNS, CountedKeys
+from conf.manifest import COUNT_COLUMNS, CountedKeys, Manifest, ShardInfo
 from etl.build import build_dataset
 from etl.import_dataset import import_dataset
 from etl.records.train_counts import (

@@ -15,6 +15,7 @@ from conf.atomic_output import write_text_atomic
 from conf.encoders import ENCODERS_FILE, ColumnEncoding, EncoderPlan
 from conf.manifest import (
     MANIFEST_FILE,
+    CountedKeys,
     DatasetKeys,
     FileInfo,
     InputFile,
@@ -36,7 +37,6 @@ from conf.run import (
     write_json,
 )
 from conf.schema import FeatureSchema, FeatureSpec
-from conf.train_counts import CountedKeys
 from etl.encoders.vocabulary import write_vocabulary
 from etl.quality.label_statistics import LabelFocus
 from etl.quality.statistics import StatisticsAccumulator, merge_statistics, summarize_statistics
