@@ -140,7 +140,7 @@ def test_imported_records_are_trained_on_and_evaluated(imported, tmp_path, model
     config = {
         "name": model["name"],
         "dataset": str(imported / "datasets" / "ours"),
-        "output": {"root": str(tmp_path / "runs")},
+        "root": str(tmp_path / "runs"),
         "model": model,
         "input": {"batch_size": 100},
         "fit": {"epochs": 1, "early_stopping": None},
