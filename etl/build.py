@@ -363,6 +363,7 @@ def _describe(build: _Build, encoders: FittedEncoders, written: WrittenRecords) 
             if label.is_binary
         },
         "exports": written.exports,
+        "train_counts": written.train_counts,
         "slots": written.slots,
         "reused_rows": written.reused_rows,
     }
@@ -397,10 +398,13 @@ def _prepare_encoders(build: _Build, events: DataFrame) -> FittedEncoders:
 
 
 def _sample(build: _Build, log: DataFrame, sources: Mapping[str, Source]) -> Negatives:
-    samples = drop_short_histories(build_samples(kept(log), build.config), build.config)
+    config, all_samples = build.config, None
+    samples = drop_short_histories(build_samples(kept(log), config), config)
+    if config.history is not None and config.history.min_len is not None:
+        all_samples = samples
     if build.request.dates is not None and build.config.events.time is not None:
         samples = samples.where(is_inside(build.request.dates))
-    return add_negatives(samples, log, build.config, sources)
+    return add_negatives(samples, log, config, sources, all_samples)
 
 
 def _label_rate(label: str | None, written: WrittenRecords) -> dict[str, float]:

@@ -29,6 +29,7 @@ from conf.encoders import (
 from conf.errors import ConfigError, InputDataError, did_you_mean, read_code_version
 from conf.etl.imported import ImportConfig, ImportedFeatureConfig
 from conf.manifest import (
+    CountedKeys,
     DatasetKeys,
     InputFile,
     Manifest,
@@ -41,7 +42,7 @@ from conf.manifest import (
 from conf.paths import DatasetPaths, list_visible_files, local_path
 from conf.schema import OOV_ID, PAD_ID, FeatureSchema, FeatureSpec, PackedSlot, fingerprint
 from etl.imported_ids import (
-    TrainCounts,
+    TokenCounts,
     count_ids,
     plan_moved_ids,
     refuse_special_ids,
@@ -56,6 +57,7 @@ from etl.quality.statistics import (
 )
 from etl.quality.version_view import write_statistics
 from etl.records.parquet_copy import describe_file
+from etl.records.train_counts import TrainCounter, check_rows, write_counts
 from etl.tfrecord.codec.decode import build_decoder
 from etl.tfrecord.codec.infer import infer_features
 from etl.tfrecord.files.framing import HEADER_BYTES, detect_compression, read_record_blocks
@@ -256,6 +258,26 @@ class ImportedFeatures:
         is_number = found is not None and not found.is_list and found.kind != "bytes"
         return LabelFocus(found.name) if found is not None and is_number else None
 
+    def build_counter(self) -> TrainCounter:
+        """Builds what counts the keys of train records."""
+        features = {feature.name: feature for feature in self.config.features}
+        numbers = {f.name: f for f in self.wire if f.kind != "bytes"}
+
+        def find(name: str | None, *, is_id: bool) -> str | None:
+            wire = None if name is None else numbers.get(name)
+            if wire is None or wire.is_list or (is_id and wire.kind != "int64"):
+                return None
+            return wire.name
+
+        keys = CountedKeys(
+            find(self.config.keys.user, is_id=True),
+            find(self.config.keys.item, is_id=True),
+            find(self.config.find_key("label"), is_id=False),
+        )
+        pads = {name: features[name].pad_value for name in keys.features.values()}
+        own = {n: p for n, p in pads.items() if not features[n].reads_as_ids("int64")}
+        return TrainCounter(keys, {name: int(pad) for name, pad in own.items() if pad is not None})
+
 
 def plan_features(config: ImportConfig, files: Files) -> ImportedFeatures:
     """Plans how the features are read; looks into the files for types that are not declared.
@@ -321,12 +343,14 @@ class _Survey:
 
     Attributes:
         counts: How often ids that move occur in train records.
+        keys: Counts users and items of train records.
     """
 
     def __init__(self, features: ImportedFeatures, staging: Path) -> None:
+        self.keys = features.build_counter()
         self.features, self.staging = features, staging
         self._moved = plan_moved_ids(features.config)
-        self.counts = TrainCounts(features.config, [f.name for f in features.wire if f.is_list])
+        self.counts = TokenCounts(features.config, [f.name for f in features.wire if f.is_list])
 
     def read(self, split: str, number: int, file: InputFile) -> _Surveyed:
         """Reads a file, and links, copies or writes it anew."""
@@ -347,6 +371,7 @@ class _Survey:
                 rows += batch.num_rows
                 if split == "train":
                     self.counts.update(batch)
+                    self.keys.update(batch)
                 if writer is not None:
                     writer.write(batch)
         if not config.moves_ids:
@@ -392,6 +417,8 @@ def _describe(
             )
     merged = {s: merge_statistics([f.statistics for f in found]) for s, found in surveyed.items()}
     statistics_file = write_statistics(staging, merged)
+    counts = survey.keys.result()
+    check_rows(counts, rows["train"])
     plan = _write_encoders(survey, _build_schema(features, merged))
     schema = plan.schema
     keys = {**dict(config.keys), **{r: config.find_key(r) for r in ("label", "weight")}}
@@ -429,6 +456,7 @@ def _describe(
         code_version=read_code_version(),
         statistics_file=describe_file(staging, statistics_file),
         slots=() if config.moves_ids else features.slots,
+        train_counts=write_counts(survey.staging, counts),
     )
 
 

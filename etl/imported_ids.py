@@ -91,7 +91,7 @@ def _add(values: pa.Array, offset: int) -> pa.Array:
     return pc.if_else(pc.less(values, find_pad_token(offset)), values, moved)
 
 
-class TrainCounts:
+class TokenCounts:
     """Counts the ids of each moved table in train records, by one feature of the table.
 
     That is the one that names users or items, else the first scalar, else the first list.
@@ -132,7 +132,7 @@ class TrainCounts:
 
 
 def write_vocabularies(
-    directory: Path, config: ImportConfig, specs: Sequence[FeatureSpec], counts: TrainCounts
+    directory: Path, config: ImportConfig, specs: Sequence[FeatureSpec], counts: TokenCounts
 ) -> dict[str, VocabularySpec]:
     """Writes the vocabulary of each table whose ids have moved.
 

@@ -1,10 +1,12 @@
-"""Manifests made by hand, and dataset versions written again in the packed layout."""
+"""Manifests made by hand, dataset versions in the packed layout, counts of their records."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from conf.atomic_output import write_text_atomic
 from conf.manifest import (
@@ -22,6 +24,7 @@ from etl.tfrecord.codec.crc32c import crc32c
 from etl.tfrecord.codec.decode import read_file
 from etl.tfrecord.codec.encode import PackedEncoder
 from etl.tfrecord.types.features import WireFeature
+from tests.tfrecord_files import read_records
 
 
 def build_manifest(version_id: str) -> Manifest:
@@ -72,3 +75,54 @@ def pack_manifest(manifest: Manifest, version: Path, target: Path) -> Manifest:
             shards.append(ShardInfo(shard.path, shard.rows, len(data), f"{crc32c(data):08x}"))
         splits.append(replace(split, shards=tuple(shards)))
     return replace(manifest, splits=tuple(splits), slots=slots)
+
+
+Counts = dict[int, list[int]]
+"""By id: rows, events, positives."""
+
+
+def count_train_records(version: Path, manifest: Manifest) -> dict[str, Counts]:
+    """Counts the users and items of the train records one by one, as protocol buffers have them."""
+    config = manifest.source.config
+    negatives = config.get("negatives") or {"strategy": "exposure", "splits": ()}
+    has_drawn = negatives["strategy"] != "exposure" and "train" in negatives["splits"]
+    is_sequence = config.get("train_samples", "all") != "all"
+    parts = {"user": manifest.keys.user, "item": manifest.keys.item}
+    found: dict[str, Counts] = {part: {} for part, name in parts.items() if name is not None}
+    for record in read_train_records(version, manifest):
+        label = manifest.keys.label
+        positive = label is None or any(value > 0 for value in record.get(label, ()))
+        event = positive or not has_drawn
+        past = record.get(manifest.keys.history or "", ()) if is_sequence else ()
+        for part in found:
+            own = (record.get(str(parts[part])) or [1])[0]
+            found[part].setdefault(own, [0, 0, 0])[0] += 1
+            before = [own] * len(past) if part == "user" else past
+            for place, counts in ((1, event), (2, positive)):
+                for one in [own, *before] if counts else ():
+                    found[part].setdefault(one, [0, 0, 0])[place] += 1
+    return found
+
+
+def read_train_records(version: Path, manifest: Manifest) -> Iterator[dict[str, list[Any]]]:
+    """The values of each feature of the train records, by TensorFlow's own classes."""
+    import tensorflow as tf
+
+    is_example = manifest.record_type == "Example"
+    message = tf.train.Example if is_example else tf.train.SequenceExample
+    for shard in manifest.split("train").shards:
+        for payload in read_records(version / shard.path):
+            record = message.FromString(payload)
+            features = (record.features if is_example else record.context).feature
+            values = {name: _values(feature) for name, feature in features.items()}
+            if not is_example:
+                for name, steps in record.feature_lists.feature_list.items():
+                    values[name] = [value for step in steps.feature for value in _values(step)]
+            for slot in manifest.slots:
+                values[slot.feature] = [values[slot.packed][slot.offset]]
+            yield values
+
+
+def _values(feature: Any) -> list[Any]:
+    kind = feature.WhichOneof("kind")
+    return [] if kind is None else list(getattr(feature, kind).value)

@@ -92,10 +92,10 @@ DEFAULT_ALPHA = 0.75
 class NegativesConfig(Strict):
     """Negatives of each positive, with the probability by which each was sampled.
 
-    `uniform`: every item of the train split alike. `popularity`: by the item's train count to the
-    power `alpha`. Both may stay within the positive's `category`, and leave out what the user has
-    met. `exposure`: of the log's own rows with label 0, `per_positive` for each positive of the
-    same group (`within`; None: the user) are kept.
+    `uniform`: every item of the train split alike. `popularity`: by the item's positives among the
+    rows that train, at least one, to the power `alpha`. Both may stay within the positive's
+    `category`, and leave out what the user has met. `exposure`: of the log's own rows with label 0,
+    `per_positive` for each positive of the same group (`within`; None: the user) are kept.
     """
 
     strategy: Literal["uniform", "popularity", "exposure"] = Field(
@@ -135,7 +135,7 @@ class NegativesConfig(Strict):
 
     @property
     def exponent(self) -> float:
-        """Power of the train count that an item's weight is: 0 makes all alike."""
+        """Power of the item's count that its weight is: 0 makes all alike."""
         if self.strategy == "uniform":
             return 0.0
         return DEFAULT_ALPHA if self.alpha is None else self.alpha

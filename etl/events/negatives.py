@@ -20,9 +20,11 @@ from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
 from conf.etl.labels import NegativesConfig
+from etl.events.down_sampling import INSIDE_SEQUENCE
 from etl.events.event_log import kept
 from etl.events.identity import DRAW_COLUMN, event_columns, hash_fraction
 from etl.events.joins import join_one, plan_joins
+from etl.events.sample_filter import NOT_SAMPLED_COLUMN
 from etl.events.splits import SPLIT_COLUMN, TRAIN
 from etl.events.windowed_features import count_again
 from etl.sources.source import Source
@@ -99,6 +101,7 @@ GROUP_COLUMN = "__group"
 _INDEX = "__index"
 _SIZE = "__size"
 _HASH = "__draw_hash"
+_COUNT = "__count"
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,19 @@ class NegativeCandidates:
         ).drop(_SIZE, _HASH, _INDEX, *_TABLE_COLUMNS)
 
 
+@dataclass(frozen=True)
+class Popular:
+    """The rows by which `popularity` counts items: positives among the rows that train.
+
+    Attributes:
+        condition: Whether a row counts.
+        rows: The rows; None: the kept events.
+    """
+
+    condition: Column
+    rows: DataFrame | None = None
+
+
 _TABLE_COLUMNS = ("__token", "__item_probability", "__threshold", "__alias", "__alias_probability")
 
 
@@ -146,27 +162,37 @@ def group_of(config: NegativesConfig) -> Column:
     return F.col(config.category) if config.category is not None else F.lit(0)
 
 
-def fit_candidates(events: DataFrame, item: str, config: NegativesConfig) -> NegativeCandidates:
+def fit_candidates(
+    events: DataFrame, item: str, config: NegativesConfig, popular: Popular
+) -> NegativeCandidates:
     """Counts the items of the train split, and builds their alias table.
 
-    Only one row per item comes to the driver, as Arrow, like a vocabulary.
+    Every item of the split's events can be drawn. One that no positive has counts as one. Only one
+    row per item comes to the driver, as Arrow, like a vocabulary.
 
     Args:
         events: Kept events with `__split`.
         item: Item column.
         config: The distribution: word2vec's distortion of the counts, count^alpha.
+        popular: The rows that are counted.
     """
-    train = events.where((F.col(SPLIT_COLUMN) == TRAIN) & F.col(item).isNotNull())
+    in_train = (F.col(SPLIT_COLUMN) == TRAIN) & F.col(item).isNotNull()
     # An item's category is its dictionary's; the least, should an item ever have two.
-    counted = (
-        train.groupBy(F.col(item).alias("__token"))
-        .agg(F.count("*").alias("count"), F.min(group_of(config)).alias(GROUP_COLUMN))
-        .where(F.col(GROUP_COLUMN).isNotNull())
-    )
+    of_token = F.min(group_of(config)).alias(GROUP_COLUMN)
+    token = F.col(item).alias("__token")
+    positives = F.count_if(popular.condition).alias(_COUNT)
+    if popular.rows is None:
+        counted = events.where(in_train).groupBy(token).agg(positives, of_token)
+    else:
+        counts = popular.rows.where(in_train).groupBy(token).agg(positives)
+        counted = events.where(in_train).groupBy(token).agg(of_token)
+        counted = counted.join(counts, "__token", "left")
+    counted = counted.where(F.col(GROUP_COLUMN).isNotNull())
     items = counted.toArrow().sort_by([(GROUP_COLUMN, "ascending"), ("__token", "ascending")])
     items = items.combine_chunks()
     groups = _group_numbers(items[GROUP_COLUMN])
-    weights = items["count"].to_numpy().astype(np.float64) ** config.exponent
+    counts = pc.fill_null(items[_COUNT], 0).to_numpy()
+    weights = np.maximum(counts, 1).astype(np.float64) ** config.exponent
     alias = build_alias_table(weights, groups)
     starts = np.searchsorted(groups, groups, "left")
     token = items["__token"].combine_chunks()
@@ -297,7 +323,11 @@ class Negatives:
 
 
 def add_negatives(
-    samples: DataFrame, log: DataFrame, config: BuildConfig, sources: Mapping[str, Source]
+    samples: DataFrame,
+    log: DataFrame,
+    config: BuildConfig,
+    sources: Mapping[str, Source],
+    all_samples: DataFrame | None = None,
 ) -> Negatives:
     """Adds `per_positive` drawn rows for each positive of the config's splits.
 
@@ -307,16 +337,19 @@ def add_negatives(
 
     Args:
         samples: Samples (`etl.records.samples.build_samples`).
-        log: Every event (`etl.events.event_log.prepare_events`). Popularity is counted on those
-            that are kept, and these are what users have met.
+        log: Every event (`etl.events.event_log.prepare_events`). The kept ones are what is drawn
+            from, and what users have met.
         config: The build's config.
         sources: The sources as read; negatives get their features from the dictionaries.
+        all_samples: The samples of every day that was read; None: they are the kept events that
+            are not marked as no samples.
     """
     negatives, label = config.negatives, config.label_name
     if negatives is None or not negatives.draws or label is None:
         return Negatives(samples, {}, _release_nothing)
     events = kept(log)
-    candidates = fit_candidates(events, config.events.item or "", negatives)
+    popular = _find_popular(label, all_samples)
+    candidates = fit_candidates(events, config.events.item or "", negatives, popular)
     salt = config.output.seed if negatives.seed is None else negatives.seed
     key = [F.lit(salt), F.lit("negative"), *map(F.col, event_columns(config)), F.col(DRAW_COLUMN)]
     positive = (F.col(label) > 0) & F.col(SPLIT_COLUMN).isin(list(negatives.splits))
@@ -338,6 +371,15 @@ def add_negatives(
     )
     replaced = _replace_items(drawn, log, config, sources).select(*given.columns)
     return Negatives(given.unionByName(replaced), counts, release)
+
+
+def _find_popular(label: str, all_samples: DataFrame | None) -> Popular:
+    positive = F.col(label) > 0
+    if all_samples is not None:
+        return Popular(positive, all_samples)
+    # An event inside a sequence trains too: the row that ends the sequence holds it.
+    skipped = F.coalesce(F.col(NOT_SAMPLED_COLUMN), F.lit(INSIDE_SEQUENCE))
+    return Popular(positive & (skipped == INSIDE_SEQUENCE))
 
 
 def _release_nothing() -> None:

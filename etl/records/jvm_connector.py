@@ -15,6 +15,7 @@ from etl.encoders.pipeline import read_pipeline
 from etl.quality.label_statistics import LabelFocus
 from etl.quality.statistics import StatisticsAccumulator
 from etl.records.parquet_copy import describe_file
+from etl.records.train_counts import CountsRequest, ShardCounts
 from etl.tfrecord.codec.decode import ExampleDecoder
 from etl.tfrecord.files.data_files import ShardRange, find_stem, make_folders
 from etl.tfrecord.files.framing import read_record_blocks
@@ -71,12 +72,20 @@ class ConnectorWrite:
         encoders: Directory of the fitted encoders.
         compression: Compression of the shards, or None.
         focus: The label that the statistics compare features with, or None.
+        ranges: Where the shards go in the version.
+        counts: What is counted of the train split; None: nothing.
     """
 
     directory: str
     encoders: str
     compression: Compression | None
     focus: LabelFocus | None = None
+    ranges: tuple[ShardRange, ...] = ()
+    counts: CountsRequest | None = None
+
+    def open_counts(self, partition: int) -> ShardCounts | None:
+        """Returns what counts the shard of a partition, or None where nothing of it is counted."""
+        return None if self.counts is None else self.counts.open(find_stem(self.ranges, partition))
 
 
 def write_with_connector(records: DataFrame, write: ConnectorWrite) -> list[dict[str, Any]]:
@@ -130,7 +139,8 @@ def _summarize(
         return []
 
     def inspect(pair: tuple[int, str]) -> dict[str, Any]:
-        return summarize_file(pair[0], pair[1], features, compression, focus)
+        counts = write.open_counts(pair[0])
+        return summarize_file(pair[0], pair[1], features, compression, focus, counts)
 
     entries = spark.sparkContext.parallelize(pairs, len(pairs)).map(inspect).collect()
     return [entry for entry in entries if entry["rows"]]
@@ -208,6 +218,7 @@ def summarize_file(
     features: tuple[WireFeature, ...],
     compression: Compression | None,
     focus: LabelFocus | None = None,
+    counts: ShardCounts | None = None,
 ) -> dict[str, Any]:
     """Reads one file for its rows, size, checksum and statistics.
 
@@ -217,6 +228,7 @@ def summarize_file(
         features: All features that its records may hold.
         compression: Of the file.
         focus: The label that the statistics compare features with, or None.
+        counts: What counts its keys, or None.
 
     Returns:
         The shard's entry; see `write_with_connector`.
@@ -229,7 +241,11 @@ def summarize_file(
     for block in read_record_blocks(path, compression=compression):
         batch = decoder.decode_block(block, path)
         accumulator.update(batch)
+        if counts is not None:
+            counts.counter.update(batch)
         rows += batch.num_rows
+    if counts is not None and rows:
+        counts.write()
     return {
         **asdict(describe_file(Path(path).parent, Path(path))),
         "rows": rows,

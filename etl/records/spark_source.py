@@ -23,6 +23,7 @@ from etl.tfrecord.types.values import flatten_lists
 if TYPE_CHECKING:
     from etl.encoders.pipeline import EncoderPipeline
     from etl.quality.statistics import StatisticsAccumulator
+    from etl.records.train_counts import ShardCounts
     from etl.tfrecord.files.writer import ShardStatistics
 
 
@@ -48,20 +49,42 @@ def _read_pipeline(path: str, state: tuple[int, int, int] | None) -> EncoderPipe
     return read_pipeline(path)
 
 
-def build_statistics(options: WriteOptions, schema: pa.Schema) -> ShardStatistics:
-    """Builds the statistics of a shard.
+def build_statistics(options: WriteOptions, schema: pa.Schema, path: str) -> ShardStatistics:
+    """Builds the statistics of a shard, and what counts its keys where the write asks for that.
 
     Args:
         options: Options of the write.
         schema: Schema of the records.
+        path: The shard's path below the output directory.
 
     Raises:
         ConfigError: A package that the statistics need is not installed.
         InputDataError: A feature of a type that has no statistics.
     """
-    if options.feature_lists:
-        return _ListStatistics(options, schema)
-    return _accumulate(options, schema)
+    statistics: ShardStatistics = (
+        _ListStatistics(options, schema) if options.feature_lists else _accumulate(options, schema)
+    )
+    if options.statistics_counts is None:
+        return statistics
+    from etl.records.train_counts import CountsRequest
+
+    counts = CountsRequest.loads(options.statistics_counts).open(path)
+    return statistics if counts is None else _CountedStatistics(statistics, counts)
+
+
+class _CountedStatistics:
+    """Statistics of a shard whose keys are counted too; the counts go to a file of their own."""
+
+    def __init__(self, statistics: ShardStatistics, counts: ShardCounts) -> None:
+        self._statistics, self._counts = statistics, counts
+
+    def update(self, batch: pa.RecordBatch, source: pa.RecordBatch | None = None) -> None:
+        self._statistics.update(batch, source)
+        self._counts.counter.update(batch)
+
+    def to_dict(self) -> dict[str, Any]:
+        self._counts.write()
+        return self._statistics.to_dict()
 
 
 class _ListStatistics:

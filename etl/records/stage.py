@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conf.dates import DateRange
 from conf.encoders import ENCODERS_DIR
 from conf.etl.build import BuildConfig
-from conf.manifest import FileInfo, Manifest, SplitInfo
+from conf.manifest import FileInfo, Manifest, SplitInfo, find_counted
 from conf.schema import PackedSlot
 from etl.encoders.fit import FittedEncoders
 from etl.encoders.pipeline import read_pipeline
 from etl.events.most_frequent import add_most_frequent
-from etl.events.splits import CATALOG, USERS, record_splits
+from etl.events.splits import CATALOG, TRAIN, USERS, record_splits
 from etl.feature_plan import FeaturePlan
 from etl.quality.statistics import merge_statistics, summarize_statistics
 from etl.quality.version_view import write_statistics
@@ -36,11 +37,20 @@ from etl.records.sharding import (
     plan_from_config,
     plan_from_counts,
 )
+from etl.records.train_counts import (
+    CountsRequest,
+    count_kept,
+    merge_counts,
+    write_counts,
+)
 from etl.records.write import RecordFormat, VersionShard, estimate_bytes_per_row, write_splits
 from etl.sources.source import Source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+_PARTS_DIR = ".train_counts"
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,7 @@ class WrittenRecords:
         statistics_file: The file with all of them, unabridged.
         reused_rows: Kept records by split; empty where all were built.
         exports: Further files.
+        train_counts: Files that count the keys of the train split.
         slots: Places of features in packed features.
     """
 
@@ -63,6 +74,7 @@ class WrittenRecords:
     statistics_file: FileInfo
     reused_rows: Mapping[str, int]
     exports: tuple[FileInfo, ...] = ()
+    train_counts: Mapping[str, FileInfo] = field(default_factory=dict)
     slots: tuple[PackedSlot, ...] = ()
 
 
@@ -118,9 +130,33 @@ class RecordStage:
         keyed = add_keys(records, self.config)
         shards = self._plan_shards(keyed, records_format)
         arranged = assign_shards(keyed, self.config, self.plan, shards)
-        built = write_splits(arranged, records_format, self.staging, shards)
+        counts = self._plan_counts(encoders)
+        built = write_splits(arranged, records_format, self.staging, shards, counts)
         kept = {} if base is None else self._link(*base)
-        return replace(self._summarize(built, kept), slots=records_format.slots)
+        train_counts = self._write_counts(counts, built[TRAIN], kept.get(TRAIN, ()), base)
+        written = self._summarize(built, kept)
+        return replace(written, slots=records_format.slots, train_counts=train_counts)
+
+    def _plan_counts(self, encoders: FittedEncoders) -> CountsRequest:
+        parts = self.staging / _PARTS_DIR
+        parts.mkdir()
+        keys = find_counted(self.plan.keys, encoders.plan.schema, self.config.resolved())
+        return CountsRequest(str(parts), keys)
+
+    def _write_counts(
+        self,
+        request: CountsRequest,
+        built: Sequence[VersionShard],
+        kept: Sequence[VersionShard],
+        base: tuple[Path, Manifest] | None,
+    ) -> dict[str, FileInfo]:
+        """Adds up what the tasks have counted, and what the kept shards hold."""
+        found = [request.collect([shard.info for shard in built])]
+        if base is not None:
+            found.append(count_kept(*base, [shard.info for shard in kept]))
+        # An attempt that Spark gave up on may still be leaving files there.
+        shutil.rmtree(request.directory, ignore_errors=True)
+        return write_counts(self.staging, merge_counts(found))
 
     def export_parquet(self, written: WrittenRecords, encoders: FittedEncoders) -> WrittenRecords:
         """Writes the records as Parquet too."""

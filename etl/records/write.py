@@ -23,6 +23,7 @@ from etl.events.splits import ALL_SPLITS, SPLIT_COLUMN, record_splits
 from etl.quality.label_statistics import LabelFocus
 from etl.records.jvm_connector import ConnectorWrite, move_shards, write_with_connector
 from etl.records.sharding import HASH_COLUMN, ShardPlan
+from etl.records.train_counts import CountsRequest
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE, read_output_manifest
 from etl.tfrecord.files.data_files import ShardRange, dump_ranges
 from etl.tfrecord.files.locations import Compression
@@ -74,7 +75,11 @@ class RecordFormat:
 
 
 def write_splits(
-    records: DataFrame, records_format: RecordFormat, staging: Path, plan: ShardPlan
+    records: DataFrame,
+    records_format: RecordFormat,
+    staging: Path,
+    plan: ShardPlan,
+    counts: CountsRequest,
 ) -> dict[str, list[VersionShard]]:
     """Writes the shards of every split.
 
@@ -83,13 +88,15 @@ def write_splits(
         records_format: How records become shards.
         staging: Directory of the version, which gets a folder per split.
         plan: The shards.
+        counts: What is counted of the train split.
 
     Returns:
         The shards that hold records, by split, in the order of their Spark partitions.
     """
     config = records_format.config
     write = _write_by_connector if config.output.writer == "connector" else write_natively
-    entries = write(records, records_format, staging, [part.files for part in plan.partitions])
+    ranges = [part.files for part in plan.partitions]
+    entries = write(records, records_format, staging, ranges, counts)
     written: dict[str, list[VersionShard]] = {split: [] for split in record_splits(config)}
     for split in written:
         (staging / split).mkdir(exist_ok=True)
@@ -101,7 +108,11 @@ def write_splits(
 
 
 def write_natively(
-    records: DataFrame, records_format: RecordFormat, target: Path, ranges: Sequence[ShardRange]
+    records: DataFrame,
+    records_format: RecordFormat,
+    target: Path,
+    ranges: Sequence[ShardRange],
+    counts: CountsRequest | None = None,
 ) -> list[dict[str, Any]]:
     """Writes one shard per partition that holds records.
 
@@ -110,6 +121,7 @@ def write_natively(
         records_format: How records become shards.
         target: Directory that nobody reads yet.
         ranges: Where the shards go below it.
+        counts: What is counted of the train split; None: nothing.
 
     Returns:
         One entry per shard: `path` (relative to the target), `rows`, `bytes`, `crc32c`,
@@ -131,6 +143,8 @@ def write_natively(
         writer = writer.option("packedSlots", dump_slots(records_format.slots))
     if lists:
         writer = writer.option("featureLists", json.dumps(lists))
+    if counts is not None:
+        writer = writer.option("statisticsCounts", counts.dumps())
     for name, value in _label_options(records_format.config).items():
         writer = writer.option(name, value)
     writer.save(str(target))
@@ -152,13 +166,19 @@ def _label_options(config: BuildConfig) -> dict[str, str]:
 
 
 def _write_by_connector(
-    records: DataFrame, records_format: RecordFormat, target: Path, ranges: Sequence[ShardRange]
+    records: DataFrame,
+    records_format: RecordFormat,
+    target: Path,
+    ranges: Sequence[ShardRange],
+    counts: CountsRequest,
 ) -> list[dict[str, Any]]:
     config, directory = records_format.config, target / "records"
     compression = RECORD_COMPRESSIONS[config.output.compression]
     label = config.label_name
     focus = LabelFocus(label, config.contract.slices) if label else None
-    write = ConnectorWrite(str(directory), str(records_format.encoders), compression, focus)
+    write = ConnectorWrite(
+        str(directory), str(records_format.encoders), compression, focus, tuple(ranges), counts
+    )
     entries = move_shards(write_with_connector(records, write), directory, target, ranges)
     # An attempt that Spark gave up on may still be leaving files here.
     shutil.rmtree(directory, ignore_errors=True)

@@ -94,9 +94,10 @@ class TFRecordDataSource(DataSource):
     Write options: `recordType` (Example, SequenceExample, ByteArray); `compression` (none, gzip,
     zlib) or `codec` (Hadoop class name), `compressionLevel`; `partitionBy` (Spark refuses
     `.partitionBy()` for Python data sources), `partitionOverwriteMode`; `maxRecordsPerFile`,
-    `maxBytesPerFile`; `index`, `statistics`, `statisticsLabel`, `statisticsSlices`, `encoders`,
-    `deterministicNames`; `saveMode`; `storage` or `fs.<setting>` for object stores; and those of
-    `etl.tfrecord.types.policies`. `encoders` and `statistics*` need their hooks.
+    `maxBytesPerFile`; `index`, `statistics`, `statisticsLabel`, `statisticsSlices`,
+    `statisticsCounts`, `encoders`, `deterministicNames`; `saveMode`; `storage` or `fs.<setting>`
+    for object stores; and those of `etl.tfrecord.types.policies`. `encoders` and `statistics*` need
+    their hooks.
 
     Attributes:
         hooks: What others add to a write.

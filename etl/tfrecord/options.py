@@ -56,7 +56,7 @@ _WRITE_OPTIONS = (
     *COMMON_OPTIONS, "compressionLevel", "deterministicNames", "encoders", "featureLists", "index",
     "jobId", "maxBytesPerFile", "maxRecordsPerFile", "packedSlots", "partitionBy",
     "partitionOverwriteMode", "saveMode", "shardPaths", "statistics", "statisticsLabel",
-    "statisticsSlices", "writeLocality", *TYPE_OPTIONS,
+    "statisticsCounts", "statisticsSlices", "writeLocality", *TYPE_OPTIONS,
 )  # fmt: skip
 SAVE_MODES: Mapping[str, SaveMode] = {
     "append": "append",
@@ -85,6 +85,7 @@ class WriteOptions:
         statistics: Whether statistics of the written features are collected.
         statistics_label: Feature that the statistics compare the others with, or None.
         statistics_slices: Features for whose values the mean label is given.
+        statistics_counts: What the statistics count beside, in the words of their hook, or None.
         limits: When a shard is full.
         index: Whether side files with the place of every record are written.
         partition_by: Columns whose values become directories.
@@ -108,6 +109,7 @@ class WriteOptions:
     statistics: bool = False
     statistics_label: str | None = None
     statistics_slices: tuple[str, ...] = ()
+    statistics_counts: str | None = None
     limits: ShardLimits = field(default_factory=ShardLimits)
     index: bool = False
     partition_by: tuple[str, ...] = ()
@@ -314,6 +316,7 @@ def parse_write_options(options: Mapping[str, str], overwrite: bool) -> WriteOpt
         statistics_slices=parse_names(given["statisticsslices"], "statisticsSlices")
         if "statisticsslices" in given
         else (),
+        statistics_counts=given.get("statisticscounts"),
         limits=limits,
         index=parse_flag(given, "index"),
         partition_by=parse_names(given["partitionby"]) if "partitionby" in given else (),

@@ -169,15 +169,20 @@ def fill_length_bins(bins: Sequence[Mapping[str, int]]) -> list[dict[str, int]]:
 def view_popularity(data: RunData) -> dict[str, Any]:
     """Returns the curve of counts by rank, how concentrated they are, and the top items."""
     catalogue = data.catalogue
-    if catalogue is None or not len(catalogue.counts):
+    if catalogue is None or not len(catalogue.tokens):
         reason = data.gaps.get("catalogue") or data.gaps.get("dataset")
         raise MissingPartError(reason or "The item vocabulary of this dataset version is empty.")
-    seen = catalogue.counts[catalogue.counts > 0]  # a logarithm has no place for 0
+    counts = catalogue.counts
+    if counts is None:
+        raise MissingPartError(
+            "This dataset version was built without counts of its train rows; build it again."
+        )
+    seen = counts[counts > 0]  # a logarithm has no place for 0
     ranks = np.unique(np.geomspace(1, max(len(seen), 1), _CURVE_POINTS).round().astype(int))
     ranks = ranks[: len(seen)]
     return {
         "catalogue": catalogue,
-        "total": int(catalogue.counts.sum()),
+        "total": int(counts.sum()),
         "tokens": catalogue.tokens[:_TOP_ITEMS].to_pylist(),
         "ranks": ranks,
         "curves": {"occurrences in train": seen[ranks - 1]},

@@ -160,7 +160,7 @@ def _run_tiles(data: RunData) -> Iterator[tuple[str, Any, str]]:
             yield "training records", data.manifest.split("train").rows, "count"
         yield "of TFRecord shards", sum(split.bytes for split in data.manifest.splits), "bytes"
     if data.catalogue is not None:
-        yield "items", len(data.catalogue.counts), "count"
+        yield "items", len(data.catalogue.tokens), "count"
     parameters = as_mapping(data.card.get("model")).get("parameters")
     if isinstance(parameters, int):
         yield "parameters", parameters, "count"

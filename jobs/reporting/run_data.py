@@ -34,6 +34,7 @@ from conf.run import (
 )
 from conf.training.input import InputConfig
 from etl.encoders.vocabulary import load_vocabulary
+from etl.records.train_counts import read_counts
 from etl.tfrecord.codec.decode import read_batches
 from etl.tfrecord.files.locations import FileOpener, find_path
 from etl.tfrecord.types.features import WireFeature
@@ -53,15 +54,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ItemCatalogue:
-    """Items in order of falling train count.
+    """Items in order of falling popularity.
 
     Attributes:
-        counts: Occurrences in the train split by rank, int64 `[items]`, falling.
-        tokens: Raw tokens in the same order.
+        counts: Events of the train rows by rank, int64 `[items]`, falling; None where the
+            version was built without train counts.
+        tokens: Raw tokens in the same order; in that of ids where nothing was counted.
         titles: Title by raw token, for the items that have one.
     """
 
-    counts: np.ndarray
+    counts: np.ndarray | None
     tokens: pa.Array
     titles: Mapping[str, str] = field(default_factory=dict)
 
@@ -75,19 +77,20 @@ class ItemCatalogue:
         Args:
             fraction: Share of the catalogue, in (0, 1]; at least one item is taken.
         """
-        total = int(self.counts.sum())
-        head = max(1, round(len(self.counts) * fraction))
-        return float(self.counts[:head].sum() / total) if total else 0.0
+        counts = np.zeros(0, np.int64) if self.counts is None else self.counts
+        total = int(counts.sum())
+        head = max(1, round(len(counts) * fraction))
+        return float(counts[:head].sum() / total) if total else 0.0
 
 
 def read_catalogue(version: ReadablePath, manifest: Manifest) -> ItemCatalogue | None:
-    """Reads the item vocabulary of a version, and the titles where its catalogue has any.
+    """Reads the items of a version: their vocabulary, train counts and titles, if there are any.
 
     Returns:
         The catalogue, or None where the items are not encoded by a vocabulary.
 
     Raises:
-        InputDataError: The encoders are damaged.
+        InputDataError: The encoders or the train counts are damaged.
     """
     if manifest.keys.item is None:
         return None
@@ -97,12 +100,28 @@ def read_catalogue(version: ReadablePath, manifest: Manifest) -> ItemCatalogue |
         spec = plan.vocabulary(manifest.schema[manifest.keys.item].encoding)
     except KeyError:
         return None
-    table = load_vocabulary(directory, spec).sort_by([("count", "descending"), ("id", "ascending")])
+    table = load_vocabulary(directory, spec)
+    counts = _read_popularity(version, manifest, table["id"].to_numpy())
+    if counts is not None:
+        order = np.argsort(-counts, kind="stable")
+        table, counts = table.take(order), counts[order]
     return ItemCatalogue(
-        counts=table["count"].to_numpy().astype(np.int64),
+        counts=counts,
         tokens=table["token"].combine_chunks(),
         titles=_read_titles(version, manifest, table),
     )
+
+
+def _read_popularity(
+    version: ReadablePath, manifest: Manifest, ids: np.ndarray
+) -> np.ndarray | None:
+    """Events of the train rows by item, int64 `[items]`; None where nothing was counted."""
+    found = read_counts(version, manifest).get("item")
+    if found is None:
+        return None
+    counts = np.zeros(int(max(ids.max(initial=0), found.ids.max(initial=0))) + 1, np.int64)
+    counts[found.ids] = found.events
+    return counts[ids]
 
 
 def _read_titles(version: ReadablePath, manifest: Manifest, vocabulary: pa.Table) -> dict[str, str]:

@@ -13,7 +13,7 @@ from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.schema import OOV_ID, PAD_ID
 from conf.training.input import InputConfig
-from conf.training.models import RankingConfig
+from conf.training.models import BinaryConfig, RankingConfig
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.differences import SystemSums, UserGroups, build_user_groups
 from training.evaluation.item_index import build_item_index
@@ -58,9 +58,9 @@ from training.evaluation.user_lists import (
     describe_protocol,
 )
 from training.evaluation.user_rows import BEFORE
+from training.input.train_counts import read_train_counts
 from training.models.ranking import RankingModel
 from training.models.retrieval import RetrievalModel, require_retrieval
-from training.objectives.item_catalog import read_catalog_counts
 
 LIST_LENGTH = 10
 SLICED_SYSTEMS = (ModelScorer.name, PopularityScorer.name)
@@ -160,8 +160,7 @@ def _describe_split(trained: TrainedModel, split: str) -> dict[str, Any]:
 
 
 def _evaluate_ranking(trained: TrainedModel, model: RankingModel, split: str) -> dict[str, Any]:
-    config, seed = trained.config.evaluation, trained.config.seed
-    tasks = evaluate_tasks(model, trained.version_dir, trained.manifest, split, config, seed)
+    tasks = evaluate_tasks(model, trained.version_dir, trained.manifest, split, trained.config)
     return {"rows": trained.manifest.split(split).rows, "tasks": tasks}
 
 
@@ -173,6 +172,29 @@ def evaluate_events(trained: TrainedModel, model: RetrievalModel, split: str) ->
     return evaluation.result()
 
 
+def read_popularity(trained: TrainedModel, ids: IntArray) -> IntArray:
+    """Reads how popular items are in the rows that a run was trained on.
+
+    What the run's objective takes for a positive counts: of a binary one events with a label above
+    0, else every event. Drawn negatives never do.
+
+    Args:
+        trained: The run.
+        ids: `[items]`.
+
+    Returns:
+        int64 `[items]`.
+
+    Raises:
+        InputDataError: The counts or a record are damaged.
+    """
+    where = trained.version_dir, trained.manifest
+    counts = read_train_counts(*where, "item", trained.config.input)
+    objective = getattr(trained.config.model, "objective", None)
+    by_label = isinstance(objective, BinaryConfig) and objective.reads_label
+    return counts.place(counts.positives if by_label else counts.events, ids)
+
+
 class _Evaluation:
     """One pass over a split: every system, every protocol."""
 
@@ -181,7 +203,8 @@ class _Evaluation:
         manifest = trained.manifest
         config = trained.config.evaluation
         self.index = build_item_index(model, trained.version_dir, manifest, config.batch_size)
-        counts = read_catalog_counts(trained.version_dir, manifest, self.index.ids)
+        where = trained.version_dir, manifest
+        counts = read_popularity(trained, self.index.ids)
         self.systems: tuple[Scorer, ...] = (
             ModelScorer(model, self.index),
             PopularityScorer(counts),
@@ -190,7 +213,7 @@ class _Evaluation:
         self.headline = headline_protocol(manifest, config.mask_seen, split)
         lengths = (LIST_LENGTH, *config.ks)
         self.lists = ListStatistics(counts, lengths, self.headline == FULL_UNSEEN)
-        slicings = plan_slicings(trained.version_dir, manifest, config.slices, "event")
+        slicings = plan_slicings(*where, config.slices, "event", trained.config.input)
         self.slices = {name: SliceMeans(slicings) for name in SLICED_SYSTEMS}
         self.groups = build_user_groups(trained.version_dir, manifest, trained.config.seed)
         self.labels = self._build_labels()
@@ -311,8 +334,9 @@ class _UserEvaluation:
         manifest, config = trained.manifest, trained.config.evaluation
         self.protocol = headline_protocol(manifest, config.mask_seen, split)
         self.index = build_item_index(model, trained.version_dir, manifest, config.batch_size)
-        counts = read_catalog_counts(trained.version_dir, manifest, self.index.ids)
-        slicings = plan_slicings(trained.version_dir, manifest, config.slices, "user")
+        where = trained.version_dir, manifest
+        counts = read_popularity(trained, self.index.ids)
+        slicings = plan_slicings(*where, config.slices, "user", trained.config.input)
         inputs = (*model.user_inputs, *(slicing.feature for slicing in slicings))
         self.reader = UserReader(trained, split, self.index, inputs, config.mask_seen)
         self.scorer = ListScorer(model, self.index, max(*config.ks, LIST_LENGTH))

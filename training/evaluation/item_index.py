@@ -21,8 +21,8 @@ from training.checkpoint.restore import TrainedModel
 from training.evaluation.metrics import MISSING, IntArray, Pairs
 from training.input.batches import Batch, build_eval_dataset, read_batches
 from training.models.retrieval import RetrievalModel, require_retrieval
+from training.objectives.item_catalog import read_catalog
 
-CATALOG_SPLIT = "catalog"
 USERS_SPLIT = "users"
 BLOCK_CELLS = 1 << 24
 """Cells of a float32 score block: 64 MiB."""
@@ -74,7 +74,7 @@ class TopK:
 def build_item_index(
     model: RetrievalModel, version_dir: ReadablePath, manifest: Manifest, batch_size: int
 ) -> ItemIndex:
-    """Embeds the `catalog` split once.
+    """Embeds the items of the catalogue once.
 
     Args:
         model: Trained model.
@@ -88,8 +88,7 @@ def build_item_index(
     key = manifest.require_key("item")
     names = tuple(dict.fromkeys((key, *model.item_inputs)))
     ids, vectors = [], []
-    dataset = build_eval_dataset(version_dir, manifest, CATALOG_SPLIT, batch_size, names)
-    for batch in read_batches(dataset, version_dir, manifest, CATALOG_SPLIT):
+    for batch in read_catalog(version_dir, manifest, names, batch_size):
         ids.append(np.asarray(batch[key], dtype=np.int64))
         vectors.append(np.asarray(model.embed_items(batch), dtype=np.float32))
     if not ids:
@@ -100,7 +99,7 @@ def build_item_index(
 def read_item_features(
     version_dir: ReadablePath, manifest: Manifest, names: Sequence[str], batch_size: int
 ) -> tuple[ItemIds, Batch]:
-    """Reads features of the `catalog` split.
+    """Reads features of the catalogue's items.
 
     Args:
         version_dir: Directory of the dataset version.
@@ -115,8 +114,7 @@ def read_item_features(
         InputDataError: The catalogue is empty, damaged or lists an item twice.
     """
     key = manifest.require_key("item")
-    dataset = build_eval_dataset(version_dir, manifest, CATALOG_SPLIT, batch_size, names)
-    batches = list(read_batches(dataset, version_dir, manifest, CATALOG_SPLIT))
+    batches = list(read_catalog(version_dir, manifest, names, batch_size))
     if not batches:
         raise _build_empty_error(manifest)
     columns = {name: tf.concat([batch[name] for batch in batches], 0) for name in names}
@@ -129,7 +127,7 @@ def read_item_features(
 def _build_empty_error(manifest: Manifest) -> InputDataError:
     return InputDataError(
         f"dataset {manifest.dataset_name!r} has no items to rank",
-        received=f"split {CATALOG_SPLIT!r} with 0 records",
+        received="no record of a known item in the catalogue",
         fix="build the dataset again; the train split must name at least one item",
     )
 

@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from conf.encoders import EncoderPlan
 from conf.errors import ConfigError, did_you_mean
-from conf.manifest import Manifest
+from conf.manifest import KeyPart, Manifest
 from conf.paths import ReadablePath
-from conf.schema import OOV_ID, FeatureSpec
+from conf.schema import FIRST_TOKEN_ID, OOV_ID, FeatureSpec
+from conf.training.input import InputConfig
 from training.evaluation.metrics import FloatArray, IntArray, Per
 from training.input.batches import Features
-from training.input.vocabularies import read_key_vocabulary, read_plan, read_token_counts
+from training.input.train_counts import read_train_counts
+from training.input.vocabularies import read_key_vocabulary
 
 USER_FREQUENCY, ITEM_FREQUENCY = "user_frequency", "item_frequency"
 BAND_STARTS = (0, 1, 10, 100, 1000)
@@ -50,7 +51,11 @@ class Slicing:
 
 
 def plan_slicings(
-    version_dir: ReadablePath, manifest: Manifest, names: Sequence[str] | None, per: Per
+    version_dir: ReadablePath,
+    manifest: Manifest,
+    names: Sequence[str] | None,
+    per: Per,
+    config: InputConfig | None = None,
 ) -> tuple[Slicing, ...]:
     """Finds out how rows are cut into slices.
 
@@ -60,37 +65,38 @@ def plan_slicings(
         names: `user_frequency`, `item_frequency` or features; None: both frequencies, as far as
             the dataset counts them.
         per: What a row stands for; a user has no one item.
+        config: How the train split is read; None: all rows.
 
     Raises:
         ConfigError: A name is unknown, or has no groups here.
-        InputDataError: A vocabulary is damaged.
+        InputDataError: A vocabulary or the counts are damaged.
     """
-    plan = read_plan(version_dir, manifest)
     keys = {USER_FREQUENCY: manifest.keys.user, ITEM_FREQUENCY: manifest.keys.item}
     if per == "user":
         del keys[ITEM_FREQUENCY]
     if names is None:
-        counted = [n for n, key in keys.items() if key and _is_counted(plan, manifest, key)]
-        names = counted
+        names = [name for name, key in keys.items() if key and _has_groups(manifest.schema[key])]
     slicings = []
     for name in dict.fromkeys(names):
-        if (key := keys.get(name)) is not None and _is_counted(plan, manifest, key):
-            slicings.append(_cut_by_count(version_dir, plan, name, key))
+        if (key := keys.get(name)) is not None and _has_groups(manifest.schema[key]):
+            slicings.append(_cut_by_count(version_dir, manifest, name, config))
         else:
             _require_groups(manifest, name, per, keys)
             slicings.append(_cut_by_value(version_dir, manifest, name))
     return tuple(slicings)
 
 
-def _is_counted(plan: EncoderPlan, manifest: Manifest, key: str) -> bool:
-    is_scalar = manifest.schema[key].shape == ()
-    return is_scalar and plan.column(key).vocabulary is not None
-
-
-def _cut_by_count(version_dir: ReadablePath, plan: EncoderPlan, name: str, key: str) -> Slicing:
-    spec = plan.vocabulary(plan.column(key).vocabulary or "")
-    counts = read_token_counts(version_dir, spec)
-    return Slicing(name, key, BANDS, np.searchsorted(BAND_STARTS, counts, side="right") - 1)
+def _cut_by_count(
+    version_dir: ReadablePath, manifest: Manifest, name: str, config: InputConfig | None
+) -> Slicing:
+    part: KeyPart = "user" if name == USER_FREQUENCY else "item"
+    key = manifest.require_key(part)
+    counts = read_train_counts(version_dir, manifest, part, config)
+    vocabulary = read_key_vocabulary(version_dir, manifest, key)
+    events = counts.place(counts.events, np.arange(manifest.schema[key].vocabulary_size or 0))
+    # Many unknown values share an id: how often each occurs is not known.
+    events[: FIRST_TOKEN_ID if vocabulary is None else vocabulary.first_id] = 0
+    return Slicing(name, key, BANDS, np.searchsorted(BAND_STARTS, events, side="right") - 1)
 
 
 def _require_groups(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
-from conf.training.train import EvaluationConfig
+from conf.training.train import TrainConfig
 from training.embedding.dynamic_table import DynamicTable
 from training.evaluation.differences import (
     CONSTANT,
@@ -271,8 +271,7 @@ def evaluate_tasks(
     version_dir: ReadablePath,
     manifest: Manifest,
     split: str,
-    config: EvaluationConfig,
-    seed: int = 0,
+    config: TrainConfig,
 ) -> dict[str, dict[str, Any]]:
     """Returns the metrics of each task on a split, in all and by slice.
 
@@ -281,17 +280,17 @@ def evaluate_tasks(
         version_dir: Directory of the dataset version.
         manifest: Its manifest.
         split: Split to measure on.
-        config: How rows are read and cut.
-        seed: Seed of the draws that give intervals.
+        config: How rows are read and cut, what the model was trained on, and the seed of the draws
+            that give intervals.
 
     Raises:
         ConfigError: A slice is unknown.
         InputDataError: The split is empty, a record is damaged, or a score is no number.
     """
-    slicings = plan_slicings(version_dir, manifest, config.slices, "event")
-    groups = build_user_groups(version_dir, manifest, seed)
+    slices, batch_size = config.evaluation.slices, config.evaluation.batch_size
+    slicings = plan_slicings(version_dir, manifest, slices, "event", config.input)
+    groups = build_user_groups(version_dir, manifest, config.seed)
     scores = TaskScores(model, manifest, slicings=slicings, groups=groups)
-    batch_size = config.batch_size
     dataset = build_eval_dataset(version_dir, manifest, split, batch_size, scores.inputs)
     for batch in read_batches(dataset, version_dir, manifest, split):
         scores.update(batch)

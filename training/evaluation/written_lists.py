@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from conf.errors import ConfigError, InputDataError
 from training.checkpoint.restore import TrainedModel
-from training.evaluation.item_index import CATALOG_SPLIT, ItemIds
+from training.evaluation.item_index import ItemIds
 from training.evaluation.metrics import MISSING, FloatArray, IntArray, RankingMeans
 from training.evaluation.protocols import require_rows
 from training.evaluation.user_lists import (
@@ -35,6 +35,7 @@ from training.evaluation.user_lists import (
 )
 from training.input.batches import build_eval_dataset, read_batches
 from training.input.vocabularies import read_key_vocabulary
+from training.objectives.item_catalog import read_catalog
 
 LISTS_AT_ONCE = 4096
 UNKNOWN = -1
@@ -202,8 +203,7 @@ class _Measured:
 def _read_catalog(trained: TrainedModel) -> ItemIds:
     key = trained.manifest.require_key("item")
     where, size = (trained.version_dir, trained.manifest), trained.config.evaluation.batch_size
-    dataset = build_eval_dataset(*where, CATALOG_SPLIT, size, (key,))
-    batches = read_batches(dataset, *where, CATALOG_SPLIT)
+    batches = read_catalog(*where, (key,), size)
     return ItemIds(np.sort(np.concatenate([np.asarray(b[key], np.int64) for b in batches])))
 
 

@@ -129,26 +129,6 @@ def read_statistics(version_dir: ReadablePath, spec: TableSpec) -> np.ndarray:
     return table["all"].to_numpy()
 
 
-def read_token_counts(version_dir: ReadablePath, spec: VocabularySpec) -> np.ndarray:
-    """Reads how often each token of a vocabulary occurs in the train split.
-
-    Returns:
-        int64 `[size]`, indexed by id; 0 for padding and OOV, which the file does not count.
-
-    Raises:
-        InputDataError: As in `read_vocabulary`, or a count is missing or below 0.
-    """
-    file, table = _read_checked(version_dir, spec, ["id", "count"])
-    column = table["count"].combine_chunks()
-    if column.type != pa.int64() or column.null_count:
-        raise _damaged(file, "count type", column.type, "int64")
-    counts = np.zeros(spec.size, np.int64)
-    counts[spec.first_token_id :] = column.to_numpy(zero_copy_only=False)
-    if counts.min(initial=0) < 0:
-        raise _damaged(file, "count", counts.min(), "0 or more")
-    return counts
-
-
 def _read_checked(
     version_dir: ReadablePath, spec: VocabularySpec, columns: list[str]
 ) -> tuple[ReadablePath, pa.Table]:

@@ -1,88 +1,97 @@
-"""Item catalogue for objectives: counts in train, items that can be drawn, features by id."""
+"""Item catalogue for objectives: counts of train rows, items to draw, features by id."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from conf.errors import ConfigError, InputDataError
+from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
-from conf.schema import FIRST_TOKEN_ID, OOV_ID
+from conf.schema import FIRST_TOKEN_ID
+from conf.training.input import FilterConfig, InputConfig
 from training.input.batches import Batch, build_eval_dataset, read_batches
-from training.input.vocabularies import read_key_vocabulary, read_plan, read_token_counts
+from training.input.mixing import find_mixed
+from training.input.train_counts import read_train_counts
+from training.input.vocabularies import read_key_vocabulary
+from training.objectives.user_items import TrainRows
 
-COUNTED_ROWS = 65_536
+_log = logging.getLogger("sluice.training.input")
 
 
-def read_item_counts(version_dir: ReadablePath, manifest: Manifest) -> np.ndarray:
-    """Reads the train counts of the item vocabulary.
+def read_item_events(train: TrainRows) -> np.ndarray:
+    """Reads what items are drawn by: events of the rows that train, whatever their label.
 
-    Args:
-        version_dir: Directory that holds the manifest.
-        manifest: The version's manifest.
+    Objectives that draw items take every row for a positive.
 
     Returns:
-        int64 `[vocabulary_size]`, indexed by item id; 0 for padding. Id 1 (OOV) holds the train
-        rows whose item is not in the vocabulary; drawn negatives count as none of these.
+        int64 `[vocabulary_size]`, by id; id 1 (OOV) holds those of unknown items.
 
     Raises:
-        InputDataError: The item feature has no vocabulary, or its file is missing or damaged.
+        InputDataError: The counts or a record are damaged.
     """
-    spec = manifest.schema[manifest.require_key("item")]
-    plan = read_plan(version_dir, manifest)
-    try:
-        vocabulary = plan.vocabulary(spec.encoding)
-    except KeyError as error:
-        raise InputDataError(
-            f"the item feature {spec.name!r} has no vocabulary, so its items are not counted",
-            received=f"encoding {spec.encoding!r}",
-            allowed="a vocabulary of the encoder plan",
-            fix="encode the item with a vocabulary and build the dataset again",
-        ) from error
-    if spec.vocabulary_size != vocabulary.size:
-        raise InputDataError(
-            f"the vocabulary of {spec.name!r} does not fit the schema",
-            received=f"{vocabulary.size} ids",
-            allowed=f"vocabulary_size = {spec.vocabulary_size}",
-            fix="build the dataset again",
-        )
-    counts = read_token_counts(version_dir, vocabulary)
-    events = manifest.split("train").rows - manifest.counts.drawn.get("train", 0)
-    counts[OOV_ID] = max(0, events - int(counts.sum()))
-    return counts
+    counts = read_train_counts(train.version_dir, train.manifest, "item", train.config)
+    return counts.place(counts.events, np.arange(_vocabulary_size(train.manifest)))
 
 
-def read_catalog_counts(
-    version_dir: ReadablePath, manifest: Manifest, ids: np.ndarray
+def read_batch_counts(train: TrainRows) -> np.ndarray:
+    """Reads how many rows of an epoch hold each item, as batches are made.
+
+    With `class_balance` and `mix` these are expected numbers: each class and each dataset has its
+    share of the rows.
+
+    Args:
+        train: The rows that are trained on.
+
+    Returns:
+        `[vocabulary_size]`, by id: int64, or float64 of expected numbers; of all labels, as each
+        row's item is a candidate.
+
+    Raises:
+        InputDataError: The counts or a record are damaged.
+    """
+    config = train.config or InputConfig()
+    counts = _count_rows(train.version_dir, train.manifest, config)
+    if config.class_balance is None and not config.mix:
+        return counts
+    others = find_mixed(config, train.manifest, [train.manifest.require_key("item")])
+    places = [(train.version_dir, train.manifest), *others]
+    weights = [1 - sum(part.weight for part in config.mix), *(part.weight for part in config.mix)]
+    shares = [
+        weight * _balanced_shares(*place, config)
+        for place, weight in zip(places, weights, strict=True)
+    ]
+    return np.sum(shares, axis=0) * counts.sum()
+
+
+def _count_rows(version_dir: ReadablePath, manifest: Manifest, config: InputConfig) -> np.ndarray:
+    counts = read_train_counts(version_dir, manifest, "item", config)
+    return counts.place(counts.rows, np.arange(_vocabulary_size(manifest)))
+
+
+def _balanced_shares(
+    version_dir: ReadablePath, manifest: Manifest, config: InputConfig
 ) -> np.ndarray:
-    """Reads how often each item of the catalogue occurs in the train split.
+    """Share of a dataset's rows that hold each item, float64 `[vocabulary_size]`."""
+    balance = config.class_balance
+    if balance is None:
+        counts = _count_rows(version_dir, manifest, config)
+        return counts / max(1, counts.sum())
+    shares = np.zeros(_vocabulary_size(manifest))
+    for label, share in balance.shares.items():
+        of_class = FilterConfig(feature=balance.feature, op="==", value=label)
+        chosen = config.model_copy(update={"filter": (*config.filter, of_class)})
+        counts = _count_rows(version_dir, manifest, chosen)
+        # A class without rows leaves its share to the others.
+        shares += share * counts / max(1, counts.sum())
+    return shares / max(shares.sum(), np.finfo(np.float64).tiny)
 
-    Keys have no vocabulary that counts them: for them the train split is read through.
 
-    Args:
-        version_dir: Directory that holds the manifest.
-        manifest: The version's manifest.
-        ids: int64 `[items]`, ascending.
-
-    Returns:
-        int64 `[items]`; drawn negatives count as none of them where there is a vocabulary.
-
-    Raises:
-        InputDataError: The item feature's vocabulary is missing or damaged, or a record is.
-    """
-    item = manifest.require_key("item")
-    if manifest.schema[item].vocabulary_size is not None:
-        return read_item_counts(version_dir, manifest)[ids]
-    counts = np.zeros(len(ids), np.int64)
-    dataset = build_eval_dataset(version_dir, manifest, "train", COUNTED_ROWS, [item])
-    for batch in read_batches(dataset, version_dir, manifest, "train"):
-        found = np.asarray(batch[item], np.int64)
-        rows = np.minimum(np.searchsorted(ids, found), len(ids) - 1)
-        counts += np.bincount(rows[ids[rows] == found], minlength=len(ids))
-    return counts
+def _vocabulary_size(manifest: Manifest) -> int:
+    return int(manifest.schema[manifest.require_key("item")].vocabulary_size or 0)
 
 
 def read_drawable_items(version_dir: ReadablePath, manifest: Manifest) -> np.ndarray:
@@ -117,7 +126,50 @@ def read_drawable_items(version_dir: ReadablePath, manifest: Manifest) -> np.nda
     return ids.astype(np.int64)
 
 
+CATALOG_SPLIT = "catalog"
 CATALOG_ROWS = 4096
+
+
+def read_catalog(
+    version_dir: ReadablePath, manifest: Manifest, names: Sequence[str], batch_size: int
+) -> Iterator[Batch]:
+    """Reads the items that can be ranked, with some of their features.
+
+    They are the split `catalog`. An imported dataset need not have one: its items are those of the
+    train rows then, each with the features of its first row.
+
+    Args:
+        version_dir: Directory that holds the manifest.
+        manifest: The version's manifest.
+        names: Features of role item, the item's id among them.
+        batch_size: Rows that are read at a time.
+
+    Yields:
+        A row per item; lists are padded, if at all, to one length.
+
+    Raises:
+        InputDataError: A record is damaged.
+    """
+    split = CATALOG_SPLIT
+    if all(part.name != split for part in manifest.splits):
+        split = "train"
+    dataset = build_eval_dataset(version_dir, manifest, split, batch_size, names)
+    batches = read_batches(dataset, version_dir, manifest, split)
+    yield from batches if split == CATALOG_SPLIT else _keep_first(batches, manifest)
+
+
+def _keep_first(batches: Iterator[Batch], manifest: Manifest) -> Iterator[Batch]:
+    """Keeps the first row of each item; padding and unknown items are none."""
+    name = manifest.dataset_name
+    _log.info("dataset %s has no split catalog: its items are those of train rows", name)
+    key = manifest.require_key("item")
+    known = np.arange(FIRST_TOKEN_ID)
+    for batch in batches:
+        ids, rows = np.unique(np.asarray(batch[key], np.int64), return_index=True)
+        rows = np.sort(rows[~np.isin(ids, known, assume_unique=True)])
+        if len(rows):
+            known = np.union1d(known, ids)
+            yield {name: tf.gather(value, rows) for name, value in batch.items()}
 
 
 class ItemFeatures:
@@ -153,10 +205,9 @@ class ItemFeatures:
 def _read_columns(
     version_dir: ReadablePath, manifest: Manifest, key: str, names: Sequence[str], size: int
 ) -> dict[str, tf.Tensor]:
-    dataset = build_eval_dataset(version_dir, manifest, "catalog", CATALOG_ROWS, [key, *names])
     ids: list[np.ndarray] = []
     parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
-    for batch in read_batches(dataset, version_dir, manifest, "catalog"):
+    for batch in read_catalog(version_dir, manifest, [key, *names], CATALOG_ROWS):
         ids.append(batch[key].numpy())
         for name in names:
             value = batch[name]

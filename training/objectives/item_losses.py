@@ -155,7 +155,7 @@ def count_in_batch(item_counts: np.ndarray, batch_size: int) -> np.ndarray:
     """How often each item is expected among a batch's rows: `batch_size` times its share of train.
 
     Args:
-        item_counts: int64 `[vocabulary_size]`, train rows per item id.
+        item_counts: `[vocabulary_size]`, rows that train by item id.
         batch_size: Rows that are ranked together, over all replicas.
 
     Returns:

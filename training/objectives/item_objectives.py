@@ -26,7 +26,12 @@ from training.embedding.key_mapping import read_keys
 from training.input.batches import Batch
 from training.models.retrieval import Queries, RetrievalModel
 from training.networks.network import TrainingPass
-from training.objectives.item_catalog import ItemFeatures, read_drawable_items, read_item_counts
+from training.objectives.item_catalog import (
+    ItemFeatures,
+    read_batch_counts,
+    read_drawable_items,
+    read_item_events,
+)
 from training.objectives.item_losses import (
     SoftmaxItems,
     compute_catalog_softmax,
@@ -319,27 +324,25 @@ def build_item_objective(
     if isinstance(config, SampledSoftmaxConfig):
         return _build_sampled(config, train, items)
     negatives = config.negatives or NegativesConfig(source="uniform", count=1)
-    return DrawnNegatives(config, items, _build_sampler(negatives, train, None))
+    return DrawnNegatives(config, items, _build_sampler(negatives, train))
 
 
 def _build_sampled(
     config: SampledSoftmaxConfig, train: TrainRows, items: ItemData
 ) -> SampledSoftmax:
-    counts = in_batch = sampler = None
+    in_batch = sampler = None
     source = config.negatives.source
     if config.logq_correction and source in ("batch", "mixed"):
-        counts = read_item_counts(train.version_dir, train.manifest)
-        in_batch = count_in_batch(counts, train.batch_size)
+        in_batch = count_in_batch(read_batch_counts(train), train.batch_size)
     if source != "batch":
-        sampler = _build_sampler(config.negatives, train, counts)
+        sampler = _build_sampler(config.negatives, train)
     return SampledSoftmax(config, items, sampler, in_batch)
 
 
-def _build_sampler(config: NegativesConfig, train: TrainRows, counts: np.ndarray | None) -> Sampler:
+def _build_sampler(config: NegativesConfig, train: TrainRows) -> Sampler:
     item = train.manifest.require_key("item")
     by_counts = config.source != "adaptive" and find_distortion(config) > 0.0
-    if by_counts and counts is None:
-        counts = read_item_counts(train.version_dir, train.manifest)
+    counts = read_item_events(train) if by_counts else None
     size = int(train.manifest.schema[item].vocabulary_size or 0)
     return build_sampler(config, _read_drawable(train), counts, size)
 

@@ -99,11 +99,11 @@ class UniformSampler(Sampler):
 
 
 class FrequencySampler(Sampler):
-    """Draws items by their counts in train; one that has none counts as one.
+    """Draws items by their events in train; one that has none counts as one.
 
     Args:
         drawable: As of `Sampler`.
-        counts: int64 `[vocabulary_size]`, rows of train by id.
+        counts: int64 `[vocabulary_size]`, events of train by id.
         distortion: Exponent of the counts; 0: all items alike.
     """
 
@@ -191,7 +191,7 @@ def build_sampler(
     Args:
         config: Source and distortion.
         drawable: int64 `[items]`, ascending: ids to draw from.
-        counts: int64 `[vocabulary_size]`, rows of train by id; needed where they are drawn by.
+        counts: int64 `[vocabulary_size]`, events of train by id; needed where they are drawn by.
         vocabulary_size: Number of ids.
     """
     distortion = find_distortion(config)

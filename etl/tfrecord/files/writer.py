@@ -355,14 +355,15 @@ class RollingPlan:
         options: Record type and compression.
         limits: When a file is full.
         index: Whether side files are written.
-        build_statistics: Builds the statistics of a file from the records' schema, or None.
+        build_statistics: Builds the statistics of a file from the records' schema and its path,
+            relative to the root; or None.
     """
 
     root: Path | Storage
     options: ShardOptions
     limits: ShardLimits = field(default_factory=ShardLimits)
     index: bool = False
-    build_statistics: Callable[[pa.Schema], ShardStatistics] | None = None
+    build_statistics: Callable[[pa.Schema, str], ShardStatistics] | None = None
 
 
 class RollingWriter:
@@ -418,7 +419,7 @@ class RollingWriter:
         plan, self._path = self._plan, self._name()
         target = open_target(plan.root, self._path, plan.index)
         if plan.build_statistics is not None:
-            self._statistics = plan.build_statistics(schema)
+            self._statistics = plan.build_statistics(schema, self._path)
         self._file = ShardFile(target, plan.options)
         return self._file
 

@@ -45,12 +45,12 @@ class WriteHooks:
 
     Attributes:
         open_encoders: Opens the encoders of option `encoders`, a directory.
-        build_statistics: Builds the statistics of a shard, from the options and the records'
-            schema.
+        build_statistics: Builds the statistics of a shard, from the options, the records' schema
+            and the shard's path below the output directory.
     """
 
     open_encoders: Callable[[str], RowEncoder] | None = None
-    build_statistics: Callable[[WriteOptions, pa.Schema], ShardStatistics] | None = None
+    build_statistics: Callable[[WriteOptions, pa.Schema, str], ShardStatistics] | None = None
 
     def check(self, options: WriteOptions) -> None:
         """Refuses options that nothing here serves.

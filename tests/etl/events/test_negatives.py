@@ -71,13 +71,14 @@ def log_rows() -> list[dict]:
 def sample(spark, rows=None, partitions=2, config=None, **negatives):
     config = config or sampling_config(negatives)
     dictionary = spark.createDataFrame(
-        [(i, genre(i), None, None) for i in ITEMS],
+        [(i, genre(i), None, None) for i in [*ITEMS, 25]],
         "item bigint, genre string, __order string, __reason string",
     )
     types = TYPES | dict.fromkeys((rolling.name for rolling in config.rolling), "bigint")
     log = frame(spark, types, rows or log_rows()).repartition(partitions, "__position")
     sources = {"items": Source("items", dictionary, ()), "log": Source("log", log, ())}
-    made = add_negatives(log.where("__drop is null"), log, config, sources)
+    samples = log.where("__drop is null and __skip is null")
+    made = add_negatives(samples, log, config, sources)
     try:
         return made.samples.collect(), made.drawn
     finally:
@@ -109,9 +110,14 @@ def check_distribution(drawn: list[int], expected: dict[int, float]) -> None:
 
 
 def test_draws_follow_the_distorted_popularity_and_state_it(spark):
-    rows, drawn = sample(spark)
-    counts = Counter(row["item"] for row in log_rows())
-    expected = popularity(ITEMS, counts)
+    """That of the positives among the samples: what is shown and not taken makes none popular."""
+    shown = [{**log_rows()[0], "__position": 5000 + n} for n in range(200)]
+    shown = [row | {"item": 3, "__skip": "where_not_met"} for row in shown[:100]] + [
+        row | {"item": 5 + 20 * (n % 2), "label": 0.0} for n, row in enumerate(shown[100:])
+    ]
+    rows, drawn = sample(spark, log_rows() + shown)
+    counts = Counter(row["item"] for row in log_rows()) | Counter({25: 1})
+    expected = popularity([*ITEMS, 25], counts)
     negatives = [r for r in rows if r["__draw"] > 0]
     assert drawn == {"train": len(negatives)} == {"train": 10 * len(log_rows())}
     check_distribution([r["item"] for r in negatives], expected)

@@ -20,7 +20,7 @@ from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.etl.build import BuildConfig
 from conf.manifest import InputFile, InputTable, Manifest
 from conf.paths import DatasetPaths, published_versions, read_manifest, resolve_version
-from etl.build import build_dataset
+from etl.build import BuildResult, build_dataset
 from etl.records.parquet_copy import parquet_path
 from etl.sources.snapshot import RunInputs
 from etl.tfrecord.codec.decode import read_file
@@ -28,6 +28,7 @@ from etl.tfrecord.types.features import WireFeature
 from etl.versions.publish import make_current, read_current
 from etl.versions.retention import collect_garbage
 from etl.versions.run_fingerprint import RunRequest, fingerprint_run
+from tests.datasets import count_train_records
 from tests.etl.logs import build_config, write_logs
 
 DAY_S = 24 * 3600
@@ -61,6 +62,17 @@ def dated_config(logs: Path, root: Path, **output: Any):
 
 def days(first: int, last: int | None = None) -> RunRequest:
     return RunRequest(DateRange(date(1970, 1, 1 + first), date(1970, 1, 1 + (last or first))))
+
+
+def read_counts(result: BuildResult) -> dict[str, dict[int, list[int]]]:
+    tables = {
+        part: pq.read_table(result.version / info.path).to_pydict()
+        for part, info in result.manifest.train_counts.items()
+    }
+    return {
+        part: {i: list(n) for i, *n in zip(*table.values(), strict=True)}
+        for part, table in tables.items()
+    }
 
 
 def read_times(version: Path, manifest: Manifest, split: str) -> list[int]:
@@ -188,6 +200,8 @@ def test_dynamic_overwrite_rebuilds_the_given_day_and_shares_the_others(spark, t
     assert result.manifest.run.reused_rows == {"train": 12, "validation": 0, "test": 24}
     assert result.manifest.encoders_fingerprint == base.manifest.encoders_fingerprint
     assert result.manifest.statistics["train"]["ts"]["rows"] == 25
+    # The kept day's counts are those of the version before, without the day that was replaced.
+    assert read_counts(result) == count_train_records(result.version, result.manifest)
     # Once more changes nothing; either version lives without the other.
     assert not build_dataset(spark, config, request=days(1)).is_new
     collect_garbage(DatasetPaths(root, "small"), keep=1, older_than_days=None)

@@ -15,6 +15,7 @@ from conf.atomic_output import write_text_atomic
 from conf.encoders import ENCODERS_FILE, ColumnEncoding, EncoderPlan
 from conf.manifest import (
     MANIFEST_FILE,
+    CountedKeys,
     DatasetKeys,
     FileInfo,
     InputFile,
@@ -40,6 +41,7 @@ from etl.encoders.vocabulary import write_vocabulary
 from etl.quality.label_statistics import LabelFocus
 from etl.quality.statistics import StatisticsAccumulator, merge_statistics, summarize_statistics
 from etl.quality.version_view import write_statistics
+from etl.records.train_counts import KeyCounts, TrainCounter, write_counts
 from etl.tfrecord.codec.crc32c import crc32c
 from etl.tfrecord.files.writer import ShardOptions, ShardWriter
 
@@ -180,6 +182,7 @@ def write_dataset(root: Path, config: FakeConfig | None = None) -> Path:
         counts=_counts(tables, config),
         code_version="0.1.0",
         statistics_file=_file_info(version, stored),
+        train_counts=write_counts(version, _count_train(tables["train"])),
         contract=config.contract,
         stage_seconds={"read sources": 3.21, "join and split events": 5.9, "fit encoders": 4.4,
                        "write records": 8.1},
@@ -188,6 +191,13 @@ def write_dataset(root: Path, config: FakeConfig | None = None) -> Path:
     write_text_atomic(version / MANIFEST_FILE, manifest.dumps())
     write_text_atomic(paths.current, config.version_id + "\n")
     return version
+
+
+def _count_train(train: pa.Table) -> KeyCounts:
+    counter = TrainCounter(CountedKeys("user_id", "movie_id", "label"))
+    for batch in train.to_batches():
+        counter.update(batch)
+    return counter.result()
 
 
 def write_run(root: Path, version: Path, config: FakeConfig | None = None) -> Path:

@@ -27,11 +27,11 @@ from training.export.delta import apply_delta, write_delta
 from training.export.saved_model import write_export
 from training.export.serving_encoders import INT_PAD_TOKENS
 from training.fit import fit_run
+from training.input.train_counts import read_train_counts
 from training.input.vocabularies import read_key_vocabulary
 from training.models.carried_tables import MatchedKeys, set_keys
 from training.models.registry import build_model
 from training.monitoring.progress import NoProgress
-from training.objectives.item_catalog import read_catalog_counts
 from training.prediction.predict import write_recommendations
 
 UNKNOWN = 999_999
@@ -98,7 +98,8 @@ def test_evaluates_and_beats_chance(trained: TrainedModel) -> None:
 def test_items_without_a_vocabulary_are_counted_from_the_train_split(trained) -> None:
     manifest = trained.manifest
     ids = np.sort(np.array([hash_key(100 + item) for item in range(40)]))
-    counts = read_catalog_counts(trained.version_dir, manifest, ids)
+    found = read_train_counts(trained.version_dir, manifest, "item")
+    counts = found.place(found.rows, ids)
     assert counts.sum() == manifest.split("train").rows
     assert counts.min() > 0
 

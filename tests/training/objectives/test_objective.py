@@ -1,19 +1,16 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
 from conf.errors import ConfigError, InputDataError
-from conf.manifest import Manifest, SplitInfo
+from conf.manifest import Manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.input import InputConfig
 from conf.training.models import (
@@ -36,7 +33,12 @@ from training.models.registry import build_model
 from training.models.retrieval import Queries
 from training.networks.network import TrainingPass
 from training.objectives import item_catalog
-from training.objectives.item_catalog import ItemFeatures, read_drawable_items, read_item_counts
+from training.objectives.item_catalog import (
+    ItemFeatures,
+    read_batch_counts,
+    read_drawable_items,
+    read_item_events,
+)
 from training.objectives.item_losses import count_in_batch
 from training.objectives.objective import (
     Weighted,
@@ -45,6 +47,7 @@ from training.objectives.objective import (
     list_state,
 )
 from training.objectives.samplers import build_sampler
+from training.objectives.user_items import TrainRows
 
 
 def test_equals_the_reference() -> None:
@@ -99,7 +102,8 @@ def test_in_batch_softmax_equals_the_reference(
     users = model.embed_users(batch).numpy().astype(np.float64)
     items = model.embed_items(batch).numpy().astype(np.float64)
     ids = batch["movie_id"].numpy()
-    counts = np.log(count_in_batch(read_item_counts(tiny_version, tiny_manifest), 32))
+    rows = read_batch_counts(TrainRows(tiny_version, tiny_manifest, 32))
+    counts = np.log(count_in_batch(rows, 32))
     logits = users @ items.T / 0.5 - counts[ids].astype(np.float64)
     hits = (ids[:, None] == ids) & ~np.eye(32, dtype=bool)
     assert hits.any()
@@ -187,7 +191,7 @@ def test_drawn_candidates_are_corrected_by_how_they_are_drawn(
     )
     config = MFConfig(embedding_dim=4, objective=objective, temperature=0.5)
     model = build_model(config, tiny_manifest, 1)
-    counts = read_item_counts(tiny_version, tiny_manifest)
+    counts = read_batch_counts(TrainRows(tiny_version, tiny_manifest, 32))
     built = build_objective(config, tiny_version, tiny_manifest, model, 32)
     training = begin(model, built)
     ids = batch["movie_id"].numpy()
@@ -235,7 +239,7 @@ def test_items_drawn_for_a_row_equal_the_reference(
     objective = config_of(negatives=negatives, mask=mask)
     config = MFConfig(embedding_dim=4, objective=objective, user_bias=True)
     model = build_model(config, tiny_manifest, 1)
-    counts = read_item_counts(tiny_version, tiny_manifest)
+    counts = read_batch_counts(TrainRows(tiny_version, tiny_manifest, 32))
     sampler = build_sampler(objective.negatives, np.arange(2, len(counts)), counts, len(counts))
     drawn = sampler.draw([32, 6], PASS).numpy()
     own, scores = scores_of(model, batch, np.arange(42))
@@ -456,51 +460,39 @@ def test_uniform_negatives_are_items_that_may_be_drawn(
 
 
 def test_counts_are_those_of_the_train_records(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    """Not those of the vocabulary, which nothing here reads: the version has no other file."""
+    train = TrainRows(tiny_version, tiny_manifest, 32)
     batch = next(
         iter(build_eval_dataset(tiny_version, tiny_manifest, "train", 10_000, ["movie_id"]))
     )
     found = np.bincount(batch["movie_id"].numpy(), minlength=42)
-    np.testing.assert_array_equal(read_item_counts(tiny_version, tiny_manifest), found)
+    np.testing.assert_array_equal(read_batch_counts(train), found)
+    np.testing.assert_array_equal(read_item_events(train), found)
 
 
-def test_rows_outside_the_vocabulary_count_as_oov(
-    tiny_version: Path, tiny_manifest: Manifest
+@pytest.mark.parametrize("mixed", [False, True])
+def test_shares_of_classes_and_mixed_datasets_are_those_of_batches(
+    mixed, tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
-    train = tiny_manifest.split("train")
-    shards = (replace(train.shards[0], rows=train.shards[0].rows + 5), *train.shards[1:])
-    manifest = replace(tiny_manifest, splits=(SplitInfo("train", shards),))
-    assert read_item_counts(tiny_version, manifest)[1] == 5
-
-
-def test_a_missing_vocabulary_is_named(
-    tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    version = tmp_path / "damaged"
-    shutil.copytree(tiny_version, version)
-    (version / "encoders" / "movie_id.parquet").unlink()
-    with pytest.raises(InputDataError, match="movie_id"):
-        read_item_counts(version, tiny_manifest)
-
-
-def test_a_changed_vocabulary_is_refused(
-    tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    """A count that was changed would quietly bias every logQ correction."""
-    version = tmp_path / "damaged"
-    shutil.copytree(tiny_version, version)
-    file = version / "encoders" / "movie_id.parquet"
-    table = pq.read_table(file)
-    doubled = pc.multiply(table["count"], 2)
-    pq.write_table(table.set_column(2, "count", doubled), file)
-    with pytest.raises(InputDataError, match="checksum"):
-        read_item_counts(version, tiny_manifest)
-
-
-def test_another_version_s_encoders_are_refused(
-    tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    with pytest.raises(InputDataError, match="not the one"):
-        read_item_counts(tiny_version, replace(tiny_manifest, encoders_fingerprint="0" * 64))
+    """Against the items of an epoch's batches, which are drawn: within five deviations."""
+    more = {"mix": [{"dataset": str(tiny_version), "weight": 0.25}]} if mixed else {}
+    config = InputConfig(
+        batch_size=32,
+        class_balance={"feature": "label", "shares": {0: 0.6, 1: 0.4}},
+        filter=[{"feature": "gender", "value": 2}],
+        **more,
+    )
+    counts = read_batch_counts(TrainRows(tiny_version, tiny_manifest, 32, config))
+    met = np.zeros(42)
+    for epoch in range(4):
+        where = tiny_version, tiny_manifest, config
+        dataset = build_train_dataset(*where, epoch=epoch, seed=1, features=["movie_id"])
+        for batch in dataset:
+            met += np.bincount(batch["movie_id"].numpy(), minlength=42)
+    expected = counts / counts.sum() * met.sum()
+    assert (np.abs(met - expected) < 5 * np.sqrt(expected + 1)).all()
+    balanced = read_batch_counts(TrainRows(tiny_version, tiny_manifest, 32))
+    assert not np.allclose(balanced / balanced.sum(), counts / counts.sum(), rtol=0.05)
 
 
 def test_all_tokens_may_be_drawn(tiny_version: Path, tiny_manifest: Manifest) -> None:

@@ -270,7 +270,7 @@ def test_split_offsets_and_index_point_at_records(tmp_path: Path, monkeypatch) -
 
 def test_each_file_has_statistics_of_its_own(tmp_path: Path) -> None:
     class Total:
-        def __init__(self, schema: pa.Schema) -> None:
+        def __init__(self, schema: pa.Schema, path: str) -> None:
             self.values: list[int] = []
             self.sources: list[str] = []
 

@@ -1,0 +1,212 @@
+"""Train counts: how often users and items occur in the rows that a run trains on.
+
+The version's files have them (`conf.manifest`). Where there are none, as the version is from
+before them, or where the input leaves rows out, the train split is read through and counted, once
+in a process.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from conf.errors import InputDataError
+from conf.manifest import COUNT_COLUMNS, CountedKeys, FileInfo, KeyPart, Manifest, find_counted
+from conf.paths import ReadablePath
+from conf.schema import canonical_json
+from conf.training.input import InputConfig
+from etl.tfrecord.reading import crc32c
+from training.input.damage import InputCounts
+from training.input.decoded_rows import DecodedRows
+from training.input.feature_columns import plan_columns
+from training.input.shuffle_buffer import read_epoch
+from training.input.split_source import InputOptions, SplitSource
+
+_log = logging.getLogger("sluice.training.input")
+
+
+@dataclass(frozen=True)
+class TrainCounts:
+    """How often each id of a key occurs in the rows that train.
+
+    Attributes:
+        ids: int64 `[ids]`, ascending.
+        rows: int64 `[ids]`, rows with that id: what batches hold.
+        events: int64 `[ids]`, of these, events of the log: no drawn negatives; where rows are
+            sequences, the items of their histories too.
+        positives: int64 `[ids]`, events with a label above 0; all where there is no label.
+    """
+
+    ids: np.ndarray
+    rows: np.ndarray
+    events: np.ndarray
+    positives: np.ndarray
+
+    def place(self, counts: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """Returns the counts of other ids, 0 for those that do not occur.
+
+        Args:
+            counts: `[ids]`, one of the attributes.
+            ids: int64 `[n]`.
+
+        Returns:
+            int64 `[n]`.
+        """
+        if not len(self.ids):
+            return np.zeros(len(ids), np.int64)
+        places = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
+        return np.where(self.ids[places] == ids, counts[places], 0)
+
+
+def read_train_counts(
+    version_dir: ReadablePath,
+    manifest: Manifest,
+    part: KeyPart,
+    config: InputConfig | None = None,
+) -> TrainCounts:
+    """Reads how often the users or items occur in the rows that train.
+
+    Args:
+        version_dir: Directory that holds the manifest.
+        manifest: The version's manifest.
+        part: Which of the two.
+        config: How the train split is read: rows that it leaves out, or keeps apart for validation,
+            do not count. Shares of classes and mixed datasets are not looked at. None: all rows.
+
+    Raises:
+        ConfigError: The dataset has no such key.
+        InputDataError: Its ids are no numbers; or the file of counts, or a record, is damaged.
+    """
+    keys, feature = find_counted_keys(manifest), manifest.require_key(part)
+    if part not in keys.features:
+        spec = manifest.schema[feature]
+        raise InputDataError(
+            f"feature {feature!r} is the {part}'s id, and cannot be counted",
+            received=f"{spec.dtype} of shape {spec.shape}",
+            allowed="one int64 per row",
+            fix=f"encode the {part} by a vocabulary or a hash and build the dataset again",
+        )
+    if config is None or _reads_all(config):
+        if part in manifest.train_counts:
+            return _read_file(version_dir, manifest.train_counts[part])
+        config = InputConfig()
+    return _count(version_dir, manifest, keys, config)[part]
+
+
+def find_counted_keys(manifest: Manifest) -> CountedKeys:
+    """Finds the keys that are counted, and what tells events and positives."""
+    return find_counted(manifest.keys, manifest.schema, manifest.source.config)
+
+
+def _reads_all(config: InputConfig) -> bool:
+    return config.is_exact and config.take is None
+
+
+def _read_file(version_dir: ReadablePath, info: FileInfo) -> TrainCounts:
+    file = version_dir / info.path
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise InputDataError(f"cannot read {file}", received=error.strerror) from error
+    found = f"{crc32c(content):08x}"
+    if found != info.crc32c:
+        raise InputDataError(
+            f"the train counts {file} are not those that the manifest lists",
+            received=f"checksum {found}",
+            allowed=info.crc32c,
+            fix="restore the file, roll back to an earlier version, or build again",
+        )
+    table = pq.read_table(pa.BufferReader(content), columns=list(COUNT_COLUMNS))
+    return TrainCounts(*(table[name].to_numpy() for name in COUNT_COLUMNS))
+
+
+_COUNTED: dict[str, dict[KeyPart, TrainCounts]] = {}
+
+
+def _count(
+    version_dir: ReadablePath, manifest: Manifest, keys: CountedKeys, config: InputConfig
+) -> dict[KeyPart, TrainCounts]:
+    scope = config.model_dump(mode="json", include={"filter", "validation", "take", "on_corrupt"})
+    shards = [[shard.path, shard.crc32c] for shard in manifest.split("train").shards]
+    own = canonical_json([str(version_dir), asdict(keys), shards, scope])
+    if own not in _COUNTED:
+        why = "input leaves rows out" if manifest.train_counts else "it was built without counts"
+        _log.info(
+            "counting users and items: reading the train split of %s through once (%s)",
+            manifest.dataset_name,
+            why,
+        )
+        _COUNTED[own] = _read_through(version_dir, manifest, keys, config)
+    return _COUNTED[own]
+
+
+def _read_through(
+    version_dir: ReadablePath, manifest: Manifest, keys: CountedKeys, config: InputConfig
+) -> dict[KeyPart, TrainCounts]:
+    plain = config.model_copy(
+        update={
+            "cache": None,
+            "cache_dir": None,
+            "mix": (),
+            "bucket_boundaries": None,
+            "class_balance": None,
+        }
+    )
+    options = InputOptions(counts=InputCounts())
+    source = SplitSource(version_dir, manifest, "train", plain, options)
+    read = (*keys.features.values(), keys.label, keys.history)
+    specs = [manifest.schema[name] for name in dict.fromkeys(read) if name is not None]
+    columns = plan_columns(manifest, specs, () if keys.history is None else (keys.history,))
+    counters: dict[KeyPart, _Counter] = {part: _Counter() for part in keys.features}
+    for rows in read_epoch(source.plan(columns, None), 0):
+        for part, counter in counters.items():
+            counter.update(rows, keys, part)
+    return {part: counter.result() for part, counter in counters.items()}
+
+
+class _Counter:
+    """Counts one key, part by part of the rows."""
+
+    def __init__(self) -> None:
+        self._found = [np.zeros((0, 1 + len(_COUNTS)), np.int64)]
+
+    def update(self, rows: DecodedRows, keys: CountedKeys, part: KeyPart) -> None:
+        ids = rows.dense[keys.features[part]]
+        every = np.ones(rows.count, bool)
+        positive = every if keys.label is None else rows.dense[keys.label] > 0
+        event = positive if keys.has_drawn else every
+        entries = [ids, ids[event], ids[positive]]
+        if keys.history is not None:
+            lists = rows.lists[keys.history]
+            lengths = np.asarray(lists.value_lengths(), np.int64)
+            values = lists.flatten().to_numpy(zero_copy_only=False)
+            before = np.repeat(ids, lengths) if part == "user" else values
+            for place, chosen in ((1, event), (2, positive)):
+                more = before[np.repeat(chosen, lengths)]
+                entries[place] = np.concatenate([entries[place], more])
+        for place, found in enumerate(entries):
+            distinct, counts = np.unique(found, return_counts=True)
+            table = np.zeros((len(distinct), 1 + len(_COUNTS)), np.int64)
+            table[:, 0], table[:, 1 + place] = distinct, counts
+            self._found.append(table)
+        self._found = [_add_up(np.concatenate(self._found))]
+
+    def result(self) -> TrainCounts:
+        return TrainCounts(*np.ascontiguousarray(self._found[0].T))
+
+
+_COUNTS = COUNT_COLUMNS[1:]
+
+
+def _add_up(table: np.ndarray) -> np.ndarray:
+    """Adds up the rows of one id, int64 `[n, 4]`: ids first."""
+    if not len(table):
+        return table
+    table = table[np.argsort(table[:, 0], kind="stable")]
+    starts = np.flatnonzero(np.append(True, table[1:, 0] != table[:-1, 0]))
+    sums = np.add.reduceat(table[:, 1:], starts, axis=0)
+    return np.concatenate([table[starts, :1], sums], axis=1)
