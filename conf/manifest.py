@@ -76,6 +76,7 @@ class RowCounts:
             not.
         lost_conversions: By label made of conversions, their `rows`, and by reason those that
             make no event positive.
+        matched: Event rows with an entry, by dictionary, kept or not.
     """
 
     read: Mapping[str, int]
@@ -86,6 +87,7 @@ class RowCounts:
     drawn: Mapping[str, int] = field(default_factory=dict)
     unmatched: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     lost_conversions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    matched: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -112,8 +114,10 @@ MANIFEST_FORMAT_VERSION = 1
 _LATER_KEYS = (
     (None, "spark"),
     (None, "train_counts"),
+    (None, "vocabularies"),
     ("counts", "lost_conversions"),
     ("keys", "event_number"),
+    ("counts", "matched"),
 )
 
 
@@ -279,6 +283,7 @@ class Manifest:
         slots: Places of features in packed features; empty where every feature stands by itself.
         label_rate: By split, of `keys.label`.
         label_rates: By label and split, of further binary labels.
+        vocabularies: Tokens by vocabulary, retired ones left out.
         spark: `application`, Spark's id of the build, and `event_log`, the folder of its log, where
             one was written.
         train_counts: By key (`user`, `item`), the file that counts its ids in the train split, with
@@ -309,6 +314,7 @@ class Manifest:
     contract: tuple[Mapping[str, Any], ...] = ()
     slots: tuple[PackedSlot, ...] = ()
     label_rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    vocabularies: Mapping[str, int] = field(default_factory=dict)
     spark: Mapping[str, str] = field(default_factory=dict)
     train_counts: Mapping[str, FileInfo] = field(default_factory=dict)
     format_version: int = MANIFEST_FORMAT_VERSION

@@ -35,14 +35,14 @@ from etl.events.event_log import (
     kept,
     prepare_events,
 )
-from etl.events.joins import UnmatchedCounts, explain_unmatched
+from etl.events.joins import MATCHED, UnmatchedCounts, explain_unmatched
 from etl.events.labels import add_weights
 from etl.events.negatives import Negatives, add_negatives
 from etl.events.sample_filter import check_where
 from etl.events.splits import EVENT_SPLITS
 from etl.feature_plan import FeaturePlan, plan_features
-from etl.quality.contract import check_sources, check_version, list_results
-from etl.quality.rules import settle_results
+from etl.quality.contract import BuildChecks
+from etl.quality.figures import Figure, VersionFigures, share_kept, share_matched
 from etl.quality.time_units import count_sources
 from etl.quality.version_view import VersionView, view_current
 from etl.records.jvm_connector import check_connector
@@ -149,6 +149,7 @@ def count_outcomes(
         drawn=drawn,
         unmatched=events.unmatched,
         lost_conversions=events.lost_conversions,
+        matched={name: counts[MATCHED] for name, counts in events.matches.items()},
     )
 
 
@@ -160,19 +161,22 @@ class BuildResult:
         version: Its directory; of one in a store, the copy.
         manifest: Its manifest.
         is_new: False where a version with the same content was there already.
+        figures: Shares and sizes beside those of the version before; none where nothing was built.
     """
 
     version: Path
     manifest: Manifest
     is_new: bool = True
+    figures: tuple[Figure, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Build:
     """What the stages of one build share.
 
-    `base` is the version whose other partitions are kept, None where all is built;
-    `earlier_encoders` are those that incremental vocabularies append to, None where there are none.
+    `checks` looks at what is built on the way; `base` is the version whose other partitions are
+    kept, None where all is built; `earlier_encoders` are those that incremental vocabularies append
+    to, None where there are none.
     """
 
     spark: SparkSession
@@ -181,8 +185,8 @@ class _Build:
     request: RunRequest
     staging: Path
     clock: StageClock
+    checks: BuildChecks
     base: tuple[Path, Manifest] | None = None
-    previous: VersionView | None = None
     earlier_encoders: Path | None = None
 
 
@@ -231,9 +235,10 @@ def build_dataset(
                 return BuildResult(*same, is_new=False)
         version_id = new_version_id(run.fingerprint)
         with stage_version(paths, version_id) as staging:
-            earlier = (base, view_current(paths), find_previous_encoders(paths, plan, parent))
+            checks = BuildChecks(config, view_current(paths))
             clock = StageClock(spark.sparkContext.setJobDescription)
-            build = _Build(spark, config, plan, request, staging, clock, *earlier)
+            earlier = (base, find_previous_encoders(paths, plan, parent))
+            build = _Build(spark, config, plan, request, staging, clock, checks, *earlier)
             parts = _run_stages(build, sources, inputs)
             manifest = Manifest(
                 dataset_version=version_id,
@@ -246,7 +251,7 @@ def build_dataset(
             check_inputs_unchanged(spark, config, inputs, request.dates)
             version = publish_version(paths, staging, manifest)
     logger.info("published %s", describe_place(version))
-    return BuildResult(version, manifest)
+    return BuildResult(version, manifest, figures=checks.figures)
 
 
 def _describe_application(spark: SparkSession) -> dict[str, str]:
@@ -301,8 +306,8 @@ def _run_stages(build: _Build, sources: Mapping[str, Source], inputs: RunInputs)
     with clock.stage("check sources"):
         dates = build.request.dates
         last_day = None if dates is None else dates.last
-        checked = check_sources(config, sources, counts, build.previous, last_day)
-        checked += settle_results(counted.warnings)
+        build.checks.check_sources(sources, counts, last_day)
+        build.checks.warn(counted.warnings)
     with ExitStack() as resources:
         with clock.stage("join and split events"):
             prepared = prepare_events(config, sources)
@@ -311,6 +316,7 @@ def _run_stages(build: _Build, sources: Mapping[str, Source], inputs: RunInputs)
             events = kept(prepared.frame)
         with clock.stage("fit encoders"):
             encoders = _prepare_encoders(build, events)
+            build.checks.check_vocabularies(encoders.tokens)
         with clock.stage("write records"):
             sampled = _sample(build, prepared.frame, sources)
             resources.callback(sampled.release)
@@ -323,11 +329,9 @@ def _run_stages(build: _Build, sources: Mapping[str, Source], inputs: RunInputs)
             with clock.stage("export Parquet"):
                 written = stage.export_parquet(written, encoders)
     with clock.stage("check features"):
-        found = check_version(
-            config, build.staging, encoders.plan.schema, written.splits, build.previous
-        )
+        build.checks.check_version(_view(build, encoders, written, event_counts))
     return {
-        "contract": list_results(checked, found),
+        "contract": build.checks.to_json(),
         **_describe(build, encoders, written),
         "source": SourceSnapshot(
             inputs=inputs.files,
@@ -338,6 +342,17 @@ def _run_stages(build: _Build, sources: Mapping[str, Source], inputs: RunInputs)
         ),
         "counts": count_outcomes(config, counts, event_counts, written.built, sampled.drawn),
     }
+
+
+def _view(
+    build: _Build, encoders: FittedEncoders, written: WrittenRecords, events: EventCounts
+) -> VersionView:
+    """What the checks see of the version that is about to be published."""
+    schema = encoders.plan.schema
+    joined, converted = share_matched(events.matches), share_kept(events.lost_conversions)
+    figures = VersionFigures(schema, written.statistics, joined, converted, encoders.tokens)
+    rows = {split.name: split.rows for split in written.splits}
+    return VersionView(build.staging, schema, {}, rows, build.plan.keys.label, figures)
 
 
 def _describe(build: _Build, encoders: FittedEncoders, written: WrittenRecords) -> dict[str, Any]:
@@ -354,6 +369,7 @@ def _describe(build: _Build, encoders: FittedEncoders, written: WrittenRecords) 
         "schema": encoders.plan.schema,
         "encoder_files": encoders.files,
         "encoders_fingerprint": encoders.plan.fingerprint,
+        "vocabularies": encoders.tokens,
         "statistics": written.statistics,
         "statistics_file": written.statistics_file,
         "label_rate": _label_rate(build.plan.keys.label, written),
@@ -380,7 +396,8 @@ def _count_events(
     hints = explain_unmatched(frame, config, sources, unmatched)
     for hint in hints:
         logger.warning("%s", hint)
-    if build.base is None:
+    build.checks.check_matches(counts.matches, counts.lost_conversions, hints)
+    if build.base is None:  # Single days of a dataset need not have each split.
         check_not_empty(counts, config, hints)
         check_seen(counts, config)
     if counts.seen is not None:

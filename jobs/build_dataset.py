@@ -7,9 +7,11 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +20,7 @@ from conf.errors import ConfigError
 from conf.etl.build import BuildConfig
 from conf.load import load_config
 from conf.manifest import InputFile, Manifest
+from jobs.reporting.formatting import MISSING, format_share
 from jobs.support.terminal import (
     CONFIG_HELP,
     DryRun,
@@ -27,6 +30,11 @@ from jobs.support.terminal import (
     list_overrides,
     setup_logging,
 )
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from etl.quality.figures import Figure, Share
 
 app = typer.Typer(add_completion=False)
 
@@ -59,12 +67,11 @@ def main(
     if dry_run:
         print_plan(plan(resolved, dates), log_format)
         return 0
-    version, manifest, is_new = build(resolved, dates, force=force)
+    built = build(resolved, dates, force=force)
     if log_format is LogFormat.JSON:
-        kept = dict(manifest.counts.kept)
-        print(json.dumps({"version": version, "kept": kept, "is_new": is_new}))
+        print(json.dumps(built.to_json()))
     else:
-        print_summary(version, manifest, is_new=is_new)
+        print_summary(built)
     return 0
 
 
@@ -133,18 +140,43 @@ def _find_inputs(config: BuildConfig, dates: DateRange | None) -> list[InputFile
     ]
 
 
-def build(
-    config: BuildConfig, dates: DateRange | None = None, *, force: bool = False
-) -> tuple[str, Manifest, bool]:
+@dataclass(frozen=True)
+class Built:
+    """What a build leaves.
+
+    Attributes:
+        version: The version's directory or URI.
+        manifest: Its manifest.
+        is_new: Whether it is new.
+        figures: Shares and sizes beside those of the version before.
+    """
+
+    version: str
+    manifest: Manifest
+    is_new: bool
+    figures: tuple[Figure, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what a scheduler reads."""
+        warned = [rule for rule in self.manifest.contract if not rule["passed"]]
+        return {
+            "version": self.version,
+            "kept": dict(self.manifest.counts.kept),
+            "is_new": self.is_new,
+            "warnings": [{key: rule[key] for key in _OF_WARNING} for rule in warned],
+        }
+
+
+_OF_WARNING = ("rule", "received", "allowed")
+
+
+def build(config: BuildConfig, dates: DateRange | None = None, *, force: bool = False) -> Built:
     """Runs the build in a Spark session of its own, or the submitter's.
 
     Args:
         config: What to build.
         dates: Days to build, or None.
         force: Whether to build although nothing has changed.
-
-    Returns:
-        The version's directory or URI, its manifest, and whether it is new.
 
     Raises:
         SluiceError: The build was refused or failed for a known reason.
@@ -171,7 +203,8 @@ def build(
         # After a crash of the JVM this fails too, and would hide what happened.
         with contextlib.suppress(Exception):
             session.stop()
-    return describe_place(result.version), result.manifest, result.is_new
+    place = describe_place(result.version)
+    return Built(place, result.manifest, result.is_new, result.figures)
 
 
 def _peak_memory(session: object) -> dict[str, int]:
@@ -190,38 +223,119 @@ def _peak_of(pid: int) -> int | None:
     return int(found[1]) * 1024 if found else None
 
 
-def print_summary(version: str, manifest: Manifest, *, is_new: bool = True) -> None:
-    """Prints what was read, dropped and written."""
+def print_summary(built: Built) -> None:
+    """Prints what was read, dropped and written, and the figures beside those before."""
     from rich.console import Console
     from rich.table import Table
 
-    counts = manifest.counts
+    manifest, console = built.manifest, Console()
     table = Table(title=f"dataset {manifest.dataset_name}", title_justify="left")
     table.add_column("rows")
     table.add_column("count", justify="right")
+    for what, count in _list_counts(manifest):
+        table.add_row(what, f"{count:,}")
+    console.print(table)
+    print_figures(built.figures, console)
+    if not built.is_new:
+        console.print("nothing has changed since this version was built; --force builds anyway")
+    console.print(f"version: {built.version}", soft_wrap=True)
+
+
+def _list_counts(manifest: Manifest) -> Iterator[tuple[str, int]]:
+    counts = manifest.counts
     for source, rows in counts.read.items():
-        table.add_row(f"read from {source}", f"{rows:,}")
+        yield f"read from {source}", rows
         for reason, bad in counts.quarantined[source].items():
-            table.add_row(f"  bad: {reason}", f"{bad:,}")
+            yield f"  bad: {reason}", bad
     for reason, rows in counts.dropped.items():
-        table.add_row(f"dropped: {reason}", f"{rows:,}")
-    table.add_row("joined", f"{counts.joined:,}")
+        yield f"dropped: {reason}", rows
+    yield "joined", counts.joined
     for label, reasons in counts.lost_conversions.items():
         for reason, rows in reasons.items():
             shown = "conversions" if reason == "rows" else f"  make no event positive: {reason}"
-            table.add_row(f"{shown} ({label})", f"{rows:,}")
+            yield f"{shown} ({label})", rows
     for name, rows in counts.drawn.items():
-        table.add_row(f"negatives drawn for {name}", f"{rows:,}")
+        yield f"negatives drawn for {name}", rows
     for split in manifest.splits:
-        table.add_row(
-            f"written to {split.name} ({len(split.shards)} shards, {split.bytes / 1e6:.1f} MB)",
-            f"{split.rows:,}",
-        )
-    console = Console()
-    console.print(table)
-    if not is_new:
-        console.print("nothing has changed since this version was built; --force builds anyway")
-    console.print(f"version: {version}", soft_wrap=True)
+        size = f"{len(split.shards)} shards, {split.bytes / 1e6:.1f} MB"
+        yield f"written to {split.name} ({size})", split.rows
+
+
+def print_figures(figures: Sequence[Figure], console: Console) -> None:
+    """Prints what was matched, and of each feature the nulls and what its vocabulary lacks."""
+    from rich.table import Table
+
+    whole, of_features = list_figure_rows(figures)
+    for title, columns, rows in (
+        ("matched, labels, vocabularies", ("", "now", "before"), whole),
+        ("features; in brackets the version before", ("", *_FEATURE_COLUMNS), of_features),
+    ):
+        if rows:
+            table = Table(title=title, title_justify="left")
+            for column in columns:
+                table.add_column(column, justify="right" if column else "left")
+            for row in rows:
+                table.add_row(*row)
+            console.print(table)
+    if any(figure.is_far for figure in figures):
+        console.print(f"{FAR} far from that of the version before", soft_wrap=True)
+
+
+FAR = "!"
+"""Stands before a figure that is far from the one of the version before."""
+MANY_FEATURES = 40
+"""From this number on, features without nulls and OOV are only counted."""
+_FEATURE_COLUMNS = {
+    "null, train": ("null", "train"),
+    "null, test": ("null", "test"),
+    "OOV, train": ("oov", "train"),
+    "OOV, test": ("oov", "test"),
+}
+
+
+def list_figure_rows(
+    figures: Sequence[Figure],
+) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+    """Returns the rows of two tables: figures of the whole version, and figures by feature."""
+    whole: list[tuple[str, ...]] = [
+        (figure.title, f"{_mark(figure)}{_show(figure.now)}", _show(figure.before))
+        for figure in figures
+        if figure.kind not in ("null", "oov")
+    ]
+    by_feature: dict[str, dict[tuple[str, str | None], Figure]] = {}
+    for figure in figures:
+        if figure.kind in ("null", "oov"):
+            by_feature.setdefault(figure.name, {})[figure.kind, figure.split] = figure
+    shown = {
+        name: found
+        for name, found in by_feature.items()
+        if len(by_feature) < MANY_FEATURES or any(f.is_telling for f in found.values())
+    }
+    rows = [
+        (name, *(_show_beside(found.get(place)) for place in _FEATURE_COLUMNS.values()))
+        for name, found in shown.items()
+    ]
+    if len(shown) < len(by_feature):
+        rows.append((f"{len(by_feature) - len(shown)} more: none", *[""] * len(_FEATURE_COLUMNS)))
+    return whole, rows
+
+
+def _show_beside(figure: Figure | None) -> str:
+    if figure is None:
+        return MISSING
+    now, before = _show(figure.now), _show(figure.before)
+    is_known = figure.before is not None and now != before
+    return f"{_mark(figure)}{now} ({before})" if is_known else f"{_mark(figure)}{now}"
+
+
+def _mark(figure: Figure) -> str:
+    return f"{FAR} " if figure.is_far else ""
+
+
+def _show(value: Share | int | None) -> str:
+    if value is None:
+        return MISSING
+    return f"{value:,}" if isinstance(value, int) else format_share(value.value)
 
 
 if __name__ == "__main__":

@@ -252,11 +252,29 @@ class LeakageConfig(Strict):
     )
 
 
+class AllowedConfig(Strict):
+    """What a build refuses as a likely mistake, and lets pass where it is named here."""
+
+    unmatched: tuple[str, ...] = Field(
+        (), description="Sources that may match no event: dictionaries, and conversions of labels."
+    )
+    empty_vocabulary: tuple[str, ...] = Field(
+        (), description="Vocabularies that may hold no token."
+    )
+    constant: tuple[Name, ...] = Field(
+        (), description="Features that may be the same in every row of the train split."
+    )
+    one_class: tuple[Name, ...] = Field(
+        (), description="Labels that may be the same in every row of the train split."
+    )
+
+
 class ContractConfig(Strict):
     """The data contract of a build."""
 
     rules: tuple[RuleConfig, ...] = Field((), description="The rules, each of a `kind`.")
     leakage: LeakageConfig | None = LeakageConfig()
+    allow: AllowedConfig = AllowedConfig()
     slices: tuple[Name, ...] = Field(
         (), description="Scalar features whose label rate is kept by value."
     )

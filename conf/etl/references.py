@@ -460,6 +460,7 @@ def check_contract_references(config: BuildConfig) -> None:
     Raises:
         ValueError: One is not declared, or cannot play the part it is given.
     """
+    _check_allowed(config)
     features = {feature.name for feature in config.features} | set(_EVALUATION_FEATURES)
     features |= {label.name for label in config.all_labels}
     for name in config.contract.slices:
@@ -468,6 +469,25 @@ def check_contract_references(config: BuildConfig) -> None:
         raise ValueError("contract.slices: there is no label whose rate could be kept by slice")
     for index, rule in enumerate(config.contract.rules):
         _check_rule(config, f"contract.rules[{index}] ({rule.kind})", rule, features)
+
+
+def _check_allowed(config: BuildConfig) -> None:
+    labels, allow = config.all_labels, config.contract.allow
+    joined = {join.source for join in config.joins}
+    joined |= {label.conversion.source for label in labels if label.conversion is not None}
+    known = {
+        "unmatched": ("joined source", allow.unmatched, joined),
+        "empty_vocabulary": (
+            "vocabulary",
+            allow.empty_vocabulary,
+            {feature.vocabulary for feature in config.features if feature.vocabulary is not None},
+        ),
+        "constant": ("feature", allow.constant, {feature.name for feature in config.features}),
+        "one_class": ("label", allow.one_class, {label.name for label in labels}),
+    }
+    for key, (what, names, declared) in known.items():
+        for name in names:
+            _require(f"contract.allow.{key}", what, name, declared)
 
 
 def _require(where: str, what: str, name: str, known: Collection[str]) -> None:

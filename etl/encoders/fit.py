@@ -290,11 +290,13 @@ class FittedEncoders:
         plan: What they do.
         files: Their files.
         item_tokens: The items' vocabulary, one column `token`; None where records have no item.
+        tokens: Number of tokens by vocabulary, retired ones left out.
     """
 
     plan: EncoderPlan
     files: tuple[FileInfo, ...]
     item_tokens: pa.Table | None
+    tokens: Mapping[str, int]
 
 
 def find_previous_encoders(
@@ -349,8 +351,8 @@ def fit_encoders(
     fit_most_frequent(events, config, directory)
     vocabularies = fit_vocabulary_files(train, features, directory, previous)
     plan = fit_plan(train, features, directory, vocabularies)
-    name = _item_vocabulary(features)
-    return _check_fitted(plan, features, staging, vocabularies[name].table if name else None)
+    tables = {name: vocabulary.table for name, vocabulary in vocabularies.items()}
+    return _check_fitted(plan, features, staging, tables)
 
 
 def _fits_histories(features: FeaturePlan, config: BuildConfig) -> bool:
@@ -377,8 +379,10 @@ def take_over_encoders(parent: Path, features: FeaturePlan, staging: Path) -> Fi
         link_file(file, directory / file.name)
     plan = read_plan(directory)
     name = _item_vocabulary(features)
-    items = load_vocabulary(directory, plan.vocabulary(name)) if name else None
-    return _check_fitted(plan, features, staging, items)
+    # Only the items are needed, and of those that retire tokens how many are left.
+    needed = [spec for spec in plan.vocabularies if spec.incremental or spec.name == name]
+    tables = {spec.name: load_vocabulary(directory, spec) for spec in needed}
+    return _check_fitted(plan, features, staging, tables)
 
 
 def _item_feature(features: FeaturePlan) -> FeatureConfig | None:
@@ -391,9 +395,10 @@ def _item_vocabulary(features: FeaturePlan) -> str | None:
 
 
 def _check_fitted(
-    plan: EncoderPlan, features: FeaturePlan, staging: Path, items: pa.Table | None
+    plan: EncoderPlan, features: FeaturePlan, staging: Path, tables: Mapping[str, pa.Table]
 ) -> FittedEncoders:
-    item, tokens = _item_feature(features), None if items is None else live_tokens(items)
+    item, items = _item_feature(features), tables.get(_item_vocabulary(features) or "")
+    tokens = None if items is None else live_tokens(items)
     if item is not None and (tokens is None or not tokens.num_rows):
         raise InputDataError(
             "the vocabulary of the items is empty: nothing could be ranked",
@@ -405,4 +410,13 @@ def _check_fitted(
         for path in sorted((staging / ENCODERS_DIR).iterdir())
         if path.is_file()
     )
-    return FittedEncoders(plan, files, tokens)
+    return FittedEncoders(plan, files, tokens, _count_tokens(plan, tables))
+
+
+def _count_tokens(plan: EncoderPlan, tables: Mapping[str, pa.Table]) -> dict[str, int]:
+    return {
+        spec.name: live_tokens(tables[spec.name]).num_rows
+        if spec.incremental
+        else spec.size - spec.first_token_id
+        for spec in plan.vocabularies
+    }

@@ -22,7 +22,7 @@ from etl.events.identity import (
     add_row_identity,
     drop_events,
 )
-from etl.events.joins import count_unmatched, join_dictionaries, read_unmatched
+from etl.events.joins import MATCHED, count_matches, join_dictionaries, read_matches
 from etl.events.labels import UNLABELLED, LostConversions, add_labels, count_lost_conversions
 from etl.events.sample_filter import NOT_SAMPLED_COLUMN, SEEN_COLUMN, mark_filtered
 from etl.events.sessions import add_sessions
@@ -235,7 +235,8 @@ class EventCounts:
         splits: Of these, per split, those that are samples.
         dropped: Events left out, by reason, and those that are no samples.
         event_ts_ms_range: First and last event time, None without a time column.
-        unmatched: Events without an entry, by dictionary and reason, dropped or not.
+        matches: Events by dictionary and outcome of its join, dropped or not: `matched`, or why
+            there was no entry.
         lost_conversions: Of each label made of conversions, those that belong to no event, by
             reason, and all `rows`.
         rows: All events of the log that parsed, dropped or not.
@@ -246,10 +247,19 @@ class EventCounts:
     splits: Mapping[str, int]
     dropped: Mapping[str, int]
     event_ts_ms_range: tuple[int, int] | None
-    unmatched: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    matches: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     lost_conversions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     rows: int = 0
     seen: int | None = None
+
+    @property
+    def unmatched(self) -> dict[str, dict[str, int]]:
+        """Events without an entry, by dictionary and reason; only those that occur."""
+        found = {
+            name: {why: n for why, n in counts.items() if why != MATCHED}
+            for name, counts in self.matches.items()
+        }
+        return {name: counts for name, counts in found.items() if counts}
 
     @property
     def newest_ts_ms(self) -> int | None:
@@ -258,7 +268,7 @@ class EventCounts:
 
 
 def count_events(events: DataFrame, config: BuildConfig) -> EventCounts:
-    """Counts kept events per split and dropped ones per reason.
+    """Counts kept events per split, dropped ones per reason, and what joins have matched.
 
     Args:
         events: Annotated events.
@@ -273,7 +283,7 @@ def count_events(events: DataFrame, config: BuildConfig) -> EventCounts:
             F.min(EVENT_TS_COLUMN).alias("low"),
             F.max(EVENT_TS_COLUMN).alias("high"),
             *([F.count_if(SEEN_COLUMN).alias("seen")] if config.seen_where is not None else []),
-            *count_unmatched(dictionaries),
+            *count_matches(dictionaries),
         )
         .collect()
     )
@@ -291,7 +301,7 @@ def count_events(events: DataFrame, config: BuildConfig) -> EventCounts:
         splits={split: splits[split] for split in EVENT_SPLITS if split in splits},
         dropped=dict(sorted(dropped.items())),
         event_ts_ms_range=(min(lows), max(highs)) if lows else None,
-        unmatched=read_unmatched(dictionaries, [row.asDict() for row in rows]),
+        matches=read_matches(dictionaries, [row.asDict() for row in rows]),
         rows=sum(row["n"] for row in rows),
         seen=seen,
     )

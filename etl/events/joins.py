@@ -103,10 +103,11 @@ UNKNOWN_KEY = "unknown_key"
 NOT_YET_VALID = "not_yet_valid"
 EXPIRED = "expired"
 REASONS = (NULL_KEY, UNKNOWN_KEY, NOT_YET_VALID, EXPIRED)
+MATCHED = "matched"
 
 
 def mark_unmatched(events: DataFrame, name: str, reason: Column, drop: bool) -> DataFrame:
-    """Notes for each event not dropped before why it has no entry in a dictionary.
+    """Notes for each event not dropped before whether it has an entry in a dictionary.
 
     Args:
         events: Event rows with a `__drop` column (null, or why the row is left out).
@@ -115,14 +116,14 @@ def mark_unmatched(events: DataFrame, name: str, reason: Column, drop: bool) -> 
         drop: Whether the events without one are marked as dropped: `unmatched:<name>`, or
             `unmatched:<name>:<reason>` where the key as such is not unknown.
     """
-    noted = _noted(name)
-    events = events.withColumn(noted, F.when(F.col(DROP_COLUMN).isNull(), reason))
+    noted, outcome = _noted(name), F.coalesce(reason, F.lit(MATCHED))
+    events = events.withColumn(noted, F.when(F.col(DROP_COLUMN).isNull(), outcome))
     if not drop:
         return events
     # An unknown key is the plain case, which has always had the short name.
     special = F.when(F.col(noted) != UNKNOWN_KEY, F.concat(F.lit(":"), F.col(noted)))
     text = F.concat(F.lit(f"unmatched:{name}"), F.coalesce(special, F.lit("")))
-    why = F.when(F.col(noted).isNotNull(), text)
+    why = F.when(F.col(noted) != MATCHED, text)
     return drop_events(events, why)
 
 
@@ -138,7 +139,7 @@ def refuse_unmatched(events: DataFrame, dictionary: DataFrame, join: DictionaryJ
         InputDataError: An event has none.
     """
     name, on, noted = join.name, join.on, _noted(join.name)
-    missing = events.where(F.col(noted).isNotNull()).select(on, noted).distinct()
+    missing = events.where(F.col(noted) != MATCHED).select(on, noted).distinct()
     rows = missing.orderBy(on, noted).limit(5).collect()
     if rows:
         raise InputDataError(
@@ -224,32 +225,31 @@ class UnmatchedCounts:
     reasons: Mapping[str, Mapping[str, int]]
 
 
-def count_unmatched(names: Iterable[str]) -> list[Column]:
-    """Returns the aggregates that count unmatched events by dictionary and reason."""
+def count_matches(names: Iterable[str]) -> list[Column]:
+    """Returns the aggregates that count events by dictionary and outcome of the join."""
     return [
-        F.count_if(F.col(_noted(name)) == reason).alias(_counted(name, reason))
+        F.count_if(F.col(_noted(name)) == outcome).alias(_counted(name, outcome))
         for name in names
-        for reason in REASONS
+        for outcome in (MATCHED, *REASONS)
     ]
 
 
-def read_unmatched(
+def read_matches(
     names: Iterable[str], rows: Iterable[Mapping[str, Any]]
 ) -> dict[str, dict[str, int]]:
-    """Sums what `count_unmatched` counted over some groups.
+    """Sums what `count_matches` counted over some groups.
 
     Returns:
-        Events by dictionary and reason; only those that occur.
+        Events by dictionary: `matched`, and the reasons that occur.
     """
     groups = list(rows)
     totals = {
-        name: {reason: sum(row[_counted(name, reason)] for row in groups) for reason in REASONS}
+        name: {why: sum(row[_counted(name, why)] for row in groups) for why in (MATCHED, *REASONS)}
         for name in names
     }
     return {
-        name: {reason: n for reason, n in counts.items() if n}
+        name: {why: n for why, n in counts.items() if n or why == MATCHED}
         for name, counts in totals.items()
-        if any(counts.values())
     }
 
 
@@ -257,8 +257,8 @@ def _noted(name: str) -> str:
     return f"__unmatched_{name}"
 
 
-def _counted(name: str, reason: str) -> str:
-    return f"__unmatched_{name}_{reason}"
+def _counted(name: str, outcome: str) -> str:
+    return f"__unmatched_{name}_{outcome}"
 
 
 def join_dictionary(events: DataFrame, dictionary: DataFrame, join: DictionaryJoin) -> DataFrame:

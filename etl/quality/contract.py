@@ -6,8 +6,8 @@ that wrote the records. A feature that gives the label away is a leak.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from conf.etl.build import BuildConfig
@@ -21,10 +21,16 @@ from conf.etl.contract import (
     TypeRule,
     VolumeRule,
 )
-from conf.manifest import SplitInfo
-from conf.schema import FeatureSchema, Role
+from conf.schema import FeatureSchema
 from etl.quality.drift import measure_drift
+from etl.quality.figures import READ_BY_MODELS, Figure, VersionFigures, list_figures
 from etl.quality.label_statistics import summarize_comparison
+from etl.quality.mistakes import (
+    find_constants,
+    find_empty_vocabularies,
+    find_unmatched,
+    list_nothing_matched,
+)
 from etl.quality.rules import (
     RuleResult,
     build_result,
@@ -47,9 +53,6 @@ if TYPE_CHECKING:
     from etl.sources.source import Source
 
 
-_READ_BY_MODELS: tuple[Role, ...] = ("user", "item", "context")
-
-
 def find_leaks(
     config: LeakageConfig, schema: FeatureSchema, statistics: Mapping[str, Mapping[str, Any]]
 ) -> list[RuleResult]:
@@ -61,7 +64,7 @@ def find_leaks(
         statistics: Unabridged statistics of the train split.
     """
     leaks = []
-    for spec in schema.by_role(*_READ_BY_MODELS):
+    for spec in schema.by_role(*READ_BY_MODELS):
         comparison = statistics.get(spec.name, {}).get("by_label")
         if comparison is None:
             continue
@@ -181,58 +184,116 @@ def _judge_drift(rule: DriftRule, version: VersionView, previous: VersionView | 
     return build_result(rule, distance <= rule.maximum, f"{distance:.4f}", allowed)
 
 
-def check_sources(
-    config: BuildConfig,
-    sources: Mapping[str, Source],
-    counts: Mapping[str, SourceCounts],
-    previous: VersionView | None,
-    run_date: date | None = None,
-) -> tuple[RuleResult, ...]:
-    """Checks the rules on sources: one Spark aggregate per source that has any.
+@dataclass
+class BuildChecks:
+    """The checks of one build, each as early as it can be made, and what came of them.
 
-    Args:
+    Attributes:
         config: The build's config.
-        sources: The sources as read.
-        counts: Their rows.
         previous: The current version, or None where there is none.
-        run_date: The last day that the run is for, or None.
-
-    Raises:
-        InputDataError: A rule of severity `error` is violated; the message names all of them.
-        ConfigError: A freshness rule has no day to compare with.
+        results: Outcomes so far.
+        figures: Figures of the version that is built, once it is written.
     """
-    from etl.quality.source_rules import SourcesAsRead, check_source_rules
 
-    rows = {} if previous is None else previous.source_rows
-    return settle_results(
-        check_source_rules(config, SourcesAsRead(sources, counts, rows, run_date))
-    )
+    config: BuildConfig
+    previous: VersionView | None
+    results: list[RuleResult] = field(default_factory=list)
+    figures: tuple[Figure, ...] = ()
+    _nothing_matched: set[str] = field(default_factory=set)
 
+    @property
+    def _figures_before(self) -> VersionFigures | None:
+        return None if self.previous is None else self.previous.figures
 
-def check_version(
-    config: BuildConfig,
-    staging: Path,
-    schema: FeatureSchema,
-    splits: Sequence[SplitInfo],
-    previous: VersionView | None,
-) -> tuple[RuleResult, ...]:
-    """Checks the rules on features and splits, from statistics alone.
+    def check_sources(
+        self,
+        sources: Mapping[str, Source],
+        counts: Mapping[str, SourceCounts],
+        run_date: date | None = None,
+    ) -> None:
+        """Checks the rules on sources: one Spark aggregate per source that has any.
 
-    Args:
-        config: The build's config.
-        staging: Directory of the version, statistics and encoders written.
-        schema: Its features.
-        splits: Its splits.
-        previous: The current version, or None where there is none.
+        Args:
+            sources: The sources as read.
+            counts: Their rows.
+            run_date: The last day that the run is for, or None.
 
-    Raises:
-        InputDataError: A rule of severity `error` is violated; the message names all of them.
-    """
-    rows = {split.name: split.rows for split in splits}
-    version = VersionView(staging, schema, {}, rows)
-    return settle_results(check_feature_rules(config, version, previous))
+        Raises:
+            InputDataError: A rule of severity `error` is violated; the message names all of them.
+            ConfigError: A freshness rule has no day to compare with.
+        """
+        from etl.quality.source_rules import SourcesAsRead, check_source_rules
 
+        rows = {} if self.previous is None else self.previous.source_rows
+        self.results += settle_results(
+            check_source_rules(self.config, SourcesAsRead(sources, counts, rows, run_date))
+        )
 
-def list_results(*results: Sequence[RuleResult]) -> tuple[dict[str, Any], ...]:
-    """Returns the results as the manifest holds them."""
-    return tuple(result.to_json() for part in results for result in part)
+    def warn(self, warnings: Iterable[RuleResult]) -> None:
+        """Logs and records what others warn of.
+
+        Args:
+            warnings: Results of severity `warn`.
+        """
+        self.results += settle_results(warnings)
+
+    def check_matches(
+        self,
+        matches: Mapping[str, Mapping[str, int]],
+        conversions: Mapping[str, Mapping[str, int]],
+        hints: Sequence[str] = (),
+    ) -> None:
+        """Checks that each join, and each label by conversions, has matched something.
+
+        Args:
+            matches: Events by dictionary and outcome of the join.
+            conversions: By label all `rows` of its conversions, and by reason those that belong to
+                no event.
+            hints: What is known of why events have no entry.
+
+        Raises:
+            InputDataError: One has not, and is not allowed to; the message names all of them.
+        """
+        before = self._figures_before
+        known = {} if before is None else {**before.joined, **before.converted}
+        found = settle_results(find_unmatched(self.config, matches, conversions, known), hints)
+        self._nothing_matched = list_nothing_matched(found)
+        self.results += found
+
+    def check_vocabularies(self, tokens: Mapping[str, int]) -> None:
+        """Checks that no vocabulary is empty.
+
+        Args:
+            tokens: Tokens by vocabulary.
+
+        Raises:
+            InputDataError: One is, and is not allowed to be; the message names all of them.
+        """
+        self.results += settle_results(
+            find_empty_vocabularies(self.config, tokens, self._nothing_matched)
+        )
+
+    def check_version(self, version: VersionView) -> None:
+        """Checks the rules on features and splits, and what is likely a mistake: statistics alone.
+
+        Args:
+            version: What is about to be published, statistics and encoders written.
+
+        Raises:
+            InputDataError: A rule of severity `error` is violated, or a feature or a label is the
+                same in every row; the message names all of them.
+        """
+        if version.figures is not None:
+            self.figures = list_figures(version.figures, self._figures_before)
+        train = version.statistics.get(TRAIN, {})
+        self.results += settle_results(
+            (
+                *check_feature_rules(self.config, version, self.previous),
+                *find_constants(self.config, version.schema, train, self._nothing_matched),
+                *(figure.to_warning() for figure in self.figures if figure.is_far),
+            )
+        )
+
+    def to_json(self) -> tuple[dict[str, Any], ...]:
+        """Returns the results as the manifest holds them."""
+        return tuple(result.to_json() for result in self.results)

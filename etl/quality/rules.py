@@ -23,6 +23,8 @@ class RuleResult:
         passed: Whether it holds.
         received: What was found.
         allowed: What the rule allows.
+        allowed_as: Key of `contract.allow` and the name there that lets it pass, of what no rule
+            declares.
     """
 
     rule: str
@@ -30,14 +32,23 @@ class RuleResult:
     passed: bool
     received: str
     allowed: str
+    allowed_as: tuple[str, str] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the result as a JSON object."""
-        return asdict(self)
+        data = asdict(self)
+        del data["allowed_as"]
+        return data
 
 
-def settle_results(results: Iterable[RuleResult]) -> tuple[RuleResult, ...]:
+def settle_results(
+    results: Iterable[RuleResult], hints: Sequence[str] = ()
+) -> tuple[RuleResult, ...]:
     """Logs what is to be warned of, and refuses what is an error.
+
+    Args:
+        results: What was found.
+        hints: What is known of the causes, for the refusal.
 
     Returns:
         The results, where no rule of severity `error` is violated.
@@ -56,20 +67,41 @@ def settle_results(results: Iterable[RuleResult]) -> tuple[RuleResult, ...]:
             )
     violated = [result for result in settled if not result.passed and result.severity == "error"]
     if violated:
-        raise _refusal(violated)
+        raise _refusal(violated, "".join(f"{hint}; " for hint in hints))
     return settled
 
 
-def _refusal(violated: Sequence[RuleResult]) -> InputDataError:
-    indent = "\n            "
+def _refusal(violated: Sequence[RuleResult], hints: str) -> InputDataError:
+    indent, count = "\n            ", len(violated)
+    received = indent.join(f"{result.rule}: {result.received}" for result in violated)
+    allowed = indent.join(f"{result.rule}: {result.allowed}" for result in violated)
+    by_name = f"allow it by name: {_show_allowed(violated)}"
+    if all(result.allowed_as is not None for result in violated):
+        return InputDataError(
+            f"the data look wrong in {count} way{'s' if count > 1 else ''}; nothing was published",
+            received=received,
+            allowed=allowed,
+            fix=f"{hints}correct the input or the config, or {by_name}; the last version stays "
+            "current",
+        )
+    is_mixed = any(result.allowed_as is not None for result in violated)
     return InputDataError(
-        f"the data contract is violated ({len(violated)} rule"
-        f"{'s' if len(violated) > 1 else ''}); nothing was published",
-        received=indent.join(f"{result.rule}: {result.received}" for result in violated),
-        allowed=indent.join(f"{result.rule}: {result.allowed}" for result in violated),
-        fix="correct the input, or change `contract.rules` (`severity: warn` lets a rule pass); "
-        "the last version stays current",
+        f"the data contract is violated ({count} rule{'s' if count > 1 else ''}); nothing was "
+        "published",
+        received=received,
+        allowed=allowed,
+        fix=f"{hints}correct the input, or change `contract.rules` (`severity: warn` lets a rule "
+        f"pass); {f'{by_name}; ' if is_mixed else ''}the last version stays current",
     )
+
+
+def _show_allowed(violated: Sequence[RuleResult]) -> str:
+    """The part of a config that allows what was refused."""
+    names: dict[str, dict[str, None]] = {}
+    for key, name in (result.allowed_as for result in violated if result.allowed_as is not None):
+        names.setdefault(key, {})[name] = None
+    shown = ", ".join(f"{key}: [{', '.join(found)}]" for key, found in names.items())
+    return f"`contract: {{allow: {{{shown}}}}}`"
 
 
 def build_result(rule: RuleConfig, passed: bool, received: str, allowed: str) -> RuleResult:

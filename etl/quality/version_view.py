@@ -26,6 +26,7 @@ from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID, FeatureSchema, canonical
 from etl.encoders.pipeline import read_plan
 from etl.encoders.vocabulary import first_token_id, load_vocabulary
 from etl.quality.drift import Distribution, build_distribution
+from etl.quality.figures import VersionFigures, read_figures
 
 STATISTICS_FILE = "statistics.json"
 _FORMAT_VERSION = 1
@@ -80,6 +81,7 @@ class VersionView:
         source_rows: Rows that parsed, by source.
         split_rows: Records by split.
         label: The label's feature, or None.
+        figures: What its figures are taken from, or None where that is not known.
     """
 
     directory: Path
@@ -87,6 +89,7 @@ class VersionView:
     source_rows: Mapping[str, int]
     split_rows: Mapping[str, int]
     label: str | None = None
+    figures: VersionFigures | None = None
 
     @cached_property
     def statistics(self) -> Mapping[str, Mapping[str, Any]]:
@@ -231,6 +234,7 @@ def view_version(version: Path, manifest: Manifest) -> VersionView:
         {name: rows - bad.get(name, 0) for name, rows in counts.read.items()},
         {split.name: split.rows for split in manifest.splits},
         manifest.keys.label,
+        read_figures(manifest),
     )
 
 

@@ -6,6 +6,7 @@ Files that no dataset version lists are read whole, in one pass.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,9 +22,11 @@ from conf.paths import (
     list_visible_files,
     local_path,
     published_versions,
+    read_manifest,
     resolve_version,
 )
 from conf.run import METRICS_FILE, RUN_CARD_FILE, RUNS_DIR, read_json, resolve_run
+from etl.quality.figures import Share, list_figures, read_figures
 from etl.records.parquet_copy import describe_file
 from etl.tfrecord.commit.output_manifest import read_output_manifest
 from etl.tfrecord.types.features import WireFeature
@@ -111,6 +114,39 @@ def summarize_dataset(version: Path, manifest: Manifest) -> dict[str, Any]:
         "packed_columns": _list_packed_features(manifest),
         "keys": asdict(manifest.keys),
         "counts": _pick(manifest.counts, _OF_COUNTS),
+        "contract": [dict(rule) for rule in manifest.contract],
+        "figures": _list_figures(version, manifest),
+    }
+
+
+def _list_figures(version: Path, manifest: Manifest) -> list[dict[str, Any]]:
+    """Shares and sizes, beside those of the version that was current when this one was built.
+
+    Nulls and OOV only where there are any, now or before: of many features most have none.
+    """
+    before = None
+    parent = version.resolve().parent / str(manifest.parent)
+    if manifest.parent is not None and (parent / MANIFEST_FILE).is_file():
+        # What an earlier version is like must not keep this one from being shown.
+        with suppress(SluiceError, OSError):
+            before = read_figures(read_manifest(parent))
+    return [
+        {
+            "figure": figure.title,
+            **_list_value("", figure.now),
+            **_list_value("_before", figure.before),
+            "far": figure.is_far or None,
+        }
+        for figure in list_figures(read_figures(manifest), before)
+        if figure.kind not in ("null", "oov") or figure.is_telling
+    ]
+
+
+def _list_value(ending: str, value: Share | int | None) -> dict[str, Any]:
+    is_share = isinstance(value, Share)
+    return {
+        f"share{ending}": value.value if isinstance(value, Share) else None,
+        f"tokens{ending}": None if is_share else value,
     }
 
 

@@ -44,6 +44,10 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "spilled_disk": format_bytes,
     "vocabulary_size": format_count,
     "label_rate": format_share,
+    "share": format_share,
+    "share_before": format_share,
+    "tokens": format_count,
+    "tokens_before": format_count,
     "shape": lambda shape: ("scalar", "list", "list of lists")[len(shape)],
 }
 _COUNTS = "counts"

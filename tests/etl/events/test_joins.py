@@ -20,14 +20,14 @@ from etl.events.joins import (
     UnmatchedCounts,
     check_unique_key,
     choose_strategy,
-    count_unmatched,
+    count_matches,
     explain_unmatched,
     join_as_of,
     join_dictionaries,
     join_dictionary,
     plain_key,
     plan_joins,
-    read_unmatched,
+    read_matches,
     refuse_unmatched,
     select_latest,
 )
@@ -175,9 +175,9 @@ def test_keys_in_another_spelling_are_named(spark):
     }
     events = sources["log"].good.withColumn(DROP_COLUMN, F.lit(None).cast("string"))
     joined = join_dictionaries(events, config, sources)
-    counted = joined.agg(*count_unmatched(["items"])).collect()[0].asDict()
-    unmatched = UnmatchedCounts(109, read_unmatched(["items"], [counted]))
-    assert unmatched.reasons == {"items": {"unknown_key": 109}}
+    counted = joined.agg(*count_matches(["items"])).collect()[0].asDict()
+    unmatched = UnmatchedCounts(109, read_matches(["items"], [counted]))
+    assert unmatched.reasons == {"items": {"matched": 0, "unknown_key": 109}}
     (hint,) = explain_unmatched(joined, config, sources, unmatched)
     assert hint.startswith("15 of 21 unknown keys are in 'items' in another spelling, such as '0'")
     # Few events without an entry are no reason to look.
@@ -280,10 +280,10 @@ def test_each_event_gets_the_entry_that_a_search_finds(spark, entries, keyed, ma
             reasons[reason] = reasons.get(reason, 0) + 1
             short = "" if reason == "unknown_key" else f":{reason}"
             assert dropped == f"unmatched:prices{short}"
-    counted = joined.agg(*count_unmatched(["prices"])).collect()
-    assert (
-        read_unmatched(["prices"], [row.asDict() for row in counted]).get("prices", {}) == reasons
-    )
+    counted = joined.agg(*count_matches(["prices"])).collect()
+    matched = {"matched": len(keyed) - sum(reasons.values())}
+    counts = read_matches(["prices"], [row.asDict() for row in counted])
+    assert counts == {"prices": matched | reasons}
 
 
 def test_a_late_entry_about_the_past_counts_from_when_it_was_known(spark):

@@ -1,0 +1,225 @@
+"""What is refused because it is likely a mistake: it would be published, and nothing learned of it.
+
+A join or a conversion that matches nothing, a vocabulary without tokens, a feature or a label that
+is the same in every row. Each is allowed where `contract.allow` names it; what follows from
+something allowed is allowed with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from conf.etl.build import BuildConfig
+from conf.etl.encodings import DatePartConfig, FeatureConfig
+from conf.schema import FeatureSchema
+from etl.quality.figures import READ_BY_MODELS, Share, share_kept, share_matched
+from etl.quality.rules import RuleResult
+
+MIN_ROWS = 10
+"""In fewer rows than that a value may be the same by chance."""
+_WITHIN_A_DAY = ("minute", "hour")
+_CHANCE = 1e-3
+"""Probability below which no match at all is not taken for chance."""
+
+
+def find_unmatched(
+    config: BuildConfig,
+    matches: Mapping[str, Mapping[str, int]],
+    conversions: Mapping[str, Mapping[str, int]],
+    before: Mapping[str, Share],
+) -> list[RuleResult]:
+    """Finds the joins that matched no event, and the labels whose conversions belong to none.
+
+    Args:
+        config: The build's config.
+        matches: Events by dictionary and outcome of the join.
+        conversions: By label all `rows` of its conversions, and by reason those that belong to no
+            event.
+        before: Share matched in the version before, by dictionary and by label: where it is small
+            and rows are few, none at all may be chance.
+    """
+    found = []
+    for name, share in share_matched(matches).items():
+        if _is_nothing(share, before.get(name)):
+            received = f"none of {share.whole:,} events has an entry{_reasons(matches[name])}"
+            found.append(_judge(config, "unmatched", f"join {name}", name, received))
+    sources = {
+        label.name: label.conversion.source
+        for label in config.all_labels
+        if label.conversion is not None
+    }
+    for name, share in share_kept(conversions).items():
+        if _is_nothing(share, before.get(name)):
+            reasons = {why: n for why, n in conversions[name].items() if why != "rows"}
+            received = f"none of {share.whole:,} belongs to an event{_reasons(reasons)}"
+            rule = f"conversions of label {name}"
+            found.append(_judge(config, "unmatched", rule, sources[name], received))
+    return found
+
+
+def _is_nothing(now: Share, before: Share | None) -> bool:
+    if not now.whole or now.part:
+        return False
+    return before is None or not before.part or (1 - before.value) ** now.whole < _CHANCE
+
+
+def _reasons(outcomes: Mapping[str, int]) -> str:
+    reasons = [f"{why} {n:,}" for why, n in outcomes.items() if n]
+    return f" ({', '.join(reasons)})" if reasons else ""
+
+
+def find_empty_vocabularies(
+    config: BuildConfig, tokens: Mapping[str, int], nothing_matched: Collection[str]
+) -> list[RuleResult]:
+    """Finds the vocabularies that hold no token.
+
+    Args:
+        config: The build's config.
+        tokens: Tokens by vocabulary.
+        nothing_matched: Sources that were allowed to match nothing, and did.
+    """
+    empty = [name for name, count in tokens.items() if not count]
+    excused = _columns_of(config, nothing_matched)
+    return [
+        _judge(
+            config, "empty_vocabulary", f"vocabulary {name}", name, "no token in the train split"
+        )
+        for name in empty
+        if not _columns_of_vocabulary(config, name) <= excused
+    ]
+
+
+def find_constants(
+    config: BuildConfig,
+    schema: FeatureSchema,
+    statistics: Mapping[str, Any],
+    nothing_matched: Collection[str],
+) -> list[RuleResult]:
+    """Finds the features and labels that are the same in every row of the train split.
+
+    Args:
+        config: The build's config.
+        schema: The features; of those that no model reads the labels alone count.
+        statistics: Unabridged statistics of the train split.
+        nothing_matched: Sources that were allowed to match nothing, and did.
+    """
+    excused = _columns_of(config, nothing_matched)
+    declared = {feature.name: feature for feature in config.features}
+    found = []
+    for spec in schema.by_role(*READ_BY_MODELS):
+        # Weights go with the ids of their list, which are what varies.
+        if spec.encoding.startswith("weights:") or spec.name not in statistics:
+            continue
+        what = describe_constant(statistics[spec.name])
+        if what is not None and not _is_excused(config, declared.get(spec.name), excused):
+            rule = f"constant feature {spec.name}"
+            found.append(_judge(config, "constant", rule, spec.name, what))
+    for name in _list_labels(config, nothing_matched):
+        what = describe_constant(statistics.get(name, {}))
+        if what is not None:
+            found.append(_judge(config, "one_class", f"label {name} of one class", name, what))
+    return found
+
+
+def describe_constant(found: Mapping[str, Any]) -> str | None:
+    """Returns what stands in every row, in words; None where rows differ, or are too few to tell.
+
+    Args:
+        found: Unabridged statistics of a feature; empty where there are none.
+    """
+    if not found or found["rows"] < MIN_ROWS:
+        return None
+    rows = f"all {found['rows']:,} rows"
+    whole = _is_same(found)
+    raw = found.get("raw", {}).get("values")
+    if whole is None and raw is not None:
+        whole = _is_same(raw)
+    return None if whole is None else f"{whole} in {rows} of the train split"
+
+
+def _is_same(found: Mapping[str, Any]) -> str | None:
+    rows, missing = found["rows"], found["missing"]
+    if missing == rows:
+        return "null"
+    if "length" in found:
+        length = found["length"]
+        if not length["max"]:
+            return "an empty list"
+        if missing or length["min"] != length["max"] or found["values"] != length["total"]:
+            return None
+    elif missing:
+        return None
+    unfinite = found.get("nan", 0) + found.get("infinite", 0)
+    if found.get("nan", 0) == found["values"]:
+        return "NaN"
+    distinct = found["distinct"]
+    if unfinite or distinct["count"] != 1 or not distinct["exact"]:
+        return None
+    return f"the value {found['top']['values'][0][0]}"
+
+
+def _list_labels(config: BuildConfig, nothing_matched: Collection[str]) -> list[str]:
+    """Labels that must have two classes: declared ones, and those that drawn negatives make."""
+    names = [
+        label.name
+        for label in config.all_labels
+        if label.conversion is None or label.conversion.source not in nothing_matched
+    ]
+    negatives = config.negatives
+    is_drawn = negatives is not None and negatives.draws and "train" in negatives.splits
+    if is_drawn and config.label is None and config.label_name is not None:
+        names.append(config.label_name)
+    return names
+
+
+def _is_excused(
+    config: BuildConfig, feature: FeatureConfig | None, excused: Collection[str]
+) -> bool:
+    if feature is None:
+        return False
+    if isinstance(feature.encoding, DatePartConfig):
+        # A log of one day has one weekday, and one of a fortnight mostly one month.
+        return feature.encoding.part not in _WITHIN_A_DAY
+    if feature.vocabulary in config.contract.allow.empty_vocabulary:
+        return True
+    return set(feature.columns) <= set(excused)
+
+
+def _columns_of_vocabulary(config: BuildConfig, name: str) -> set[str]:
+    return {
+        column
+        for feature in config.features
+        if feature.vocabulary == name
+        for column in feature.columns
+    }
+
+
+def _columns_of(config: BuildConfig, sources: Collection[str]) -> set[str]:
+    """Columns that the events get from some dictionaries."""
+    return {
+        column
+        for join in config.joins
+        if join.source in sources
+        for column in join.added_columns(config.sources[join.source])
+    }
+
+
+_WANTED = {
+    "unmatched": "at least one match",
+    "empty_vocabulary": "at least one token",
+    "constant": "two values or more",
+    "one_class": "two values or more",
+}
+
+
+def _judge(config: BuildConfig, key: str, rule: str, name: str, received: str) -> RuleResult:
+    is_allowed = name in getattr(config.contract.allow, key)
+    if is_allowed:
+        received += f"; allowed by contract.allow.{key}"
+    return RuleResult(rule, "error", is_allowed, received, _WANTED[key], (key, name))
+
+
+def list_nothing_matched(results: Iterable[RuleResult]) -> set[str]:
+    """Returns the sources of `find_unmatched` that were allowed to match nothing."""
+    return {r.allowed_as[1] for r in results if r.allowed_as is not None and r.passed}

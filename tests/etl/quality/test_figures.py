@@ -1,0 +1,211 @@
+"""Figures of a version beside those before: what is far, and what statistics tell of features."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from conf.schema import FeatureSchema, FeatureSpec
+from etl.quality.figures import (
+    OF_LABELS,
+    OF_ROWS,
+    Figure,
+    Share,
+    VersionFigures,
+    find_label_rate,
+    find_nulls,
+    find_oov,
+    is_size_far,
+    list_figures,
+    read_figures,
+    share_kept,
+)
+from etl.quality.statistics import StatisticsAccumulator, merge_statistics, summarize_statistics
+from tests.datasets import build_manifest
+
+MANY = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "rows", "is_far"),
+    [
+        # Shares matched, null or OOV, of very many rows: half as much again, one point at least.
+        (0.991, 0.97, MANY, True),
+        (0.991, 0.985, MANY, False),
+        (0.0, 0.02, MANY, True),
+        (0.0, 0.009, MANY, False),
+        (0.20, 0.28, MANY, False),
+        (0.20, 0.31, MANY, True),
+        (0.5, 0.59, MANY, False),
+        (0.5, 0.62, MANY, True),
+        (1.0, 0.5, MANY, True),
+        # Of few rows chance does more.
+        (0.9, 0.8, 30, False),
+        (0.9, 0.2, 30, True),
+        (0.0, 0.02, 100, False),
+        (0.5, 0.0, 3, False),
+    ],
+)
+def test_a_share_is_far_beyond_its_bound_and_chance(before, now, rows, is_far):
+    first, second = (Share(round(share * rows), rows) for share in (before, now))
+    assert OF_ROWS.is_far(second, first) is is_far
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "rows", "is_far"),
+    [
+        (0.001, 0.002, MANY, True),
+        (0.001, 0.0011, MANY, False),
+        (0.001, 0.002, 10_000, False),
+        (0.04, 0.045, MANY, False),
+        (0.5, 0.61, MANY, True),
+        (0.0, 0.001, MANY, True),
+    ],
+)
+def test_rates_of_labels_are_held_closer(before, now, rows, is_far):
+    first, second = (Share(round(share * rows), rows) for share in (before, now))
+    assert OF_LABELS.is_far(second, first) is is_far
+
+
+def test_nothing_is_far_from_nothing():
+    assert not OF_ROWS.is_far(Share(0, 0), Share(5, 5))
+    assert not OF_ROWS.is_far(Share(5, 5), Share(0, 0))
+
+
+@pytest.mark.parametrize("bound", [OF_ROWS, OF_LABELS])
+def test_chance_alone_is_never_far(bound):
+    rng = np.random.default_rng(3)
+    for share in (0.0, 0.001, 0.02, 0.3, 0.5, 0.97, 1.0):
+        for rows in (5, 40, 3_000, MANY):
+            draws = rng.binomial(rows, share, (500, 2)).tolist()
+            assert not any(bound.is_far(Share(a, rows), Share(b, rows)) for a, b in draws)
+
+
+def test_sizes_of_vocabularies_are_far_at_half_and_twice():
+    assert is_size_far(900, 2_000)
+    assert is_size_far(5_000, 2_000)
+    assert not is_size_far(1_500, 2_000)
+    assert not is_size_far(3, 7)
+    assert is_size_far(0, 50)
+
+
+SCHEMA = FeatureSchema(
+    (
+        FeatureSpec("word", "int64", "user", encoding="word", vocabulary_size=5),
+        FeatureSpec("tags", "int64", "item", (None,), 9, encoding="word", vocabulary_size=5),
+        FeatureSpec("price", "float32", "context"),
+        FeatureSpec("scaled", "float32", "context", encoding="normalize:scaled"),
+        FeatureSpec("mixed", "int64", "context", encoding="cross:mixed", vocabulary_size=9),
+        FeatureSpec("label", "float32", "label"),
+        FeatureSpec("stars", "float32", "label"),
+        FeatureSpec("row", "int64", "id"),
+    )
+)
+RAW = {
+    "word": {"missing": 1, "null_values": 0, "bucketed": 1},
+    "tags": {"missing": 1, "null_values": 2, "bucketed": 0},
+    "scaled": {"missing": 2, "null_values": 0, "bucketed": 0, "values": {"nan": 1}},
+    "mixed": {"missing": 0, "null_values": 0, "bucketed": 0},
+}
+
+
+def statistics(raw: bool = True):
+    table = {
+        "word": [1, 1, 2, 4],  # one null, one unknown, one in a bucket
+        "tags": [[1, 2, 1], [], None, [1]],
+        "price": pa.array([1.0, None, float("nan"), 3.0], pa.float32()),
+        "scaled": pa.array([0.0, 0.0, 0.0, 1.0], pa.float32()),
+        "mixed": [1, 5, 6, 7],
+        "label": pa.array([1, 0, 0, 0], pa.float32()),
+        "stars": pa.array([1, 4, 5, 5], pa.float32()),
+        "row": [1, 2, 3, 4],
+    }
+    batch = pa.table(table).combine_chunks().to_batches()[0]
+    accumulator = StatisticsAccumulator(batch.schema)
+    accumulator.update(batch)
+    found = json.loads(json.dumps(accumulator.to_dict()))
+    for name, own in RAW.items() if raw else ():
+        found[name]["raw"] = own
+    return found
+
+
+def test_nulls_and_oov_are_told_apart_by_the_raw_column():
+    found = summarize_statistics(statistics())
+    nulls = {spec.name: find_nulls(spec, found[spec.name]) for spec in SCHEMA.features[:5]}
+    assert nulls == {
+        "word": Share(1, 4),
+        "tags": Share(1, 4),
+        "price": Share(2, 4),
+        "scaled": Share(3, 4),
+        "mixed": Share(1, 4),
+    }
+    oov = {spec.name: find_oov(spec, found[spec.name]) for spec in SCHEMA.features}
+    assert oov.pop("word") == Share(2, 3)
+    assert oov.pop("tags") == Share(1, 2)
+    assert not any(oov.values())
+
+
+def test_without_raw_statistics_what_they_tell_is_unknown():
+    found = summarize_statistics(statistics(raw=False))
+    assert find_nulls(SCHEMA["word"], found["word"]) is None
+    assert find_oov(SCHEMA["word"], found["word"]) is None
+    assert find_nulls(SCHEMA["mixed"], found["mixed"]) == Share(1, 4)
+    assert find_nulls(SCHEMA["price"], found["price"]) == Share(2, 4)
+    assert find_nulls(SCHEMA["price"], {}) is None
+
+
+def test_only_labels_of_zeros_and_ones_have_a_rate():
+    found = statistics(raw=False)
+    assert find_label_rate(found["label"]) == Share(1, 4)
+    assert find_label_rate(found["stars"]) is None
+    assert find_label_rate(merge_statistics([found, found])["label"]) == Share(2, 8)
+
+
+def test_conversions_that_belong_to_an_event_are_those_that_are_not_lost():
+    counts = {"buy": {"rows": 10, "no_event": 2, "outside_time": 3}, "none": {"rows": 0}}
+    assert share_kept(counts) == {"buy": Share(5, 10), "none": Share(0, 0)}
+
+
+def test_figures_stand_beside_those_before_and_the_far_ones_are_warned_of():
+    now = VersionFigures(
+        SCHEMA,
+        {"train": summarize_statistics(statistics()), "catalog": {}},
+        joined={"users": Share(900, 1_000)},
+        converted={"label": Share(5, 1_000)},
+        tokens={"word": 3, "new": 10},
+    )
+    before = VersionFigures(
+        SCHEMA, {}, joined={"users": Share(9_990, 10_000)}, tokens={"word": 800}
+    )
+    figures = {figure.title: figure for figure in list_figures(now, before)}
+    joined = figures["share of events matched by join users"]
+    assert joined.is_far
+    assert joined.to_warning().to_json() == {
+        "rule": "share of events matched by join users",
+        "severity": "warn",
+        "passed": False,
+        "received": "90.00% of 1,000, 99.90% in the version before",
+        # One point, and four standard errors of 0.33 points.
+        "allowed": "a change of at most 2.33 points",
+    }
+    word = figures["tokens of vocabulary word"]
+    assert "3, 800 in the version before" in word.to_warning().received
+    assert word.is_far
+    assert not figures["tokens of vocabulary new"].is_far
+    assert figures["share of conversions that belong to an event, of label label"].before is None
+    assert figures["rate of label label (train)"].now == Share(1, 4)
+    assert figures["share of OOV of feature word (train)"].now == Share(2, 3)
+    assert not any(figure.is_far for figure in list_figures(now, None))
+    assert Figure("null", "x", "test", Share(1, 2)).title == "share of nulls of feature x (test)"
+
+
+def test_what_an_earlier_release_published_is_compared_as_far_as_it_tells():
+    manifest = build_manifest("v1")
+    found = read_figures(manifest)
+    assert found.joined == found.converted == {}
+    sizes = {spec.encoding: spec.vocabulary_size for spec in manifest.schema.features}
+    for name, tokens in found.tokens.items():
+        assert tokens == sizes[name] - 2

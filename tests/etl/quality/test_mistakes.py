@@ -1,0 +1,234 @@
+"""What is refused as a likely mistake, what is allowed by name, and what follows from that."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+from pydantic import ValidationError
+
+from conf.errors import ExitCode, InputDataError
+from conf.schema import FeatureSchema, FeatureSpec
+from etl.quality.figures import Share
+from etl.quality.mistakes import (
+    MIN_ROWS,
+    describe_constant,
+    find_constants,
+    find_empty_vocabularies,
+    find_unmatched,
+    list_nothing_matched,
+)
+from etl.quality.rules import RuleResult, settle_results
+from etl.quality.statistics import StatisticsAccumulator
+from tests.etl.logs import build_config
+
+USERS = {"matched": 0, "unknown_key": 40, "null_key": 2}
+CONVERSION = {"source": "items", "keys": {"item": "item"}, "time": "sold_at", "within_hours": 1}
+BOUGHT = {"label": {"name": "bought", "conversion": CONVERSION}}
+
+
+def make_config(tmp_path, allow=None, **changes):
+    config = build_config(tmp_path, tmp_path).model_dump(mode="json")
+    columns = config["sources"]["items"]["columns"]
+    columns.append({"name": "sold_at", "type": "int64", "nullable": True})
+    contract = {"allow": allow or {}}
+    return build_config(tmp_path, tmp_path, sources=config["sources"], contract=contract, **changes)
+
+
+def test_a_join_without_a_match_is_refused_by_name(tmp_path):
+    matches = {"users": USERS, "items": {"matched": 1, "unknown_key": 41}}
+    (found,) = find_unmatched(make_config(tmp_path), matches, {}, {})
+    assert (found.rule, found.passed) == ("join users", False)
+    assert found.received == "none of 42 events has an entry (unknown_key 40, null_key 2)"
+    allowed = make_config(tmp_path, {"unmatched": ["users"]})
+    (found,) = find_unmatched(allowed, matches, {}, {})
+    assert found.passed
+    assert found.received.endswith("; allowed by contract.allow.unmatched")
+    assert list_nothing_matched([found]) == {"users"}
+    # A day without events has nothing to match.
+    assert find_unmatched(make_config(tmp_path), {"users": {"matched": 0}}, {}, {}) == []
+
+
+@pytest.mark.parametrize(
+    ("events", "before", "count"),
+    [(3, Share(1, 100), 0), (3, Share(99, 100), 1), (3, Share(0, 100), 1), (3, None, 1),
+     (500, Share(1, 100), 0), (900, Share(1, 100), 1)],
+)  # fmt: skip
+def test_of_few_events_none_may_match_by_chance(tmp_path, events, before, count):
+    known = {} if before is None else {"users": before}
+    matches = {"users": {"matched": 0, "unknown_key": events}}
+    assert len(find_unmatched(make_config(tmp_path), matches, {}, known)) == count
+
+
+def test_conversions_that_nothing_led_to_are_refused_with_why(tmp_path):
+    outcomes = {"bought": {"rows": 12, "outside_time": 7, "no_event": 5}}
+    (found,) = find_unmatched(make_config(tmp_path, **BOUGHT), {}, outcomes, {})
+    assert found.rule == "conversions of label bought"
+    assert found.received == "none of 12 belongs to an event (outside_time 7, no_event 5)"
+    assert find_unmatched(make_config(tmp_path, **BOUGHT), {}, {"bought": {"rows": 3}}, {}) == []
+    assert found.allowed_as == ("unmatched", "items")
+
+
+def test_what_is_known_of_the_cause_comes_first_in_the_fix(tmp_path):
+    found = find_unmatched(make_config(tmp_path), {"users": USERS}, {}, {})
+    with pytest.raises(InputDataError) as error:
+        settle_results(found, ["'7' is in 'users' as '007'"])
+    assert str(error.value.fix).startswith("'7' is in 'users' as '007'; correct the input")
+
+
+def test_empty_vocabularies_are_refused_unless_named_or_nothing_else_could_be(tmp_path):
+    tokens = {"gender": 0, "tags": 4, "item": 2}
+    (found,) = find_empty_vocabularies(make_config(tmp_path), tokens, ())
+    assert (found.rule, found.passed) == ("vocabulary gender", False)
+    named = make_config(tmp_path, {"empty_vocabulary": ["gender"]})
+    assert all(result.passed for result in find_empty_vocabularies(named, tokens, ()))
+    assert find_empty_vocabularies(make_config(tmp_path), tokens, {"users"}) == []
+
+
+N = MIN_ROWS
+COLUMNS = [
+    # values, what is said of them in the message, or None where they vary
+    (pa.array([5] * N), "the value 5"),
+    (pa.array([1.5] * N, pa.float32()), "the value 1.5"),
+    (pa.array(["x"] * N), "the value x"),
+    (pa.array([None] * N, pa.int64()), "null"),
+    (pa.array([float("nan")] * N, pa.float32()), "NaN"),
+    (pa.array([[]] * N, pa.list_(pa.int64())), "an empty list"),
+    (pa.array([[], None] * (N // 2), pa.list_(pa.int64())), "an empty list"),
+    (pa.array([[7, 7]] * N), "the value 7"),
+    (pa.array([5] * (N - 1)), None),  # too few rows to tell
+    (pa.array([5] * N + [6]), None),
+    (pa.array([5] * N + [None]), None),
+    (pa.array([1.5] * N + [float("nan")], pa.float32()), None),
+    (pa.array([[7]] * N + [[7, 7]]), None),
+    (pa.array([[7]] * N + [[]]), None),
+    (pa.array([[7]] * N + [None]), None),
+    (pa.array([[7, 8]] * N), None),
+]
+
+
+def gather(**columns):
+    batch = pa.table(columns).combine_chunks().to_batches()[0]
+    accumulator = StatisticsAccumulator(batch.schema)
+    accumulator.update(batch)
+    return json.loads(json.dumps(accumulator.to_dict()))
+
+
+@pytest.mark.parametrize(("column", "said"), COLUMNS)
+def test_a_column_is_constant_where_every_row_is_the_same(column, said):
+    found = describe_constant(gather(x=column)["x"])
+    assert found == (
+        None if said is None else f"{said} in all {len(column)} rows of the train split"
+    )
+
+
+def test_a_constant_column_shows_behind_what_an_encoder_makes_of_it():
+    found = gather(x=pa.array([[0.0, 1.0]] * N, pa.list_(pa.float32())), raw=pa.array(["x"] * N))
+    assert describe_constant(found["x"]) is None
+    found["x"]["raw"] = {"values": found["raw"]}
+    assert describe_constant(found["x"]).startswith("the value x in all")
+
+
+SCHEMA = FeatureSchema(
+    (
+        FeatureSpec("gender", "int64", "user", encoding="gender", vocabulary_size=3),
+        FeatureSpec("tags", "int64", "item", (None,), encoding="tags", vocabulary_size=5),
+        FeatureSpec("of_tags", "float32", "item", (None,), encoding="weights:of_tags"),
+        FeatureSpec("rating", "float32", "context"),
+        FeatureSpec("row", "int64", "id"),
+        FeatureSpec("label", "float32", "label"),
+        FeatureSpec("weight", "float32", "weight"),
+    )
+)
+SAME = gather(
+    gender=pa.array([1] * N),
+    tags=pa.array([[2]] * N),
+    of_tags=pa.array([[1.0]] * N, pa.list_(pa.float32())),
+    rating=pa.array([1.0, 2.0] * (N // 2), pa.float32()),
+    row=pa.array([1] * N),
+    label=pa.array([0.0] * N, pa.float32()),
+    weight=pa.array([1.0] * N, pa.float32()),
+)
+
+
+def find(config, nothing_matched=()):
+    return find_constants(config, SCHEMA, SAME, nothing_matched)
+
+
+def test_constants_that_models_read_and_labels_of_one_class_are_refused(tmp_path):
+    found = find(make_config(tmp_path))
+    rules = ["constant feature gender", "constant feature tags", "label label of one class"]
+    assert [result.rule for result in found] == rules
+    assert not any(result.passed for result in found)
+    with pytest.raises(InputDataError) as error:
+        settle_results(found)
+    assert error.value.exit_code == ExitCode.INPUT_REFUSED
+    assert error.value.what == "the data look wrong in 3 ways; nothing was published"
+    shown = "`contract: {allow: {constant: [gender, tags], one_class: [label]}}`"
+    assert shown in str(error.value.fix)
+    assert "the last version stays current" in str(error.value.fix)
+    assert "contract.rules" not in str(error.value.fix)
+
+
+def test_what_is_named_passes_and_so_does_what_follows_from_it(tmp_path):
+    allow = {"constant": ["gender", "tags"], "one_class": ["label"]}
+    found = find(make_config(tmp_path, allow))
+    assert all(result.passed for result in found)
+    assert settle_results(found) == tuple(found)
+    # Nobody matched a user: their columns are null, and have no vocabulary.
+    left = {result.rule for result in find(make_config(tmp_path), {"users"})}
+    assert left == {"constant feature tags", "label label of one class"}
+    left = find(make_config(tmp_path, {"empty_vocabulary": ["tags"]}), {"users"})
+    assert [result.rule for result in left] == ["label label of one class"]
+
+
+@pytest.mark.parametrize(
+    ("part", "is_refused"), [("weekday", False), ("month", False), ("hour", True)]
+)
+def test_a_run_of_one_day_may_have_one_weekday(tmp_path, part, is_refused):
+    encoding = {"kind": "date_part", "part": part, "unit": "s"}
+    when = {"name": "when", "column": "ts", "role": "context", "encoding": encoding}
+    features = [*make_config(tmp_path).model_dump(mode="json")["features"], when]
+    schema = FeatureSchema((FeatureSpec("when", "int64", "context", encoding="date_part:when"),))
+    same = gather(when=pa.array([4] * N))
+    found = find_constants(make_config(tmp_path, features=features), schema, same, ())
+    assert [result.rule for result in found] == ["constant feature when"] * is_refused
+
+
+def test_labels_of_conversions_and_of_drawn_negatives(tmp_path):
+    names = {"unmatched": ["items"]}
+    config = make_config(tmp_path, names, label={**BOUGHT["label"], "name": "label"})
+    assert "label label of one class" not in {r.rule for r in find(config, {"items"})}
+    assert "label label of one class" in {r.rule for r in find(config)}
+    # Positives alone are what happened; where negatives are drawn for training, some must be there.
+    implicit = make_config(tmp_path, label=None)
+    assert "label label of one class" not in {r.rule for r in find(implicit)}
+    for split, count in (("train", 1), ("test", 0)):
+        drawn = {"strategy": "uniform", "per_positive": 1, "splits": [split]}
+        drawing = make_config(tmp_path, label=None, negatives=drawn)
+        assert sum(r.rule.startswith("label") for r in find(drawing)) == count
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "hint"),
+    [
+        ("unmatched", "user", "did you mean 'users'"),
+        ("empty_vocabulary", "tag", "did you mean 'tags'"),
+        ("constant", "genders", "did you mean 'gender'"),
+        ("one_class", "labels", "did you mean 'label'"),
+    ],
+)
+def test_names_that_are_not_there_are_refused_before_anything_is_read(tmp_path, key, name, hint):
+    with pytest.raises(ValidationError, match=hint) as error:
+        make_config(tmp_path, {key: [name]})
+    assert f"contract.allow.{key}" in str(error.value)
+
+
+def test_violated_rules_and_mistakes_are_refused_together(tmp_path):
+    rule = RuleResult("range ratings.rating", "error", False, "9", "1 to 5")
+    with pytest.raises(InputDataError) as error:
+        settle_results([rule, *find(make_config(tmp_path))])
+    assert error.value.what == "the data contract is violated (4 rules); nothing was published"
+    assert "contract.rules" in str(error.value.fix)
+    assert "constant: [gender, tags]" in str(error.value.fix)
