@@ -205,7 +205,9 @@ class SluiceTraining(ModelTraining):
     @property
     def table_bytes(self) -> int:
         """Bytes of the table and its optimizer's state."""
-        state = [variables[0] for variables in self._optimizers.sparse.slots.values()]
+        state = [
+            slots[0] for slots in self._optimizers.sparse.slots.values() if slots[0] is not None
+        ]
         return sum(4 * v.shape.num_elements() for v in (self._table.rows, *state))
 
     @property
