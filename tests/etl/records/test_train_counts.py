@@ -275,9 +275,14 @@ def test_any_build_counts_the_records_that_it_writes(spark, data):
     keys=st.fixed_dictionaries({}, optional={"user": st.just("user"), "item": st.just("item")}),
     has_label=st.booleans(),
     packed=st.booleans(),
+    moved=st.booleans(),
 )
-def test_any_import_counts_the_records_that_it_lists(files, keys, has_label, packed):
-    features = [{"name": "user", "role": "user"}, {"name": "item", "role": "item"}]
+def test_any_import_counts_the_records_that_it_lists(files, keys, has_label, packed, moved):
+    """Ids of users begin at 0 and move by two, or stay, and 0 and 1 stand for none."""
+    features: list[dict[str, Any]] = [
+        {"name": "user", "role": "user", "offset": 2 if moved else 0},
+        {"name": "item", "role": "item"},
+    ]
     features += [{"name": "click", "role": "label"}] if has_label else []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
