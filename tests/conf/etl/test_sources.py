@@ -11,7 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from conf.etl.build import BuildConfig
-from conf.etl.events import EventsConfig, MostFrequentConfig, UserHistoryConfig
+from conf.etl.events import EventsConfig, MostFrequentConfig, SeenConfig, UserHistoryConfig
 from conf.etl.labels import DownSamplingConfig, LabelConfig, NegativesConfig, WeightsConfig
 from conf.etl.sources import SourceConfig
 
@@ -69,6 +69,7 @@ GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "samples.md"
 PARTS = {
     "events": EventsConfig,
     "histories": UserHistoryConfig,
+    "seen": SeenConfig,
     "most_frequent": MostFrequentConfig,
     "label": LabelConfig,
     "labels": LabelConfig,
