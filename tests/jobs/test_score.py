@@ -29,7 +29,9 @@ from jobs.predict import RowsToPredict, predict
 from jobs.score import app
 from jobs.support.spark_session import ensure_java
 from tests.jobs.runs import write_tiny_run
+from tests.training.number_features import NAN, ROW, build_number_model
 from tests.training.tiny_dataset import TinyConfig
+from training.export.saved_model import write_export
 from training.prediction.raw_rows import RawFile
 from training.scoring.executor import RowSource
 from training.scoring.plan import Exported, ScoringRequest, build_job, plan_task, set_rows
@@ -317,6 +319,22 @@ def test_bad_inputs_are_refused(session, runs, tmp_path, capsys, name, text, cod
     assert score(*options) == code
     assert said in capsys.readouterr().err
     assert not list((tmp_path / "out").glob("part-*"))
+
+
+@EXHAUSTIVE
+def test_numbers_that_are_not_finite_end_a_job(session, tmp_path, capsys) -> None:
+    write_export(build_number_model(tmp_path), ExportOptions(tmp_path / "models"))
+    options = ["--model", tmp_path / "models", "--as", "jsonl", "--input", tmp_path / "rows.jsonl"]
+    for number, bad in enumerate(({}, {"cost": 1e39}, {"tastes": [1.0, NAN]})):
+        lines = [json.dumps({**ROW, **(bad if row == 33 else {})}) for row in range(50)]
+        (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n")
+        output = tmp_path / f"out{number}"
+        assert score(*options, "--to", output) == (3 if bad else 0)
+        said = capsys.readouterr().err
+        for name in bad:
+            assert f"row 34: column '{name}'" in said
+            assert "finite numbers" in said
+        assert bool(list(output.glob("part-*"))) == (not bad)
 
 
 @EXHAUSTIVE
