@@ -75,7 +75,7 @@ test-all: checks services
 
 # Servers, peers, a browser and the documentation's tools: each where it can be had.
 services: $(READY)
-	$(BIN)/python -m pip install -q --require-hashes -r requirements/docs.lock \
+	-$(BIN)/python -m pip install -q --require-hashes -r requirements/docs.lock \
 	  -r requirements/release.lock
 	$(BIN)/python -m tests.services.install
 

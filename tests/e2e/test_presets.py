@@ -70,7 +70,8 @@ class Training:
     Attributes:
         log: Preset of the build.
         metric: That tells whether it has learned.
-        real: Its bound on real data; None for half as much again as random lists have.
+        real: Its bound on real data; None for half as much again as random lists have, and
+            for an error that is 2 % below that of a constant.
         made: The same on made data.
         settings: For made data.
         real_settings: For real data.
@@ -92,7 +93,7 @@ TRAININGS = {
     "clicks_columns_dssm": Training("clicks_columns", "ndcg@5"),
     "criteo": Training("criteo", "auc", 0.65, 0.6),
     "demo": Training("demo", "ndcg@10"),
-    "diginetica": Training("diginetica", "auc", 0.5, 0.6, real_settings=FEW),
+    "diginetica": Training("diginetica", "auc", 0.505, 0.6),
     "diginetica_columns": Training("diginetica_columns", "ndcg@10", real_settings=FEW),
     "diginetica_columns_dssm": Training("diginetica_columns", "ndcg@10", real_settings=FEW),
     "frappe": Training("frappe", "auc", 0.93, 0.6),
@@ -190,6 +191,8 @@ def assert_has_learned(found: dict[str, Any], trained: Training, is_real: bool) 
     bound, metric = trained.real if is_real else trained.made, trained.metric
     if "tasks" in found:
         (values,) = found["tasks"].values()
+        if metric == "rmse":
+            bound = bound or 0.98 * values["constant"]["rmse"]
     else:
         (headline,) = [p for p in found["protocols"] if p["name"] == found["headline"]]
         values = headline["systems"]["model"]
