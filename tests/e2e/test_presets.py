@@ -24,7 +24,7 @@ from tests.etl.built_versions import read_sparse
 from tests.real_data import find_data
 
 SMALL = ("fit.max_steps=160", "input.batch_size=64", "optimizer.learning_rate=0.02")
-SEQUENCES = ("fit.max_steps=40", "input.batch_size=64", "optimizer.learning_rate=0.005")
+SEQUENCES = ("fit.max_steps=120", "input.batch_size=64", "optimizer.learning_rate=0.01")
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,7 @@ class Training:
 
 
 FEW = ("fit.max_steps=300",)
+FEW_PIECES = ("fit.max_steps=60", "optimizer.learning_rate=0.005")
 TRAININGS = {
     "a9a": Training("a9a", "auc", 0.88, 0.7),
     "clicks": Training("clicks", "auc", None, 0.6),
@@ -103,8 +104,10 @@ TRAININGS = {
     "ml_1m_mf": Training("ml_1m", "hit_rate@50", real_settings=FEW),
     "ml_1m_ncf_mf": Training("ml_1m_ncf", "hit_rate@10", real_settings=FEW),
     "ml_1m_ratings": Training("ml_1m_ratings", "rmse", 0.95, None),
-    "ml_1m_sasrec": Training("ml_1m_sasrec", "hit_rate@10", None, None, SEQUENCES, SEQUENCES),
-    "ml_1m_sequences": Training("ml_1m_sequences", "hit_rate@50", None, None, SEQUENCES, SEQUENCES),
+    "ml_1m_sasrec": Training("ml_1m_sasrec", "hit_rate@10", None, None, SEQUENCES, FEW_PIECES),
+    "ml_1m_sequences": Training(
+        "ml_1m_sequences", "hit_rate@50", None, None, SEQUENCES, FEW_PIECES
+    ),
 }
 
 
