@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from conf.errors import ConfigError, InputDataError
-from conf.schema import FeatureSchema, PackedSlot
+from conf.schema import FeatureSchema, FeatureSpec, PackedSlot
 
 
 @dataclass(frozen=True)
@@ -367,6 +367,32 @@ class Manifest:
             )
         return name
 
+    @property
+    def histories(self) -> tuple[str, ...]:
+        """Lists of items that the user met before the event, `keys.history` first.
+
+        Beside that key these are the lists of role user whose ids are the item's. A list of other
+        ids is none, as the videos of columns are not columns.
+        """
+        if self.keys.item is None or self.keys.item not in self.schema:
+            return ()
+        item, named = self.schema[self.keys.item], self.keys.history
+        found = [
+            spec.name
+            for spec in self.schema.features
+            if spec.role == "user" and spec.is_list and spec.shares_ids(item)
+        ]
+        if named is not None and named in self.schema:
+            is_known = named in found or _is_keyed_alike(self.schema[named], item)
+            found = [*([named] if is_known else []), *(name for name in found if name != named)]
+        return tuple(found)
+
+    def find_history(self) -> str | None:
+        """Returns `keys.history`, else the only one of `histories`; None where there is no such."""
+        if self.keys.history is not None or len(self.histories) != 1:
+            return self.keys.history
+        return self.histories[0]
+
     def find_label_rate(self, label: str) -> Mapping[str, float]:
         """Returns the mean of a label by split; empty where it is not known."""
         return self.label_rate if label == self.keys.label else self.label_rates.get(label, {})
@@ -423,6 +449,14 @@ class Manifest:
             return cls(**_manifest_fields(data, origin))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InputDataError(f"{origin} is not complete", received=repr(error)) from error
+
+
+def _is_keyed_alike(history: FeatureSpec, item: FeatureSpec) -> bool:
+    """Whether two features of no common vocabulary have ids of one kind: plain keys, or hashes."""
+    kind = history.encoding.partition(":")[0]
+    if history.dtype != "int64" or kind != item.encoding.partition(":")[0]:
+        return False
+    return kind != "hash" or history.vocabulary_size == item.vocabulary_size
 
 
 def _manifest_fields(data: dict[str, Any], origin: str) -> dict[str, Any]:

@@ -89,6 +89,13 @@ class FeatureSpec:
         """Name of the embedding table that this feature reads."""
         return self.shared_embedding or self.name
 
+    def shares_ids(self, other: FeatureSpec) -> bool:
+        """Whether an id means the same in another feature: they share a vocabulary or a table."""
+        if self.dtype != "int64" or other.dtype != "int64":
+            return False
+        has_vocabulary = self.encoding == other.encoding and self.encoding != "identity"
+        return has_vocabulary or self.table == other.table
+
     def to_json(self) -> dict[str, Any]:
         """Returns the spec as a JSON object."""
         return {**asdict(self), "shape": list(self.shape)}

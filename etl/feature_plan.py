@@ -68,6 +68,14 @@ def history_names(config: BuildConfig) -> tuple[str, ...]:
     return tuple(name for history in all_histories(config) for name in history.made)
 
 
+def brought_items(config: BuildConfig) -> str | None:
+    """Returns the log's own list of what came before an event; None where it holds no items."""
+    brought = config.events.history
+    of_item = {f.vocabulary for f in config.features if f.column == config.events.item}
+    of_list = {f.vocabulary for f in config.features if f.column == brought}
+    return brought if of_item & of_list - {None} else None
+
+
 def made_history_columns(config: BuildConfig) -> dict[str, str]:
     """Returns the types of the columns that histories, sessions and windowed features make."""
     made: dict[str, str] = {}

@@ -62,7 +62,17 @@ def _read_strength(value: Any) -> Any:
     return float(bool(value)) if value is None or isinstance(value, bool) else value
 
 
-class SampledSoftmaxConfig(StrictFinite):
+class ItemSettings(StrictFinite):
+    """What objectives have in common to which each row is a positive."""
+
+    positives: Literal["label", "every_row"] = Field(
+        "label",
+        description="label: rows of label 0 must be left out or weigh nothing; every_row: all rows "
+        "are positives, whatever their label.",
+    )
+
+
+class SampledSoftmaxConfig(ItemSettings):
     """Softmax over sampled items, corrected for how often each is among them."""
 
     kind: Literal["sampled_softmax"] = "sampled_softmax"
@@ -91,7 +101,7 @@ class SampledSoftmaxConfig(StrictFinite):
         return values
 
 
-class SoftmaxConfig(StrictFinite):
+class SoftmaxConfig(ItemSettings):
     """Softmax over the whole catalogue, which is embedded in each step."""
 
     kind: Literal["softmax"] = "softmax"
@@ -102,7 +112,7 @@ class SoftmaxConfig(StrictFinite):
     )
 
 
-class BPRConfig(StrictFinite):
+class BPRConfig(ItemSettings):
     """Log loss of the row's item against items drawn for it: which of two is scored higher."""
 
     kind: Literal["bpr"] = "bpr"
@@ -110,7 +120,7 @@ class BPRConfig(StrictFinite):
     mask: Mask = Field("user_items", description="Drawn items that do not count.")
 
 
-class BinaryConfig(StrictFinite):
+class BinaryConfig(ItemSettings):
     """Sigmoid cross-entropy on the label; makes AUC and log loss meaningful.
 
     With `negatives` each row is a positive, and items drawn for it are the negatives.

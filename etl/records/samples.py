@@ -28,7 +28,7 @@ from etl.events.joins import plan_joins, select_latest
 from etl.events.sample_filter import NOT_SAMPLED_COLUMN, SEEN_COLUMN
 from etl.events.splits import CATALOG, SPLIT_COLUMN, TRAIN, USERS, record_splits
 from etl.events.windowed_features import add_latest_windowed_features, windowed_feature_names
-from etl.feature_plan import EVENT_NUMBER, SEEN, FeaturePlan, history_names
+from etl.feature_plan import EVENT_NUMBER, SEEN, FeaturePlan, brought_items, history_names
 from etl.sources.source import Source
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ def _made(config: BuildConfig, role: str) -> set[str]:
     if role == "item":
         counted = {counted.name for counted in config.most_frequent}
         return counted | windowed_feature_names(config, config.events.item or "")
-    return {*history_names(config), *windowed_feature_names(config, config.events.user or "")}
+    counted = windowed_feature_names(config, config.events.user or "")
+    return {*history_names(config), *config.brought_history, *counted}
 
 
 def _check(config: BuildConfig, columns: set[str], role: str, made: set[str]) -> None:
@@ -118,7 +119,35 @@ def build_samples(events: DataFrame, config: BuildConfig) -> DataFrame:
     if config.seen_where is not None:
         samples = samples.withColumn(EVENT_NUMBER, F.col(POSITION_COLUMN).cast("bigint"))
     sequences = build_sequences(events, user, _seen_item(config))
-    return add_seen(samples, sequences, user, SEEN, condition=F.col(SPLIT_COLUMN) != TRAIN)
+    is_evaluated = F.col(SPLIT_COLUMN) != TRAIN
+    samples = add_seen(samples, sequences, user, SEEN, condition=is_evaluated)
+    if (brought := _brought_and_seen(config)) is None:
+        return samples
+    return samples.withColumn(SEEN, F.when(is_evaluated, _join_items(F.col(SEEN), F.col(brought))))
+
+
+def _brought_and_seen(config: BuildConfig) -> str | None:
+    """The log's own list of items, which are seen too; not where only some events count."""
+    return brought_items(config) if config.seen_where is None else None
+
+
+def _latest_brought(config: BuildConfig, name: str) -> Column:
+    """The list of a user's latest event that brings one, an aggregate; it begins with its item.
+
+    A list that others are aligned to, or of something else than items, stays as it came.
+    """
+    latest, is_alone = F.col(name), len(config.brought_history) == 1
+    if is_alone and brought_items(config) == name:
+        own = F.array_compact(F.array(F.col(config.events.item or "")))
+        latest = F.concat(own, latest)
+    return F.max_by(latest, F.when(F.col(name).isNotNull(), F.col(POSITION_COLUMN)))
+
+
+def _join_items(items: Column, others: Column) -> Column:
+    """Distinct items of two lists, either of which may be null."""
+    nothing = F.array()
+    both = F.concat(F.coalesce(items, nothing), F.coalesce(others, nothing))
+    return F.array_distinct(F.array_compact(both))
 
 
 def _seen_item(config: BuildConfig) -> Column:
@@ -151,9 +180,11 @@ def build_users(
     wanted = [(table, sorted(columns & set(table.columns))) for table in changing]
     columns -= {column for _, names in wanted for column in names}
     found = [F.max(column).alias(column) for column in sorted(columns)]
+    found += [_latest_brought(config, name).alias(name) for name in config.brought_history]
     if config.seen:
-        items = F.array_compact(collect_sequence(_seen_item(config)))
-        found.append(F.array_distinct(items).alias(SEEN))
+        items, brought = collect_sequence(_seen_item(config)), _brought_and_seen(config)
+        latest = _latest_brought(config, brought) if brought else F.array()
+        found.append(_join_items(items, latest).alias(SEEN))
     attributes = events.groupBy(user).agg(*found) if found else events.select(user).distinct()
     users = add_latest_histories(attributes, events, config)
     users = add_latest_windowed_features(users, log, config, user)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.errors import ConfigError, InputDataError
-from conf.manifest import Manifest
+from conf.manifest import DatasetKeys, Manifest
 from conf.schema import (
     ABSENT_SLOTS_FEATURE,
     FeatureSchema,
@@ -131,3 +131,58 @@ def test_slots_pass_through_an_option():
     for text in ("{", "[1]", '[{"name": "a"}]', "7"):
         with pytest.raises(ConfigError, match="packedSlots"):
             parse_slots(text)
+
+
+def _with_lists(history: str | None, *specs: FeatureSpec, item: FeatureSpec) -> Manifest:
+    keys = DatasetKeys("u", item.name, history)
+    return replace(build_manifest("1"), schema=FeatureSchema((item, *specs)), keys=keys)
+
+
+def _ids(name: str, role: str = "user", vocabulary: str = "item", **more: object) -> FeatureSpec:
+    made = {"encoding": vocabulary, "vocabulary_size": 9, "shared_embedding": vocabulary, **more}
+    return FeatureSpec(name, "int64", role, **{"shape": (None,), **made})
+
+
+ITEM = _ids("item", "item", shape=())
+
+
+def test_histories_are_lists_of_the_items_ids_whatever_their_names() -> None:
+    """Never by name: `history` below holds categories."""
+    lists = (_ids("history", vocabulary="category"), _ids("carts"), _ids("bought"),
+             _ids("seen", "id"), _ids("beside", "item"), _ids("shown", "context"))  # fmt: skip
+    manifest = _with_lists(None, *lists, item=ITEM)
+    assert manifest.histories == ("carts", "bought")
+    assert manifest.find_history() is None
+    named = _with_lists("bought", *lists, item=ITEM)
+    assert (named.histories, named.find_history()) == (("bought", "carts"), "bought")
+    of_context = _with_lists("shown", *lists, item=ITEM)
+    assert of_context.histories == ("shown", "carts", "bought")
+    assert _with_lists(None, _ids("carts"), item=ITEM).find_history() == "carts"
+
+
+def test_a_history_of_other_ids_holds_no_items() -> None:
+    videos = _with_lists("clicks", _ids("clicks", vocabulary="video"), item=ITEM)
+    assert (videos.histories, videos.find_history()) == ((), "clicks")
+    without = replace(videos, keys=DatasetKeys("u", None, "clicks"))
+    assert without.histories == ()
+
+
+@pytest.mark.parametrize(
+    ("encodings", "sizes", "is_history"),
+    [
+        (("identity", "identity"), (None, None), True),
+        (("identity", "identity"), (70, 50), True),  # The largest id of each, plus 1.
+        (("key:item", "key:clicks"), (None, None), True),
+        (("hash:item", "hash:clicks"), (64, 64), True),
+        (("hash:item", "hash:clicks"), (64, 32), False),
+        (("hash:item", "identity"), (None, None), False),
+    ],
+)
+def test_keys_and_hashes_are_the_items_where_the_dataset_names_the_history(
+    encodings: tuple[str, str], sizes: tuple[int | None, int | None], is_history: bool
+) -> None:
+    made = [{"encoding": e, "vocabulary_size": s, "shared_embedding": None}
+            for e, s in zip(encodings, sizes, strict=True)]  # fmt: skip
+    item, clicks = _ids("item", "item", shape=(), **made[0]), _ids("clicks", **made[1])
+    assert bool(_with_lists("clicks", clicks, item=item).histories) == is_history
+    assert _with_lists(None, clicks, item=item).histories == ()

@@ -53,7 +53,8 @@ def runs(spark, tmp_path_factory) -> dict[str, tuple[Path, Path]]:
         build_dataset(spark, config.model_copy(update={"output": output}))
         dataset = folder / "datasets" / "small"
         settings = (
-            "model.name=dssm", "model.embedding_dim=8", "input.batch_size=64", "fit.epochs=2",
+            "model.name=dssm", "model.embedding_dim=8", "model.objective.positives=every_row",
+            "input.batch_size=64", "fit.epochs=2",
             "name=run", "seed=5", f"root={folder / 'runs'}", "evaluation.ks=[10]",
         )  # fmt: skip
         arguments = [part for setting in settings for part in ("--set", setting)]

@@ -106,7 +106,9 @@ def build_config(logs: Path, root: Path, **changes: Any) -> BuildConfig:
     return BuildConfig.model_validate({**data, **changes})
 
 
-_SPARK_TYPES = {"int64": "bigint", "float32": "float", "string": "string"}
+_SPARK_TYPES = {
+    "int64": "bigint", "float32": "float", "string": "string", "list<int64>": "array<bigint>",
+}  # fmt: skip
 
 
 def columns(**types: str) -> list[dict[str, Any]]:

@@ -58,6 +58,7 @@ def write_encoders(
         "movie_id": "int64",
         "history": "int64",
         "seen": "int64",
+        "bought": "int64",
         "candidates": "int64",
         "gender": "string",
         "genres": "string",
@@ -88,6 +89,7 @@ class TinyConfig:
     """Size and shape of the planted data; `keyed`: users and items are 64-bit keys.
 
     `timed`: rows have a feature `time`: `first_time`, and ten for each event of the user before it.
+    `bought`: a second history, `bought`, of every other item, and no key names one.
     """
 
     users: int = 60
@@ -105,6 +107,7 @@ class TinyConfig:
     keyed: bool = False
     timed: bool = False
     first_time: int = 0
+    bought: bool = False
 
 
 @dataclass
@@ -303,11 +306,13 @@ def _row(log: _Log, user: int, position: int, config: TinyConfig, *, held_out: b
 
 
 def _user_features(log: _Log, user: int, before: list[int], config: TinyConfig) -> Row:
+    bought = {"bought": before[::2][::-1][: config.max_len]} if config.bought else {}
     return {
         "user_id": _encode(log, "user_id", user),
         "gender": _encode(log, "gender", log.genders[user]),
         "history": before[::-1][: config.max_len],
         "seen": before[::-1],
+        **bought,
     }
 
 
@@ -370,6 +375,8 @@ def _schema(log: _Log, config: TinyConfig) -> FeatureSchema:
     ]
     if config.timed:
         features.append(FeatureSpec(name="time", dtype="int64", role="id"))
+    if config.bought:
+        features.append(ids("bought", "user", "movie_id", ragged=True, max_len=config.max_len))
     if config.candidates:
         features.append(ids("candidates", "id", "movie_id", ragged=True))
     return FeatureSchema(tuple(features))

@@ -197,12 +197,16 @@ def write_users(directory: Path, trained: TrainedModel) -> dict[str, Any] | None
     key = manifest.keys.user
     if key is None or not manifest.has_split(USERS_SPLIT):
         return None
-    features = [n for n in trained.model.inputs if manifest.schema[n].role == "user"]
+    # What the user did is shown beside a list, whether or not the model reads it.
+    histories = [n for n in manifest.histories if manifest.schema[n].role == "user"]
+    read = [n for n in trained.model.inputs if manifest.schema[n].role == "user"]
+    features = list(dict.fromkeys((*read, *histories)))
     seen = [manifest.keys.seen] if manifest.keys.seen else []
     names = tuple(dict.fromkeys((key, *features, *seen)))
     batch_size = trained.config.evaluation.batch_size
+    ragged = (*seen, *(n for n in histories if n not in read))  # These may have no bound.
     dataset = build_eval_dataset(
-        trained.version_dir, manifest, USERS_SPLIT, batch_size, names, tuple(seen)
+        trained.version_dir, manifest, USERS_SPLIT, batch_size, names, ragged
     )
     vocabulary = read_key_vocabulary(trained.version_dir, manifest, key)
     writer, rows = None, 0
@@ -227,7 +231,7 @@ def write_users(directory: Path, trained: TrainedModel) -> dict[str, Any] | None
         "rows": rows,
         "key": key,
         "features": features,
-        "history": manifest.keys.history if manifest.keys.history in features else None,
+        "histories": histories,
         "has_seen": bool(seen),
     }
 

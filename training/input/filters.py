@@ -94,6 +94,12 @@ def build_row_filter(
     return RowFilter(columns, config.filter, config.validation, is_held_out)
 
 
+def passes(config: InputConfig, feature: str, value: float) -> bool:
+    """Returns whether rows with a value of a number pass the filters of that feature."""
+    own = [item for item in config.filter if item.feature == feature]
+    return all(bool(_compare(np.array([value]), item)[0]) for item in own)
+
+
 def hash_keys(values: np.ndarray) -> np.ndarray:
     """Hashes keys, the same on every machine and in every run.
 

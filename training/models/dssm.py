@@ -199,7 +199,7 @@ def _bound_history(
         for spec in bounded
         if spec.is_list and spec.name in embedded and list_length(spec) is not None
     ]
-    history = manifest.keys.history
+    history = manifest.find_history()
     if history is None or history not in weighable:
         raise ConfigError(
             "model.history_pooling=position_weighted needs a history of a known length",
@@ -232,7 +232,7 @@ def plan_pooling(
                 allowed="mean, sum, max, last",
             )
         learns_positions = getattr(config, "history_pooling", None) == "position_weighted"
-        if name == manifest.keys.history and learns_positions:
+        if name == manifest.find_history() and learns_positions:
             raise ConfigError(
                 f"{key} and model.history_pooling=position_weighted both pool the history",
                 fix="leave one of them out",

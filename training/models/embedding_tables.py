@@ -127,7 +127,7 @@ class TableBuilder:
     def _refuse_keys(self, spec: FeatureSpec) -> None:
         """Refuses to read keys as numbers: their values say nothing."""
         keys = self._manifest.keys
-        is_key = spec.name in (keys.user, keys.item, keys.history)
+        is_key = spec.name in (keys.user, keys.item, keys.history, *self._manifest.histories)
         is_key = is_key or spec.encoding.startswith((KEY_PREFIX, "hash:"))
         if spec.dtype == "int64" and is_key:
             raise ConfigError(

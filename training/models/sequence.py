@@ -155,12 +155,16 @@ def _find_lists(config: SequenceConfig, manifest: Manifest) -> list[FeatureSpec]
     """Returns the lists of the sequence, that of the items first, with their bounds."""
     names = config.sequence
     if names is None:
-        history = manifest.keys.history
+        history, several = manifest.find_history(), manifest.histories
         if history is None:
             raise ConfigError(
-                "the model reads a sequence, and the dataset has no history",
+                "the model reads a sequence, and the dataset has "
+                + ("several histories" if several else "no history"),
+                received=", ".join(several) or None,
                 allowed="keys.history, or model.sequence",
-                fix="build the dataset with a history, or name a list in model.sequence",
+                fix=f"set model.sequence=[{several[0]}]"
+                if several
+                else "build the dataset with a history, or name a list in model.sequence",
             )
         names = (history,)
     found = select_features(manifest, config, names, "user", "model.sequence")

@@ -41,6 +41,7 @@ from training.objectives.item_losses import (
     gather_replicas,
     replica_offset,
 )
+from training.objectives.positive_rows import refuse_negative_rows
 from training.objectives.samplers import Sampler, build_sampler, find_distortion
 from training.objectives.user_items import KnownItems, TrainRows, build_known_items
 from training.tensorflow_runtime import free_memory_bytes
@@ -301,13 +302,15 @@ def build_item_objective(
         model: The model, for the item features that it reads.
 
     Raises:
-        ConfigError: The dataset has drawn negatives, or no items; or the objective needs what keys
-            of dynamic tables do not have, or more memory than there is.
+        ConfigError: The dataset has drawn negatives, or no items; or rows of label 0 would be
+            positives; or the objective needs what keys of dynamic tables do not have, or more
+            memory than there is.
         InputDataError: There is one item alone, or the dataset is damaged.
     """
     manifest = train.manifest
     key = manifest.require_key("item")
     _refuse_drawn_negatives(config, manifest)
+    refuse_negative_rows(config, config.kind, train)
     _refuse_keyed_items(config, manifest.schema[key], model)
     size = manifest.schema[key].vocabulary_size
     if size is not None:

@@ -19,6 +19,7 @@ from training.models.retrieval import RetrievalModel
 from training.networks.network import TrainingPass
 from training.networks.probabilities import find_bounded, refuse_probabilities
 from training.objectives.item_objectives import build_item_objective
+from training.objectives.positive_rows import find_weight
 from training.objectives.user_items import TrainRows
 
 
@@ -200,7 +201,7 @@ def build_objective(
         built = _build_retrieval(config, train, model)
     else:
         raise TypeError(f"no objective is known for a {type(model).__name__}")
-    weight = _find_weight(manifest)
+    weight = find_weight(manifest)
     return built if weight is None else Weighted(built, weight)
 
 
@@ -232,11 +233,3 @@ def _build_retrieval(config: ModelConfig, train: TrainRows, model: RetrievalMode
             "the build",
         )
     return BinaryCrossEntropy(train.manifest.keys.label)
-
-
-def _find_weight(manifest: Manifest) -> str | None:
-    """Name of the feature that rows are weighted by, or None."""
-    if manifest.keys.weight is not None:
-        return manifest.keys.weight
-    names = [spec.name for spec in manifest.schema.features if spec.role == "weight"]
-    return names[0] if names else None

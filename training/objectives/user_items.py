@@ -6,7 +6,7 @@ be pushed away from the user who likes them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -88,18 +88,27 @@ def read_user_items(train: TrainRows) -> UserItems:
     Raises:
         InputDataError: A record is damaged.
     """
-    manifest = train.manifest
-    names = [manifest.require_key("user"), manifest.require_key("item")]
+    names = [train.manifest.require_key("user"), train.manifest.require_key("item")]
+    parts = [np.zeros([0, 2], np.int64)]
+    for columns in read_train_columns(train, names):
+        parts.append(np.stack([columns[name] for name in names], axis=1))
+    return group_pairs(np.concatenate(parts))
+
+
+def read_train_columns(train: TrainRows, names: Sequence[str]) -> Iterator[dict[str, np.ndarray]]:
+    """Yields scalars of the rows that are trained on, once each, in parts of `[rows]` by name.
+
+    Raises:
+        InputDataError: A record is damaged.
+    """
     plain = (train.config or InputConfig()).model_copy(
         update={"cache": None, "cache_dir": None, "mix": (), "bucket_boundaries": None}
     )
     options = InputOptions(counts=InputCounts())
-    source = SplitSource(train.version_dir, manifest, "train", plain, options)
-    columns = plan_columns(manifest, [manifest.schema[name] for name in names])
-    parts = [np.zeros([0, 2], np.int64)]
+    source = SplitSource(train.version_dir, train.manifest, "train", plain, options)
+    columns = plan_columns(train.manifest, [train.manifest.schema[name] for name in names])
     for rows in read_epoch(source.plan(columns, None), 0):
-        parts.append(np.stack([rows.dense[name] for name in names], axis=1))
-    return group_pairs(np.concatenate(parts))
+        yield {name: rows.dense[name] for name in names}
 
 
 def group_pairs(pairs: np.ndarray) -> UserItems:
@@ -119,12 +128,12 @@ def group_pairs(pairs: np.ndarray) -> UserItems:
 
 
 class KnownItems:
-    """Finds the items of a batch's rows: those of the user, of the history, and the row's own.
+    """Finds the items of a batch's rows: those of the user, of histories, and the row's own.
 
     Args:
         item_key: Name of the item's id.
         users: Name of the user's id, and what users have in train; None: there are no users.
-        history: Name of the list of items before the row, or None.
+        histories: Names of the lists of items before the row.
         vocabulary_size: Number of item ids.
 
     Attributes:
@@ -136,13 +145,15 @@ class KnownItems:
         self,
         item_key: str,
         users: tuple[str, UserItems] | None,
-        history: str | None,
+        histories: Sequence[str],
         vocabulary_size: int,
     ) -> None:
-        self._item_key, self._history, self._size = item_key, history, vocabulary_size
+        self._item_key, self._histories = item_key, tuple(histories)
+        self._size = vocabulary_size
         self._user = None if users is None else users[0]
         self.notes: tuple[str, ...] = ()
-        self.inputs = tuple(name for name in (item_key, self._user, history) if name is not None)
+        user = () if self._user is None else (self._user,)
+        self.inputs = (item_key, *user, *self._histories)
         if users is not None:
             pairs, size = len(users[1].items), users[1].bytes
             self.notes = (
@@ -165,8 +176,7 @@ class KnownItems:
         """
         own = tf.cast(read_keys(batch, self._item_key), tf.int64)
         parts = [RowItems(tf.range(tf.size(own, tf.int64)), own)]
-        if self._history is not None:
-            parts.append(_list_items(read_keys(batch, self._history)))
+        parts += [_list_items(read_keys(batch, history)) for history in self._histories]
         if self._user is not None:
             parts.append(self._find_of_users(tf.cast(read_keys(batch, self._user), tf.int64)))
         return RowItems(*(tf.concat(columns, axis=0) for columns in zip(*parts, strict=True)))
@@ -237,23 +247,24 @@ def build_known_items(train: TrainRows, features: Sequence[str]) -> KnownItems:
     Args:
         train: The rows that are trained on; the dataset has items.
         features: Features that the model reads. Where there are users, a history that is none of
-            them is not read for this alone.
+            them is not read for this alone; a list of other ids than the item's is no history.
 
     Raises:
         ConfigError: The dataset has neither users nor a history.
         InputDataError: A record is damaged.
     """
     manifest = train.manifest
-    item, user, history = manifest.require_key("item"), manifest.keys.user, manifest.keys.history
-    if user is None and history is None:
+    item, user, histories = manifest.require_key("item"), manifest.keys.user, manifest.histories
+    if user is None and not histories:
         raise ConfigError(
             "the items of a row's user are those of train or of its history, and the dataset has "
-            "neither users nor a history",
-            received="model.objective.mask = user_items",
+            "neither users nor a history of the item's ids",
+            received="model.objective.mask = user_items"
+            + (f", keys.history = {manifest.keys.history}" if manifest.keys.history else ""),
             allowed="none, target",
             fix="set model.objective.mask=target, or declare events.user or a history in the build",
         )
     users = None if user is None else (user, read_user_items(train))
-    if users is not None and history not in features:
-        history = None
-    return KnownItems(item, users, history, int(manifest.schema[item].vocabulary_size or 0))
+    if users is not None:
+        histories = tuple(name for name in histories if name in features)
+    return KnownItems(item, users, histories, int(manifest.schema[item].vocabulary_size or 0))

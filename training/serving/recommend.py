@@ -214,10 +214,7 @@ def _describe(
     first: ServedVersion,
     ranker: ServedVersion | None,
 ) -> dict[str, Any]:
-    met = np.zeros(0, np.int64)
-    name = (first.card["users"] or {}).get("history")
-    if row is not None and name is not None and known.users is not None:
-        met = known.find_positions(known.users.read_list(f"{FEATURE_PREFIX}{name}", row))
+    histories = {name: describe_history(known, name, row) for name in list_histories(first)}
     items = [
         {"item": known.keys[position],
          **{name: float(str(value[place])) for name, value in scores.items()},
@@ -225,15 +222,31 @@ def _describe(
         for place, (position, columns) in enumerate(
             zip(order, known.get_columns(order), strict=True))
     ]  # fmt: skip
-    history = zip(met, known.get_columns(met), strict=True)
     models = [m for m in dict.fromkeys((first, ranker)) if m is not None]
     return {
         "user": request.user,
         "known": row is not None,
         "items": items,
-        "history": [{"item": known.keys[position], **columns} for position, columns in history],
+        "history": next(iter(histories.values()), []),
+        "histories": histories,
         "models": [_describe_model(model) for model in models],
     }
+
+
+def list_histories(version: ServedVersion) -> list[str]:
+    """Names of the lists that hold what a user did, the main one first."""
+    users = version.card["users"] or {}
+    earlier = [users["history"]] if users.get("history") else []  # Of exports before several.
+    return list(users.get("histories", earlier))
+
+
+def describe_history(known: Known, name: str, row: int | None) -> list[dict[str, Any]]:
+    """Returns the items of a user's list; nothing of a user who is not known."""
+    if row is None or known.users is None:
+        return []
+    met = known.find_positions(known.users.read_list(f"{FEATURE_PREFIX}{name}", row))
+    described = zip(met, known.get_columns(met), strict=True)
+    return [{"item": known.keys[position], **columns} for position, columns in described]
 
 
 def _describe_model(model: ServedVersion) -> dict[str, str]:

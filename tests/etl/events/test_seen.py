@@ -11,7 +11,7 @@ from etl.events.event_log import check_seen, count_events, kept, prepare_events
 from etl.feature_plan import plan_features
 from etl.records.samples import build_samples, build_users
 from etl.versions.run_fingerprint import RunRequest
-from tests.etl.logs import behaviour_config, memory_source
+from tests.etl.logs import behaviour_config, columns, memory_source
 
 BOUGHT = "action = 'buy' and price > 0.1"
 
@@ -48,6 +48,38 @@ def test_only_events_that_meet_the_condition_make_items_seen(spark):
     users = build_users(prepared, config, plan_features(config), {}).collect()
     for row in users:
         assert set(row["seen"]) == {r[1] for r in bought if r[0] == row["user"]}
+
+
+def test_a_list_that_the_log_brings_is_seen_and_known_of_users(spark):
+    """A history by another name than `history`, oldest first in the log."""
+    config = behaviour_config(
+        sources={"log": {"path": "log.tsv", "columns": [
+            *columns(user="int64", item="int64", ts="int64"),
+            {"name": "clicks", "type": "list<int64>", "separator": " ", "nullable": True},
+        ]}},
+        events={"source": "log", "user": "user", "item": "item", "time": "ts",
+                "history": "clicks"},
+        features=[
+            {"name": "user", "column": "user", "role": "user"},
+            {"name": "clicked", "column": "clicks", "role": "user", "max_len": 9,
+             "encoding": {"kind": "vocabulary", "name": "item"}},
+            {"name": "item", "column": "item", "role": "item"},
+        ],
+    )  # fmt: skip
+    plan = check_config(config, RunRequest())
+    assert plan.keys.history == "clicked"
+    log = [(1, 5, 1, [50, 51]), (1, 6, 2, [51, 52]), (1, 7, 3, None)]
+    log += [(2, 4, 0, None), (2, 5, 1, []), (2, 8, 2, [9])]
+    prepared = prepare_events(config, {"log": memory_source(spark, config, "log", log)}).frame
+    rows = build_samples(kept(prepared), config).collect()
+    seen = {row["item"]: row["seen"] for row in rows if row["__split"] == "test"}
+    assert {item: set(items) for item, items in seen.items()} == {7: {5, 6}, 8: {4, 5, 9}}
+    users = {row["user"]: row for row in build_users(prepared, config, plan, {}).collect()}
+    assert set(users[1]["seen"]) == {5, 6, 7, 51, 52}
+    # As it stands behind the latest event that brought a list.
+    assert users[1]["clicks"] == [6, 52, 51]
+    assert users[2]["clicks"] == [8, 9]
+    assert set(users[2]["seen"]) == {4, 5, 8, 9}
 
 
 def test_a_condition_that_no_event_meets_is_refused(spark):

@@ -26,17 +26,20 @@ from conf.encoders import ColumnEncoding, EncoderPlan, VocabularySpec
 from conf.errors import InputDataError, InternalError
 from conf.export import ExportOptions
 from conf.manifest import Manifest
+from conf.paths import read_manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.train import TrainConfig
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import build_item_index, read_user_vectors
-from training.export.embeddings import EmbeddingWriter
+from training.export.embeddings import EmbeddingWriter, write_users
 from training.export.saved_model import write_export, write_models_config
 from training.export.serving_encoders import ServingEncoders
 from training.export.signatures import FormBuilder, Signature, save_signatures
 from training.input.batches import build_eval_dataset
 from training.input.vocabularies import Vocabulary
+from training.models.registry import build_model
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 UNESCAPED = {"\\\\": "\\", "\\t": "\t", "\\n": "\n", "\\r": "\r"}
@@ -253,6 +256,24 @@ def test_users_are_stored_with_what_is_known_of_them(exported: Path, trained: Tr
     assert table["seen"].to_pylist() == batch.seen.to_list()
     tensors = {n: np.array(table[f"feature:{n}"].to_pylist()) for n in trained.model.user_inputs}
     np.testing.assert_array_equal(trained.model.embed_users(tensors), batch.vectors)
+
+
+def test_every_history_of_users_is_stored_whether_or_not_the_model_reads_it(
+    tmp_path: Path,
+) -> None:
+    version = write_tiny_dataset(tmp_path, config=TinyConfig(users=9, bought=True))
+    manifest = read_manifest(version)
+    manifest = replace(manifest, keys=replace(manifest.keys, history=None))
+    config = TrainConfig.model_validate({"dataset": "d", "name": "n", "model": {"name": "mf"}})
+    model = build_model(config.model, manifest, 3)
+    found = write_users(tmp_path, TrainedModel(tmp_path, model, config, manifest, version))
+    assert found is not None
+    assert found["histories"] == ["history", "bought"]
+    table = pq.read_table(tmp_path / "users.parquet")
+    names = ("history", "bought", "seen")
+    expected = next(iter(build_eval_dataset(version, manifest, "users", 9, names, names)))
+    for name in ("history", "bought"):
+        assert table[f"feature:{name}"].to_pylist() == expected[name].to_list()
 
 
 def test_warm_up_requests_are_those_of_tensorflow_serving(

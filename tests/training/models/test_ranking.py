@@ -184,8 +184,11 @@ def test_what_a_built_in_network_cannot_do_is_said(
 def test_a_network_without_its_keys_asks_for_them(tiny_manifest: Manifest) -> None:
     keys = replace(tiny_manifest.keys, history=None, user=None)
     manifest = replace(tiny_manifest, keys=keys)
+    build(manifest, "din")  # The only list of items is the history, whatever its name.
+    second = replace(manifest.schema["history"], name="bought")
+    two = FeatureSchema((*manifest.schema.features, second))
     with pytest.raises(ConfigError, match=r"set model\.params\.history"):
-        build(manifest, "din")
+        build(replace(manifest, schema=two), "din")
     with pytest.raises(ConfigError, match=r"set model\.params\.user"):
         build(manifest, "mf")
 

@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 
 from conf.errors import ConfigError, InputDataError
 from conf.manifest import Manifest
+from conf.paths import read_manifest
+from conf.schema import FeatureSchema
 from conf.training.input import InputConfig
 from conf.training.models import NegativesConfig
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.input.batches import build_eval_dataset
 from training.networks.network import TrainingPass
 from training.objectives.samplers import AdaptiveSampler, Sampler, build_sampler
@@ -142,7 +145,7 @@ def test_known_items_equal_a_dictionary_of_sets(pairs, users, seed, is_ragged) -
             for row, user in enumerate(users)
         ]
     batch = {"user": tf.constant(users, tf.int64), "item": tf.constant(own), "history": history}
-    known = KnownItems("item", ("user", grouped), "history", 10)
+    known = KnownItems("item", ("user", grouped), ("history",), 10)
     assert known.inputs == ("item", "user", "history")
     found = known.find(batch)
     asked = rng.integers(0, 10, size=(len(users), 4))
@@ -176,9 +179,31 @@ def test_without_users_the_history_tells(tiny_version: Path, tiny_manifest: Mani
     known = build_known_items(TrainRows(tiny_version, manifest, 32), ())
     assert known.inputs == ("movie_id", "history")
     assert not known.notes
-    bare = replace(manifest, keys=replace(manifest.keys, history=None))
+    unnamed = replace(manifest, keys=replace(manifest.keys, history=None))
+    assert build_known_items(TrainRows(tiny_version, unnamed, 32), ()).inputs == known.inputs
+    # Ids of something else than items tell nothing of items.
+    features = tuple(
+        replace(s, encoding="genres", shared_embedding="genres") if s.name == "history" else s
+        for s in manifest.schema.features
+    )
+    bare = replace(manifest, schema=FeatureSchema(features))
     with pytest.raises(ConfigError, match="neither users nor a history"):
         build_known_items(TrainRows(tiny_version, bare, 32), ())
+
+
+def test_the_items_of_every_history_are_known(tmp_path: Path) -> None:
+    version = write_tiny_dataset(tmp_path, config=TinyConfig(users=9, bought=True))
+    manifest = read_manifest(version)
+    manifest = replace(manifest, keys=replace(manifest.keys, user=None, history=None))
+    known = build_known_items(TrainRows(version, manifest, 32), ())
+    assert known.inputs == ("movie_id", "history", "bought")
+    batch = next(iter(build_eval_dataset(version, manifest, "test", 9, known.inputs)))
+    found = known.find(batch)
+    rows, items = found.rows.numpy(), found.items.numpy()
+    for row in range(9):
+        parts = [batch[n][row].numpy().tolist() for n in ("history", "bought")]
+        expected = {int(batch["movie_id"][row]), *parts[0], *parts[1]} - {0}
+        assert set(items[rows == row].tolist()) == expected
 
 
 def test_damage_is_named(tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest) -> None:

@@ -18,6 +18,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -53,9 +54,9 @@ from training.serving.app import Server, ServerConfig, ServerLimits, build_app
 from training.serving.batching import BatchLimits
 from training.serving.errors import RequestError
 from training.serving.index_build import add_items, build_index, embed_items
-from training.serving.known import align_columns, read_table
+from training.serving.known import Known, Users, align_columns, read_table
 from training.serving.prediction_service import run_service
-from training.serving.recommend import RecommendConfig
+from training.serving.recommend import RecommendConfig, describe_history, list_histories
 
 TOWERS = {"name": "dssm", "user_hidden_units": [6], "embedding_dim": 6}
 SCORES = {
@@ -217,6 +218,21 @@ def test_lists_are_exact_and_leave_out_what_is_met_blocked_or_filtered(client, t
         found = client.post("/v1/recommend", json={**asked, "filter": {"kind": "a"}}).json()
         assert {item["kind"] for item in found["items"]} == {"a"}
         assert found["history"][0]["title"].startswith("Film")
+        assert found["histories"] == {"history": found["history"]}
+
+
+def test_every_history_of_a_user_is_shown() -> None:
+    lists = {"feature:carts": [[5, 7], []], "feature:bought": [[7], [9]]}
+    users = Users(pa.table({"key": ["a", "b"], **lists}), {"a": 0, "b": 1})
+    known = Known(["x", "y", "z"], np.array([5, 7, 8]), {}, np.ones(3, bool), users=users)
+    version = SimpleNamespace(card={"users": {"histories": ["carts", "bought"]}})
+    assert list_histories(version) == ["carts", "bought"]
+    assert describe_history(known, "carts", 0) == [{"item": "x"}, {"item": "y"}]
+    assert describe_history(known, "bought", 0) == [{"item": "y"}]
+    assert describe_history(known, "bought", 1) == []  # An item that the export does not hold.
+    assert describe_history(known, "carts", None) == []
+    earlier = SimpleNamespace(card={"users": {"history": "clicked"}})
+    assert list_histories(earlier) == ["clicked"]
 
 
 def _read_tokens(trained: TrainedModel, vocabulary: str) -> dict:

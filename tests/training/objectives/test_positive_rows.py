@@ -1,0 +1,130 @@
+"""Rows of label 0 are not taught as positives, unless the config says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conf.errors import ConfigError
+from conf.manifest import Manifest
+from conf.training.input import InputConfig
+from conf.training.models import (
+    BinaryConfig,
+    BPRConfig,
+    DrawnNegativesConfig,
+    ItemSettings,
+    MFConfig,
+    SampledSoftmaxConfig,
+    SoftmaxConfig,
+)
+from training.input.batches import build_eval_dataset
+from training.models.registry import build_model
+from training.objectives.objective import build_objective
+from training.objectives.positive_rows import refuse_negative_rows
+from training.objectives.user_items import TrainRows
+
+
+@pytest.fixture
+def rows(tiny_version: Path, tiny_manifest: Manifest) -> dict[str, np.ndarray]:
+    names = ["label", "user_id", "movie_id"]
+    batch = next(iter(build_eval_dataset(tiny_version, tiny_manifest, "train", 10_000, names)))
+    return {name: value.numpy() for name, value in batch.items()}
+
+
+@pytest.fixture
+def labelled(tiny_manifest: Manifest, rows: dict[str, np.ndarray]) -> Manifest:
+    """The tiny manifest with what a build says of the label."""
+    zeros = int((rows["label"] == 0).sum())
+    found = {"min": 0.0, "max": 1.0, "zeros": zeros, "distinct": {"count": 2}}
+    return replace(tiny_manifest, statistics={"train": {"label": found}})
+
+
+def _check(
+    version: Path, manifest: Manifest, config: ItemSettings | None = None, **source: Any
+) -> None:
+    train = TrainRows(version, manifest, 32, InputConfig.model_validate(source))
+    refuse_negative_rows(config or SampledSoftmaxConfig(), "sampled_softmax", train)
+
+
+def test_rows_of_label_0_are_counted_and_refused(
+    tiny_version: Path, labelled: Manifest, rows: dict[str, np.ndarray]
+) -> None:
+    zeros, count = int((rows["label"] == 0).sum()), len(rows["label"])
+    assert 0 < zeros < count
+    message = f"{zeros:,} of {count:,} rows of train have label 0"
+    with pytest.raises(ConfigError, match=message) as caught:
+        _check(tiny_version, labelled)
+    for way in ("events.where", "input.filter", "weights", "kind: binary", "positives=every_row"):
+        assert way in caught.value.render()
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        SampledSoftmaxConfig(),
+        SoftmaxConfig(),
+        BPRConfig(),
+        BinaryConfig(negatives=DrawnNegativesConfig(source="uniform", count=2)),
+    ],
+    ids=lambda objective: objective.kind,
+)
+def test_every_objective_that_takes_rows_for_positives_refuses_them(
+    objective: Any, tiny_version: Path, labelled: Manifest
+) -> None:
+    config = MFConfig(objective=objective)
+    model = build_model(config, labelled, 1)
+    with pytest.raises(ConfigError, match="takes every row for a positive"):
+        build_objective(config, tiny_version, labelled, model, 32)
+    asked = objective.model_copy(update={"positives": "every_row"})
+    build_objective(MFConfig(objective=asked), tiny_version, labelled, model, 32)
+    reads_label = MFConfig(objective=BinaryConfig())
+    build_objective(reads_label, tiny_version, labelled, model, 32)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"filter": [{"feature": "label", "value": 1}]},
+        {"filter": [{"feature": "label", "op": ">=", "value": 0.5}]},
+        {"filter": [{"feature": "label", "op": "not_in", "value": [0]}]},
+        {"class_balance": {"feature": "label", "shares": {0: 0.0, 1: 1.0}}},
+    ],
+)
+def test_rows_that_are_left_out_teach_nothing(
+    source: dict[str, Any], tiny_version: Path, labelled: Manifest
+) -> None:
+    _check(tiny_version, labelled, **source)
+
+
+def test_a_filter_of_something_else_leaves_negatives_that_are_counted(
+    tiny_version: Path, labelled: Manifest, rows: dict[str, np.ndarray]
+) -> None:
+    kept = rows["movie_id"] < 12
+    zeros = int((rows["label"][kept] == 0).sum())
+    message = f"{zeros:,} of {int(kept.sum()):,} rows that are trained on have label 0"
+    with pytest.raises(ConfigError, match=message):
+        _check(tiny_version, labelled, filter=[{"feature": "movie_id", "op": "<", "value": 12}])
+
+
+def test_rows_of_weight_0_teach_nothing(tiny_version: Path, labelled: Manifest) -> None:
+    """The label is a weight that is 0 where the label is; the user's id is above 0."""
+    _check(tiny_version, replace(labelled, keys=replace(labelled.keys, weight="label")))
+    weighted = replace(labelled, keys=replace(labelled.keys, weight="user_id"))
+    with pytest.raises(ConfigError, match=r"have label 0 and a weight \(user_id\) above 0"):
+        _check(tiny_version, weighted)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"max": 5.0, "distinct": {"count": 5}}, {"max": 0.0}, {"min": 1.0, "zeros": 0}]
+)
+def test_labels_that_are_no_two_classes_are_left_alone(
+    changes: dict[str, Any], tiny_version: Path, labelled: Manifest
+) -> None:
+    found = {**labelled.statistics["train"]["label"], **changes}
+    _check(tiny_version, replace(labelled, statistics={"train": {"label": found}}))
+    keys = replace(labelled.keys, label=None)
+    _check(tiny_version, replace(labelled, keys=keys))
