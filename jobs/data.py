@@ -140,7 +140,8 @@ def import_files(
         print(json.dumps(card))
         return
     rows = ", ".join(f"{count:,} {split}" for split, count in kept.items())
-    state = "" if result.is_new else "; nothing has changed since this version was imported"
+    state = ", written anew as ids move" if resolved.moves_ids else ""
+    state = state if result.is_new else "; nothing has changed since this version was imported"
     print(f"version: {place}: {rows} records{state}")
 
 
