@@ -28,6 +28,7 @@ from etl.quality.label_statistics import summarize_comparison
 from etl.quality.mistakes import (
     find_constants,
     find_empty_vocabularies,
+    find_unknown,
     find_unmatched,
     list_nothing_matched,
 )
@@ -290,6 +291,7 @@ class BuildChecks:
             (
                 *check_feature_rules(self.config, version, self.previous),
                 *find_constants(self.config, version.schema, train, self._nothing_matched),
+                *find_unknown(self.config, version.schema, version.statistics),
                 *(figure.to_warning() for figure in self.figures if figure.is_far),
             )
         )

@@ -122,6 +122,34 @@ def find_constants(
     return found
 
 
+def find_unknown(
+    config: BuildConfig, schema: FeatureSchema, statistics: Mapping[str, Mapping[str, Any]]
+) -> list[RuleResult]:
+    """Finds features of which a split knows no value: what is measured there is of strangers.
+
+    Args:
+        config: The build's config.
+        schema: The features.
+        statistics: Unabridged statistics by split.
+    """
+    split = config.split
+    # By design: all rows of a key are in one split.
+    apart = (split.key or config.events.user) if split.strategy == "hash" else None
+    expected = {feature.name for feature in config.features if feature.column == apart}
+    found = []
+    for name in ("validation", "test"):
+        for spec in schema.by_role(*READ_BY_MODELS):
+            train, own = (statistics.get(s, {}).get(spec.name) for s in ("train", name))
+            if spec.vocabulary_size is None or spec.name in expected or not (train and own):
+                continue
+            is_unknown = own["rows"] >= MIN_ROWS and 0 < own["values"] == own.get("oov")
+            if is_unknown and train.get("oov") != train["values"]:
+                received = f"all {own['values']:,} values are unknown to the train split, or null"
+                rule = f"unknown feature {spec.name} ({name})"
+                found.append(RuleResult(rule, "warn", False, received, "one that is known"))
+    return found
+
+
 def describe_constant(found: Mapping[str, Any]) -> str | None:
     """Returns what stands in every row, in words; None where rows differ, or are too few to tell.
 

@@ -16,6 +16,7 @@ from etl.quality.mistakes import (
     describe_constant,
     find_constants,
     find_empty_vocabularies,
+    find_unknown,
     find_unmatched,
     list_nothing_matched,
 )
@@ -232,3 +233,37 @@ def test_violated_rules_and_mistakes_are_refused_together(tmp_path):
     assert error.value.what == "the data contract is violated (4 rules); nothing was published"
     assert "contract.rules" in str(error.value.fix)
     assert "constant: [gender, tags]" in str(error.value.fix)
+
+
+def count_ids(values: int, oov: int, rows: int = 40) -> dict[str, int]:
+    return {"rows": rows, "values": values, "oov": oov}
+
+
+@pytest.mark.parametrize(
+    ("item", "warned"),
+    [
+        ({"train": count_ids(90, 3), "test": count_ids(40, 40)}, True),
+        ({"train": count_ids(90, 3), "test": count_ids(40, 39)}, False),
+        ({"train": count_ids(90, 90), "test": count_ids(40, 40)}, False),  # refused before
+        ({"train": count_ids(90, 3), "test": count_ids(0, 0)}, False),  # no value at all
+        ({"train": count_ids(90, 3), "test": count_ids(9, 9, rows=9)}, False),  # chance
+        ({"test": count_ids(40, 40)}, False),
+    ],
+)
+def test_a_split_that_knows_no_id_is_warned_of(tmp_path, item, warned):
+    schema = FeatureSchema((
+        FeatureSpec("user", "int64", "user", vocabulary_size=9),
+        FeatureSpec("item", "int64", "item", vocabulary_size=9),
+        FeatureSpec("step", "int64", "context"),  # numbers that are 1 are no OOV
+    ))  # fmt: skip
+    same = {"train": count_ids(90, 1), "test": count_ids(40, 40)}
+    statistics = {
+        split: {"item": item[split], "step": same[split], "user": same[split]} for split in item
+    }
+    by_user = make_config(tmp_path, split={"strategy": "hash"})
+    found = find_unknown(by_user, schema, statistics)
+    assert [result.rule for result in found] == ["unknown feature item (test)"] * warned
+    assert all(result.severity == "warn" for result in found)
+    others = find_unknown(make_config(tmp_path), schema, statistics)
+    # Users are apart by design in one split, not in the other.
+    assert len(others) == len(found) + ("train" in item)
