@@ -173,17 +173,17 @@ def test_encoders_and_statistics_run_in_the_same_pass(spark, tmp_path: Path) -> 
             return pa.record_batch({"twice": [2 * v for v in batch["x"].to_pylist()]})
 
     class Accumulator:
-        def __init__(self, schema: pa.Schema) -> None:
-            self.names, self.rows, self.raw = schema.names, 0, []
+        def __init__(self, schema: pa.Schema, path: str) -> None:
+            self.names, self.path, self.rows, self.raw = schema.names, path, 0, []
 
         def update(self, batch: pa.RecordBatch, source: pa.RecordBatch) -> None:
             self.rows += batch.num_rows
             self.raw += source["x"].to_pylist()
 
         def to_dict(self) -> dict:
-            return {"names": self.names, "rows": self.rows, "raw": self.raw}
+            return vars(self)
 
-    hooks = WriteHooks(lambda path: Pipeline(), lambda _, schema: Accumulator(schema))
+    hooks = WriteHooks(lambda path: Pipeline(), lambda _, *given: Accumulator(*given))
     options = parse_write_options(
         {"path": str(tmp_path), "encoders": "/enc", "statistics": "true"}, overwrite=True
     )
@@ -193,8 +193,9 @@ def test_encoders_and_statistics_run_in_the_same_pass(spark, tmp_path: Path) -> 
         iter([empty, pa.record_batch({"x": [1, 2]}), pa.record_batch({"x": [3]})])
     )
     assert written.shard.info.rows == 3
-    assert written.shard.statistics == {"names": ["twice"], "rows": 3, "raw": [1, 2, 3]}
     path = tmp_path / "part-00000-j-c000.tfrecord"
+    expected = {"names": ["twice"], "path": path.name, "rows": 3, "raw": [1, 2, 3]}
+    assert written.shard.statistics == expected
     records = [r.numpy() for r in tf.data.TFRecordDataset(str(path))]
     values = [tf.train.Example.FromString(r).features.feature["twice"] for r in records]
     assert [v.int64_list.value[0] for v in values] == [2, 4, 6]
