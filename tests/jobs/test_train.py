@@ -62,7 +62,10 @@ def test_imported_records_are_inspected_trained_and_reported(tmp_path: Path, cap
     config = {
         "name": "ours",
         "splits": {split: [f"{split}.tfrecord"] for split in ("train", "validation", "test")},
-        "features": [{"name": name, "role": role} for name, role in roles.items()],
+        "features": [
+            {"name": name, "role": role, **({} if name == "click" else {"offset": 2})}
+            for name, role in roles.items()
+        ],
         "keys": {"user": "user", "item": "item"},
         "output": {"root": str(tmp_path / "datasets")},
     }
