@@ -83,13 +83,15 @@ def test_features_that_do_not_fit_are_refused(changes, message, tiny_manifest: M
         DSSM(DSSMConfig(**changes), tiny_manifest, 1)
 
 
-@pytest.mark.parametrize("lost", ["key", "feature", "length"])
+@pytest.mark.parametrize("lost", ["list", "feature", "length"])
 def test_position_weights_without_a_history_are_refused(lost, tiny_manifest: Manifest) -> None:
     """They would quietly become the plain mean."""
     config = DSSMConfig(history_pooling="position_weighted")
     manifest = tiny_manifest
-    if lost == "key":
-        manifest = replace(manifest, keys=replace(manifest.keys, history=None))
+    if lost == "list":
+        features = tuple(spec for spec in manifest.schema.features if spec.name != "history")
+        keys = replace(manifest.keys, history=None)
+        manifest = replace(manifest, schema=FeatureSchema(features), keys=keys)
     elif lost == "feature":
         config = config.model_copy(update={"user_features": ("user_id",)})
     else:

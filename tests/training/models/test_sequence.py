@@ -300,9 +300,11 @@ def test_features_that_the_model_cannot_read_are_refused(
 
 
 def test_datasets_without_a_sequence_of_items_are_refused(tiny_manifest: Manifest) -> None:
-    no_history = replace(tiny_manifest, keys=replace(tiny_manifest.keys, history=None))
+    unnamed = replace(tiny_manifest, keys=replace(tiny_manifest.keys, history=None))
+    assert build(SASRecConfig(), unnamed).user_inputs == ("history",)
+    no_items = {"encoding": "others", "shared_embedding": "others"}
     with pytest.raises(ConfigError, match="the dataset has no history"):
-        build(SASRecConfig(), no_history)
+        build(SASRecConfig(), change(unnamed, "history", **no_items))
     with pytest.raises(ConfigError, match="whose length is known"):
         build(BSTConfig(), change(tiny_manifest, "history", max_len=None))
     others = change(tiny_manifest, "history", encoding="others", shared_embedding="others")
