@@ -131,6 +131,50 @@ def test_the_served_score_of_raw_ids_is_that_of_the_right_item(tmp_path, monkeyp
     np.testing.assert_allclose(predicted, served[:20], atol=1e-6)
 
 
+@pytest.mark.exhaustive
+def test_lists_of_matrix_factorization_hold_the_files_own_ids(tmp_path):
+    table = make_table("from_1").select(["user", "item", "history"])
+    liked = {1, 3}  # By everybody, and nobody clicks on another item.
+    clicks = pa.array([int(item in liked) for item in table["item"].to_pylist()])
+    (tmp_path / "files").mkdir()
+    for split in ("train", "test"):
+        write_table(table.append_column("click", clicks), tmp_path / f"files/{split}.tfrecord")
+    dataset = {
+        "name": "ours",
+        "splits": {split: [f"{split}.tfrecord"] for split in ("train", "test")},
+        "features": [*declare("from_1")[:3], {"name": "click", "role": "label"}],
+        "keys": {"user": "user", "item": "item", "history": "history"},
+        "output": {"root": str(tmp_path / "datasets")},
+    }
+    run_sluice("data", "import", save(tmp_path / "data.json", dataset), "--data",
+               str(tmp_path / "files"))  # fmt: skip
+    training = {
+        "name": "ours",
+        "dataset": str(tmp_path / "datasets/ours"),
+        "root": str(tmp_path / "runs"),
+        "model": {"name": "mf", "embedding_dim": 4, "objective": {"kind": "binary"}},
+        "input": {"batch_size": 50},
+        "optimizer": {"learning_rate": 0.1},
+        "fit": {"epochs": 8},
+    }
+    run_sluice("train", save(tmp_path / "train.json", training), "--no-report")
+    run = resolve_run(str(tmp_path / "runs/ours"))
+    run_sluice("evaluate", "--run", str(run))
+    run_sluice("export", "--run", str(run))
+    model = tf.saved_model.load(str(run / "export/ours/1"))
+    [users] = model.signatures["user_embedding"](user=tf.range(20, dtype=tf.int64)).values()
+    [items] = model.signatures["item_embedding"](item=tf.range(1, 6, dtype=tf.int64)).values()
+    scores = users.numpy() @ items.numpy().T
+    assert scores[:, [0, 2]].min() > scores[:, [1, 3, 4]].max()
+    rows, lists = tmp_path / "rows.json", tmp_path / "lists.json"
+    rows.write_text("".join(f'{{"user": {user}}}\n' for user in range(20)))
+    run_sluice(
+        "predict", "--run", str(run), "--input", str(rows), "--k", "2", "--output", str(lists)
+    )
+    found = [json.loads(line) for line in lists.read_text().splitlines()]
+    assert [set(row["items"]) for row in found] == [liked] * 20
+
+
 URL = "http://testserver/v1/models/ours"
 
 
