@@ -40,13 +40,15 @@ def find_squashing(output: keras.KerasTensor) -> str | None:
     while True:
         history = tensor._keras_history  # Public for as long as Keras has functional models.
         operation = history.operation
-        name = type(operation).__name__
-        if name in _OPERATIONS:
-            return _OPERATIONS[name]
-        activation = getattr(getattr(operation, "activation", None), "__name__", "linear")
+        name, activation = type(operation).__name__, _read_activation(operation)
         if activation in _SQUASHING:
-            return str(activation)
+            return activation
+        if isinstance(operation, keras.Sequential):
+            # Its own output names the model itself as where it comes from.
+            return _find_in_layers(operation.layers)
         if isinstance(operation, keras.Model) and not isinstance(operation.output, (dict, list)):
+            if operation.output._keras_history.operation is operation:
+                return None
             tensor = operation.output
             continue
         inputs = operation._inbound_nodes[history.node_index].input_tensors
@@ -54,6 +56,23 @@ def find_squashing(output: keras.KerasTensor) -> str | None:
         if not is_plain or len(inputs) != 1:
             return None
         tensor = inputs[0]
+
+
+def _read_activation(operation: keras.Operation) -> str:
+    """Returns what an operation ends in; `linear`: nothing."""
+    own = getattr(getattr(operation, "activation", None), "__name__", "linear")
+    return _OPERATIONS.get(type(operation).__name__, str(own))
+
+
+def _find_in_layers(layers: Sequence[keras.Layer]) -> str | None:
+    """Returns the activation that a chain of layers ends in, if it makes a probability."""
+    for layer in reversed(layers):
+        activation = _read_activation(layer)
+        if activation in _SQUASHING:
+            return activation
+        if type(layer).__name__ not in _SAME_VALUES:
+            return None
+    return None
 
 
 def refuse_probabilities(name: str, network: Network, tasks: Sequence[str]) -> None:
