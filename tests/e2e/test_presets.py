@@ -26,6 +26,7 @@ from tests.real_data import find_data
 SMALL = ("fit.max_steps=160", "input.batch_size=64", "optimizer.learning_rate=0.02")
 # A transformer learns nothing at that rate.
 SLOWER = ("fit.max_steps=400", "input.batch_size=64", "optimizer.learning_rate=0.003")
+LONGER = ("fit.max_steps=1000", *SLOWER[1:])
 SEQUENCES = ("fit.max_steps=120", "input.batch_size=64", "optimizer.learning_rate=0.01")
 
 
@@ -96,7 +97,7 @@ TRAININGS = {
     "clicks_columns_dssm": Training("clicks_columns", "ndcg@5"),
     "criteo": Training("criteo", "auc", 0.65, 0.6),
     "demo": Training("demo", "ndcg@10"),
-    "diginetica": Training("diginetica", "auc", 0.505, 0.6, SLOWER),
+    "diginetica": Training("diginetica", "auc", 0.505, 0.6, LONGER),
     "diginetica_columns": Training("diginetica_columns", "ndcg@10", real_settings=FEW),
     "diginetica_columns_dssm": Training("diginetica_columns", "ndcg@10", real_settings=FEW),
     "frappe": Training("frappe", "auc", 0.93, 0.6),
@@ -104,7 +105,7 @@ TRAININGS = {
     "ml_100k_pairs": Training("ml_100k_pairs", "recall@20"),
     "ml_1m_dssm": Training("ml_1m", "hit_rate@50", real_settings=FEW),
     "ml_1m_mf": Training("ml_1m", "hit_rate@50", real_settings=FEW),
-    "ml_1m_ncf_mf": Training("ml_1m_ncf", "hit_rate@10", real_settings=FEW),
+    "ml_1m_ncf_mf": Training("ml_1m_ncf", "hit_rate@10", None, None, LONGER, FEW),
     "ml_1m_ratings": Training("ml_1m_ratings", "rmse", 0.95, None),
     "ml_1m_sasrec": Training("ml_1m_sasrec", "hit_rate@10", None, None, SEQUENCES, FEW_PIECES),
     "ml_1m_sequences": Training(
