@@ -120,14 +120,14 @@ def test_a_user_gets_a_list_with_scores_and_a_history(browser: Browser, url: str
     assert shown == [score for row in scores for score in row]
     history = [f"{row['title']} {row['item']}" for row in expected["history"]]
     assert len(history) > 1
-    assert browser.read("#history li") == history
+    assert browser.read("#histories li") == history
     assert list_complaints(browser) == []
 
 
 def test_a_title_that_is_markup_stays_text(browser: Browser, url: str) -> None:
     ask(browser, url, USER, k=20)
     assert any(ATTACK in text for text in browser.read("#items td"))
-    assert any(ATTACK in text for text in browser.read("#history li"))
+    assert any(ATTACK in text for text in browser.read("#histories li"))
     assert browser.run("return document.querySelectorAll('main img, main b').length") == 0
     assert browser.run("return window.owned === undefined") is True
 
@@ -146,7 +146,7 @@ def test_an_unknown_user_gets_a_list_and_is_told_so(browser: Browser, url: str) 
     status = ask(browser, url, "nobody <b>", k=3)
     assert status.startswith("3 items by ")
     assert "the models do not know this user" in status
-    assert browser.read("#history li") == ["nothing is known"]
+    assert browser.read("#histories li") == ["nothing is known"]
     assert len(browser.read("#items td:first-child")) == 3
 
 
