@@ -1,13 +1,17 @@
-"""Dates: the range of days of a build, and the units, parts and periods that encoders know."""
+"""Dates: the range of days of a build, durations, and the units and parts that encoders know."""
 
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from conf.errors import ConfigError
+
+_EPOCH = datetime.date(1970, 1, 1)
+_DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,12 @@ class DateRange:
         """Returns every day of the range, in order."""
         count = (self.last - self.first).days + 1
         return tuple(self.first + datetime.timedelta(days=k) for k in range(count))
+
+    @property
+    def span_ms(self) -> tuple[int, int]:
+        """First millisecond of the range and the first one after it, since 1970, UTC."""
+        first, last = ((day - _EPOCH).days * _DAY_MS for day in (self.first, self.last))
+        return first, last + _DAY_MS
 
     def shift(self, back_days: int) -> DateRange:
         """Returns the range with its first day moved back: a lookback window before the run.
@@ -89,6 +99,23 @@ PERIOD_SECONDS: Mapping[str, int] = {
 }
 MONDAY_SECONDS = 3 * 86_400
 """The epoch was a Thursday: what shifts the start of a week to Monday."""
+
+
+_DURATION = re.compile(r"([1-9][0-9]{0,4}) (hour|day|week)s?")
+
+
+def read_duration(text: str) -> datetime.timedelta:
+    """Reads a duration: a number of hours, days or weeks, such as `1 day`.
+
+    Raises:
+        ValueError: It is written in another way.
+    """
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise ValueError(
+            f"{text!r} is no duration: write a number of hours, days or weeks, such as `1 day`"
+        )
+    return datetime.timedelta(**{f"{found[2]}s": int(found[1])})
 
 
 def find_date_unit(value: float) -> str | None:

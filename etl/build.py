@@ -25,7 +25,12 @@ from etl.encoders.fit import (
     fit_encoders,
     take_over_encoders,
 )
-from etl.events.date_range import check_dates, count_outside, is_inside, leave_out
+from etl.events.date_range import (
+    check_dates,
+    check_days_have_samples,
+    count_outside,
+    leave_out,
+)
 from etl.events.event_log import (
     EventCounts,
     PreparedEvents,
@@ -39,7 +44,8 @@ from etl.events.joins import MATCHED, UnmatchedCounts, explain_unmatched
 from etl.events.labels import add_weights
 from etl.events.negatives import Negatives, add_negatives
 from etl.events.sample_filter import check_where
-from etl.events.splits import EVENT_SPLITS
+from etl.events.split_bounds import check_spans
+from etl.events.splits import EVENT_SPLITS, is_inside
 from etl.feature_plan import FeaturePlan, plan_features
 from etl.quality.contract import BuildChecks
 from etl.quality.figures import Figure, VersionFigures, share_kept, share_matched
@@ -278,13 +284,15 @@ def check_config(config: BuildConfig, request: RunRequest) -> FeaturePlan:
 
     Raises:
         ConfigError: The features, partition columns or the condition of samples do not fit the
-            declared columns, serving would lack a feature's column, or days are to be replaced
-            without naming them, or are named where nothing depends on them.
+            declared columns, serving would lack a feature's column, a split would be empty
+            whatever the log holds, or days are to be replaced without naming them, or are named
+            where nothing depends on them.
     """
     plan = plan_features(config)
     check_where(config)
     check_served_columns(config, plan)
     check_dates(config, request.dates)
+    check_spans(config, request.dates)
     check_partition_columns(config, plan.column_types)
     if config.output.partition_overwrite == "dynamic":
         check_split_by_day(config)
@@ -310,7 +318,7 @@ def _run_stages(build: _Build, sources: Mapping[str, Source], inputs: RunInputs)
         build.checks.warn(counted.warnings)
     with ExitStack() as resources:
         with clock.stage("join and split events"):
-            prepared = prepare_events(config, sources)
+            prepared = prepare_events(config, sources, dates)
             resources.callback(prepared.release)
             event_counts = _count_events(build, prepared, sources)
             events = kept(prepared.frame)
@@ -397,14 +405,19 @@ def _count_events(
     for hint in hints:
         logger.warning("%s", hint)
     build.checks.check_matches(counts.matches, counts.lost_conversions, hints)
+    outside: Mapping[str, Mapping[str, int]] = {}
+    if dates is not None and config.events.time is not None:
+        outside = count_outside(kept(frame), dates)
+        days = config.sources[config.events.source].days
+        may_be_empty = days is not None and days.allow_empty_days
+        check_days_have_samples(counts, outside, dates, allow_empty=may_be_empty)
     if build.base is None:  # Single days of a dataset need not have each split.
         check_not_empty(counts, config, hints)
         check_seen(counts, config)
     if counts.seen is not None:
         logger.info("%d of %d events count as seen", counts.seen, counts.joined)
-    if dates is None or config.events.time is None:
+    if dates is None:
         return counts
-    outside = count_outside(kept(frame), dates)
     return leave_out(counts, outside, dates, allow_empty=build.base is not None)
 
 

@@ -97,6 +97,7 @@ def plan(config: BuildConfig, dates: DateRange | None = None) -> dict[str, Any]:
     """
     from etl.build import check_config
     from etl.estimate import declared_shards, estimate_sizes
+    from etl.events.split_bounds import plan_spans
     from etl.tfrecord.files.locations import find_path
     from etl.versions.run_fingerprint import RunRequest
 
@@ -109,6 +110,7 @@ def plan(config: BuildConfig, dates: DateRange | None = None) -> dict[str, Any]:
         "inputs": [
             {"source": file.source, "path": file.path, "bytes": file.bytes} for file in inputs
         ],
+        "splits": {name: span.to_json() for name, span in plan_spans(config, dates).items()},
         "features": [feature.name for feature in features.features],
         "vocabularies": [vocabulary.name for vocabulary in features.vocabularies],
         "shards": declared_shards(config, sizes),

@@ -81,7 +81,7 @@ class BuildConfig(Strict):
     def _find_counted_lists(cls, features: Any) -> Any:
         return find_counted_lists(features)
 
-    @field_validator("events", "joins", "label", "labels", "features", "contract")
+    @field_validator("events", "joins", "label", "labels", "split", "features", "contract")
     @classmethod
     def _settle_time_units(cls, part: Any, info: ValidationInfo) -> Any:
         return settle_time_units(str(info.field_name), part, info.data)

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from conf.config_base import Strict
+from conf.dates import read_duration
+
+
+def _check_duration(value: bool | str) -> bool | str:
+    if isinstance(value, str):
+        read_duration(value)
+    return value
 
 
 class SplitConfig(Strict):
@@ -15,19 +22,29 @@ class SplitConfig(Strict):
 
     `leave_one_out`: each user's last `leave_out` events are test, as many before them, of
     `validation_users` users (chosen by a hash of their id; None: all), are validation, the rest
-    train. `temporal`: events from `validation_from_ts`/`test_from_ts` (source's unit) on, or the
-    last fractions in time where those are not given. `hash`: by a hash of `key`, so that all rows
-    of a key stay together. `sliding`: window number `window` of a backtest, each `step_days` later
-    than the one before: `train_days`, then `validation_days` if given, then `test_days`; events
-    outside are left out. `given`: `test_source` holds the test events, `validation_source` those
-    of validation, the log the others; without the latter, validation is the end of the log as in
-    leave_one_out, or, without users, a fraction of it by hash.
+    train. `temporal`: events from `validation_from_ts`/`test_from_ts` on; or the last `test` and
+    the `validation` before it, such as `1 day` each, counted back from the end of the run's last
+    day, without `--date` from the end of the log's last day (hour, where `test` is in hours); or
+    the last fractions in time, of the run's own days where it has some. `hash`: by a hash of
+    `key`, so that all rows of a key stay together. `sliding`: window number `window` of a
+    backtest, each `step_days` later than the one before: `train_days`, then `validation_days` if
+    given, then `test_days`; events outside are left out. `given`: `test_source` holds the test
+    events, `validation_source` those of validation, the log the others; without the latter,
+    validation is the end of the log as in leave_one_out, or, without users, a fraction of it by
+    hash.
     """
 
     strategy: Literal["leave_one_out", "temporal", "hash", "sliding", "given"] = Field(
         "leave_one_out", description="How events are split: see above."
     )
-    validation: bool = Field(True, description="Whether there is a validation split.")
+    validation: Annotated[bool | str, AfterValidator(_check_duration)] = Field(
+        True,
+        description="Whether there is a validation split. temporal: also how long it is, such as "
+        "`1 day` or `6 hours`.",
+    )
+    test: Annotated[str, AfterValidator(_check_duration)] | None = Field(
+        None, description="temporal: how long the test split is, such as `1 day` or `6 hours`."
+    )
     validation_users: int | None = Field(
         None,
         ge=1,
@@ -41,9 +58,13 @@ class SplitConfig(Strict):
     validation_fraction: float = Field(
         0.1, gt=0, lt=1, description="temporal, hash: share of the validation split."
     )
-    test_from_ts: int | None = Field(None, description="temporal: first time of the test split.")
-    validation_from_ts: int | None = Field(
-        None, description="temporal: first time of the validation split."
+    test_from_ts: int | datetime.datetime | None = Field(
+        None,
+        description="temporal: first time of the test split: a date or timestamp (UTC unless it "
+        "says another zone), or a number in the log's unit.",
+    )
+    validation_from_ts: int | datetime.datetime | None = Field(
+        None, description="temporal: first time of the validation split, likewise."
     )
     key: str | None = Field(
         None, description="hash: column; None: the user, or the row's content where there is none."
@@ -76,18 +97,35 @@ class SplitConfig(Strict):
         days = [value is not None for value in (self.train_days, self.test_days)]
         if not all(days) if self.strategy == "sliding" else any(days):
             raise ValueError("`train_days` and `test_days` go with `strategy: sliding`, both")
+        self._check_durations()
         if self.key is not None and self.strategy != "hash":
             raise ValueError("`key` goes with `strategy: hash`, and only with it")
         if self.leave_out > 1 and self.strategy != "leave_one_out":
             raise ValueError("`leave_out` goes with `strategy: leave_one_out`, and only with it")
         return self
 
+    def _check_durations(self) -> None:
+        is_long = isinstance(self.validation, str)
+        if self.strategy != "temporal" and (self.test is not None or is_long):
+            raise ValueError("`test` and a duration of `validation` go with `strategy: temporal`")
+        if self.test is not None and self.test_from_ts is not None:
+            raise ValueError("`test` and `test_from_ts` both say where test begins; keep one")
+        if is_long and self.validation_from_ts is not None:
+            raise ValueError(
+                "`validation` and `validation_from_ts` both say where validation begins; keep one"
+            )
+        if self.test is not None and self.validation is True and self.validation_from_ts is None:
+            raise ValueError(
+                f"`test: {self.test}` leaves open how long validation is: give it a duration too, "
+                "or `validation: false`"
+            )
+
     @property
     def has_validation(self) -> bool:
         """Whether the config asks for a validation split."""
         if self.strategy == "sliding":
             return self.validation_days is not None
-        return self.validation or self.validation_source is not None
+        return bool(self.validation) or self.validation_source is not None
 
     @property
     def least_events(self) -> int:

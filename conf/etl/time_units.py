@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from conf.dates import UNITS_PER_SECOND
@@ -17,12 +18,18 @@ from conf.etl.encodings import CrossConfig, CyclicalConfig, DatePartConfig, Feat
 from conf.etl.events import EventsConfig, JoinConfig
 from conf.etl.labels import LabelConfig
 from conf.etl.sources import EPOCH_UNITS, ColumnConfig
+from conf.etl.split import SplitConfig
 
 if TYPE_CHECKING:
     from conf.etl.build import BuildConfig
 
 TIMESTAMP_UNIT = "ms"
 """Unit that timestamps are read in."""
+
+SPLIT_BOUNDS = ("validation_from_ts", "test_from_ts")
+"""Keys of `split` that hold times of the log."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 TimeUse = Literal["event", "conversion", "entry", "end", "feature", "rule"]
 _Parts = Mapping[str, Any]
@@ -74,6 +81,8 @@ def settle_time_units(key: str, part: Any, known: _Parts) -> Any:
             return _settle(part, "time_unit", known, [(part.source, part.time)], "s")
         case LabelConfig():
             return _settle_label(part, known)
+        case SplitConfig():
+            return _settle_split(part, known)
         case ContractConfig():
             rules = tuple(_settle_rule(rule, known) for rule in part.rules)
             return part.model_copy(update={"rules": rules})
@@ -120,6 +129,26 @@ def _settle_label(label: LabelConfig, known: _Parts) -> LabelConfig:
     columns = [(conversion.source, conversion.time)]
     settled = _settle(conversion, "time_unit", known, columns, "s")
     return label.model_copy(update={"conversion": settled})
+
+
+def _settle_split(split: SplitConfig, known: _Parts) -> SplitConfig:
+    """Writes dates and timestamps as numbers in the unit of the log, which they are compared in."""
+    events = known.get("events")
+    if events is None:
+        return split
+    given = {key: getattr(split, key) for key in SPLIT_BOUNDS}
+    unit = timedelta(milliseconds=ms_per_unit(events.time_unit))
+    numbers = {
+        # Rounded up: what a coarser unit cannot say begins with its next number.
+        key: -((_EPOCH - _in_utc(bound)) // unit)
+        for key, bound in given.items()
+        if isinstance(bound, datetime)
+    }
+    return split.model_copy(update=numbers)
+
+
+def _in_utc(time: datetime) -> datetime:
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def _settle_rule(rule: Any, known: _Parts) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,19 +17,17 @@ from conf.etl.references import used_sources
 from etl.events.event_log import EventCounts
 from etl.events.identity import EVENT_TS_COLUMN
 from etl.events.sample_filter import NOT_SAMPLED_COLUMN
-from etl.events.splits import SPLIT_COLUMN
+from etl.events.splits import SPLIT_COLUMN, is_inside
 from etl.sources.bad_rows import find_last_day
 from etl.sources.times import Span
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 logger = logging.getLogger("sluice.build")
 
 OUTSIDE_DATES = "outside_dates"
 AFTER_DATES = "after_dates"
-_DAY_MS = 24 * 3600 * 1000
-_EPOCH = datetime.date(1970, 1, 1)
 
 
 def check_dates(config: BuildConfig, dates: DateRange | None) -> None:
@@ -69,21 +66,13 @@ def _check_undated(config: BuildConfig) -> None:
             rule.find_day(None)
 
 
-def is_inside(dates: DateRange) -> Column:
-    """Whether an event's UTC day is one of the run's; events without a time are."""
-    first = (dates.first - _EPOCH).days * _DAY_MS
-    end = ((dates.last - _EPOCH).days + 1) * _DAY_MS
-    time = F.col(EVENT_TS_COLUMN)
-    return time.isNull() | ((time >= first) & (time < end))
-
-
 def count_outside(events: DataFrame, dates: DateRange) -> dict[str, dict[str, int]]:
     """Counts the kept events that would be samples but for the run's days.
 
     Returns:
         By reason, `outside_dates` (before the days) and `after_dates`, the events of each split.
     """
-    end = ((dates.last - _EPOCH).days + 1) * _DAY_MS
+    _, end = dates.span_ms
     reason = F.when(F.col(EVENT_TS_COLUMN) >= end, AFTER_DATES).otherwise(OUTSIDE_DATES)
     rows = (
         events.where(F.col(NOT_SAMPLED_COLUMN).isNull() & ~is_inside(dates))
@@ -95,6 +84,41 @@ def count_outside(events: DataFrame, dates: DateRange) -> dict[str, dict[str, in
     for row in rows:
         found.setdefault(row["__why"], {})[row[SPLIT_COLUMN]] = row["count"]
     return found
+
+
+def check_days_have_samples(
+    counts: EventCounts,
+    outside: Mapping[str, Mapping[str, int]],
+    dates: DateRange,
+    *,
+    allow_empty: bool = False,
+) -> None:
+    """Refuses a run none of whose days has a sample, though the log has events.
+
+    Args:
+        counts: Counts of all events.
+        outside: Events outside the days, by reason and split.
+        dates: The run's days.
+        allow_empty: Whether the log's days may have no row.
+
+    Raises:
+        InputDataError: Every sample lies outside the run's days.
+    """
+    samples, left_out = (
+        sum(counts.splits.values()),
+        {reason: sum(by_split.values()) for reason, by_split in outside.items()},
+    )
+    if allow_empty or not samples or sum(left_out.values()) < samples:
+        return
+    span = counts.event_ts_ms_range
+    raise InputDataError(
+        f"no sample lies in the run's days, {dates.first} to {dates.last}",
+        received="; ".join(f"{reason} {n:,}" for reason, n in left_out.items())
+        + (f"; the log is of {Span(2, *span).show('ms')}" if span else ""),
+        allowed="samples of the run's days",
+        fix="correct --date or what was delivered for these days; a source whose days may be "
+        "empty says so by `days.allow_empty_days: true`",
+    )
 
 
 def leave_out(

@@ -10,6 +10,7 @@ from pyspark import StorageLevel
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
+from conf.dates import DateRange
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.time_units import ms_per_unit
@@ -71,8 +72,15 @@ class PreparedEvents:
         self.persisted.unpersist()
 
 
-def prepare_events(config: BuildConfig, sources: Mapping[str, Source]) -> PreparedEvents:
+def prepare_events(
+    config: BuildConfig, sources: Mapping[str, Source], dates: DateRange | None = None
+) -> PreparedEvents:
     """Builds the annotated event frame: every good row of the log, kept or not.
+
+    Args:
+        config: The build's config.
+        sources: Its sources.
+        dates: The run's days, which a temporal split may go by.
 
     Returns:
         A frame of event and dictionary columns, `__drop` (null, or why the row is left out),
@@ -94,7 +102,7 @@ def prepare_events(config: BuildConfig, sources: Mapping[str, Source]) -> Prepar
     # Persisted before the split, whose choice of users would else run all of this once more.
     positioned = add_sessions(_add_positions(events, config), config).drop(ORDER_COLUMN)
     positioned.persist(StorageLevel.MEMORY_AND_DISK)
-    frame = mark_not_sampled(add_split(positioned, config), config)
+    frame = mark_not_sampled(add_split(positioned, config, dates), config)
     frame = frame.drop(GIVEN_TOTAL_COLUMN, SAMPLE_POSITION_COLUMN, SAMPLE_TOTAL_COLUMN)
     return PreparedEvents(frame, positioned, conversions)
 
@@ -376,4 +384,6 @@ def _advise_on_split(counts: EventCounts, config: BuildConfig) -> str:
         return "there are too few different keys: choose another split.key, or larger fractions"
     if split.strategy == "temporal" and split.test_from_ts is not None:
         return "move split.test_from_ts and validation_from_ts into the time of the events"
+    if split.strategy == "temporal" and split.test is not None:
+        return "shorten split.test and split.validation, or let the log reach further back"
     return "check the log's size, and `split` (strategy, fractions, days)"

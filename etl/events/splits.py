@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from conf.dates import DateRange
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.split import SplitConfig
@@ -20,6 +21,7 @@ from etl.events.identity import (
     hash_fraction,
 )
 from etl.events.sample_filter import NOT_SAMPLED_COLUMN
+from etl.events.split_bounds import SplitBounds, end_of_days, end_of_log, find_bounds
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -97,7 +99,14 @@ def record_splits(config: BuildConfig) -> tuple[str, ...]:
     return tuple(split for split in ALL_SPLITS if split in made)
 
 
-def add_split(events: DataFrame, config: BuildConfig) -> DataFrame:
+def is_inside(dates: DateRange) -> Column:
+    """Whether an event's UTC day is one of the run's; events without a time are."""
+    first, end = dates.span_ms
+    time = F.col(EVENT_TS_COLUMN)
+    return time.isNull() | ((time >= first) & (time < end))
+
+
+def add_split(events: DataFrame, config: BuildConfig, dates: DateRange | None = None) -> DataFrame:
     """Adds `__split` to kept events.
 
     Args:
@@ -105,10 +114,11 @@ def add_split(events: DataFrame, config: BuildConfig) -> DataFrame:
             user), with `events.where` the same of samples, and `__given_test`,
             `__given_validation` and the day of a sliding window.
         config: The build's config; `split` is the strategy.
+        dates: The run's days, which fractions and durations of a temporal split go by.
     """
-    split, user, time = config.split, config.events.user, config.events.time
+    split, user = config.split, config.events.user
     if split.strategy == "temporal":
-        return events.withColumn(SPLIT_COLUMN, _temporal(events, split, time))
+        return events.withColumn(SPLIT_COLUMN, _temporal(events, config, dates))
     if split.strategy == "sliding":
         return events.withColumn(SPLIT_COLUMN, _split_by_window(split))
     if split.strategy == "hash":
@@ -192,30 +202,38 @@ def _choose_users(events: DataFrame, user: str, config: BuildConfig) -> DataFram
     )
 
 
-def _temporal(events: DataFrame, config: SplitConfig, time: str | None) -> Column:
+def _temporal(events: DataFrame, config: BuildConfig, dates: DateRange | None) -> Column:
+    time = config.events.time
     if time is None:
         raise InputDataError(
             "a temporal split needs a time column",
             received="events.time: null",
             fix="declare events.time, or use split.strategy: leave_one_out",
         )
-    test_from, validation_from = config.test_from_ts, config.validation_from_ts
-    if test_from is None or (validation_from is None and config.validation):
-        late = 1 - config.test_fraction
-        earlier = late - config.validation_fraction
-        # Exact percentiles: the approximate ones depend on how the data is partitioned.
-        row = (
-            events.where(F.col(DROP_COLUMN).isNull() & F.col(NOT_SAMPLED_COLUMN).isNull())
-            .agg(
-                F.percentile(time, F.lit(late)).alias("test"),
-                F.percentile(time, F.lit(earlier)).alias("validation"),
-            )
-            .collect()[0]
-        )
-        test_from = test_from if test_from is not None else int(row["test"])
-        if validation_from is None:
-            validation_from = min(int(row["validation"]), test_from)
-    split = F.when(F.col(time) >= test_from, TEST)
-    if config.validation and validation_from is not None:
-        split = split.when(F.col(time) >= validation_from, VALIDATION)
-    return split.otherwise(TRAIN)
+    bounds = find_bounds(config, end_of_days(dates))
+    if bounds.test is None or (config.split.validation and bounds.validation is None):
+        bounds = _measure_bounds(events, config, dates)
+    split = F.lit(TRAIN)
+    for name, first in ((VALIDATION, bounds.validation), (TEST, bounds.test)):
+        if first is not None:
+            split = F.when(F.col(time) >= first, name).otherwise(split)
+    return split
+
+
+def _measure_bounds(events: DataFrame, config: BuildConfig, dates: DateRange | None) -> SplitBounds:
+    """Finds bounds that go by the times of the samples, in a run with days by those inside."""
+    split, time = config.split, config.events.time or ""
+    samples = events.where(F.col(DROP_COLUMN).isNull() & F.col(NOT_SAMPLED_COLUMN).isNull())
+    if dates is not None:
+        samples = samples.where(is_inside(dates))
+    late = 1 - split.test_fraction
+    # Exact percentiles: the approximate ones depend on how the data is partitioned.
+    row = samples.agg(
+        F.percentile(time, F.lit(late)),
+        F.percentile(time, F.lit(late - split.validation_fraction)),
+        F.max(EVENT_TS_COLUMN),
+    ).collect()[0]
+    if row[2] is None:  # No sample: the counts say so.
+        return SplitBounds(None, None)
+    end = end_of_days(dates) or end_of_log(split, row[2])
+    return find_bounds(config, end, SplitBounds(int(row[1]), int(row[0])))

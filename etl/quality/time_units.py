@@ -17,7 +17,13 @@ from conf.dates import PER_SECOND, UNIT_WORDS, find_date_unit, show_time
 from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.sources import EPOCH_UNITS
-from conf.etl.time_units import TimeColumn, find_time_columns, has_certain_unit, ms_per_unit
+from conf.etl.time_units import (
+    SPLIT_BOUNDS,
+    TimeColumn,
+    find_time_columns,
+    has_certain_unit,
+    ms_per_unit,
+)
 from etl.quality.rules import RuleResult
 from etl.sources.bad_rows import SourceCounts, count_rows
 from etl.sources.times import Span, TimeScan, TimeValues, is_stray, mark_strays
@@ -297,7 +303,7 @@ def _check_bounds(
     """Refuses times of the config in another unit than those that they are compared with."""
     bounds: list[tuple[str, int | None, str]] = []
     if config.split.strategy == "temporal":
-        for name in ("test_from_ts", "validation_from_ts"):
+        for name in SPLIT_BOUNDS:
             bounds.append((f"split.{name}", getattr(config.split, name), "events.time_unit"))
     labels = {f"labels.{label.name}": label for label in config.labels}
     for key, label in {"label": config.label, **labels}.items():

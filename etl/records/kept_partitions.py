@@ -110,16 +110,17 @@ def check_split_by_day(config: BuildConfig) -> None:
     """Refuses a split whose bounds depend on which days are read.
 
     Raises:
-        ConfigError: Temporal by fractions.
+        ConfigError: Temporal by fractions or durations.
     """
     split = config.split
-    open_ended = split.test_from_ts is None or (
-        split.validation and split.validation_from_ts is None
+    is_fixed = split.test_from_ts is not None and (
+        split.validation is not True or split.validation_from_ts is not None
     )
-    if split.strategy == "temporal" and open_ended:
+    if split.strategy == "temporal" and not is_fixed:
         raise ConfigError(
             "output.partition_overwrite: dynamic needs a split that is the same for every day",
-            received="split.strategy: temporal, by fractions",
+            received="split.strategy: temporal, "
+            + ("by fractions" if split.test is None else f"test: {split.test}"),
             allowed="fixed test_from_ts and validation_from_ts, or another strategy",
         )
 

@@ -16,7 +16,12 @@ from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.encodings import FeatureConfig
 from etl.build import check_config
-from etl.events.date_range import check_dates, count_outside, leave_out
+from etl.events.date_range import (
+    check_dates,
+    check_days_have_samples,
+    count_outside,
+    leave_out,
+)
 from etl.events.down_sampling import mark_not_sampled
 from etl.events.event_log import (
     EventCounts,
@@ -144,8 +149,8 @@ def test_given_validation_and_test_events_leave_their_future_out(spark, tmp_path
     found = {row["item"]: row for row in prepared.frame.where("user = 1").collect()}
     counts = count_events(prepared.frame, config)
     prepared.release()
-    kept = {item: row["__split"] for item, row in found.items() if row["__drop"] is None}
-    assert kept == {10: "train", 14: "validation", 16: "test"}
+    found_splits = {item: row["__split"] for item, row in found.items() if row["__drop"] is None}
+    assert found_splits == {10: "train", 14: "validation", 16: "test"}
     # In the order of what is known: the log, validation, test.
     assert [found[item]["__position"] for item in (10, 14, 16)] == [1, 2, 3]
     # 12 and 13 come with or after the test event, as does 15; 11 with the validation event.
@@ -221,6 +226,39 @@ def test_events_after_the_days_of_a_run_are_told_from_earlier_ones(spark, caplog
     times = replace(counts, event_ts_ms_range=JANUARY_MS)
     with pytest.raises(InputDataError, match="the log is of 2020-01-01 to 2020-01-31"):
         leave_out(times, {"after_dates": {"train": 10, "test": 9}}, days)
+
+
+def test_durations_split_the_days_of_a_run_or_the_end_of_the_log(spark):
+    """An event every six hours from day 19000 to the morning of day 19003."""
+    rows = [(7, item, "view", 1.0, 19_000 * 86_400 + 21_600 * item) for item in range(14)]
+    rows.append((7, 99, "view", 1.0, 18_999 * 86_400))
+
+    def count(dates: DateRange | None, **split: object) -> dict[str, int]:
+        config = behaviour_config(split={"strategy": "temporal", **split})
+        source = {"log": memory_source(spark, config, "log", rows)}
+        prepared = prepare_events(config, source, dates)
+        counts = count_events(prepared.frame, config)
+        if dates is not None:
+            outside = count_outside(kept(prepared.frame), dates)
+            check_days_have_samples(counts, outside, dates)
+            counts = leave_out(counts, outside, dates)
+        prepared.release()
+        return dict(counts.splits)
+
+    first, last = date(2022, 1, 8), date(2022, 1, 10)  # days 19000 to 19002
+    by_day = {"validation": "1 day", "test": "1 day"}
+    assert count(DateRange(first, last), **by_day) == {"train": 4, "validation": 4, "test": 4}
+    assert count(None, **by_day) == {"train": 9, "validation": 4, "test": 2}
+    by_hour = {"validation": "6 hours", "test": "12 hours"}
+    assert count(DateRange(last, last), **by_hour) == {"train": 1, "validation": 1, "test": 2}
+    # The log ends at 06:00: in hours, the last one that has begun is the end.
+    assert count(None, validation="6 hours", test="6 hours")["test"] == 1
+    fractions = {"validation_fraction": 0.25, "test_fraction": 0.25}
+    assert count(DateRange(last, last), **fractions) == {"train": 2, "validation": 1, "test": 1}
+    day = DateRange(date(2022, 1, 20), date(2022, 1, 20))
+    with pytest.raises(InputDataError, match="no sample lies in the run's days") as refused:
+        count(day, **fractions)
+    assert "outside_dates 15; the log is of 2022-01-07 to 2022-01-11" in refused.value.render()
 
 
 DAY = DateRange(date(2026, 1, 31), date(2026, 1, 31))

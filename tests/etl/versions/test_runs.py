@@ -180,6 +180,23 @@ def test_dates_make_samples_of_these_days_with_histories_from_before(spark, tmp_
     assert result.manifest.run.days.keys() == {"1970-01-02", "1970-01-03"}
 
 
+def test_fractions_of_a_dated_run_go_by_its_own_days(spark, tmp_path):
+    """Day 2 alone, with two days before it and one after it in the log."""
+    data = dated_config(write_days(tmp_path / "logs", range(4)), tmp_path / "datasets").model_dump()
+    data["split"] = {"strategy": "temporal", "test_fraction": 0.25, "validation_fraction": 0.25}
+    result = build_dataset(spark, BuildConfig.model_validate(data), request=days(2))
+    times = {
+        split: read_times(result.version, result.manifest, split)
+        for split in ("train", "validation", "test")
+    }
+    assert {split: len(found) for split, found in times.items()} == {
+        "train": 6, "validation": 3, "test": 3,
+    }  # fmt: skip
+    assert max(times["train"]) < min(times["validation"]) < min(times["test"])
+    assert {t // DAY_S for found in times.values() for t in found} == {2}
+    assert result.manifest.counts.dropped == {"after_dates": 12, "outside_dates": 24}
+
+
 def test_dynamic_overwrite_rebuilds_the_given_day_and_shares_the_others(spark, tmp_path):
     logs, root = write_days(tmp_path / "logs", range(4)), tmp_path / "datasets"
     config = dated_config(logs, root, partition_by=["date"], partition_overwrite="dynamic")
@@ -214,6 +231,10 @@ def test_dynamic_overwrite_rebuilds_the_given_day_and_shares_the_others(spark, t
         build_dataset(spark, changed, request=days(1))
     with pytest.raises(ConfigError, match="--date"):
         build_dataset(spark, config)
+    # A day whose delivery holds events of other days alone takes nothing away.
+    with pytest.raises(InputDataError, match="no sample lies in the run's days"):
+        build_dataset(spark, config, request=days(7))
+    assert published_versions(root / "small") == [result.manifest.dataset_version]
 
 
 @pytest.mark.exhaustive

@@ -1,0 +1,143 @@
+"""Bounds of a temporal split: dates, durations and fractions, and what is refused before a read."""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from conf.dates import DateRange
+from conf.errors import ConfigError
+from conf.etl.build import BuildConfig
+from etl.build import check_config
+from etl.events.split_bounds import end_of_log, find_bounds, plan_spans
+from etl.versions.run_fingerprint import RunRequest
+from tests.etl.logs import build_config
+
+JAN_29_S, HOUR_S, DAY_S = 1_769_644_800, 3_600, 86_400
+WEEK = DateRange(date(2026, 1, 25), date(2026, 1, 31))
+
+
+def config(time_unit: str = "s", **split: Any) -> BuildConfig:
+    events = {"source": "ratings", "user": "user", "item": "item", "time": "ts"}
+    return build_config(
+        Path(), Path(), events={**events, "time_unit": time_unit},
+        split={"strategy": "temporal", **split},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [
+        (date(2026, 1, 29), JAN_29_S),
+        ("2026-01-29", JAN_29_S),
+        ("2026-01-29T06:00", JAN_29_S + 6 * HOUR_S),
+        ("2026-01-29T06:00:00+02:00", JAN_29_S + 4 * HOUR_S),
+        (datetime(2026, 1, 29, 6), JAN_29_S + 6 * HOUR_S),
+        (JAN_29_S, JAN_29_S),
+    ],
+)
+def test_bounds_are_dates_timestamps_or_numbers(written, seconds):
+    made = config(test_from_ts=written, validation=False)
+    assert made.split.test_from_ts == seconds
+    assert BuildConfig.model_validate(made.resolved()) == made
+    if not isinstance(written, int):
+        ms = config("ms", test_from_ts=written, validation=False).split.test_from_ts
+        assert ms == seconds * 1000
+
+
+def test_a_bound_between_two_numbers_of_the_log_begins_with_the_later_one():
+    bound = "2026-01-29T00:00:00.0015"
+    assert config("ms", test_from_ts=bound).split.test_from_ts == JAN_29_S * 1000 + 2
+    assert config(test_from_ts=bound).split.test_from_ts == JAN_29_S + 1
+
+
+def test_durations_count_back_from_the_end_of_the_days():
+    spans = plan_spans(config(validation="1 day", test="2 days"), WEEK)
+    assert {name: span.to_json() for name, span in spans.items()} == {
+        "train": [None, "2026-01-29T00:00"],
+        "validation": ["2026-01-29T00:00", "2026-01-30T00:00"],
+        "test": ["2026-01-30T00:00", None],
+    }
+    # Of a log without days: from the end of its last day, or hour.
+    newest_ms = (JAN_29_S + 6 * HOUR_S + 1) * 1000
+    for test, first in (("1 day", JAN_29_S), ("2 hours", JAN_29_S + 5 * HOUR_S)):
+        made = config(validation=False, test=test)
+        assert plan_spans(made, None) == {}
+        assert find_bounds(made, end_of_log(made.split, newest_ms)).test == first
+    before = find_bounds(config(validation="6 hours", test_from_ts="2026-01-29"))
+    assert (before.validation, before.test) == (JAN_29_S - 6 * HOUR_S, JAN_29_S)
+
+
+@pytest.mark.parametrize(
+    ("split", "text"),
+    [
+        ({"test": "1 dya"}, "'1 dya' is no duration"),
+        ({"validation": "0 days", "test": "1 day"}, "'0 days' is no duration"),
+        ({"test": "1 day"}, "leaves open how long validation is"),
+        ({"test": "1 day", "test_from_ts": 5}, "both say where test begins"),
+        ({"validation": "1 day", "validation_from_ts": 5}, "both say where validation begins"),
+        (
+            {"test": "1 day", "validation": False, "strategy": "hash"},
+            "go with `strategy: temporal`",
+        ),
+        ({"test_from_ts": "in March"}, "test_from_ts"),
+    ],
+)
+def test_what_is_no_bound_or_says_it_twice_is_refused(split, text):
+    with pytest.raises(ValidationError, match=text):
+        config(**split)
+
+
+SLIDING = {"strategy": "sliding", "train_days": 4, "validation_days": 1, "test_days": 1}
+
+
+@pytest.mark.parametrize(
+    ("split", "dates", "empty", "text"),
+    [
+        ({"validation": "1 day", "test": "1 day"}, DateRange(WEEK.last, WEEK.last),
+         "the train and the validation split", "--date 2026-01-29 --date-to 2026-01-31"),
+        ({"test_from_ts": "2026-02-01", "validation": False}, WEEK, "the test split",
+         "move the bounds"),
+        ({"test_from_ts": "2026-01-20", "validation_from_ts": "2026-01-19"}, WEEK,
+         "the train and the validation split", "the run is of 2026-01-25 to 2026-01-31"),
+        ({"test_from_ts": "2026-01-20", "validation_from_ts": "2026-01-20"}, None,
+         "the validation split", "validation from 2026-01-20T00:00 until 2026-01-20T00:00"),
+        ({**SLIDING, "start_date": "2026-01-20"}, WEEK, "the train and the validation split",
+         "test from 2026-01-25T00:00 until 2026-01-26T00:00"),
+    ],
+)  # fmt: skip
+def test_a_plan_that_leaves_a_split_empty_is_refused_without_spark(split, dates, empty, text):
+    with pytest.raises(ConfigError, match=f"{empty} would be empty") as refused:
+        check_config(config(**split), RunRequest(dates))
+    assert (refused.value.exit_code, text in refused.value.render()) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        {"validation": "1 day", "test": "1 day"},
+        {"validation": "3 hours", "test": "3 hours"},
+        {"test_from_ts": "2026-01-30", "validation_from_ts": "2026-01-29"},
+        {"test_fraction": 0.2},
+        {**SLIDING, "start_date": "2026-01-25"},
+        {"strategy": "leave_one_out"},
+    ],
+)
+def test_plans_with_a_time_for_each_split_pass(split):
+    check_config(config(**split), RunRequest(WEEK))
+
+
+def test_single_days_that_replace_those_of_a_dataset_need_not_have_each_split():
+    made = config(test_from_ts="2026-01-20", validation=False)
+    output = made.output.model_copy(
+        update={"partition_by": ("date",), "partition_overwrite": "dynamic"}
+    )
+    check_config(made.model_copy(update={"output": output}), RunRequest(WEEK))
+    moving = config(test="1 day", validation=False).model_copy(update={"output": output})
+    with pytest.raises(ConfigError, match="the same for every day") as refused:
+        check_config(moving, RunRequest(WEEK))
+    assert "test: 1 day" in refused.value.render()
