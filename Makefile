@@ -103,7 +103,7 @@ lock:
 	$(COMPILE) --extra serve pyproject.toml -c requirements.lock -o requirements/serve.lock
 	$(COMPILE) --group docs -c requirements.lock -o requirements/docs.lock
 	$(COMPILE) --group release -c requirements.lock -o requirements/release.lock
-	for name in airflow moto tfx; do $(COMPILE_SERVICE) tests/services/$$name.in \
+	for name in airflow mlflow moto tfx; do $(COMPILE_SERVICE) tests/services/$$name.in \
 	  -o tests/services/$$name.lock; done
 
 clean:

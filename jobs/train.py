@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -95,7 +96,10 @@ def main(
         print(json.dumps(plan(resolved), indent=1))
         return 0
     run = train(resolved, resume=resume, once=once, log_format=log_format, profile=steps)
-    _tell(run, _write_page(run) if report and _writes_run(resolved) else None, log_format)
+    page = _write_page(run) if report and _writes_run(resolved) else None
+    if page is not None:
+        _send_page(run, page)
+    _tell(run, page, log_format)
     return 0
 
 
@@ -112,6 +116,16 @@ def _write_page(run: Path) -> Path | None:
     from jobs.reporting.report import try_report
 
     return try_report(run)
+
+
+def _send_page(run: Path, page: Path) -> None:
+    """Adds the report to what MLflow has of the run; that it cannot is a warning."""
+    from training.monitoring.mlflow_log import TrackingError, send_artefact
+
+    try:
+        send_artefact(run, page)
+    except TrackingError as error:
+        logging.getLogger("sluice").warning("MLflow does not have the report: %s", error)
 
 
 def _check_launcher(

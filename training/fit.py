@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from conf.errors import read_code_version
 from conf.manifest import Manifest
 from conf.metrics import LOSS_METRIC
 from conf.run import INPUT_COUNTS_FILE, update_run_card
@@ -27,6 +28,7 @@ from training.loop.interruption import stop_on_signals
 from training.loop.trainer import Trainer
 from training.loop.validation import build_validate, check_held_out, is_validated
 from training.models.model import Model
+from training.monitoring.mlflow_log import find_tracking_uri, tracked
 from training.monitoring.progress import NoProgress, TrainingProgress
 from training.run_directory import (
     Again,
@@ -73,6 +75,7 @@ def fit_run(
         SluiceError: The config, the dataset or the devices do not fit, or training failed. The
             earlier runs and the current one are untouched.
     """
+    find_tracking_uri(config)
     if config.devices.strategy in ("multi_worker", "parameter_server"):
         progress.message("waiting for the other processes of TF_CONFIG")
     strategy = build_strategy(config.devices)
@@ -123,7 +126,12 @@ def _train(
     run = Path(workers.share(lambda: str(start.unfinished or create_run(config))))
     series = _find_series(config, workers)
     kept = nullcontext() if series is None else series.kept(run)
-    with kept, _recording(run, workers), stop_on_signals() as stop:
+    with (
+        kept,
+        _telling(config, run, start, workers, progress),
+        _recording(run, workers),
+        stop_on_signals() as stop,
+    ):
         if workers.is_chief:
             update_run_card(run, **describe_start(config, run, start.data, trainer.model, devices))
             _keep_counts(config, start.data, run)
@@ -140,6 +148,23 @@ def _train(
     if series is not None:
         series.publish(run)
     return run
+
+
+def _telling(
+    config: TrainConfig,
+    run: Path,
+    start: RunStart,
+    workers: Workers,
+    progress: TrainingProgress,
+) -> AbstractContextManager[None]:
+    """Tells MLflow of a run, on the process that writes it."""
+    tags = {
+        "run": describe_run(run),
+        "dataset": str(start.data.version_dir),
+        "dataset_version": start.data.manifest.dataset_version,
+        "code_version": read_code_version(),
+    }
+    return tracked(config, run, tags, progress) if workers.is_chief else nullcontext()
 
 
 def _finish(config: TrainConfig, run: Path, result: TrainingResult, model: Model) -> None:
@@ -166,6 +191,7 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
     Raises:
         SluiceError: The config, the dataset or the devices do not fit.
     """
+    find_tracking_uri(config)
     data = read_current_data(config)
     strategy, devices = plan_devices(config.devices, config.input.batch_size)
     trainer = Trainer(config, data, strategy, NoProgress())

@@ -59,8 +59,8 @@ def run_paths(config: TrainConfig) -> RunPaths:
 
 
 def config_sha256(config: TrainConfig) -> str:
-    """Returns the fingerprint of the resolved config."""
-    return fingerprint(config.resolved())
+    """Returns the fingerprint of the resolved config; who is told of the run does not change it."""
+    return fingerprint({key: value for key, value in config.resolved().items() if key != "mlflow"})
 
 
 def create_run(config: TrainConfig, now: datetime | None = None) -> Path:

@@ -246,6 +246,20 @@ class PredictConfig(StrictFinite):
     task: str | None = Field(None, description="Of a ranking model: what ranks; None: the first.")
 
 
+class MlflowConfig(StrictFinite):
+    """An MLflow tracking server that gets the run's params, metrics and artefacts as it trains."""
+
+    tracking_uri: str | None = Field(
+        None, description="Address of the server; None: MLFLOW_TRACKING_URI."
+    )
+    experiment: str | None = Field(
+        None,
+        min_length=1,
+        max_length=500,
+        description="Made where it is not there; None: MLFLOW_EXPERIMENT_NAME, else `name`.",
+    )
+
+
 _STEP_RANGE_PATTERN = re.compile(r"([0-9]+):([0-9]+)")
 _STEP_RANGE_ALLOWED = "FROM:TO, whole numbers, FROM less than TO, such as 100:120"
 
@@ -315,6 +329,7 @@ class TrainConfig(StrictFinite):
     devices: DevicesConfig = DevicesConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     predict: PredictConfig = PredictConfig()
+    mlflow: Annotated[MlflowConfig | None, BeforeValidator(_read_switch)] = None
 
     @model_validator(mode="after")
     def _check_workers(self) -> TrainConfig:

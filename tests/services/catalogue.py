@@ -71,6 +71,7 @@ SERVICES = (
         partial(recipes.install_npm, _AZURITE, "azurite-blob", "SLUICE_AZURITE"),
     ),
     _locked("moto", "moto.lock", "moto_server", "SLUICE_MOTO_SERVER"),
+    _locked("mlflow", "mlflow.lock", "mlflow", "SLUICE_MLFLOW"),
     Service(
         "postgres",
         ("SLUICE_POSTGRES_HOME", "SLUICE_POSTGRES_JAR"),
