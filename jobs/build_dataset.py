@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -20,7 +22,9 @@ from conf.errors import ConfigError
 from conf.etl.build import BuildConfig
 from conf.load import load_config
 from conf.manifest import InputFile, Manifest
+from conf.paths import local_path
 from jobs.reporting.formatting import MISSING, format_share
+from jobs.support.lineage import LineageDataset, LineageRun, emit_lineage
 from jobs.support.terminal import (
     CONFIG_HELP,
     DryRun,
@@ -183,6 +187,14 @@ def build(config: BuildConfig, dates: DateRange | None = None, *, force: bool = 
     Raises:
         SluiceError: The build was refused or failed for a known reason.
     """
+    with emit_lineage(f"build.{config.name}", dates) as told:
+        built = _build(config, dates, force, told)
+        told.inputs = _list_read(config, built.manifest)
+        told.outputs = [_describe_version(built)]
+        return built
+
+
+def _build(config: BuildConfig, dates: DateRange | None, force: bool, told: LineageRun) -> Built:
     from etl.build import build_dataset, check_config
     from etl.tfrecord.files.working_copy import describe_place
     from etl.tfrecord.spark.failures import known_failures
@@ -190,6 +202,7 @@ def build(config: BuildConfig, dates: DateRange | None = None, *, force: bool = 
     from etl.versions.stored import find_current, find_dataset
     from jobs.support.spark_session import build_session, check_executors, check_work_dir
 
+    told.inputs = _list_read(config)
     # What is wrong with the config or the paths is said before a JVM is started.
     request = RunRequest(dates, force)
     check_config(config, request)
@@ -207,6 +220,45 @@ def build(config: BuildConfig, dates: DateRange | None = None, *, force: bool = 
             session.stop()
     place = describe_place(result.version)
     return Built(place, result.manifest, result.is_new, result.figures)
+
+
+def _list_read(config: BuildConfig, manifest: Manifest | None = None) -> list[LineageDataset]:
+    """The sources of a build; with a manifest, how much was read of each."""
+    found = []
+    for name, source in config.sources.items():
+        facts: dict[str, Any] = {"columns": source.column_types}
+        if manifest is not None:
+            sizes = [file.bytes for file in manifest.source.inputs if file.source == name]
+            counts = {"size_bytes": sum(sizes), "files": len(sizes)} if sizes else {}
+            facts |= {"rows": manifest.counts.read.get(name), **counts}
+        if source.path is not None:
+            found.append(LineageDataset.at(_find_root(config.data_dir, source.path), **facts))
+        elif source.jdbc is not None:
+            url = urlsplit(source.jdbc.url.removeprefix("jdbc:"))
+            table = source.jdbc.table or name
+            place = f"{url.scheme}://{url.netloc}/{url.path.strip('/')}.{table}"
+            found.append(LineageDataset.at(place, **facts))
+        else:
+            found.append(LineageDataset("catalog", source.table or name, **facts))
+    return found
+
+
+def _find_root(data_dir: str, path: str) -> str:
+    """The part of a source's path that is the same on each day: without patterns and dates."""
+    parts = Path(path).parts
+    fixed = itertools.takewhile(lambda part: not set("*?[{") & set(part), parts)
+    return str(Path(local_path(data_dir), local_path(str(Path(*fixed)))))
+
+
+def _describe_version(built: Built) -> LineageDataset:
+    splits = built.manifest.splits
+    return LineageDataset.version_at(
+        built.version,
+        rows=sum(split.rows for split in splits),
+        size_bytes=sum(split.bytes for split in splits),
+        files=sum(len(split.shards) for split in splits),
+        columns={feature.name: feature.dtype for feature in built.manifest.schema.features},
+    )
 
 
 def _peak_memory(session: object) -> dict[str, int]:

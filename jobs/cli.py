@@ -44,6 +44,7 @@ EXTRAS = {
     "optuna": "sweep",
     "sqlalchemy": "sweep",
     "obstore": "stores",
+    "openlineage": "lineage",
 }
 
 NO_JIT_CACHE = "--no-jit-cache"

@@ -6,17 +6,19 @@ With `--delta-since`, what has changed since an earlier run, for `sluice models 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from conf.delta import DELTA_FILE
 from conf.errors import ConfigError
 from conf.export import INDEX_DIR, ExportOptions, IndexOptions, list_indexes, read_card
-from conf.run import read_json
+from conf.run import RUN_CARD_FILE, read_json
 from jobs.index import print_index
+from jobs.support.lineage import LineageDataset, LineageRun, emit_lineage
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
 from jobs.support.trained_run import (
     CheckpointChoice,
@@ -25,6 +27,9 @@ from jobs.support.trained_run import (
     restore_run,
     timed,
 )
+
+if TYPE_CHECKING:
+    from training.checkpoint.restore import TrainedModel
 
 app = typer.Typer(add_completion=False)
 
@@ -126,8 +131,10 @@ def export(
     trained = restore_run(run_dir, checkpoint)
     from training.export.saved_model import write_export
 
-    with timed(trained.run_dir, "export"):
-        return write_export(trained, options)
+    with _lineage("export", trained) as told, timed(trained.run_dir, "export"):
+        target = write_export(trained, options)
+        told.outputs = [_describe_written(target)]
+        return target
 
 
 def export_delta(
@@ -158,8 +165,31 @@ def export_delta(
     trained = restore_run(run_dir, checkpoint)
     from training.export.delta import find_base, write_delta
 
-    with timed(trained.run_dir, "delta"):
-        return write_delta(trained, find_base(trained, since), options)
+    with _lineage("delta", trained) as told, timed(trained.run_dir, "delta"):
+        target = write_delta(trained, find_base(trained, since), options)
+        told.outputs = [_describe_written(target)]
+        return target
+
+
+@contextmanager
+def _lineage(command: str, trained: TrainedModel) -> Iterator[LineageRun]:
+    """Emits the lineage of what is made of a run."""
+    from training.stored_runs import describe_run
+
+    with emit_lineage(f"{command}.{trained.config.name}") as told:
+        dataset = read_json(trained.run_dir / RUN_CARD_FILE)["dataset"]["path"]
+        read = (describe_run(trained.run_dir), dataset)
+        told.inputs = [LineageDataset.version_at(place) for place in read]
+        yield told
+
+
+def _describe_written(target: Path) -> LineageDataset:
+    from training.stored_models import describe
+
+    model, _, number = describe(target).rpartition("/")
+    files = [file for file in target.rglob("*") if file.is_file()]
+    size = sum(file.stat().st_size for file in files)
+    return LineageDataset.at(model, version=number, size_bytes=size, files=len(files))
 
 
 def print_delta(target: Path, log_format: LogFormat) -> None:

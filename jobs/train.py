@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -15,7 +15,9 @@ import typer
 
 from conf.errors import ConfigError, ExitCode
 from conf.load import load_config
+from conf.run import RUN_CARD_FILE, read_json
 from conf.training.train import StepRange, TrainConfig, parse_step_range
+from jobs.support.lineage import LineageDataset, LineageRun, emit_lineage
 from jobs.support.terminal import (
     CONFIG_HELP,
     DryRun,
@@ -249,11 +251,17 @@ def train(
     with quiet_tensorflow():
         from training.fit import fit_run
     from training.monitoring.progress import build_progress
+    from training.stored_runs import describe_run
 
     json_lines = LogFormat(log_format) is LogFormat.JSON
     progress = build_progress("json" if json_lines else "text", config.fit.log_every_seconds)
-    with closing(progress):
-        return fit_run(config, progress, resume=resume, once=once, profile=profile)
+    lineage = emit_lineage(f"train.{config.name}")
+    with lineage if _writes_run(config) else nullcontext(LineageRun()) as told, closing(progress):
+        told.inputs = [LineageDataset.version_at(config.dataset)]
+        run = fit_run(config, progress, resume=resume, once=once, profile=profile)
+        told.inputs = [LineageDataset.version_at(read_json(run / RUN_CARD_FILE)["dataset"]["path"])]
+        told.outputs = [LineageDataset.version_at(describe_run(run))]
+        return run
 
 
 def serve(config: TrainConfig, log_format: LogFormat | str = LogFormat.TEXT) -> int | None:

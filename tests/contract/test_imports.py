@@ -36,6 +36,7 @@ IMPORT_NAMES = {
     "tensorflow-serving-api": "tensorflow_serving",
     "pyyaml": "yaml",
     "keras-rs": "keras_rs",
+    "openlineage-python": "openlineage",
 }
 TOOLS = {"tensorboard"}
 
@@ -189,7 +190,7 @@ def test_the_jobs_import_nothing_undeclared():
 
 def test_all_that_is_declared_is_imported():
     used = BASE.union(
-        *(EXTRA[name] for name in ("etl", "training", "sweep", "serve", "stores", "jre"))
+        *(EXTRA[name] for name in ("etl", "training", "sweep", "serve", "lineage", "stores", "jre"))
     )
     assert used - third_party(PACKAGES) == TOOLS
     benches = {top(m) for path in modules("tests/bench") for m in imports_of(path)}
@@ -198,7 +199,7 @@ def test_all_that_is_declared_is_imported():
 
 def test_the_command_line_knows_which_extra_brings_a_package():
     named = {name: {p for p, extra in EXTRAS.items() if extra == name} for name in EXTRA}
-    for extra in ("etl", "training", "sweep", "serve", "stores"):
+    for extra in ("etl", "training", "sweep", "serve", "lineage", "stores"):
         assert named[extra] == EXTRA[extra] - TOOLS, extra
 
 

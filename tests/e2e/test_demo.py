@@ -32,6 +32,7 @@ from etl.build import build_dataset
 from jobs.cli import main
 from jobs.demo import list_steps
 from tests.java import START_LINES
+from tests.lineage import file_transport, read_events
 from tests.machine import IS_EXHAUSTIVE
 from tests.real_data import require_data
 from training.checkpoint.restore import TrainedModel
@@ -39,6 +40,7 @@ from training.evaluation.evaluate import evaluate_split
 from training.models.registry import build_model
 
 RATINGS = 20_000
+LINEAGE = "lineage.jsonl"
 
 
 def sluice(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -67,6 +69,14 @@ def demo_in_this_process(arguments: list[str]) -> str:
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the demo leaves; `make test-all` runs each step as the process that it is."""
     out = tmp_path_factory.mktemp("demo")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in file_transport(out / LINEAGE).items():
+            patch.setenv(name, value)
+        run_demo(out)
+    return out
+
+
+def run_demo(out: Path) -> None:
     arguments = ["demo", "--out", str(out), "--ratings", str(RATINGS)]
     if IS_EXHAUSTIVE:
         done = sluice(*arguments)
@@ -77,12 +87,28 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
         printed = demo_in_this_process(arguments)
     for line in ("report:", "dataset:", "model:", "ranked lists:"):
         assert line in printed
-    return out
 
 
 @pytest.fixture(scope="module")
 def run(demo) -> Path:
     return resolve_run(str(demo / "runs" / "demo"))
+
+
+@pytest.mark.slow
+def test_lineage_leads_from_the_logs_to_the_model(demo, run):
+    ends = [e for e in read_events(demo / LINEAGE) if e["eventType"] == "COMPLETE"]
+    build, train, export = ends
+    assert [end["job"]["name"] for end in ends] == ["build.demo", "train.demo", "export.demo"]
+    logs = {read["name"]: read for read in build["inputs"]}
+    ratings = logs[str(demo / "demo-logs" / "ratings.dat")]
+    counts = read_manifest(resolve_version(demo / "datasets" / "demo")).counts
+    assert ratings["inputFacets"]["inputStatistics"]["rowCount"] == counts.read["ratings"]
+    (made,) = build["outputs"]
+    assert made["outputFacets"]["outputStatistics"]["rowCount"] >= sum(counts.kept.values())
+    assert "movie_id" in {field["name"] for field in made["facets"]["schema"]["fields"]}
+    for before, after in ((build, train), (train, export)):
+        assert before["outputs"][0]["name"] in {read["name"] for read in after["inputs"]}
+    assert train["outputs"][0]["facets"]["version"]["datasetVersion"] == run.name
 
 
 @pytest.mark.slow

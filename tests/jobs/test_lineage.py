@@ -1,0 +1,219 @@
+"""Events of runs: valid by the standard's schema, off by default, and never in the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from datetime import date
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from conf.dates import DateRange
+from conf.errors import InputDataError, TrainingInterruptedError
+from conf.etl.build import BuildConfig
+from conf.load import load_config
+from jobs import export
+from jobs.build_dataset import _list_read, build, parse_dates
+from jobs.support.lineage import LineageDataset, emit_lineage, is_switched_on
+from jobs.train import train
+from tests.jobs.runs import write_tiny_run
+from tests.lineage import check_event, file_transport, read_events
+from training.checkpoint.restore import load_run
+
+
+@pytest.fixture(autouse=True)
+def no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [*os.environ]:
+        if name.startswith("OPENLINEAGE"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+
+@pytest.fixture
+def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    file = tmp_path / "events.jsonl"
+    for name, value in file_transport(file).items():
+        monkeypatch.setenv(name, value)
+    return file
+
+
+def test_it_is_off_by_default_and_loads_no_client(capfd: pytest.CaptureFixture[str]) -> None:
+    before = "openlineage" in sys.modules
+    with emit_lineage("build.demo"):
+        pass
+    assert ("openlineage" in sys.modules) == before
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_clients_own_settings_switch_it_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not is_switched_on()
+    Path("openlineage.yml").write_text("transport: {type: console}")
+    assert is_switched_on()
+    monkeypatch.setenv("OPENLINEAGE_DISABLED", "true")
+    assert not is_switched_on()
+    monkeypatch.delenv("OPENLINEAGE_DISABLED")
+    Path("openlineage.yml").unlink()
+    monkeypatch.setenv("OPENLINEAGE_URL", "http://127.0.0.1:1")
+    assert is_switched_on()
+
+
+def test_events_are_valid_and_tell_what_came_from_what(
+    events: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = "0196f3e4-92a1-7b0c-9d5e-aabbccddeeff"
+    monkeypatch.setenv("OPENLINEAGE_PARENT_ID", f"airflow/a/b/daily.build/{parent}")
+    monkeypatch.setenv("OPENLINEAGE_NAMESPACE", "shop")
+    days = DateRange(date(2026, 1, 30), date(2026, 1, 31))
+    with emit_lineage("build.demo", days) as told:
+        columns = {"user_id": "int64", "price": "float64"}
+        told.inputs = [
+            LineageDataset.at("logs/clicks", rows=9, size_bytes=90, files=2, columns=columns)
+        ]
+        told.outputs = [LineageDataset.version_at("s3://bucket/demo/versions/7", rows=8)]
+    start, end = read_events(events)
+    assert (start["eventType"], end["eventType"]) == ("START", "COMPLETE")
+    assert start["run"]["runId"] == end["run"]["runId"]
+    assert end["job"]["namespace"] == "shop"
+    times = end["run"]["facets"]["nominalTime"]
+    assert times["nominalEndTime"] == "2026-02-01T00:00:00Z"
+    facet = end["run"]["facets"]["parent"]
+    assert (facet["job"]["name"], facet["run"]["runId"]) == ("daily.build", parent)
+    (read,), (made,) = end["inputs"], end["outputs"]
+    assert (read["namespace"], read["name"]) == ("file", str(Path.cwd() / "logs" / "clicks"))
+    assert read["inputFacets"]["inputStatistics"]["rowCount"] == 9
+    fields = read["facets"]["schema"]["fields"]
+    assert [(field["name"], field["type"]) for field in fields] == [*columns.items()]
+    assert (made["namespace"], made["name"]) == ("s3://bucket", "demo")
+    assert made["facets"]["version"]["datasetVersion"] == "7"
+    assert made["outputFacets"]["outputStatistics"]["rowCount"] == 8
+
+
+@pytest.mark.parametrize(
+    ("place", "found"),
+    [
+        ("/data/logs", ("file", "/data/logs")),
+        ("file:///data/logs", ("file", "/data/logs")),
+        ("s3a://bucket/a/b", ("s3://bucket", "a/b")),
+        ("gs://bucket/a", ("gs://bucket", "a")),
+        ("hdfs://node:8020/a", ("hdfs://node:8020", "/a")),
+        ("postgresql://db:5432/shop.sales", ("postgres://db:5432", "shop.sales")),
+    ],
+)
+def test_places_are_named_as_the_standard_names_them(place: str, found: tuple[str, str]) -> None:
+    dataset = LineageDataset.at(place)
+    assert (dataset.namespace, dataset.name) == found
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (InputDataError("a source is empty", received="0 rows"), "FAIL"),
+        (RuntimeError("x"), "FAIL"),
+        (TrainingInterruptedError("asked to stop"), "ABORT"),
+    ],
+)
+def test_how_a_run_fails_is_told(events: Path, error: Exception, state: str) -> None:
+    with pytest.raises(type(error)), emit_lineage("train.demo"):
+        raise error
+    end = read_events(events)[-1]
+    assert end["eventType"] == state
+    assert str(error.args[0]) in end["run"]["facets"]["errorMessage"]["message"]
+
+
+def test_what_cannot_be_sent_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "file")
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__LOG_FILE_PATH", str(tmp_path / "no" / "such" / "f"))
+    with emit_lineage("build.demo"):
+        pass
+    assert "the lineage event COMPLETE of build.demo was not sent" in caplog.text
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "no-such-transport")
+    with emit_lineage("build.demo"):
+        pass
+    assert "settings are refused" in caplog.text
+    monkeypatch.setitem(sys.modules, "openlineage.client", None)
+    with emit_lineage("build.demo"):
+        pass
+    assert "sluice-recsys[lineage]" in caplog.text
+
+
+@pytest.fixture
+def received(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict]]:
+    """A server that takes events, named by OPENLINEAGE_URL."""
+    taken: list[dict] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            assert self.path == "/api/v1/lineage"
+            taken.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(201)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("OPENLINEAGE_URL", f"http://127.0.0.1:{server.server_port}")
+        yield taken
+        server.shutdown()
+    for name in [*os.environ]:  # The client sets names of its own.
+        if name.startswith("OPENLINEAGE__"):
+            monkeypatch.delenv(name)
+
+
+def test_events_go_by_http(received: list[dict]) -> None:
+    with emit_lineage("export.demo"):
+        pass
+    assert [event["eventType"] for event in received] == ["START", "COMPLETE"]
+    for event in received:
+        check_event(event)
+
+
+def test_a_build_that_is_refused_tells_its_inputs(events: Path, tmp_path: Path) -> None:
+    config = load_config(BuildConfig, "etl", "demo", [f"data_dir={tmp_path}"])
+    with pytest.raises(InputDataError):
+        build(config, parse_dates(None, None))
+    end = read_events(events)[-1]
+    assert end["eventType"] == "FAIL"
+    assert str(tmp_path / "ratings.dat") in {read["name"] for read in end["inputs"]}
+
+
+def test_a_sources_place_is_the_same_on_each_day() -> None:
+    config = load_config(BuildConfig, "etl", "demo", ["data_dir=/logs"])
+    source = config.sources["ratings"].model_copy(update={"path": "clicks/{date}/part-*.csv"})
+    config = config.model_copy(update={"sources": {"ratings": source}})
+    (read,) = _list_read(config)
+    assert (read.namespace, read.name) == ("file", "/logs/clicks")
+
+
+def test_training_and_exports_name_the_versions(events: Path, tmp_path: Path) -> None:
+    run = write_tiny_run(tmp_path, {"kind": "retrieval"})
+    trained = load_run(run)
+    again = train(trained.config)
+    export.export(again)
+    names = [(event["job"]["name"], event["eventType"]) for event in read_events(events)]
+    name = trained.config.name
+    assert names == [
+        (f"{job}.{name}", state) for job in ("train", "export") for state in ("START", "COMPLETE")
+    ]
+    _, of_training, _, of_export = read_events(events)
+    (read,), (made,) = of_training["inputs"], of_training["outputs"]
+    assert read["facets"]["version"]["datasetVersion"] == trained.manifest.dataset_version
+    assert made["name"] == str(again.parent.parent)
+    assert made["facets"]["version"]["datasetVersion"] == again.name
+    from_run, from_dataset = of_export["inputs"]
+    assert (from_run["name"], from_dataset["name"]) == (made["name"], read["name"])
+    (model,) = of_export["outputs"]
+    assert model["name"].startswith(str(again))
+    assert model["facets"]["version"]["datasetVersion"] == "1"
