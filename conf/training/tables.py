@@ -108,7 +108,13 @@ class AdmissionConfig(StrictFinite):
     """When a key gets a row; until then it reads zeros and is not trained. One of the three."""
 
     count: int | None = Field(
-        None, ge=2, le=MOST_SIGHTINGS, description="With the n-th sighting in training."
+        None,
+        ge=1,
+        le=MOST_SIGHTINGS,
+        description="With the n-th sighting in training; 1: with any.",
+    )
+    coefficient: int = Field(
+        1, ge=1, le=MOST_SIGHTINGS, description="What a sighting counts for, towards `count`."
     )
     probability: float | None = Field(
         None, gt=0, lt=1, description="Drawn at each sighting, by seed and key."
@@ -121,7 +127,14 @@ class AdmissionConfig(StrictFinite):
     def _one_rule(self) -> AdmissionConfig:
         if sum(value is not None for value in (self.count, self.probability, self.allow_list)) != 1:
             raise ValueError("set one of `count`, `probability` and `allow_list`")
+        if self.coefficient > 1 and self.count is None:
+            raise ValueError("`coefficient` is of `count`: set it, or leave `coefficient` out")
         return self
+
+    @property
+    def least_sightings(self) -> int:
+        """Sightings that a key needs for a row, where they are counted."""
+        return -(-(self.count or 1) // self.coefficient)
 
 
 class EvictionConfig(StrictFinite):
@@ -146,6 +159,12 @@ class EvictionConfig(StrictFinite):
         description="Steps in which each key is looked at once, a part of them in each step; "
         "epoch: all with the epoch's last step.",
     )
+    every_time: int | None = Field(
+        None,
+        ge=1,
+        description="Instead of `every`: all keys are looked at whenever `timestamp` passes a "
+        "multiple of so much, 86400 for each day of a time in seconds.",
+    )
     when_full: Literal["least_recent", "least_frequent"] | None = Field(
         None,
         description="Keys that make room where new ones find `max_rows` taken; None: new ones "
@@ -169,8 +188,12 @@ class EvictionConfig(StrictFinite):
             raise ValueError(
                 "a table has one clock: `unused_steps` without `timestamp`, or `unused_time`"
             )
+        if self.every_time is not None and self.timestamp is None:
+            raise ValueError("`every_time` needs `timestamp`, the feature that holds the time")
+        if self.every_time is not None and "every" in self.model_fields_set:
+            raise ValueError("`every` and `every_time` exclude each other: set one of them")
         if self.timestamp is not None and not (
-            self.unused_time or self.when_full == "least_recent"
+            self.unused_time or self.every_time or self.when_full == "least_recent"
         ):
             raise ValueError("no rule uses `timestamp`: set `unused_time`, or leave it out")
         if isinstance(self.every, int) and self.every < 1:

@@ -109,7 +109,7 @@ class WarmStartConfig(StrictFinite):
         None, description="A run, a series of runs (its last finished one) or a checkpoint"
     )
     tables: dict[str, str] = Field(
-        {}, description="By a table's name, a file of its rows: .parquet or .txt of an export."
+        {}, description="By a table's name, a file of its rows: Parquet or text of an export."
     )
     moments: Literal["reset", "transfer"] = Field(
         "reset", description="transfer: the optimizers' state, their step count included."

@@ -71,7 +71,7 @@ class KeyRules:
     @property
     def least_count(self) -> int:
         """Sightings that a key needs for a row."""
-        return (self.admission and self.admission.count) or 1
+        return 1 if self.admission is None else self.admission.least_sightings
 
     def read_allowed(self) -> np.ndarray | None:
         """Returns the keys of the list of those that get a row, sorted; None: there is no list.
@@ -126,6 +126,14 @@ def _parse_key(path: str, number: int, line: str) -> int:
             fix="list the keys as the dataset holds them: of text, its hash_key",
         ) from error
     return key
+
+
+def _find_passed(now: int | None, times: np.ndarray | None, every: int) -> int | None:
+    """Returns the last multiple of `every` that a batch's times pass; None: they pass none."""
+    if now is None or times is None or not len(times):
+        return None
+    passed = int(times.max()) // every * every
+    return passed if passed > now else None
 
 
 @dataclass(frozen=True)
@@ -272,7 +280,7 @@ class RuledIndex:
         undo = _Undo(self.moment, [])
         self._undo.append(undo)
         self.moment = replace(self.moment, batches=self.moment.batches + 1)
-        self._evict_due(undo, is_last=is_last)
+        self._evict_due(undo, times, is_last=is_last)
         self._move_clock(times)
         found = DistinctKeys(keys, self.moment.batches if times is None else times)
         before, meta = self.records.touch(found.keys, found.sightings, found.times)
@@ -301,14 +309,18 @@ class RuledIndex:
             now = latest if now is None else max(now, latest)
         self.moment = replace(self.moment, now=now)
 
-    def _evict_due(self, undo: _Undo, *, is_last: bool) -> None:
+    def _evict_due(self, undo: _Undo, times: np.ndarray | None, *, is_last: bool) -> None:
         """Forgets the keys that time or count are against, of those whose turn it is."""
         rules, moment = self.rules.eviction, self.moment
         if rules is None or (rules.every == "epoch" and not is_last):
             return
         turns = 1 if rules.every == "epoch" else rules.every
-        turn = (moment.batches - 1) % turns
         before, now = EARLIEST, moment.now if rules.timestamp else moment.batches
+        if rules.every_time is not None:
+            turns, now = 1, _find_passed(moment.now, times, rules.every_time)
+            if now is None:
+                return
+        turn = (moment.batches - 1) % turns
         unused = rules.unused_time or rules.unused_steps
         if unused is not None and now is not None:
             before = max(before, now - unused + 1)

@@ -1,16 +1,15 @@
 """Files of embedding tables: a row for each key, in the order of the keys' creation.
 
     <name>.parquet   key int64, vector list<float32>; exact
-    <name>.txt       key<TAB>v1,v2,…   one line per key, eight decimals, no header
+    any other name   key<TAB>v1,v2,…   one line per key, eight decimals, no header
 
-Either is written whole or not at all.
+Files are read by what they hold, whatever their names. Either is written whole or not at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,10 +18,11 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from conf.atomic_output import atomic_file
-from conf.errors import ConfigError, InputDataError, did_you_mean
+from conf.errors import ConfigError, InputDataError
 from conf.schema import PAD_ID
 
 PARQUET, TEXT = ".parquet", ".txt"
+_PARQUET_MAGIC = b"PAR1"
 TableRows = tuple[np.ndarray, np.ndarray]
 """Keys, int64 `[n]`, and their rows, float32 `[n, dim]`."""
 _SCHEMA = pa.schema(
@@ -32,20 +32,21 @@ _SCHEMA = pa.schema(
     ]
 )
 _SHOWN = 60
-Chosen = TypeVar("Chosen")
 
 
 def write_table(path: Path, parts: Iterable[TableRows]) -> None:
     """Writes the rows of a table; an earlier file is replaced at the end.
 
     Args:
-        path: A file `.parquet` or `.txt`; its directory must exist.
+        path: A file, Parquet where it ends in `.parquet`, else text; its directory must exist.
         parts: Rows, a part after the other.
 
     Raises:
-        ConfigError: Another ending, or no such directory.
+        ConfigError: No such directory, or the path is one.
     """
-    write = _choose(path, {PARQUET: _write_parquet, TEXT: _write_text})
+    write = _write_parquet if path.suffix == PARQUET else _write_text
+    if path.is_dir():
+        raise ConfigError("a table is written to a file", received=f"{path}, a directory")
     if not path.parent.is_dir():
         raise ConfigError("no such directory to write a table to", received=path.parent)
     with atomic_file(path) as unfinished:
@@ -56,18 +57,19 @@ def read_table(path: Path, dim: int) -> Iterator[TableRows]:
     """Reads the rows of a table, a part after the other.
 
     Args:
-        path: A file `.parquet` or `.txt`.
+        path: A file that `write_table` wrote, under any name.
         dim: Length of a row.
 
     Raises:
-        ConfigError: Another ending, or no such file.
+        ConfigError: No such file.
         InputDataError: The file is damaged, a row has another length, or a number is not finite.
     """
-    read = _choose(path, {PARQUET: _read_parquet, TEXT: _read_text})
     if not path.is_file():
         raise ConfigError("no such file of a table", received=path)
     try:
-        yield from read(path, dim)
+        with path.open("rb") as file:
+            is_parquet = file.read(len(_PARQUET_MAGIC)) == _PARQUET_MAGIC
+        yield from (_read_parquet if is_parquet else _read_text)(path, dim)
     except (pa.ArrowException, OSError) as error:
         raise InputDataError(f"{path} cannot be read", received=str(error)) from error
 
@@ -76,11 +78,11 @@ def load_table(path: Path, dim: int) -> TableRows:
     """Reads all rows of a table.
 
     Args:
-        path: A file `.parquet` or `.txt`.
+        path: A file, as for `read_table`.
         dim: Length of a row.
 
     Raises:
-        ConfigError: Another ending, or no such file.
+        ConfigError: No such file.
         InputDataError: As for `read_table`, or a key occurs twice or is 0.
     """
     parts = [(np.empty(0, np.int64), np.empty((0, dim), np.float32)), *read_table(path, dim)]
@@ -93,17 +95,6 @@ def load_table(path: Path, dim: int) -> TableRows:
             fix="leave one row of each key",
         )
     return keys, rows
-
-
-def _choose(path: Path, by_ending: dict[str, Chosen]) -> Chosen:
-    if path.suffix not in by_ending:
-        raise ConfigError(
-            "tables are read and written in two forms, told apart by the file's ending",
-            received=path.name,
-            allowed=", ".join(by_ending),
-            fix=did_you_mean(path.suffix, by_ending),
-        )
-    return by_ending[path.suffix]
 
 
 def _write_parquet(path: Path, parts: Iterable[TableRows]) -> None:

@@ -160,14 +160,14 @@ class TableStore:
         """Writes all keys with their rows, in the order of their creation, and prints how many.
 
         Args:
-            path: A file `.txt` (`key<TAB>v1,v2,…`, eight decimals) or `.parquet` (exact), of which
-                an earlier one is replaced at the end.
+            path: A file, of which an earlier one is replaced at the end: `.parquet` is exact, any
+                other name text (`key<TAB>v1,v2,…`, eight decimals).
 
         Returns:
             Number of keys.
 
         Raises:
-            ConfigError: Another ending, or no such directory.
+            ConfigError: No such directory, or the path is one.
         """
         with self._lock:
             records = self._records.read_all()
@@ -183,7 +183,7 @@ class TableStore:
             Number of keys.
 
         Raises:
-            ConfigError: Another ending, or no such file.
+            ConfigError: No such file.
             InputDataError: A row is damaged or has another length, or a key occurs twice; what was
                 there stays.
         """

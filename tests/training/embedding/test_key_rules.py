@@ -71,7 +71,7 @@ class ByDict:
     def map(self, keys: list[int], times: list[int], is_last: bool) -> list[int]:
         self.batches += 1
         timed = self.config.eviction is not None and self.config.eviction.timestamp is not None
-        self.evict(self.batches if not timed else self.now, is_last)
+        self.evict(self.batches if not timed else self.now, times, is_last)
         times = times if timed else [self.batches] * len(keys)
         self.now = max(times) if self.now is None else max(self.now, *times)
         distinct = list(dict.fromkeys(key for key in keys if key))
@@ -93,7 +93,11 @@ class ByDict:
 
     @property
     def least(self) -> int:
-        return (self.config.admission and self.config.admission.count) or 1
+        admission = self.config.admission
+        counts = range(1, 2**31)
+        if admission is None or admission.count is None:
+            return 1
+        return next(n for n in counts if n * admission.coefficient >= admission.count)
 
     def qualifies(self, key: int, count: int, seen: int) -> bool:
         admission = self.config.admission
@@ -127,11 +131,15 @@ class ByDict:
                 if self.least == 1:
                     self.known.pop(key)
 
-    def evict(self, now: int | None, is_last: bool) -> None:
+    def evict(self, now: int | None, times: list[int], is_last: bool) -> None:
         rules = self.config.eviction
         if rules is None or (rules.every == "epoch" and not is_last):
             return
         turns = 1 if rules.every == "epoch" else rules.every
+        if rules.every_time:
+            if now is None or max(times) // rules.every_time * rules.every_time <= now:
+                return
+            turns, now = 1, max(times) - max(times) % rules.every_time
         for key, (count, time) in list(self.known.items()):
             if (mix(key) >> 32) * turns // HASHES != (self.batches - 1) % turns:
                 continue
@@ -171,6 +179,13 @@ TABLES = {
     "epoch": {"eviction": {"unused_steps": 2, "every": "epoch"}},
     "recent": {"max_rows": 5, "eviction": {"when_full": "least_recent", "share": 0.4}},
     "frequent": {"max_rows": 5, "eviction": {"when_full": "least_frequent"}},
+    "any count": {"admission": {"count": 1}, "eviction": {"unused_steps": 3, "every": 1}},
+    "coefficient": {"admission": {"count": 7, "coefficient": 3}},
+    "each day": {"eviction": {"timestamp": "time", "unused_time": 5, "every_time": 8}},
+    "each day, counted": {
+        "admission": {"count": 2},
+        "eviction": {"timestamp": "time", "min_count": 3, "every_time": 4},
+    },
     "full": {"max_rows": 3, "eviction": {"unused_steps": 4, "every": 5}},
     "all, counted": {
         "max_rows": 4,
@@ -429,7 +444,10 @@ def test_a_key_reads_zeros_until_it_is_admitted_and_looking_up_counts_nothing() 
         ({"eviction": {"min_count": 2, "every": 0}}, "1 or more, or epoch"),
         ({"admission": {}}, "set one of"),
         ({"admission": {"count": 2, "probability": 0.5}}, "set one of"),
-        ({"admission": {"count": 1}}, "greater than or equal to 2"),
+        ({"admission": {"count": 0}}, "greater than or equal to 1"),
+        ({"admission": {"probability": 0.5, "coefficient": 2}}, "`coefficient` is of `count`"),
+        ({"eviction": {"min_count": 2, "every_time": 5}}, "`every_time` needs `timestamp`"),
+        ({"eviction": {**BY_TIME, "every_time": 5}}, "exclude each other"),
         ({"admission": {"probability": 1.0}}, "less than 1"),
     ],
 )
