@@ -197,6 +197,7 @@ VECTOR_STORAGE = pa.struct(
         pa.field("values", pa.list_(pa.field("element", pa.float64(), nullable=False))),
     ]
 )
+DOUBLE_BYTES = 8
 DENSE_LISTS = pa.large_list(pa.float64())
 _SPARSE, _DENSE = 0, 1
 
@@ -246,13 +247,29 @@ class _Vectors:
 
 def split_dense_vectors(column: pa.Array) -> list[pa.Array]:
     """Vectors as lists of all their values."""
+    values, rows = _list_all_values(column)
+    return [rows.build(pa.array(values), DENSE_LISTS)]
+
+
+def split_vector_bytes(column: pa.Array) -> list[pa.Array]:
+    """Vectors as the bytes of all their values: float64, little-endian."""
+    values, rows = _list_all_values(column)
+    is_valid = None
+    if rows.is_null is not None:
+        is_valid = pa.array(~rows.is_null).buffers()[1]
+    data = [is_valid, pa.py_buffer(rows.offsets * DOUBLE_BYTES), pa.py_buffer(values.astype("<f8"))]
+    return [pa.Array.from_buffers(pa.large_binary(), len(column), data)]
+
+
+def _list_all_values(column: pa.Array) -> tuple[np.ndarray, ListRows]:
+    """The values of all vectors, zeros included, and how they are split into rows."""
     vectors = _Vectors.split(column)
     offsets = np.zeros(len(column) + 1, np.int64)
     np.cumsum(vectors.sizes, out=offsets[1:])
     values = np.zeros(offsets[-1], np.float64)
     places = np.repeat(offsets[:-1], vectors.value_rows.lengths) + vectors.positions()
     values[places] = vectors.values
-    return [ListRows(offsets, vectors.is_null).build(pa.array(values), DENSE_LISTS)]
+    return values, ListRows(offsets, vectors.is_null)
 
 
 def split_sparse_vectors(column: pa.Array) -> list[pa.Array]:

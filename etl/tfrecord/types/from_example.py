@@ -24,6 +24,7 @@ from etl.tfrecord.types.from_example_nodes import (
     join_map_keys,
     join_struct,
     join_vector,
+    join_vector_bytes,
 )
 from etl.tfrecord.types.policies import ColumnPolicy, TypeOptions
 from etl.tfrecord.types.to_example import (
@@ -188,6 +189,9 @@ class FromExamplePlanner:
 
     def _plan_vector(self, path: str, target: pa.StructType, policy: ColumnPolicy) -> DecodedNode:
         _, size, indices, values = (f.type for f in target)
+        if policy.vectors == "bytes":
+            leaf = self._plan_leaf(path, pa.binary(), policy)
+            return DecodedBranch(target, (leaf,), join_vector_bytes, (path,))
         parts: tuple[tuple[str, pa.DataType], ...] = ((path, values),)
         if policy.vectors == "sparse":
             names = (VECTOR_INDICES, VECTOR_VALUES, VECTOR_SIZE)

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from conf.errors import InputDataError
+from etl.tfrecord.types.column_nodes import DOUBLE_BYTES
 from etl.tfrecord.types.values import ListRows, is_list, split_lists
 
 _BYTES, _TEXT = pa.binary(), pa.string()
@@ -218,6 +220,30 @@ def join_vector(arrays: list[pa.Array], target: pa.StructType) -> pa.Array:
         fields=fields,
         mask=pa.array(absent) if absent.any() else None,
     )
+
+
+def join_vector_bytes(arrays: list[pa.Array], target: pa.StructType, shown: str) -> pa.Array:
+    """An ML vector in Spark's storage, from the bytes of its values.
+
+    Raises:
+        InputDataError: Bytes that are no whole float64s; names the column by `shown`.
+    """
+    column = arrays[0].cast(pa.large_binary())
+    lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
+    if (lengths % DOUBLE_BYTES).any():
+        row = int(np.argmax(lengths % DOUBLE_BYTES != 0))
+        raise InputDataError(
+            f"vector {shown!r} was not written as float64 in bytes",
+            received=f"{lengths[row]} bytes in row {row} of the batch",
+            allowed=f"a multiple of {DOUBLE_BYTES}",
+        )
+    joined = b"".join(value for value in column.to_pylist() if value is not None)
+    offsets = np.concatenate([[0], np.cumsum(lengths // DOUBLE_BYTES)]).astype(np.int64)
+    is_null = np.asarray(column.is_null()) if column.null_count else None
+    values = ListRows(offsets, is_null).build(
+        pa.array(np.frombuffer(joined, "<f8")), target.field("values").type
+    )
+    return join_vector([values], target)
 
 
 def _advise(wire: pa.DataType, target: pa.DataType, shown: str) -> str:

@@ -31,7 +31,8 @@ class ColumnPolicy:
         maps: `entries`: two lists, `<name>.keys` and `<name>.values`; `keys`: a feature
             `<name>.<key>` for each of `map_keys`.
         map_keys: Keys that become features.
-        vectors: `dense`: a float list; `sparse`: `<name>.indices`, `<name>.values`, `<name>.size`.
+        vectors: `dense`: a float list; `sparse`: `<name>.indices`, `<name>.values`, `<name>.size`;
+            `bytes`: all values as little-endian float64, as numpy's `tobytes` writes them.
     """
 
     float64: Literal["error", "exact", "cast", "clip"] = "error"
@@ -43,7 +44,7 @@ class ColumnPolicy:
     timestamps: Literal["error", "s", "ms", "us", "iso"] = "error"
     maps: Literal["error", "entries", "keys"] = "error"
     map_keys: tuple[str, ...] = ()
-    vectors: Literal["dense", "sparse"] = "dense"
+    vectors: Literal["dense", "sparse", "bytes"] = "dense"
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from etl.tfrecord.types.column_nodes import (
     split_map_keys,
     split_sparse_vectors,
     split_struct,
+    split_vector_bytes,
 )
 from etl.tfrecord.types.policies import ColumnPolicy, TypeOptions, option_name
 from etl.tfrecord.types.value_rules import (
@@ -204,6 +205,9 @@ class ToExamplePlanner:
         if policy.vectors == "dense":
             leaf = self._plan_leaf(path, DENSE_LISTS, policy)
             return ColumnBranch((leaf,), split_dense_vectors)
+        if policy.vectors == "bytes":
+            leaf = self._plan_leaf(path, pa.large_binary(), policy)
+            return ColumnBranch((leaf,), split_vector_bytes)
         parts = (
             self._plan_part(self.join(path, VECTOR_INDICES), pa.list_(pa.int32())),
             self._plan_part(self.join(path, VECTOR_VALUES), pa.list_(pa.float64())),

@@ -82,6 +82,9 @@ def vector_features(name: str, join: str, value: Any, policy: ColumnPolicy) -> d
         dense = [0.0] * size
         for index, number in zip(indices, values, strict=True):
             dense[index] = number
+    if policy.vectors == "bytes":
+        data = None if dense is None else np.array(dense, "<f8").tobytes()
+        return {name: leaf_feature(data, pa.binary(), policy)}
     return {name: leaf_feature(dense, pa.list_(pa.float64()), policy)}
 
 

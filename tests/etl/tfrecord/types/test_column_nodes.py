@@ -172,6 +172,14 @@ def test_dense(vectors: list[Any]) -> None:
 
 
 @given(st.lists(st.none() | DENSE | SPARSE, max_size=6))
+def test_bytes_are_those_of_numpy(vectors: list[Any]) -> None:
+    batch = column_of([None, DenseVector([1.0]), *vectors]).slice(1)
+    assert vector_features(batch, vectors="bytes")[1:] == [
+        {"v": None if v is None else v.toArray().tobytes()} for v in vectors
+    ]
+
+
+@given(st.lists(st.none() | DENSE | SPARSE, max_size=6))
 def test_sparse_gives_the_same_vectors(vectors: list[Any]) -> None:
     batch = column_of([SparseVector(3, {2: 1.0}), *vectors]).slice(1)
     for row, vector in zip(vector_features(batch, vectors="sparse"), vectors, strict=True):

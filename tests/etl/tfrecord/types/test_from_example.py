@@ -192,13 +192,14 @@ def test_maps_with_keys_and_values_out_of_line_are_refused() -> None:
         from_example.apply(pa.record_batch({"m.keys": keys, "m.values": [[1], [2]]}), "f")
 
 
-@pytest.mark.parametrize("form", ["dense", "sparse"])
+@pytest.mark.parametrize("form", ["dense", "sparse", "bytes"])
 def test_vectors_come_back_in_sparks_storage(form: str) -> None:
     schema = pa.schema([pa.field("v", VECTOR_STORAGE, metadata=VECTOR_METADATA)])
     values = {
         "dense": {"type": 1, "size": None, "indices": None, "values": [1.0, 0.0, 2.0]},
         "sparse": {"type": 0, "size": 5, "indices": [1, 3], "values": [4.0, 0.5]},
     }
+    values["bytes"] = values["dense"] | {"values": [0.1, -0.0, 1e300]}  # no float32 holds these
     batch = pa.record_batch([pa.array([values[form], None], VECTOR_STORAGE)], schema=schema)
     options = TypeOptions(ColumnPolicy(vectors=form))
     from_example = plan_from_example(schema, "Example", options)
@@ -206,6 +207,14 @@ def test_vectors_come_back_in_sparks_storage(form: str) -> None:
     restored = from_example.apply(decode(encoded, from_example))
     assert restored.column(0).type == VECTOR_STORAGE
     assert restored.to_pylist() == batch.to_pylist()
+
+
+def test_bytes_that_are_no_vector_are_refused() -> None:
+    schema = pa.schema([pa.field("v", VECTOR_STORAGE, metadata=VECTOR_METADATA)])
+    options = TypeOptions(ColumnPolicy(vectors="bytes"))
+    batch = pa.record_batch({"v": pa.array([b"\0" * 16, b"\0" * 9])})
+    with pytest.raises(InputDataError, match=r"(?s)'v'.*9 bytes in row 1.*multiple of 8"):
+        plan_from_example(schema, "Example", options).apply(batch, "f")
 
 
 def test_no_column_keeps_the_rows() -> None:

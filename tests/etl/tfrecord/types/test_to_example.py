@@ -28,7 +28,7 @@ POLICIES = st.builds(
     dates=st.sampled_from(["days", "iso"]),
     timestamps=st.sampled_from(["s", "ms", "us", "iso"]),
     maps=st.just("entries"),
-    vectors=st.sampled_from(["dense", "sparse"]),
+    vectors=st.sampled_from(["dense", "sparse", "bytes"]),
 ) | st.builds(
     ColumnPolicy,
     nulls=st.sampled_from(["absent", "default"]),
