@@ -15,6 +15,7 @@ ColumnType = Literal[
     "float32",
     "float64",
     "string",
+    "bytes",
     "timestamp",
     "list<int64>",
     "list<float32>",
@@ -26,6 +27,7 @@ SPARK_TYPES = {
     "float32": "float",
     "float64": "double",
     "string": "string",
+    "bytes": "binary",
     "timestamp": "bigint",
     "list<int64>": "array<bigint>",
     "list<float32>": "array<float>",
@@ -36,6 +38,7 @@ NUMBER_TYPES = ("int64", "float32", "float64")
 """Types of columns of single numbers, as they are read: a timestamp is an int64."""
 SCALAR_TYPES = (*NUMBER_TYPES, "string")
 _FLOAT_TYPES = ("float32", "float64", "list<float32>")
+_TYPED_FORMATS = ("parquet", "orc", "avro", "table", "jdbc")
 _BOUNDED_TYPES = ("int64", "list<int64>", *_FLOAT_TYPES)
 
 
@@ -115,8 +118,8 @@ class ColumnConfig(Strict):
         where = f"column {self.name!r} of type {self.type}"
         if self.minimum is not None or self.maximum is not None:
             self._require(_BOUNDED_TYPES, f"{where} cannot have bounds")
-        if self.one_of is not None and self.is_list:
-            raise ValueError(f"list column {self.name!r} cannot have `one_of`")
+        if self.one_of is not None and (self.is_list or self.type == "bytes"):
+            raise ValueError(f"{where} cannot have `one_of`")
         if self.timestamp_format is not None or self.not_after is not None:
             self._require(("timestamp",), f"{where} cannot have `timestamp_format` or `not_after`")
         if self.pair is not None:
@@ -408,6 +411,10 @@ class SourceConfig(Strict):
 
     def _check_columns(self) -> None:
         for column in self.columns:
+            if column.type == "bytes" and self.format not in _TYPED_FORMATS:
+                raise ValueError(
+                    f"column {column.name!r}: text has no bytes; {', '.join(_TYPED_FORMATS)} have"
+                )
             if self.format in SPARSE_FORMATS:
                 self._check_sparse_column(column)
             elif self.format in (*_SEPARATED_FORMATS, "pattern"):

@@ -69,6 +69,7 @@ _WIRE_DTYPES: dict[str, DType] = {
     "float32": "float32",
     "float64": "float32",
     "string": "bytes",
+    "bytes": "bytes",
 }
 
 

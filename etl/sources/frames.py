@@ -41,6 +41,7 @@ _ALLOWED: dict[str, tuple[type[T.DataType], ...]] = {
     "float32": (*_INTEGERS, *_FRACTIONS, T.BooleanType, *_TEXTS),
     "float64": (*_INTEGERS, *_FRACTIONS, T.BooleanType, *_TEXTS),
     "string": (*_INTEGERS, T.DecimalType, T.BooleanType, *_TEXTS),
+    "bytes": _TEXTS,
     "timestamp": (*_TIMES, *_TEXTS),
 }
 _INT64_END = 2.0**63
@@ -70,6 +71,9 @@ def cast_column(
     _check_type(name, column, found)
     if isinstance(found, T.ArrayType):
         return _cast_list(column, raw, found.elementType)
+    if column.type == "bytes":
+        value = raw.cast("binary")
+        return {column.name: ParsedColumn(value, raw.isNotNull(), F.base64(value))}
     if isinstance(found, _TEXTS):
         text = _valid_text(raw, found)
         broken = ((raw.isNotNull() & text.isNull(), f"not_utf8:{column.name}"),)

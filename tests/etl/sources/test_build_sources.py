@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,6 +19,7 @@ from etl.build import build_dataset
 from etl.tfrecord.codec.decode import read_file
 
 # Each user's last click, of the second day's third step.
+VECTORS = np.random.default_rng(0).normal(size=(4, 3))  # float64: any bytes, no text
 LAST = {"channel": [5] * 4, "at": [1_709_341_320_000 + 3_600_000 * k for k in range(4)]}
 
 
@@ -35,7 +37,8 @@ def write_logs(root: Path) -> None:
         (folder / "part.json").write_text("\n".join(map(json.dumps, rows)) + "\n")
     kinds = pa.array(["film", "series", "film", "clip"])
     ids = pa.array([10, 11, 12, 13], pa.int32())
-    pq.write_table(pa.table({"id": ids, "kind": kinds}), root / "videos.parquet")
+    images = pa.array([VECTORS[k].tobytes() for k in range(4)], pa.binary())
+    pq.write_table(pa.table({"id": ids, "kind": kinds, "image": images}), root / "videos.parquet")
 
 
 def build_config(root: Path) -> BuildConfig:
@@ -65,6 +68,7 @@ def build_config(root: Path) -> BuildConfig:
                     "columns": [
                         {"name": "video_id", "field": "id", "type": "int64"},
                         {"name": "kind", "type": "string"},
+                        {"name": "image", "type": "bytes"},
                     ],
                 },
             },
@@ -77,6 +81,10 @@ def build_config(root: Path) -> BuildConfig:
                 {"name": "user", "column": "user", "role": "user"},
                 {"name": "video", "column": "video", "role": "item"},
                 {"name": "kind", "column": "kind", "role": "item"},
+                {
+                    "name": "image", "column": "image", "role": "item",
+                    "encoding": {"kind": "identity"},
+                },
                 {
                     "name": "channel", "column": "channel", "role": "context",
                     "encoding": {"kind": "identity"},
@@ -100,6 +108,10 @@ def test_json_clicks_and_a_parquet_dictionary_become_a_dataset(spark, tmp_path):
     assert counts.joined == 24
     split = next(split for split in result.manifest.splits if split.name == "test")
     table = read_file(result.version / split.shards[0].path)
+    tokens = pq.read_table(result.version / "encoders" / "video.parquet")["token"].to_pylist()
+    videos = [tokens[number - 2] for number in table["video"].to_pylist()]
+    assert table["image"].to_pylist() == [VECTORS[video - 10].tobytes() for video in videos]
+    assert result.manifest.schema["image"].dtype == "bytes"
     values = {name: sorted(table[name].to_pylist()) for name in LAST}
     assert values == LAST
     assert result.manifest.source.event_ts_ms_range == (1_709_254_800_000, 1_709_352_120_000)

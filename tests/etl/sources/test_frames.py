@@ -7,9 +7,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pydantic import ValidationError
 from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql.types import LongType, StructField, StructType
 
@@ -68,6 +70,18 @@ def test_text_in_files_is_checked_as_text_in_lines_is(spark, tmp_path):
     assert '"id":"3"' in source.bad.where("reason = 'null:x'").first()["line"]
 
 
+def test_bytes_are_read_as_they_are(spark, tmp_path):
+    vector = np.array([0.1, -2.5]).tobytes()
+    write(tmp_path, id=["1", "2", "3"], x=pa.array([vector, b"", None], pa.binary()))
+    source = read(spark, tmp_path, declare(INT, column("bytes"), format="parquet"))
+    assert good(source) == [(1, vector), (2, b"")]
+    assert reasons(source) == ["null:x"]
+    with pytest.raises(ValidationError, match="text has no bytes; parquet"):
+        declare(column("bytes"), format="csv")
+    with pytest.raises(ValidationError, match="cannot have `one_of`"):
+        declare(column("bytes", one_of=["a"]), format="parquet")
+
+
 def test_lists_of_texts_are_read_value_by_value(spark, tmp_path):
     texts = [["a", "é"], [], None, ["b"], ["b", None], ["b"]]
     write(tmp_path, x=texts, id=[["1", "2"], [], ["4"], ["3", "x"], ["5"], None])
@@ -97,6 +111,7 @@ def test_vectors_of_spark_ml_are_lists_of_their_numbers(spark, tmp_path):
         (pa.array([[1]]), "int64"),
         (pa.array([1.5]), "string"),
         (pa.array([1]), "timestamp"),
+        (pa.array([1]), "bytes"),
         (pa.array([{"a": 1}]), "string"),
         (pa.array([datetime.date(2024, 3, 1)]), "int64"),
         (pa.array(["1 2"]), "list<int64>"),
