@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from conf.atomic_output import atomic_file
 from conf.errors import ConfigError, InternalError
 from etl.encoders.pipeline import read_pipeline
 from etl.quality.label_statistics import LabelFocus
+from etl.quality.raw_statistics import RawAccumulator
 from etl.quality.statistics import StatisticsAccumulator
 from etl.records.parquet_copy import describe_file
 from etl.records.train_counts import CountsRequest, ShardCounts
@@ -74,6 +77,8 @@ class ConnectorWrite:
         focus: The label that the statistics compare features with, or None.
         ranges: Where the shards go in the version.
         counts: What is counted of the train split; None: nothing.
+        raw_directory: Directory, there already, for what is known of the raw columns; None: they
+            have no statistics.
     """
 
     directory: str
@@ -82,10 +87,29 @@ class ConnectorWrite:
     focus: LabelFocus | None = None
     ranges: tuple[ShardRange, ...] = ()
     counts: CountsRequest | None = None
+    raw_directory: str | None = None
 
     def open_counts(self, partition: int) -> ShardCounts | None:
         """Returns what counts the shard of a partition, or None where nothing of it is counted."""
         return None if self.counts is None else self.counts.open(find_stem(self.ranges, partition))
+
+    def raw_file(self, partition: int) -> Path | None:
+        """Where the raw statistics of a partition go, or None where none are kept."""
+        return None if self.raw_directory is None else Path(self.raw_directory, f"{partition}.json")
+
+
+@dataclass(frozen=True)
+class _GatheredRaw:
+    """Raw statistics that were gathered before the connector wrote; its files hold features."""
+
+    found: dict[str, dict[str, Any]]
+
+    def update(self, source: pa.RecordBatch, records: pa.RecordBatch) -> None:
+        """Nothing is added: all rows are in."""
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Returns the statistics by feature."""
+        return self.found
 
 
 def write_with_connector(records: DataFrame, write: ConnectorWrite) -> list[dict[str, Any]]:
@@ -107,12 +131,10 @@ def write_with_connector(records: DataFrame, write: ConnectorWrite) -> list[dict
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    encoders, schema = write.encoders, read_pipeline(write.encoders).output_schema
+    schema = read_pipeline(write.encoders).output_schema
 
     def encode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        pipeline = read_pipeline(encoders)
-        for batch in batches:
-            yield pipeline.apply(batch)
+        return _encode(batches, write)
 
     # By its class name: the short name may belong to another source.
     writer = (
@@ -128,6 +150,22 @@ def write_with_connector(records: DataFrame, write: ConnectorWrite) -> list[dict
     return _summarize(records.sparkSession, write, schema)
 
 
+def _encode(batches: Iterator[pa.RecordBatch], write: ConnectorWrite) -> Iterator[pa.RecordBatch]:
+    """Encodes a partition, and leaves what is known of its raw columns in a file."""
+    from pyspark import TaskContext
+
+    pipeline, context = read_pipeline(write.encoders), TaskContext.get()
+    raw = RawAccumulator(pipeline.plan, pipeline.output_schema.names)
+    for batch in batches:
+        records = pipeline.apply(batch)
+        raw.update(batch, records)
+        yield records
+    file = None if context is None else write.raw_file(context.partitionId())
+    if file is not None:
+        with atomic_file(file, durable=False) as target:
+            target.write_text(json.dumps(raw.to_dict()), encoding="utf-8")
+
+
 def _summarize(
     spark: SparkSession, write: ConnectorWrite, schema: pa.Schema
 ) -> list[dict[str, Any]]:  # fmt: skip
@@ -139,8 +177,16 @@ def _summarize(
         return []
 
     def inspect(pair: tuple[int, str]) -> dict[str, Any]:
-        counts = write.open_counts(pair[0])
-        return summarize_file(pair[0], pair[1], features, compression, focus, counts)
+        file = write.raw_file(pair[0])
+        return summarize_file(
+            *pair,
+            features,
+            compression,
+            focus,
+            counts=write.open_counts(pair[0]),
+            # Of a partition without rows, the connector may leave a file all the same.
+            raw=None if file is None or not file.is_file() else json.loads(file.read_text("utf-8")),
+        )
 
     entries = spark.sparkContext.parallelize(pairs, len(pairs)).map(inspect).collect()
     return [entry for entry in entries if entry["rows"]]
@@ -219,6 +265,7 @@ def summarize_file(
     compression: Compression | None,
     focus: LabelFocus | None = None,
     counts: ShardCounts | None = None,
+    raw: dict[str, dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Reads one file for its rows, size, checksum and statistics.
 
@@ -229,6 +276,7 @@ def summarize_file(
         compression: Of the file.
         focus: The label that the statistics compare features with, or None.
         counts: What counts its keys, or None.
+        raw: Statistics of the raw columns by feature, or None.
 
     Returns:
         The shard's entry; see `write_with_connector`.
@@ -237,7 +285,8 @@ def summarize_file(
         CorruptRecordError: The connector wrote what cannot be read.
     """
     decoder, rows = ExampleDecoder(features), 0
-    accumulator = StatisticsAccumulator(decoder.schema, focus)
+    gathered = None if raw is None else _GatheredRaw(raw)
+    accumulator = StatisticsAccumulator(decoder.schema, focus, gathered)
     for block in read_record_blocks(path, compression=compression):
         batch = decoder.decode_block(block, path)
         accumulator.update(batch)

@@ -172,16 +172,19 @@ def _write_by_connector(
     ranges: Sequence[ShardRange],
     counts: CountsRequest,
 ) -> list[dict[str, Any]]:
-    config, directory = records_format.config, target / "records"
+    config, directory, raw = records_format.config, target / "records", target / "raw"
     compression = RECORD_COMPRESSIONS[config.output.compression]
     label = config.label_name
     focus = LabelFocus(label, config.contract.slices) if label else None
+    encoders = str(records_format.encoders)
     write = ConnectorWrite(
-        str(directory), str(records_format.encoders), compression, focus, tuple(ranges), counts
+        str(directory), encoders, compression, focus, tuple(ranges), counts, str(raw)
     )
+    raw.mkdir()
     entries = move_shards(write_with_connector(records, write), directory, target, ranges)
     # An attempt that Spark gave up on may still be leaving files here.
     shutil.rmtree(directory, ignore_errors=True)
+    shutil.rmtree(raw, ignore_errors=True)
     return entries
 
 

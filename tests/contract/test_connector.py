@@ -203,6 +203,7 @@ def test_build_by_either_writer_gives_equal_rows(
         for shard in split.shards:
             assert (version / shard.path).stat().st_size == shard.bytes
     assert not (version / "records").exists()
+    assert not (version / "raw").exists()
 
 
 @pytest.mark.slow
