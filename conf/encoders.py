@@ -29,6 +29,13 @@ IDENTITY = "identity"
 KEY_PREFIX = "key:"
 """Starts the encoder of 64-bit keys that are read as they are, `key:<feature>`: never numbers."""
 
+RAW_PREFIX = "raw_"
+"""Starts the name of a feature that holds a raw column as it came, in rows that are not trained on.
+
+Where fitted encoders would lose the value, a model of other encoders can still be measured on such
+rows. The feature is a list: `[value]`, empty where there is none. A float64 is written as text.
+"""
+
 TokenDType = Literal["int64", "string"]
 RawDType = Literal["int64", "float32", "float64", "string", "bytes"]
 

@@ -19,12 +19,13 @@ from conf.errors import ConfigError, InputDataError, InternalError, read_code_ve
 from conf.etl.build import BuildConfig
 from conf.manifest import Manifest, RowCounts, SourceSnapshot, SplitInfo
 from conf.schema import fingerprint
+from etl.earlier_encoders import find_earlier_encoders
 from etl.encoders.fit import (
     FittedEncoders,
-    find_previous_encoders,
     fit_encoders,
     take_over_encoders,
 )
+from etl.encoders.operation_fit import EarlierEncoders
 from etl.events.date_range import (
     check_dates,
     check_days_have_samples,
@@ -181,8 +182,8 @@ class _Build:
     """What the stages of one build share.
 
     `checks` looks at what is built on the way; `base` is the version whose other partitions are
-    kept, None where all is built; `earlier_encoders` are those that incremental vocabularies append
-    to, None where there are none.
+    kept, None where all is built; `earlier_encoders` are those that are continued where all is
+    built, None where there are none.
     """
 
     spark: SparkSession
@@ -193,7 +194,7 @@ class _Build:
     clock: StageClock
     checks: BuildChecks
     base: tuple[Path, Manifest] | None = None
-    earlier_encoders: Path | None = None
+    earlier_encoders: EarlierEncoders | None = None
 
 
 def build_dataset(
@@ -228,23 +229,27 @@ def build_dataset(
         for name in sweep_leftovers(paths):
             logger.warning("removed what an interrupted build left: %s", name)
         sources, inputs = read_inputs(spark, config, request.dates)
-        run = describe_run(fingerprint_run(config, inputs, request.dates), request)
+        run = describe_run(fingerprint_run(config, inputs, request), request)
         parent = read_parent(paths)
         base = find_base(paths, config, request, parent)
         if _is_watched(inputs, parent) and not request.force:
             same = find_same_version(
                 paths, parent, run, replaces_days=base is not None,
-                grows=plan.has_incremental_vocabulary,
+                grows=plan.has_incremental_vocabulary
+                or (request.keeps_numbers and plan.fits_numbers),
             )  # fmt: skip
             if same is not None:
                 take_same_version(paths, parent, same[0])
                 return BuildResult(*same, is_new=False)
+        earlier = None
+        if base is None:
+            keeps = request.keeps_numbers
+            earlier = find_earlier_encoders(paths, config, plan, parent, keeps_numbers=keeps)
         version_id = new_version_id(run.fingerprint)
         with stage_version(paths, version_id) as staging:
             checks = BuildChecks(config, view_current(paths))
             clock = StageClock(spark.sparkContext.setJobDescription)
-            earlier = (base, find_previous_encoders(paths, plan, parent))
-            build = _Build(spark, config, plan, request, staging, clock, checks, *earlier)
+            build = _Build(spark, config, plan, request, staging, clock, checks, base, earlier)
             parts = _run_stages(build, sources, inputs)
             manifest = Manifest(
                 dataset_version=version_id,
@@ -285,8 +290,8 @@ def check_config(config: BuildConfig, request: RunRequest) -> FeaturePlan:
     Raises:
         ConfigError: The features, partition columns or the condition of samples do not fit the
             declared columns, serving would lack a feature's column, a split would be empty
-            whatever the log holds, or days are to be replaced without naming them, or are named
-            where nothing depends on them.
+            whatever the log holds, or days are to be replaced without naming them or with numbers
+            fitted anew, or are named where nothing depends on them.
     """
     plan = plan_features(config)
     check_where(config)
@@ -301,6 +306,14 @@ def check_config(config: BuildConfig, request: RunRequest) -> FeaturePlan:
                 "output.partition_overwrite: dynamic replaces the days of a run, but none is given",
                 received="no --date",
                 fix="give --date (and --date-to), or --set output.partition_overwrite=static",
+            )
+        if request.refit:
+            raise ConfigError(
+                "numbers cannot be fitted anew for some days of a dataset: the others would keep "
+                "values of the earlier ones",
+                received="--refit with output.partition_overwrite: dynamic",
+                fix="build all days: --refit --set output.partition_overwrite=static, with the "
+                "whole range as --date and --date-to",
             )
     return plan
 

@@ -13,7 +13,7 @@ from conf.etl.encodings import FeatureConfig
 from conf.etl.sources import is_list_type
 from conf.manifest import InputFile
 from etl.events.splits import TRAIN, record_splits
-from etl.feature_plan import SEEN, FeaturePlan
+from etl.feature_plan import SEEN, FeaturePlan, raw_value_columns
 
 _SAMPLE_BYTES = 1 << 16
 _SAMPLE_FILES = 8
@@ -71,7 +71,7 @@ def estimate_sizes(
         by_source.setdefault(file.source, []).append(file)
     rows = {name: estimate_rows(files) for name, files in by_source.items()}
     records = rows.get(config.events.source, 0) + rows.get(config.split.test_source or "", 0)
-    output_bytes = records * estimate_record_bytes(plan, config.output.layout)
+    output_bytes = records * estimate_record_bytes(config, plan)
     shards = _estimate_shards(config, records, output_bytes)
     return SizeEstimate(sum(file.bytes for file in inputs), rows, records, output_bytes, shards)
 
@@ -98,10 +98,13 @@ def estimate_rows(files: Iterable[InputFile]) -> int:
     return round(sum(file.bytes for file in files) * lines / sampled) if sampled else 0
 
 
-def estimate_record_bytes(plan: FeaturePlan, layout: str = "columns") -> int:
-    """Estimates the bytes of a train record of a layout, uncompressed."""
-    features = [feature for feature in plan.features if feature.column != SEEN]
-    return _RECORD_BYTES + sum(_feature_bytes(plan, feature, layout) for feature in features)
+def estimate_record_bytes(config: BuildConfig, plan: FeaturePlan) -> int:
+    """Estimates the bytes of a train record, uncompressed."""
+    held_out = {SEEN, *raw_value_columns(config).values()}
+    features = [feature for feature in plan.features if feature.column not in held_out]
+    return _RECORD_BYTES + sum(
+        _feature_bytes(plan, feature, config.output.layout) for feature in features
+    )
 
 
 def _feature_bytes(plan: FeaturePlan, feature: FeatureConfig, layout: str) -> int:

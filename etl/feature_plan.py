@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from conf.encoders import RAW_PREFIX
 from conf.errors import ConfigError, did_you_mean
 from conf.etl.build import BuildConfig
 from conf.etl.encodings import (
@@ -221,6 +222,24 @@ def _limits(name: str, features: Sequence[FeatureConfig]) -> tuple[Any, ...]:
     return tuple(found)
 
 
+_RAW_COLUMN = "__raw_"
+
+
+def raw_value_columns(config: BuildConfig) -> dict[str, str]:
+    """Returns by raw column that fitted encoders read the column that holds its values as lists.
+
+    Rows that are not trained on have it, so that a model of other encoders reads its own features
+    of them (`conf.encoders.RAW_PREFIX`).
+    """
+    read = dict.fromkeys(c for feature in config.features for c in feature.fitted_columns)
+    return {column: f"{_RAW_COLUMN}{column}" for column in read}
+
+
+def _raw_list_type(column_type: str) -> str:
+    """Type of such a list; records hold no float64, whose text loses nothing."""
+    return f"list<{'string' if column_type == 'float64' else value_type(column_type)}>"
+
+
 SEEN = "seen"
 CANDIDATES = "candidates"
 EVENT_NUMBER = "event_number"
@@ -259,6 +278,11 @@ class FeaturePlan:
         return any(vocabulary.incremental for vocabulary in self.vocabularies)
 
     @property
+    def fits_numbers(self) -> bool:
+        """Whether numbers are fitted for a feature, which a later version may keep."""
+        return any(feature.fits_numbers for feature in self.features)
+
+    @property
     def folds(self) -> tuple[int, ...]:
         """Numbers of folds that out-of-fold encodings ask for."""
         asked = {f.encoding.folds for f in self.features if isinstance(f.encoding, TargetConfig)}
@@ -294,7 +318,7 @@ def plan_features(config: BuildConfig) -> FeaturePlan:
                 raise ConfigError(
                     f"feature {feature.name!r} reads a column that is not declared",
                     received=column,
-                    allowed=", ".join(sorted(types)),
+                    allowed=", ".join(sorted(n for n in types if not n.startswith(_RAW_COLUMN))),
                     fix=did_you_mean(column, types),
                 )
     for name in config.output.feature_lists or ():
@@ -327,7 +351,9 @@ def declared_columns(config: BuildConfig) -> dict[str, str]:
         types[EVENT_NUMBER] = "int64"
     if config.split.test_source and config.split.candidates:
         types[CANDIDATES] = f"list<{item_type}>"
-    return {**types, **made_sample_columns(config)}
+    types |= made_sample_columns(config)
+    raw = raw_value_columns(config).items()
+    return types | {name: _raw_list_type(types[column]) for column, name in raw if column in types}
 
 
 def _automatic_features(config: BuildConfig, types: Mapping[str, str]) -> tuple[FeatureConfig, ...]:
@@ -345,6 +371,9 @@ def _automatic_features(config: BuildConfig, types: Mapping[str, str]) -> tuple[
     if EVENT_NUMBER in types and EVENT_NUMBER not in declared:
         number = {"name": EVENT_NUMBER, "column": EVENT_NUMBER, "role": "id"}
         automatic.append(FeatureConfig(**number, encoding=IdentityConfig()))
+    for column, name in raw_value_columns(config).items():
+        raw = {"name": f"{RAW_PREFIX}{column}", "column": name, "role": "id"}
+        automatic += [FeatureConfig(**raw, encoding=IdentityConfig())] if name in types else []
     return tuple(automatic)
 
 

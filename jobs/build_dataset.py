@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from etl.quality.figures import Figure, Share
+    from etl.versions.run_fingerprint import RunRequest
 
 app = typer.Typer(add_completion=False)
 
@@ -59,19 +60,27 @@ def main(
     force: Annotated[
         bool, typer.Option("--force", help="Build although nothing has changed.")
     ] = False,
+    refit: Annotated[
+        bool,
+        typer.Option(
+            "--refit", help="Fit numbers anew; a run with --date keeps those of the version before."
+        ),
+    ] = False,
     overrides: Overrides = None,
     dry_run: DryRun = False,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Build a dataset version: ETL, encoders, TFRecord shards, manifest, publish."""
+    from etl.versions.run_fingerprint import RunRequest
+
     setup_logging(log_format)
     settings = list_overrides(overrides, {"data_dir": data})
     resolved = load_config(BuildConfig, "etl", config, settings)
-    dates = parse_dates(date, date_to)
+    request = RunRequest(parse_dates(date, date_to), force, refit)
     if dry_run:
-        print_plan(plan(resolved, dates), log_format)
+        print_plan(plan(resolved, request), log_format)
         return 0
-    built = build(resolved, dates, force=force)
+    built = build(resolved, request)
     if log_format is LogFormat.JSON:
         print(json.dumps(built.to_json()))
     else:
@@ -92,7 +101,7 @@ def parse_dates(date: datetime | None, date_to: datetime | None) -> DateRange | 
     return DateRange(date.date(), (date_to or date).date())
 
 
-def plan(config: BuildConfig, dates: DateRange | None = None) -> dict[str, Any]:
+def plan(config: BuildConfig, request: RunRequest) -> dict[str, Any]:
     """Returns what a build would do, from the config and a look at the input files alone.
 
     Raises:
@@ -103,9 +112,9 @@ def plan(config: BuildConfig, dates: DateRange | None = None) -> dict[str, Any]:
     from etl.estimate import declared_shards, estimate_sizes
     from etl.events.split_bounds import plan_spans
     from etl.tfrecord.files.locations import find_path
-    from etl.versions.run_fingerprint import RunRequest
 
-    features = check_config(config, RunRequest(dates))
+    dates = request.dates
+    features = check_config(config, request)
     inputs = _find_inputs(config, dates)
     sizes = estimate_sizes(config, features, inputs)
     return {
@@ -176,37 +185,34 @@ class Built:
 _OF_WARNING = ("rule", "received", "allowed")
 
 
-def build(config: BuildConfig, dates: DateRange | None = None, *, force: bool = False) -> Built:
+def build(config: BuildConfig, request: RunRequest) -> Built:
     """Runs the build in a Spark session of its own, or the submitter's.
 
     Args:
         config: What to build.
-        dates: Days to build, or None.
-        force: Whether to build although nothing has changed.
+        request: The days to build, and what the run is asked for beside.
 
     Raises:
         SluiceError: The build was refused or failed for a known reason.
     """
-    with emit_lineage(f"build.{config.name}", dates) as told:
-        built = _build(config, dates, force, told)
+    with emit_lineage(f"build.{config.name}", request.dates) as told:
+        built = _build(config, request, told)
         told.inputs = _list_read(config, built.manifest)
         told.outputs = [_describe_version(built)]
         return built
 
 
-def _build(config: BuildConfig, dates: DateRange | None, force: bool, told: LineageRun) -> Built:
+def _build(config: BuildConfig, request: RunRequest, told: LineageRun) -> Built:
     from etl.build import build_dataset, check_config
     from etl.tfrecord.files.working_copy import describe_place
     from etl.tfrecord.spark.failures import known_failures
-    from etl.versions.run_fingerprint import RunRequest
     from etl.versions.stored import find_current, find_dataset
     from jobs.support.spark_session import build_session, check_executors, check_work_dir
 
     told.inputs = _list_read(config)
     # What is wrong with the config or the paths is said before a JVM is started.
-    request = RunRequest(dates, force)
     check_config(config, request)
-    _find_inputs(config, dates)
+    _find_inputs(config, request.dates)
     find_current(find_dataset(config.output.root, config.name))
     session = build_session(config.spark, f"sluice build {config.name}")
     try:

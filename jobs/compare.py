@@ -99,8 +99,8 @@ def compare(
     """
     from training.stored_runs import bring_back, describe_run
 
-    trained = restore_for_evaluation(run, checkpoint, overrides, dataset)
-    other = restore_run(against, checkpoint, dataset)
+    trained = restore_for_evaluation(run, checkpoint, overrides, dataset, split)
+    other = restore_run(against, checkpoint, dataset, split)
     from training.evaluation.comparison import compare_runs, require_metric
     from training.evaluation.differences import find_lead
 

@@ -131,7 +131,7 @@ def evaluate(
         UpstreamNotReadyError: There is no such run, checkpoint or version.
         InputDataError: The split is empty, or the run's data or checkpoint is damaged.
     """
-    trained = restore_for_evaluation(run_dir, checkpoint, overrides, dataset)
+    trained = restore_for_evaluation(run_dir, checkpoint, overrides, dataset, split)
     run_dir = trained.run_dir
     from training.evaluation.evaluate import evaluate_split
 
@@ -182,7 +182,7 @@ def evaluate_served(
     from training.stored_models import bring_version
     from training.stored_runs import bring_back
 
-    trained = restore_for_evaluation(run_dir, checkpoint, overrides, dataset)
+    trained = restore_for_evaluation(run_dir, checkpoint, overrides, dataset, split)
     from training.evaluation.replay import Endpoint, SavedModel, refuse_differences, replay_split
 
     client = Endpoint(served) if isinstance(served, str) else SavedModel(bring_version(served))

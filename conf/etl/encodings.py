@@ -349,6 +349,25 @@ class FeatureConfig(Strict):
             return self.encoding.name or self.name
         return None
 
+    @property
+    def fits_numbers(self) -> bool:
+        """Whether numbers are fitted for it on the train split; ids of tokens are none."""
+        match self.encoding:
+            case NormalizeConfig(method=method):
+                return method is not None
+            case SparseIndicesConfig(sizes=sizes):
+                return sizes is None
+            case CrossConfig(prepared=prepared):
+                return any(isinstance(part, QuantileConfig) for part in prepared.values())
+        return isinstance(self.encoding, QuantileConfig | TargetConfig | CountConfig)
+
+    @property
+    def fitted_columns(self) -> tuple[str, ...]:
+        """The columns that a model reads through what was fitted, so that values are lost."""
+        is_read = self.role in ("user", "item", "context")
+        loses = self.fits_numbers or isinstance(self.encoding, MultiHotConfig)
+        return self.columns if is_read and loses else ()
+
 
 def find_counted_lists(features: Any) -> Any:
     """Gives each feature of kind `length` the column and `max_len` of the list that it counts.

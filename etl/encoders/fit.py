@@ -38,10 +38,10 @@ from conf.etl.encodings import (
 )
 from conf.manifest import FileInfo
 from conf.operations import Operation
-from conf.paths import DatasetPaths, local_path
+from conf.paths import local_path
 from conf.schema import FIRST_TOKEN_ID, DType, FeatureSchema, FeatureSpec
 from etl.encoders.incremental_vocabulary import IncrementalFit, VocabularyDiff, diff_vocabularies
-from etl.encoders.operation_fit import TrainSplit, fit_operations
+from etl.encoders.operation_fit import EarlierEncoders, TrainSplit, fit_operations
 from etl.encoders.pipeline import read_plan
 from etl.encoders.target import fold_column
 from etl.encoders.vocabulary import (
@@ -58,7 +58,6 @@ from etl.events.splits import SPLIT_COLUMN, TRAIN
 from etl.feature_plan import FeaturePlan, VocabularyPlan, history_names
 from etl.records.kept_partitions import link_file
 from etl.records.parquet_copy import describe_file
-from etl.versions.run_fingerprint import Parent
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -137,13 +136,14 @@ def _operated(
         shared_embedding=None if output.vocabulary_size is None else feature.name,
         pad_value=output.pad_value,
     )
-    inputs = _inputs(plan, feature)
+    inputs = plan_inputs(plan, feature)
     return spec, ColumnEncoding(
         feature.name, feature.column, inputs[0].dtype, encoder, operation, inputs
     )
 
 
-def _inputs(plan: FeaturePlan, feature: FeatureConfig) -> tuple[RawColumn, ...]:
+def plan_inputs(plan: FeaturePlan, feature: FeatureConfig) -> tuple[RawColumn, ...]:
+    """Returns the raw columns that the operation of a feature reads."""
     names = list(feature.columns)
     if isinstance(feature.encoding, BagWeightsConfig):
         names += plan.feature(feature.encoding.of).columns
@@ -167,6 +167,8 @@ def _raw_shape(plan: FeaturePlan, feature: FeatureConfig) -> tuple[int | None, .
 logger = logging.getLogger("sluice.encoders")
 
 CHANGES_FILE = "vocabulary_changes.json"
+KEPT_FILE = "kept_numbers.json"
+"""Beside the encoders: the version that kept numbers were fitted in, by feature."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +232,11 @@ def fit_vocabulary_files(
 
 
 def fit_plan(
-    train: TrainSplit, plan: FeaturePlan, directory: Path, vocabularies: Mapping[str, Vocabulary]
+    train: TrainSplit,
+    plan: FeaturePlan,
+    directory: Path,
+    vocabularies: Mapping[str, Vocabulary],
+    earlier: EarlierEncoders | None = None,
 ) -> EncoderPlan:
     """Fits what is not a vocabulary, and writes the encoder plan.
 
@@ -239,12 +245,13 @@ def fit_plan(
         plan: The features.
         directory: Where the files go.
         vocabularies: The fitted vocabularies, by name.
+        earlier: Encoders whose numbers may be kept; None: all are fitted.
 
     Raises:
         InputDataError: A column has nothing to fit.
     """
     tables = {name: vocabulary.table for name, vocabulary in vocabularies.items()}
-    operations, statistics = fit_operations(train, plan, tables, directory)
+    operations, statistics = fit_operations(train, plan, tables, directory, earlier)
     specs = [vocabulary.spec for vocabulary in vocabularies.values()]
     encoder_plan = build_plan(plan, specs, operations, statistics)
     write_text_atomic(directory / ENCODERS_FILE, encoder_plan.dumps())
@@ -300,23 +307,14 @@ class FittedEncoders:
     tokens: Mapping[str, int]
 
 
-def find_previous_encoders(
-    paths: DatasetPaths, features: FeaturePlan, parent: Parent | None
-) -> Path | None:
-    """Returns the encoders of the current version, where a vocabulary appends to them.
-
-    Raises:
-        InputDataError: The version is damaged: its tokens would get other ids.
-    """
-    if parent is None or not features.has_incremental_vocabulary:
-        return None
-    if parent.manifest is None:
-        raise InputDataError(
-            "the current version, whose vocabularies the new one continues, is damaged",
-            received=paths.version(parent.version_id),
-            fix="roll back to an earlier version by `sluice versions rollback`",
-        )
-    return paths.version(parent.version_id) / ENCODERS_DIR
+def _write_kept(earlier: EarlierEncoders, directory: Path) -> None:
+    """Writes the version that each kept number was fitted in."""
+    file = earlier.directory / KEPT_FILE
+    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    origins = {name: known.get(name, earlier.version) for name in sorted(earlier.kept)}
+    if origins:
+        text = json.dumps(origins, indent=1, ensure_ascii=False)
+        write_text_atomic(directory / KEPT_FILE, text + "\n")
 
 
 def fit_encoders(
@@ -324,7 +322,7 @@ def fit_encoders(
     config: BuildConfig,
     features: FeaturePlan,
     staging: Path,
-    previous: Path | None = None,
+    earlier: EarlierEncoders | None = None,
 ) -> FittedEncoders:
     """Fits every encoder on the train split, and writes the encoders' files.
 
@@ -333,7 +331,8 @@ def fit_encoders(
         config: The build's config.
         features: The features.
         staging: Directory of the version.
-        previous: Encoders that incremental vocabularies append to, or None.
+        earlier: Encoders that incremental vocabularies append to, and whose numbers may be kept;
+            None: there are none.
 
     Raises:
         InputDataError: No item is in the vocabulary, or a column has nothing to fit.
@@ -350,8 +349,11 @@ def fit_encoders(
         data_dir=config.data_dir,
     )
     fit_most_frequent(events, config, directory)
+    previous = None if earlier is None else earlier.directory
     vocabularies = fit_vocabulary_files(train, features, directory, previous)
-    plan = fit_plan(train, features, directory, vocabularies)
+    plan = fit_plan(train, features, directory, vocabularies, earlier)
+    if earlier is not None:
+        _write_kept(earlier, directory)
     tables = {name: vocabulary.table for name, vocabulary in vocabularies.items()}
     return _check_fitted(plan, features, staging, tables)
 

@@ -1,16 +1,17 @@
-"""From encodings to operations: some are what the config says, some are fitted."""
+"""From encodings to operations: some are what the config says, some are fitted, some are kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from conf.encoders import TableSpec
+from conf.encoders import EncoderPlan, TableSpec
 from conf.errors import ConfigError, InputDataError
 from conf.etl.encodings import (
     BagWeightsConfig,
@@ -45,6 +46,7 @@ from conf.operations import (
     Statistic,
     Weights,
 )
+from conf.schema import OOV_ID
 from etl.encoders.numbers import FittedNumbers, NumberRequest, fit_numbers
 from etl.encoders.target import (
     TargetFit,
@@ -53,9 +55,10 @@ from etl.encoders.target import (
     fit_counts,
     fit_target,
     fold_column,
+    load_statistic_table,
     write_statistic_table,
 )
-from etl.encoders.vocabulary import first_token_id
+from etl.encoders.vocabulary import first_token_id, load_vocabulary
 from etl.feature_plan import FeaturePlan
 
 if TYPE_CHECKING:
@@ -98,8 +101,61 @@ class TrainSplit:
     data_dir: str = "."
 
 
+@dataclass(frozen=True)
+class EarlierEncoders:
+    """Encoders of an earlier version, which a new one continues.
+
+    Attributes:
+        version: The version's id.
+        directory: Where their files lie.
+        plan: What they do.
+        kept: The features whose fitted numbers the new version keeps.
+    """
+
+    version: str
+    directory: Path
+    plan: EncoderPlan
+    kept: frozenset[str] = frozenset()
+
+    def find_operation(self, feature: str) -> Operation | None:
+        """Returns the operation of a feature that is kept as it is, or None."""
+        operation = self.plan.column(feature).operation if feature in self.kept else None
+        return None if isinstance(operation, Statistic) else operation
+
+    def find_statistics(self, feature: str, vocabulary: pa.Table) -> np.ndarray | None:
+        """Returns what is known of the tokens of a vocabulary; None: the feature is fitted anew.
+
+        Args:
+            feature: A feature with a statistic per token.
+            vocabulary: The new vocabulary.
+
+        Returns:
+            float64 `[vocabulary_size, columns]`, NaN where the earlier version lacks the token.
+
+        Raises:
+            InputDataError: Files of the earlier version are damaged.
+        """
+        operation = self.plan.column(feature).operation if feature in self.kept else None
+        if not isinstance(operation, Statistic):
+            return None
+        known = load_vocabulary(self.directory, self.plan.vocabulary(operation.vocabulary))
+        [spec] = [table for table in self.plan.tables if table.name == operation.table]
+        table = load_statistic_table(self.directory, spec)
+        earlier = np.stack([column.to_numpy() for column in table.columns], axis=1)
+        first, known_first = first_token_id(vocabulary), first_token_id(known)
+        places = pc.index_in(vocabulary["token"], value_set=known["token"].combine_chunks())
+        rows = places.fill_null(-1).to_numpy().astype(np.int64)
+        # What is no token (padding, unknown and its buckets) has the same value in each row.
+        rows = np.concatenate([np.full(first, OOV_ID), np.where(rows < 0, -1, rows + known_first)])
+        return np.where((rows < 0)[:, None], np.nan, earlier[rows].astype(np.float64))
+
+
 def fit_operations(
-    train: TrainSplit, plan: FeaturePlan, vocabularies: Mapping[str, pa.Table], directory: Path
+    train: TrainSplit,
+    plan: FeaturePlan,
+    vocabularies: Mapping[str, pa.Table],
+    directory: Path,
+    earlier: EarlierEncoders | None = None,
 ) -> tuple[dict[str, Operation], list[TableSpec]]:
     """Makes the operation of each feature that needs one.
 
@@ -108,6 +164,7 @@ def fit_operations(
         plan: The features.
         vocabularies: The fitted vocabularies, by name.
         directory: Where tables of statistics go.
+        earlier: Encoders whose numbers may be kept; None: all are fitted.
 
     Returns:
         Operation by feature, and the tables that were written.
@@ -118,10 +175,17 @@ def fit_operations(
     """
     operations: dict[str, Operation] = {}
     tables: list[TableSpec] = []
-    fitted = fit_numbers(train.rows, _number_requests(plan), train.key)
+    known = {
+        feature.name: operation
+        for feature in plan.features
+        if earlier is not None and (operation := earlier.find_operation(feature.name)) is not None
+    }
+    fitted = fit_numbers(train.rows, _number_requests(plan, known), train.key)
     for feature in plan.features:
         config = feature.encoding
-        if isinstance(config, CrossConfig):
+        if feature.name in known:
+            operations[feature.name] = known[feature.name]
+        elif isinstance(config, CrossConfig):
             operations[feature.name] = _cross(feature, config, fitted)
         elif type(config) in _STATED:
             operations[feature.name] = _STATED[type(config)](config)
@@ -137,10 +201,7 @@ def fit_operations(
             operations[feature.name] = _multi_hot(feature, config, vocabularies)
         elif isinstance(config, TargetConfig | CountConfig):
             vocabulary = vocabularies[feature.vocabulary or ""]
-            if isinstance(config, TargetConfig):
-                values = _fit_target(train, feature, config, vocabulary)
-            else:
-                values = fit_counts(vocabulary, config.log1p)
+            values = _fit_statistics(train, feature, vocabulary, earlier)
             path = directory / f"{feature.name}.table.parquet"
             tables.append(write_statistic_table(build_statistic_table(values), path))
             operations[feature.name] = Statistic(feature.vocabulary or "", feature.name)
@@ -166,9 +227,11 @@ def _equally_full(fitted: FittedNumbers) -> Bucketize:
     return Bucketize(tuple(sorted(set(fitted.quantiles))))
 
 
-def _number_requests(plan: FeaturePlan) -> dict[str, NumberRequest]:
+def _number_requests(plan: FeaturePlan, known: Container[str]) -> dict[str, NumberRequest]:
     requests = {}
     for feature in plan.features:
+        if feature.name in known:
+            continue
         config = feature.encoding
         request = NumberRequest(feature.column, plan.is_list(feature.column))
         if isinstance(config, NormalizeConfig) and config.method is not None:
@@ -256,6 +319,20 @@ def _multi_hot(
             fix="set `max_size`, or encode it by `vocabulary`, which keeps a list of ids",
         )
     return MultiHot(name, size, config.weights is not None)
+
+
+def _fit_statistics(
+    train: TrainSplit, feature: FeatureConfig, vocabulary: pa.Table, earlier: EarlierEncoders | None
+) -> np.ndarray:
+    """Fits a statistic per token; tokens of an earlier version may keep theirs."""
+    known = None if earlier is None else earlier.find_statistics(feature.name, vocabulary)
+    if known is not None and not np.isnan(known).any():
+        return known
+    if isinstance(feature.encoding, CountConfig):
+        values = fit_counts(vocabulary, feature.encoding.log1p)
+    else:
+        values = _fit_target(train, feature, cast(TargetConfig, feature.encoding), vocabulary)
+    return values if known is None else np.where(np.isnan(known), values, known)
 
 
 def _fit_target(

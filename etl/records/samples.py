@@ -28,7 +28,14 @@ from etl.events.joins import plan_joins, select_latest
 from etl.events.sample_filter import NOT_SAMPLED_COLUMN, SEEN_COLUMN
 from etl.events.splits import CATALOG, SPLIT_COLUMN, TRAIN, USERS, record_splits
 from etl.events.windowed_features import add_latest_windowed_features, windowed_feature_names
-from etl.feature_plan import EVENT_NUMBER, SEEN, FeaturePlan, brought_items, history_names
+from etl.feature_plan import (
+    EVENT_NUMBER,
+    SEEN,
+    FeaturePlan,
+    brought_items,
+    history_names,
+    raw_value_columns,
+)
 from etl.sources.source import Source
 
 if TYPE_CHECKING:
@@ -243,6 +250,19 @@ def add_train_folds(records: DataFrame, config: BuildConfig, plan: FeaturePlan) 
     is_train = F.col(SPLIT_COLUMN) == TRAIN
     names = [fold_column(n) for n in plan.folds]
     return folded.withColumns({name: F.when(is_train, F.col(name)) for name in names})
+
+
+def add_raw_values(records: DataFrame, config: BuildConfig, plan: FeaturePlan) -> DataFrame:
+    """Adds what fitted encoders read, as it is, to all rows but those of train."""
+    is_held_out = F.col(SPLIT_COLUMN) != TRAIN
+    columns = {}
+    for column, name in raw_value_columns(config).items():
+        value = F.col(column)
+        if not plan.is_list(column):
+            is_text = plan.value_type(column) == "float64"
+            value = F.array_compact(F.array(value.cast("string") if is_text else value))
+        columns[name] = F.when(is_held_out, value)
+    return records.withColumns(columns)
 
 
 def raw_columns(plan: FeaturePlan) -> tuple[str, ...]:

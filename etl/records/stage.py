@@ -28,7 +28,13 @@ from etl.records.kept_partitions import (
     write_shard_statistics,
 )
 from etl.records.parquet_copy import ParquetExport, describe_file, export_parquet
-from etl.records.samples import add_train_folds, build_catalog, build_users, raw_columns
+from etl.records.samples import (
+    add_raw_values,
+    add_train_folds,
+    build_catalog,
+    build_users,
+    raw_columns,
+)
 from etl.records.sharding import (
     ShardPlan,
     add_keys,
@@ -126,7 +132,8 @@ class RecordStage:
         """
         encoders_dir = self.staging / ENCODERS_DIR
         records_format = RecordFormat(encoders_dir, encoders.plan.schema, self.config)
-        records = add_train_folds(self._build_records(rows, encoders), self.config, self.plan)
+        records = add_raw_values(self._build_records(rows, encoders), self.config, self.plan)
+        records = add_train_folds(records, self.config, self.plan)
         keyed = add_keys(records, self.config)
         shards = self._plan_shards(keyed, records_format)
         arranged = assign_shards(keyed, self.config, self.plan, shards)

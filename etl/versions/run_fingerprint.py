@@ -29,10 +29,17 @@ class RunRequest:
     Attributes:
         dates: Days to build, or None where the inputs are not split by day.
         force: Whether to build although nothing has changed.
+        refit: Whether numbers are fitted anew; a run with days keeps those of the version before.
     """
 
     dates: DateRange | None = None
     force: bool = False
+    refit: bool = False
+
+    @property
+    def keeps_numbers(self) -> bool:
+        """Whether fitted numbers are those of the version before, where it has some."""
+        return self.dates is not None and not self.refit
 
 
 @dataclass(frozen=True)
@@ -42,18 +49,21 @@ class Parent:
     Attributes:
         version_id: Its id.
         manifest: Its manifest, or None where the version is damaged.
+        damage: What is wrong with it then.
     """
 
     version_id: str
     manifest: Manifest | None
+    damage: str | None = None
 
 
-def fingerprint_run(config: BuildConfig, inputs: RunInputs, dates: DateRange | None) -> str:
+def fingerprint_run(config: BuildConfig, inputs: RunInputs, request: RunRequest) -> str:
     """Returns the fingerprint of all that decides a version's content.
 
     A file counts by path, size and state, a table by its state; where the output lies, and the
     session that writes it, do not count.
     """
+    dates = request.dates
     return fingerprint(
         {
             "config": content_config(config.resolved()),
@@ -63,6 +73,7 @@ def fingerprint_run(config: BuildConfig, inputs: RunInputs, dates: DateRange | N
             "tables": sorted((t.source, t.place, t.state or "") for t in inputs.tables),
             "dates": None if dates is None else [str(dates.first), str(dates.last)],
             "code_version": read_code_version(),
+            **({"refit": True} if request.refit else {}),
         }
     )
 
@@ -92,7 +103,8 @@ def read_parent(paths: DatasetPaths) -> Parent | None:
         return Parent(current, read_published(paths, current))
     except InputDataError as error:
         logger.warning("the current version is damaged: %s", error.what)
-        return Parent(current, None)
+        found = filter(None, (error.what, error.received))
+        return Parent(current, None, ": ".join(map(str, found)))
 
 
 def find_same_version(
@@ -111,9 +123,10 @@ def find_same_version(
         run: The run.
         replaces_days: Whether the run rebuilds its days only: then it has nothing to do where the
             current version holds just these days, whatever the others are.
-        grows: Whether a vocabulary grows from version to version: then only the current version
-            is looked at. An earlier one would be grown out of once more, and its next ids would
-            be given to other tokens than the versions after it gave them to.
+        grows: Whether a vocabulary grows from version to version, or numbers are kept: then only
+            the current version is looked at. An earlier one would be grown out of once more, its
+            next ids would be given to other tokens than the versions after it gave them to, and
+            numbers that were fitted anew since then would be forgotten.
 
     Returns:
         The version's directory and manifest, or None.

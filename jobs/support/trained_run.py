@@ -41,7 +41,10 @@ OnDataset = Annotated[str | None, typer.Option("--dataset", metavar="DIR", help=
 
 
 def restore_run(
-    run: str | Path, checkpoint: str = CheckpointChoice.BEST, dataset: str | None = None
+    run: str | Path,
+    checkpoint: str = CheckpointChoice.BEST,
+    dataset: str | None = None,
+    split: str | None = None,
 ) -> TrainedModel:
     """Loads the model of a run with TensorFlow's start-up messages held back.
 
@@ -50,6 +53,7 @@ def restore_run(
         checkpoint: `best` or `last`.
         dataset: Another version of the run's dataset to put it on, see
             `training.evaluation.other_version`; None: its own.
+        split: The split that it is measured on there.
 
     Raises:
         ConfigError: The run cannot be put on that version.
@@ -68,7 +72,7 @@ def restore_run(
         return trained
     from training.evaluation.other_version import move_to_version
 
-    return move_to_version(trained, dataset, which)
+    return move_to_version(trained, dataset, which, split)
 
 
 def restore_for_evaluation(
@@ -76,6 +80,7 @@ def restore_for_evaluation(
     checkpoint: str = CheckpointChoice.BEST,
     overrides: Sequence[str] = (),
     dataset: str | None = None,
+    split: str | None = None,
 ) -> TrainedModel:
     """Loads the model of a run, with overrides of its section `evaluation`.
 
@@ -84,13 +89,14 @@ def restore_for_evaluation(
         checkpoint: `best` or `last`.
         overrides: `evaluation.key=value` each.
         dataset: As for `restore_run`.
+        split: As for `restore_run`.
 
     Raises:
         ConfigError: An override does not fit, or the run cannot be put on that version.
         UpstreamNotReadyError: There is no such run or checkpoint.
         InputDataError: The checkpoint or its dataset version is damaged or gone.
     """
-    trained = restore_run(run, checkpoint, dataset)
+    trained = restore_run(run, checkpoint, dataset, split)
     section = override_section("evaluation", trained.config.evaluation, overrides)
     return replace(trained, config=trained.config.model_copy(update={"evaluation": section}))
 

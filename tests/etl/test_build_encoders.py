@@ -249,7 +249,8 @@ def test_a_build_s_encoders_are_served(first):
     plan = EncoderPlan.from_json(
         json.loads((first.version / "encoders" / "encoders.json").read_text())
     )
-    serving = build_serving_encoders(first.version, plan, plan.schema.names)
+    read = [spec.name for spec in plan.schema.features if spec.role != "id"]
+    serving = build_serving_encoders(first.version, plan, read)
     inputs = {item.feature: item for item in serving.inputs}
     assert inputs["item_rate"].column == "item"
     assert not any(item.column.startswith("__") for item in serving.inputs)

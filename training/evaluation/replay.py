@@ -18,10 +18,11 @@ import numpy as np
 import tensorflow as tf
 
 from conf.encoders import EncoderPlan
-from conf.errors import InputDataError, SluiceError, UpstreamNotReadyError
+from conf.errors import ConfigError, InputDataError, SluiceError, UpstreamNotReadyError
 from conf.schema import PAD_ID
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
+from training.evaluation.other_version import RawRanking, RawTowers
 from training.export.model_signatures import build_encoders
 from training.export.serving_encoders import RawInput, name_inputs
 from training.input.batches import Features
@@ -353,11 +354,19 @@ def replay_split(
         answers are from the trainer's; and that as an object.
 
     Raises:
+        ConfigError: The run was put on a version that has fitted features anew.
         InputDataError: Outputs are missing, or the split is damaged.
         UpstreamNotReadyError: The endpoint does not answer.
     """
-    replay = _Replay(trained, served)
     model = trained.model
+    if isinstance(model, RawRanking | RawTowers):
+        raise ConfigError(
+            "what serves the run cannot be measured on this version: it has fitted features anew",
+            received=trained.manifest.dataset_version,
+            fix="measure the run itself there, without --served or --endpoint; or what serves it "
+            "on the version that it was trained on",
+        )
+    replay = _Replay(trained, served)
     replayed = (
         ReplayedRanking(model, replay)
         if isinstance(model, RankingModel)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from conf.encoders import (
 )
 from conf.errors import InputDataError
 from conf.manifest import Manifest
+from conf.operations import Bucketize, Cross
 from conf.paths import ReadablePath
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID, FeatureSpec
 from etl.tfrecord.reading import crc32c
@@ -222,6 +224,52 @@ def read_encoded_version(version_dir: ReadablePath, manifest: Manifest) -> Encod
     return EncodedVersion(version_dir, manifest, read_plan(version_dir, manifest))
 
 
+def is_encoded_alike(name: str, new: EncodedVersion, old: EncodedVersion) -> bool:
+    """Whether a feature's values mean the same in two versions: nothing was fitted anew."""
+    try:
+        column, earlier = new.plan.column(name), old.plan.column(name)
+    except KeyError:  # A label, or what the build adds: in both or in neither.
+        return name in new.manifest.schema and name in old.manifest.schema
+    return column == earlier and _list_fitted(column, new) == _list_fitted(earlier, old)
+
+
+def _list_fitted(column: ColumnEncoding, version: EncodedVersion) -> tuple[object, ...]:
+    """What the build has fitted for a column: its vocabulary, its table of statistics."""
+    vocabularies, tables = version.plan.vocabularies, version.plan.tables
+    table = getattr(column.operation, "table", None)
+    return (
+        *(spec for spec in vocabularies if spec.name == column.vocabulary),
+        *(spec for spec in tables if spec.name == table),
+    )
+
+
+def list_fitted_anew(
+    inputs: Collection[str],
+    looked_up: Collection[str],
+    new: EncodedVersion,
+    old: EncodedVersion,
+) -> list[str]:
+    """Returns the features of a model whose values mean something else than in an earlier version.
+
+    Args:
+        inputs: The features that the model reads.
+        looked_up: Those whose ids it looks up in tables: ids of vocabularies are matched by token,
+            whatever they are.
+        new: The later version.
+        old: The earlier version.
+    """
+    return [
+        name
+        for name in inputs
+        if not (name in looked_up and _has_tokens(name, new) and _has_tokens(name, old))
+        and not is_encoded_alike(name, new, old)
+    ]
+
+
+def _has_tokens(name: str, version: EncodedVersion) -> bool:
+    return any(c.feature == name and c.vocabulary is not None for c in version.plan.columns)
+
+
 def match_rows(table: str, new: EncodedVersion, old: EncodedVersion) -> np.ndarray | None:
     """Finds the row that each id of a table had in an earlier dataset version.
 
@@ -251,7 +299,13 @@ def match_rows(table: str, new: EncodedVersion, old: EncodedVersion) -> np.ndarr
         return match_tokens(vocabulary, old_vocabulary)
     size = spec.vocabulary_size
     computed = vocabulary is None and old_vocabulary is None
-    alike = column.operation == old_column.operation and size == old_spec.vocabulary_size
+    operations = column.operation, old_column.operation
+    # Equally full buckets keep their order: the k-th of each version holds values of one rank.
+    is_refitted = all(isinstance(operation, Bucketize | Cross) for operation in operations)
+    alike = operations[0] == operations[1] or (
+        is_refitted and type(operations[0]) is type(operations[1])
+    )
+    alike = alike and size == old_spec.vocabulary_size
     return np.arange(size) if computed and alike and size is not None else None
 
 

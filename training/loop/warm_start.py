@@ -32,6 +32,7 @@ from training.input.split_source import TrainingData
 from training.input.vocabularies import (
     NO_ROW,
     EncodedVersion,
+    list_fitted_anew,
     match_rows,
     read_encoded_version,
 )
@@ -158,11 +159,21 @@ class WarmTarget:
         model: The new model.
         optimizers: Its optimizers.
         data: Its dataset version.
+        encoded: How that version encodes the model's features; None: as its encoders say.
     """
 
     model: Model
     optimizers: Optimizers
     data: TrainingData
+    encoded: EncodedVersion | None = None
+
+    def read_version(self) -> EncodedVersion:
+        """Returns the version and its encoders.
+
+        Raises:
+            InputDataError: They are missing or damaged.
+        """
+        return self.encoded or read_encoded_version(self.data.version_dir, self.data.manifest)
 
 
 @dataclass(frozen=True)
@@ -176,6 +187,8 @@ class WarmStartReport:
         fresh: Weights that start as in a new run, with the reason.
         moments: Tensors of the optimizers that came over.
         files: File of each table whose rows came from one.
+        refitted: Features whose values the build has fitted anew since the earlier run: the
+            weights that came over were learned on others.
     """
 
     source: str | None
@@ -184,6 +197,7 @@ class WarmStartReport:
     fresh: Mapping[str, str] = field(default_factory=dict)
     moments: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
+    refitted: tuple[str, ...] = ()
 
     def render(self) -> str:
         """Returns the report in words."""
@@ -193,10 +207,16 @@ class WarmStartReport:
         )
         fresh = "".join(f"; fresh: {name} ({why})" for name, why in self.fresh.items())
         moments = f"; {len(self.moments)} tensors of the optimizers" if self.moments else ""
+        refitted = (
+            f"; fitted anew since then, so their weights meet other values: "
+            f"{', '.join(self.refitted)}"
+            if self.refitted
+            else ""
+        )
         return (
             f"warm start from {', '.join(filter(None, (self.source, *self.files.values())))}: "
             f"{tables}; "
-            f"{len(self.dense)} dense weights{moments}{fresh}"
+            f"{len(self.dense)} dense weights{moments}{fresh}{refitted}"
         )
 
 
@@ -260,7 +280,8 @@ def _transfer_run(
     layout = describe_layout(state, target.model)
     fresh: dict[str, str] = {}
     wanted = [name for name in layout.tables if name not in warm.tables]
-    rows, keys = _match_tables(target, wanted, source, fresh)
+    version = target.read_version()
+    rows, keys = _match_tables(target.model, version, wanted, source, fresh)
     kept = [state.name_of(variable) for variable in target.model.state_variables]
     dense = _match_dense(state, (*layout.dense, *kept), source, fresh)
     slots: list[SlotMap] = []
@@ -293,6 +314,14 @@ def _transfer_run(
         dense=tuple(dense),
         fresh=fresh,
         moments=tuple(moments),
+        refitted=tuple(
+            list_fitted_anew(
+                target.model.inputs,
+                target.model.embedded_features,
+                version,
+                source.version,
+            )
+        ),
     )
 
 
@@ -331,14 +360,17 @@ def _open_source(path: str, tolerates: ToleratesShard) -> _EarlierRun:
 
 
 def _match_tables(
-    target: WarmTarget, names: Sequence[str], source: _EarlierRun, fresh: dict[str, str]
+    model: Model,
+    version: EncodedVersion,
+    names: Sequence[str],
+    source: _EarlierRun,
+    fresh: dict[str, str],
 ) -> tuple[dict[str, np.ndarray], dict[KeySpace, MatchedKeys]]:
     """Returns the earlier row of each row of each table that comes over, and keys to set."""
-    version = read_encoded_version(target.data.version_dir, target.data.manifest)
     rows: dict[str, np.ndarray] = {}
     keys: dict[KeySpace, MatchedKeys] = {}
     for name in names:
-        table = target.model.tables[name]
+        table = model.tables[name]
         if name not in source.layout.tables:
             fresh[name] = "the earlier model has no such table"
             continue
@@ -349,14 +381,14 @@ def _match_tables(
             fresh[name] = "it is dynamic in one of the two models alone"
         elif isinstance(table, DynamicTable):
             earlier, versions = source.read_keys(name), (version, source.version)
-            matched = match_dynamic_table(target.model, table, earlier[SAVED_KEYS], versions)
+            matched = match_dynamic_table(model, table, earlier[SAVED_KEYS], versions)
             if isinstance(matched, str):
                 fresh[name] = matched
             else:
                 rows[name] = matched.rows
-                keys[table.keys] = match_history(target.model, table, matched, earlier, versions)
+                keys[table.keys] = match_history(model, table, matched, earlier, versions)
         else:
-            found = match_rows(target.model.id_spaces[name], version, source.version)
+            found = match_rows(model.id_spaces[name], version, source.version)
             if _fits(found, before[0], table.vocabulary_size):
                 rows[name] = found
             else:

@@ -301,20 +301,21 @@ def test_what_does_not_change_the_content_does_not_change_the_fingerprint(tmp_pa
     config = dated_config(tmp_path, tmp_path / "a")
     inputs = RunInputs((InputFile("ratings", "/r", 10, 5),))
     same = config.model_copy(update={"output": config.output.model_copy(update={"root": "b"})})
-    made = fingerprint_run(config, inputs, None)
-    assert fingerprint_run(same, inputs, None) == made
+    made = fingerprint_run(config, inputs, RunRequest())
+    assert fingerprint_run(same, inputs, RunRequest()) == made
     touched = RunInputs((replace(inputs.files[0], modified_ms=6),))
     tables = [RunInputs(inputs.files, (InputTable("x", "t", state),)) for state in ("1", "2", None)]
     seeded = config.model_copy(update={"output": config.output.model_copy(update={"seed": 9})})
     one_day = DateRange(date(2026, 1, 1), date(2026, 1, 1))
     others = [
-        fingerprint_run(config, touched, None),
-        fingerprint_run(seeded, inputs, None),
-        fingerprint_run(config, inputs, one_day),
-        fingerprint_run(config, inputs, replace(one_day, last=date(2026, 1, 2))),
-        *(fingerprint_run(config, watched, None) for watched in tables),
+        fingerprint_run(config, touched, RunRequest()),
+        fingerprint_run(seeded, inputs, RunRequest()),
+        fingerprint_run(config, inputs, RunRequest(one_day)),
+        fingerprint_run(config, inputs, RunRequest(replace(one_day, last=date(2026, 1, 2)))),
+        fingerprint_run(config, inputs, RunRequest(one_day, refit=True)),
+        *(fingerprint_run(config, watched, RunRequest()) for watched in tables),
     ]
-    assert len({made, *others}) == 8
+    assert len({made, *others}) == 9
 
 
 def test_manifests_without_run_are_read(built):

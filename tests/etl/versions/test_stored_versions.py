@@ -27,6 +27,7 @@ from etl.versions.locks import FOREIGN_STALE_S
 from etl.versions.publish import read_current
 from etl.versions.retention import list_versions
 from etl.versions.rollback import roll_back
+from etl.versions.run_fingerprint import RunRequest
 from etl.versions.stored import StoredDataset, find_dataset, open_dataset
 from etl.versions.working import hold_dataset
 from jobs.cli import main
@@ -356,7 +357,7 @@ def test_a_root_that_cannot_be_reached_is_refused_before_spark_starts(
         if root == ROOT:
             store.hook = lambda name: (_ for _ in ()).throw(OSError("403 ExpiredToken"))
         with pytest.raises(ConfigError, match=message):
-            job.build(stored)
+            job.build(stored, RunRequest())
 
 
 def test_executors_elsewhere_need_a_directory_that_they_share(

@@ -1,0 +1,151 @@
+"""Runs by day keep the fitted numbers of the version before; held-out rows keep raw values."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from conf.encoders import ENCODERS_DIR
+from conf.errors import ConfigError, InputDataError
+from conf.etl.build import BuildConfig
+from conf.paths import DatasetPaths
+from etl.build import BuildResult, build_dataset, check_config
+from etl.earlier_encoders import find_earlier_encoders
+from etl.encoders.fit import KEPT_FILE
+from etl.encoders.pipeline import read_plan
+from etl.tfrecord.codec.decode import read_file
+from etl.tfrecord.types.features import WireFeature
+from etl.versions.run_fingerprint import RunRequest, read_parent
+from tests.etl.daily_versions import NUMBERS, build_days, log_config, run
+
+
+@pytest.fixture(scope="module")
+def versions(spark, tmp_path_factory) -> tuple[BuildConfig, list[BuildResult]]:
+    """The version of day 0, that of day 1 after it, and that of day 1 fitted anew."""
+    config = log_config(tmp_path_factory.mktemp("daily") / "log")
+    return config, build_days(spark, config)
+
+
+def operations(version: BuildResult) -> dict[str, Any]:
+    return {c.feature: c.operation for c in read_plan(version.version / ENCODERS_DIR).columns}
+
+
+def statistics(version: BuildResult, name: str) -> dict[int, dict[str, float]]:
+    """Statistics by token; 0 and 1 are those of padding and of unknown tokens."""
+    encoders = version.version / ENCODERS_DIR
+    tokens = [0, 1, *pq.read_table(encoders / "item.parquet")["token"].to_pylist()]
+    rows = pq.read_table(encoders / f"{name}.table.parquet").to_pylist()
+    return dict(zip(tokens, rows, strict=True))
+
+
+def test_a_later_day_keeps_numbers_and_fits_those_of_new_tokens(versions):
+    _, (first, second, _) = versions
+    before, after = operations(first), operations(second)
+    assert before["price"].center > 0
+    for name in ("price", "level", "crossed", "weight"):
+        assert after[name] == before[name], name
+    for name in ("item_rate", "item_count"):
+        earlier, later = statistics(first, name), statistics(second, name)
+        assert later.items() >= earlier.items()
+        assert later.keys() - earlier.keys() == {91}
+    assert statistics(second, "item_count")[91]["all"] == 3.0
+    kept = json.loads((second.version / ENCODERS_DIR / KEPT_FILE).read_text())
+    assert kept == dict.fromkeys(NUMBERS, first.manifest.dataset_version)
+    assert f"encoders/{KEPT_FILE}" in {file.path for file in second.manifest.encoder_files}
+
+
+def test_refit_fits_anew_and_is_another_run(versions):
+    _, (first, second, third) = versions
+    assert third.is_new
+    assert third.manifest.run.fingerprint != second.manifest.run.fingerprint
+    before, after = operations(first), operations(third)
+    for name in ("price", "level", "crossed", "weight"):
+        assert after[name] != before[name], name
+    assert statistics(third, "item_count")[10] != statistics(first, "item_count")[10]
+    assert not (third.version / ENCODERS_DIR / KEPT_FILE).exists()
+
+
+def test_the_same_run_again_builds_nothing(spark, versions):
+    config, (*_, third) = versions
+    again = build_dataset(spark, config, request=run(1, refit=True))
+    assert (again.version, again.is_new) == (third.version, False)
+
+
+def test_rows_that_are_not_trained_on_hold_raw_values(versions):
+    _, (_, second, _) = versions
+    wanted = [WireFeature(f"raw_{name}", kind, True) for name, kind in
+              (("price", "bytes"), ("item", "int64"), ("user", "int64"))]  # fmt: skip
+    wanted.append(WireFeature("price", "float32"))
+
+    def read(split: str) -> pa.Table:
+        shards = [second.version / shard.path for shard in second.manifest.split(split).shards]
+        return pa.concat_tables(read_file(shard, wanted) for shard in shards)
+
+    assert {spec.role for spec in second.manifest.schema.features if spec.name[:4] == "raw_"} == {
+        "id"
+    }
+    train, test, catalog = read("train"), read("test"), read("catalog")
+    assert not any(any(train[name].to_pylist()) for name in ("raw_price", "raw_item", "raw_user"))
+    scale = operations(second)["price"]
+    for raw, value in zip(test["raw_price"].to_pylist(), test["price"].to_pylist(), strict=True):
+        expected = [(float(text) - scale.center) * scale.factor for text in raw] or [0.0]
+        assert value == pytest.approx(expected[0], rel=1e-6)
+    assert [] in test["raw_price"].to_pylist()
+    assert all(len(item) == 1 for item in test["raw_item"].to_pylist())
+    assert {tuple(item) for item in catalog["raw_item"].to_pylist()} >= {(10,), (91,)}
+
+
+def find(config: BuildConfig, **changes: Any) -> frozenset[str] | None:
+    paths = DatasetPaths(Path(config.output.root), config.name)
+    config = BuildConfig.model_validate({**config.model_dump(), **changes})
+    plan = check_config(config, RunRequest())
+    found = find_earlier_encoders(paths, config, plan, read_parent(paths), keeps_numbers=True)
+    return None if found is None else found.kept
+
+
+def test_what_is_declared_in_another_way_is_fitted_anew(versions, caplog):
+    config, _ = versions
+    assert find(config) == set(NUMBERS)
+    features = [feature.model_dump() for feature in config.features]
+    user, item, _, price, *_ = features
+    price["encoding"]["method"] = "robust"
+    assert find(config, features=features) == set(NUMBERS) - {"price"}
+    label = {**config.label.model_dump(), "at_least": 0.5}
+    assert find(config, label=label) == set(NUMBERS) - {"item_rate"}
+    price["encoding"] = {"kind": "normalize", "constants": {"center": 3, "scale": 4.2}}
+    item["encoding"] = {"kind": "vocabulary"}
+    assert find(config, features=[user, item, price]) is None
+
+
+def test_a_lost_file_of_the_version_before_is_named(versions):
+    config, (*_, third) = versions
+    file = third.version / ENCODERS_DIR / "item_rate.table.parquet"
+    content = file.read_bytes()
+    file.unlink()
+    try:
+        with pytest.raises(InputDataError, match="is damaged") as refused:
+            find(config)
+    finally:
+        file.write_bytes(content)
+    text = refused.value.render()
+    assert "item_rate.table.parquet" in text
+    assert "sluice versions rollback" in text
+    assert refused.value.exit_code == 3
+
+
+def test_days_beside_others_are_not_fitted_anew(versions):
+    config, _ = versions
+    output = replace_output(config, partition_by=("date",), partition_overwrite="dynamic")
+    split = config.split.model_copy(update={"test_from_ts": 5})
+    with pytest.raises(ConfigError, match="cannot be fitted anew for some days"):
+        check_config(output.model_copy(update={"split": split}), replace(run(1), refit=True))
+
+
+def replace_output(config: BuildConfig, **changes: Any) -> BuildConfig:
+    return config.model_copy(update={"output": config.output.model_copy(update=changes)})
