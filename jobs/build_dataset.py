@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,9 +20,10 @@ from conf.dates import DateRange
 from conf.errors import ConfigError
 from conf.etl.build import BuildConfig
 from conf.load import load_config
-from conf.manifest import InputFile, Manifest
+from conf.manifest import Manifest
 from conf.paths import local_path
 from jobs.reporting.formatting import MISSING, format_share
+from jobs.support.build_plan import find_inputs, list_lines, plan
 from jobs.support.lineage import LineageDataset, LineageRun, emit_lineage
 from jobs.support.terminal import (
     CONFIG_HELP,
@@ -68,6 +68,9 @@ def main(
     ] = False,
     overrides: Overrides = None,
     dry_run: DryRun = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="With --dry-run: all of the plan, as JSON.")
+    ] = False,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Build a dataset version: ETL, encoders, TFRecord shards, manifest, publish."""
@@ -78,7 +81,11 @@ def main(
     resolved = load_config(BuildConfig, "etl", config, settings)
     request = RunRequest(parse_dates(date, date_to), force, refit)
     if dry_run:
-        print_plan(plan(resolved, request), log_format)
+        planned = plan(resolved, request)
+        if full or log_format is LogFormat.JSON:
+            print(json.dumps(planned, indent=None if log_format is LogFormat.JSON else 1))
+        else:
+            print("\n".join(list_lines(planned)))
         return 0
     built = build(resolved, request)
     if log_format is LogFormat.JSON:
@@ -99,60 +106,6 @@ def parse_dates(date: datetime | None, date_to: datetime | None) -> DateRange | 
             raise ConfigError("--date-to needs --date", received=f"--date-to {date_to.date()}")
         return None
     return DateRange(date.date(), (date_to or date).date())
-
-
-def plan(config: BuildConfig, request: RunRequest) -> dict[str, Any]:
-    """Returns what a build would do, from the config and a look at the input files alone.
-
-    Raises:
-        ConfigError: The features do not fit the declared columns.
-        InputDataError: A source file is missing or empty.
-    """
-    from etl.build import check_config
-    from etl.estimate import declared_shards, estimate_sizes
-    from etl.events.split_bounds import plan_spans
-    from etl.tfrecord.files.locations import find_path
-
-    dates = request.dates
-    features = check_config(config, request)
-    inputs = _find_inputs(config, dates)
-    sizes = estimate_sizes(config, features, inputs)
-    return {
-        "config": config.resolved(),
-        "dates": None if dates is None else [str(dates.first), str(dates.last)],
-        "inputs": [
-            {"source": file.source, "path": file.path, "bytes": file.bytes} for file in inputs
-        ],
-        "splits": {name: span.to_json() for name, span in plan_spans(config, dates).items()},
-        "features": [feature.name for feature in features.features],
-        "vocabularies": [vocabulary.name for vocabulary in features.vocabularies],
-        "shards": declared_shards(config, sizes),
-        "estimate": sizes.to_json(),
-        "output": str(find_path(config.output.root) / config.name),
-    }
-
-
-def print_plan(planned: dict[str, Any], log_format: LogFormat) -> None:
-    """Prints the plan as JSON, and the estimated sizes in words where a person reads along."""
-    print(json.dumps(planned, indent=None if log_format is LogFormat.JSON else 1))
-    if log_format is LogFormat.TEXT:
-        sizes = planned["estimate"]
-        print(
-            f"about {sizes['input_bytes'] / 1e6:,.1f} MB in, {sizes['records']:,} records, "
-            f"{sizes['output_bytes'] / 1e6:,.1f} MB out before compression, "
-            f"{sizes['train_shards']:,} train shards",
-            file=sys.stderr,
-        )
-
-
-def _find_inputs(config: BuildConfig, dates: DateRange | None) -> list[InputFile]:
-    from etl.sources.files import find_files
-
-    return [
-        file
-        for name, source in config.sources.items()
-        for file in find_files(name, source, config.data_dir, dates)
-    ]
 
 
 @dataclass(frozen=True)
@@ -212,7 +165,7 @@ def _build(config: BuildConfig, request: RunRequest, told: LineageRun) -> Built:
     told.inputs = _list_read(config)
     # What is wrong with the config or the paths is said before a JVM is started.
     check_config(config, request)
-    _find_inputs(config, request.dates)
+    find_inputs(config, request.dates)
     find_current(find_dataset(config.output.root, config.name))
     session = build_session(config.spark, f"sluice build {config.name}")
     try:

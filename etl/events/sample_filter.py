@@ -69,6 +69,17 @@ def _check(where: _Where, types: Mapping[str, str]) -> None:
                            f"its type is {kind}; compare it with something")  # fmt: skip
 
 
+def find_where_columns(config: BuildConfig) -> list[str]:
+    """Returns the columns of the events that `events.where` names; the condition was checked."""
+    from sqlglot import exp
+
+    if config.events.where is None:
+        return []
+    condition = _parse(_Where("events.where", config.events.where))
+    named = {column.name.lower() for column in condition.find_all(exp.Column)}
+    return [column for column in config.event_column_types if column.lower() in named]
+
+
 def find_seen_columns(config: BuildConfig) -> list[str]:
     """Returns the columns of the log that `seen.where` names and that tell kinds of events apart.
 

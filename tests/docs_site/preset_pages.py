@@ -96,7 +96,8 @@ def _render_index() -> str:
 def _render(preset: Preset) -> str:
     verb = KINDS[preset.kind][0]
     commands = _fence("sh", "\n".join(preset.commands))
-    hint = f"`sluice {verb} {preset.name} --dry-run` prints it with all defaults."
+    full = " --full" if verb == "build" else ""
+    hint = f"`sluice {verb} {preset.name} --dry-run{full}` prints it with all defaults."
     config = _fence("yaml", re.sub(r"\A(?:#.*\n)*", "", preset.source).rstrip())
     blocks = [f"# `{preset.name}`", *preset.text[:1], commands, *preset.text[1:]]
     return join_blocks([*blocks, _find_related(preset), "## The config", hint, config])

@@ -28,14 +28,18 @@ def config_file(tmp_path):
 def test_dry_run_prints_days_shards_and_estimated_sizes_and_touches_nothing(
     config_file, tmp_path, capsys
 ):
-    arguments = ["--date", "2026-01-30", "--date-to", "2026-02-02", "--dry-run"]
-    assert main(["build", str(config_file), *arguments, "--set", "output.shard_bytes=300"]) == 0
-    captured = capsys.readouterr()
-    plan = json.loads(captured.out)
-    assert plan["dates"] == ["2026-01-30", "2026-02-02"]
-    assert plan["estimate"]["rows"]["ratings"] == 14
-    assert plan["shards"]["train"] == -(-plan["estimate"]["output_bytes"] // 300)
-    assert "14 records" in captured.err
+    arguments = ["--date", "1970-01-01", "--date-to", "1970-01-02", "--dry-run"]
+    command = ["build", str(config_file), *arguments, "--set", "output.shard_bytes=300"]
+    for how in (["--full"], ["--log-format", "json"]):
+        assert main([*command, *how]) == 0
+        plan = json.loads(capsys.readouterr().out)
+        assert plan["dates"] == ["1970-01-01", "1970-01-02"]
+        assert plan["estimate"]["rows"]["ratings"] == plan["estimate"]["records"] == 14
+        assert plan["shards"]["train"] == -(-plan["estimate"]["output_bytes"] // 300)
+    assert main(command) == 0
+    page = capsys.readouterr().out
+    assert "ratings: 1 file" in page
+    assert "about 14 records" in page
     assert not (tmp_path / "datasets").exists()
 
 
@@ -43,6 +47,25 @@ def test_dry_run_prints_days_shards_and_estimated_sizes_and_touches_nothing(
     ("arguments", "text"),
     [
         (["--date-to", "2026-01-01"], "--date-to needs --date"),
+        (
+            [
+                "--date",
+                "2026-01-01",
+                "--set",
+                "split={strategy: temporal, validation: 1 day, test: 1 day}",
+            ],
+            "the train and the validation split would be empty",
+        ),
+        (
+            [
+                "--date",
+                "2026-01-01",
+                "--refit",
+                "--set",
+                "output={partition_by: [date], partition_overwrite: dynamic}",
+            ],
+            "fitted anew for some",
+        ),
         (["--date", "2026-01-02", "--date-to", "2026-01-01"], "before the first"),
         (["--date", "yesterday"], "yesterday"),
         (["--set", "output.root=hdfs://node/datasets"], "in a store with conditional puts"),
@@ -64,7 +87,7 @@ def test_what_cannot_be_is_said_before_anything_starts(config_file, capsys, argu
 def test_sizes_are_read_with_their_unit(config_file, capsys):
     for text, size in (("256MB", 256_000_000), ("1.5 GiB", 3 << 29), ("4096", 4096)):
         setting = f"output.shard_bytes={text}"
-        assert main(["build", str(config_file), "--dry-run", "--set", setting]) == 0
+        assert main(["build", str(config_file), "--dry-run", "--full", "--set", setting]) == 0
         assert json.loads(capsys.readouterr().out)["config"]["output"]["shard_bytes"] == size
 
 

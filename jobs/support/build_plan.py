@@ -1,0 +1,128 @@
+"""The plan of a build: what it would read, make and write; as JSON, and as a page in words."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from conf.dates import DateRange
+from conf.etl.build import BuildConfig
+from conf.manifest import InputFile
+from jobs.reporting.formatting import format_bytes
+
+if TYPE_CHECKING:
+    from etl.versions.run_fingerprint import RunRequest
+
+_WIDTH, _INDENT = 100, 14
+_MOST_NAMES = 30
+
+
+def plan(config: BuildConfig, request: RunRequest) -> dict[str, Any]:
+    """Returns what a build would do, from the config and a look at the input files alone.
+
+    Raises:
+        ConfigError: The features do not fit the declared columns, or a split would be empty.
+        InputDataError: A source file is missing or empty.
+    """
+    from etl.build import check_config
+    from etl.estimate import declared_shards, estimate_sizes
+    from etl.events.split_bounds import plan_spans
+    from etl.tfrecord.files.locations import find_path
+
+    dates = request.dates
+    features = check_config(config, request)
+    inputs = find_inputs(config, dates)
+    sizes = estimate_sizes(config, features, inputs, dates)
+    return {
+        "config": config.resolved(),
+        "dates": None if dates is None else [str(dates.first), str(dates.last)],
+        "inputs": [
+            {"source": file.source, "path": file.path, "bytes": file.bytes} for file in inputs
+        ],
+        "splits": {name: span.to_json() for name, span in plan_spans(config, dates).items()},
+        "features": [feature.name for feature in features.features],
+        "vocabularies": [vocabulary.name for vocabulary in features.vocabularies],
+        "shards": declared_shards(config, sizes),
+        "estimate": sizes.to_json(),
+        "output": str(find_path(config.output.root) / config.name),
+    }
+
+
+def find_inputs(config: BuildConfig, dates: DateRange | None) -> list[InputFile]:
+    """Lists the input files of every source.
+
+    Raises:
+        ConfigError: There is no folder for sources.
+        InputDataError: A source file is missing or empty.
+        UpstreamNotReadyError: A day of the run has no file yet.
+    """
+    from etl.sources.files import find_files
+
+    return [
+        file
+        for name, source in config.sources.items()
+        for file in find_files(name, source, config.data_dir, dates)
+    ]
+
+
+def list_lines(planned: Mapping[str, Any]) -> list[str]:
+    """Returns a plan in words, on a page."""
+    return [
+        line
+        for name, text in _list_parts(planned)
+        for line in textwrap.wrap(
+            text,
+            _WIDTH,
+            initial_indent=f"{name:{_INDENT}}",
+            subsequent_indent=" " * _INDENT,
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+    ]
+
+
+def _list_parts(planned: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    sizes, dates = planned["estimate"], planned["dates"]
+    yield "dataset", planned["output"]
+    if dates is not None:
+        yield "days", " to ".join(dict.fromkeys(dates))
+    for name, rows in sizes["rows"].items():
+        files = [file for file in planned["inputs"] if file["source"] == name]
+        size = format_bytes(sum(file["bytes"] for file in files))
+        count = f"{len(files):,} file" + ("s" if len(files) > 1 else "")
+        read = f"{count}, {size}, " if files else "a table or query, "
+        yield "reads", f"{name}: {read}{_show_count(rows, 'rows')}"
+    strategy = planned["config"]["split"]["strategy"]
+    bounds = "; ".join(_show_span(name, span) for name, span in planned["splits"].items())
+    yield "split", f"{strategy}: {bounds}" if bounds else strategy
+    yield "records", _show_records(sizes)
+    yield "features", _show_names(planned["features"])
+    if planned["vocabularies"]:
+        yield "vocabularies", _show_names(planned["vocabularies"])
+    shards = ", ".join(f"{split} {n:,}" for split, n in planned["shards"].items())
+    out = sizes["output_bytes"]
+    written = "" if out is None else f"about {format_bytes(out)} before compression; "
+    yield "writes", f"{written}shards: {shards}"
+    yield "", "--full prints the resolved config and every file, as JSON."
+
+
+def _show_count(count: int | None, what: str) -> str:
+    return f"{what} not known before they are read" if count is None else f"about {count:,} {what}"
+
+
+def _show_records(sizes: Mapping[str, Any]) -> str:
+    shown = _show_count(sizes["records"], "records")
+    left_out = "; ".join(sizes["notes"])
+    return f"{shown}, fewer by: {left_out}" if left_out else shown
+
+
+def _show_span(name: str, span: Sequence[str | None]) -> str:
+    first, end = span
+    return " ".join(filter(None, (name, first and f"from {first}", end and f"until {end}")))
+
+
+def _show_names(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MOST_NAMES])
+    more = len(names) - _MOST_NAMES
+    return f"{len(names)}: {shown}" + (f" and {more} more" if more > 0 else "")
