@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 ALL_TESTS := $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install demo test test-all services checks lint format types java unit docs docs-serve lock \
+.PHONY: help install demo test test-all services checks lint format types java unit pages docs docs-serve lock \
   release-check clean
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo "make test    lint, types, tests: everything that CI runs"
 	@echo "make test-all  the same with the long tests, against servers that it installs"
 	@echo "make format  rewrite the sources in the house style"
+	@echo "make pages   the reference of keys, commands and presets in docs/, from the code"
 	@echo "make docs    the documentation's site in work/site; make docs-serve shows it"
 	@echo "make release-check  installs each extra alone, SBOM, licences, audit, container file"
 	@echo "make lock    resolve the dependencies anew into requirements*.lock"
@@ -82,6 +83,10 @@ services: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Pages of keys, commands and presets, made from the code; a test says when they are stale.
+pages: $(READY)
+	$(BIN)/python -m tests.docs_site
 
 docs: $(READY)
 	$(BIN)/python -m pip install -q --require-hashes -r requirements/docs.lock

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -26,16 +25,11 @@ LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 MODULE = re.compile(r"python -m ((?:etl|training|jobs|tests)(?:\.[a-z_]+)+)(?![.\w])")
 
 
-def is_there(path: Path) -> bool:
-    generated = {ROOT / "docs" / name for name in hooks.list_generated()}
-    return path.exists() or Path(os.path.normpath(path)) in generated
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_a_page_names_exists(page):
     text = page.read_text(encoding="utf-8")
     missing = [path for path in SOURCE.findall(text) if not (ROOT / path).exists()]
-    missing += [link for link in LINK.findall(text) if not is_there(page.parent / link)]
+    missing += [link for link in LINK.findall(text) if not (page.parent / link).exists()]
     for module in MODULE.findall(text):
         path = ROOT.joinpath(*module.split("."))
         if not (path.with_suffix(".py").exists() or (path / "__main__.py").exists()):
@@ -47,6 +41,22 @@ def test_what_a_page_names_exists(page):
 def test_no_page_holds_two_versions_of_a_passage(page):
     marks = re.compile(r"^(?:<{7}|>{7}) ", re.MULTILINE)
     assert not marks.search(page.read_text(encoding="utf-8"))
+
+
+def test_generated_pages_of_the_checkout_are_those_of_the_code():
+    kept = hooks.list_kept()
+    folders = [ROOT / "docs" / name for name in hooks.KEPT_FOLDERS]
+    there = {page for folder in folders for page in folder.rglob("*.md")}
+    assert there == {ROOT / "docs" / path for path in kept}, "run `make pages`"
+    stale = [path for path, text in kept.items() if (ROOT / "docs" / path).read_text() != text]
+    assert not stale, "run `make pages`"
+
+
+def test_links_within_the_key_reference_lead_somewhere():
+    for page in (ROOT / "docs" / "reference").glob("*.md"):
+        text = page.read_text()
+        anchors = set(re.findall(r'<a id="([^"]+)">', text))
+        assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= anchors
 
 
 def test_every_key_of_a_config_has_words():

@@ -30,6 +30,7 @@ from pydantic import BaseModel, ValidationError
 from jobs.cli import SUBCOMMANDS
 from tests.docs_site.command_pages import load_command
 from tests.docs_site.config_reference import find_roots
+from tests.docs_site.hooks import KEPT_FOLDERS
 
 ROOT = Path(__file__).parents[2]
 CHECKED = ("sh", "python", "yaml", "json")
@@ -71,7 +72,10 @@ class Block:
 
 def list_pages() -> list[Path]:
     """Returns the pages that people write."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    docs = ROOT / "docs"
+    made = [docs / folder for folder in KEPT_FOLDERS]
+    pages = [page for page in docs.rglob("*.md") if not set(made) & set(page.parents)]
+    return [ROOT / "README.md", *sorted(pages)]
 
 
 def read_blocks(page: Path) -> list[Block]:

@@ -266,7 +266,7 @@ def _render_page(root: type[Strict]) -> str:
 
 
 def _render_model(model: Model) -> str:
-    heading = f"## {model.title} {{ #{model.name.lower()} }}"
+    heading = f'<a id="{model.name.lower()}"></a>\n\n## {model.title}'
     header = ("key", "meaning", "type", "default", "allowed")
     table = render_table(header, map(_render_key, model.keys))
     return "\n\n".join([heading, _as_yaml(model.summary), table])

@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: the pages that are made from the code join those that are written.
+"""The pages that are made from the code; as MkDocs' hook, those of the site alone join the others.
 
 `mkdocs.yml` names this file. MkDocs loads it by path, so the checkout is put on the path first.
 """
@@ -15,14 +15,24 @@ sys.path.insert(0, str(ROOT))
 
 from tests.docs_site import command_pages, config_reference, messages, preset_pages  # noqa: E402
 
+# Folders of generated pages that are read in the checkout, too.
+KEPT_FOLDERS = ("reference", "presets")
+
 
 @cache
-def list_generated() -> dict[str, str]:
-    """Returns the Markdown of the generated pages by their path in the site's sources."""
+def list_kept() -> dict[str, str]:
+    """Returns the Markdown of the generated pages that are part of the checkout, by path."""
     pages = {"reference/commands.md": command_pages.render_page()}
     pages |= {f"reference/{name}": page for name, page in config_reference.render_pages().items()}
     pages |= {f"presets/{name}": page for name, page in preset_pages.render_pages().items()}
-    pages |= {f"messages/{name}": page for name, page in messages.render_pages().items()}
+    note = "<!-- Made from the code by `make pages`. -->\n\n"
+    return {path: note + page for path, page in pages.items()}
+
+
+@cache
+def list_generated() -> dict[str, str]:
+    """Returns the Markdown of the pages that the site alone has, by path."""
+    pages = {f"messages/{name}": page for name, page in messages.render_pages().items()}
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](")
     return {**pages, "changes.md": changes}
 
