@@ -6,6 +6,7 @@ the data contract; each function raises ValueError, which pydantic turns into a 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -208,7 +209,9 @@ def _check_made_columns(config: BuildConfig) -> None:
     """No column that the build makes has the name of another."""
     made = [*_made_columns(config)]
     names = {name.lower() for name in made}
-    clashing = sorted(names & {name.lower() for name in config.event_column_types})
+    # A label may take the place of the column that it is made of.
+    own = {label.name.lower() for label in config.all_labels if label.name == label.column}
+    clashing = sorted((names - own) & {name.lower() for name in config.event_column_types})
     if clashing or len(made) != len(names):
         raise ValueError(
             f"columns that the build makes are there already: {', '.join(clashing or made)}; "
@@ -368,6 +371,8 @@ def _check_train_samples(config: BuildConfig) -> None:
 
 
 def _check_label(config: BuildConfig, label: LabelConfig) -> None:
+    if label.name == label.column:
+        _check_sole_reader(config, label.name)
     if label.conversion is not None:
         _check_conversion(config, label.conversion)
         return
@@ -377,6 +382,27 @@ def _check_label(config: BuildConfig, label: LabelConfig) -> None:
         raise ValueError(
             f"label.column: {label.column!r} is {kind}; the values of equals or one_of must be of "
             f"its type, received {', '.join(map(repr, label.values))}"
+        )
+
+
+def _check_sole_reader(config: BuildConfig, column: str) -> None:
+    """Nothing else reads a column that its label takes the place of: it would read the label."""
+    readers = {f"features.{f.name}": f.columns for f in config.features if f.role != "label"}
+    for history in config.histories:
+        where = () if history.where is None else (history.where.column,)
+        readers[f"histories.{history.name}"] = (*history.columns, *where)
+    readers |= {f"most_frequent.{m.name}": (m.column,) for m in config.most_frequent}
+    readers |= {f"labels.{o.name}": (o.column,) for o in config.all_labels if o.name != column}
+    weights, negatives = config.weights, config.negatives
+    readers["weights.column"] = () if weights is None else (weights.column,)
+    readers["negatives"] = () if negatives is None else (negatives.category, negatives.within)
+    readers["split.key"] = (config.split.key,)
+    readers["seen.where"] = re.findall(r"\w+", config.seen_where or "")
+    found = [place for place, columns in readers.items() if column in columns]
+    if found:
+        raise ValueError(
+            f"the label {column!r} takes the place of its column, which {', '.join(found)} would "
+            "read too; give the label another `name`"
         )
 
 

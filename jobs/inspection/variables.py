@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from conf.errors import ConfigError, did_you_mean
 from conf.schema import OOV_ID
+from jobs.support.trained_run import restore_run
 
 if TYPE_CHECKING:
     from training.embedding.ruled_key_space import RuledKeySpace
@@ -48,9 +49,7 @@ def summarize_variable(run: Path, name: str, head: int | None = None) -> dict[st
 
 
 def _read_variable(run: Path, name: str) -> NDArray[Any]:
-    from training.checkpoint.restore import load_run  # Loads TensorFlow, which takes seconds.
-
-    model = load_run(run).model
+    model = restore_run(run).model
     if name in model.tables:
         return np.asarray(model.tables[name].rows.read_value())
     tables = {id(variable) for variable in model.table_variables}
@@ -83,11 +82,10 @@ def summarize_key(run: Path, name: str, key: int) -> dict[str, Any]:
         UpstreamNotReadyError: The run has no checkpoint yet.
         InputDataError: The checkpoint or the dataset version is damaged or gone.
     """
-    from training.checkpoint.restore import load_run  # Loads TensorFlow, which takes seconds.
+    tables = restore_run(run).model.tables
     from training.embedding.dynamic_table import DynamicTable
     from training.embedding.ruled_key_space import RuledKeySpace
 
-    tables = load_run(run).model.tables
     if name not in tables:
         raise ConfigError(
             "the model has no such table",

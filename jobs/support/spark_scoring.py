@@ -247,8 +247,17 @@ def _build_mapper(shipped: bytes, model: str) -> Any:
         first = next(filled, None)
         if first is None:
             return
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-        score: Score = pickle.loads(shipped)  # noqa: S301 - made by this job
+        shown = os.dup(2)
+        if "TF_CPP_MIN_LOG_LEVEL" not in os.environ:
+            os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+            # TensorFlow, which this loads, writes notes before it reads its own log level.
+            with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - paths are not imported here
+                os.dup2(nowhere.fileno(), 2)
+        try:
+            score: Score = pickle.loads(shipped)  # noqa: S301 - made by this job
+        finally:
+            os.dup2(shown, 2)
+            os.close(shown)
         yield from score(SparkFiles.get(model), chain([first], filled))
 
     return run

@@ -42,6 +42,41 @@ def test_each_rule_tells_positives_by_its_column(spark):
     assert found[5]["graded"] is None
 
 
+@pytest.mark.parametrize(
+    ("rule", "found"),
+    [({"graded": True}, [4.5, 2.0]), ({"at_least": 3}, [1.0, 0.0])],
+)
+def test_a_label_may_take_its_columns_place(spark, rule, found):
+    rows = [{"item": 1, "dwell": 4.5}, {"item": 2, "dwell": 2.0}, {"item": 3}]
+    events = frame(spark, TYPES, rows).drop("label")
+    config = log_config(label={"column": "dwell", "name": "dwell", **rule})
+    labelled = add_labels(events, config, {})
+    assert labelled.columns.count("dwell") == 1
+    rows = sorted(labelled.collect(), key=lambda row: row["item"])
+    assert [row["dwell"] for row in rows] == [*found, None]
+    assert rows[2]["__drop"] == "unlabelled"
+
+
+@pytest.mark.parametrize(
+    ("reader", "place"),
+    [
+        ({"histories": [{"name": "h", "columns": ["dwell"]}]}, "histories.h"),
+        (
+            {"histories": [{"name": "h", "where": {"column": "dwell", "at_least": 2}}]},
+            "histories.h",
+        ),
+        ({"seen": {"where": "dwell > 2"}}, "seen.where"),
+        ({"weights": {"column": "dwell"}}, "weights.column"),
+        ({"labels": [{"name": "b", "column": "dwell", "at_least": 9}]}, "labels.b"),
+    ],
+)
+def test_nothing_else_reads_a_column_whose_place_the_label_takes(reader, place):
+    label = {"column": "dwell", "name": "dwell", "at_least": 3}
+    with pytest.raises(ValidationError, match=rf"'dwell' takes the place .*{place}"):
+        log_config(label=label, **reader)
+    log_config(label={**label, "name": "long"}, **reader)
+
+
 def test_without_a_label_the_first_of_several_takes_its_place():
     several = [
         {"column": "dwell", "at_least": 3},
