@@ -16,6 +16,11 @@ from conf.errors import ConfigError, did_you_mean
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 
+INCLUDE = "include"
+"""Key of a config file that names the files, or presets, that it starts from."""
+_MOST_INCLUDES = 8
+
+
 def load_config(
     cls: type[ConfigT], kind: str, source: str | None, overrides: Sequence[str] = ()
 ) -> ConfigT:
@@ -51,12 +56,55 @@ def preset_names(kind: str) -> list[str]:
     )
 
 
-def read_yaml(kind: str, source: str) -> dict[str, Any]:
-    """Reads a preset by name, or a YAML file by path.
+def read_yaml(kind: str, source: str, includers: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Reads a preset by name, or a YAML file by path, with what it includes under it.
+
+    Mappings are merged key by key, later files over earlier ones and the file itself over all;
+    lists and plain values are replaced.
+
+    Args:
+        kind: Preset folder, `etl` or `training`.
+        source: Preset name, or path of a YAML file.
+        includers: The files that lead to this one, from the outermost on.
 
     Raises:
-        ConfigError: There is neither, or the content is not a YAML mapping.
+        ConfigError: There is neither, the content is not a YAML mapping, or files include each
+            other in a circle.
     """
+    if source in includers or len(includers) > _MOST_INCLUDES:
+        raise ConfigError(
+            "config files include each other in a circle"
+            if source in includers
+            else "config files include each other too deeply",
+            received=" > ".join((*includers, source)),
+            allowed=f"at most {_MOST_INCLUDES} levels",
+        )
+    data = _read_mapping(kind, source)
+    included = data.pop(INCLUDE, None)
+    names = [included] if isinstance(included, str) else included or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f"`{INCLUDE}` of {source} must be a file or a list of files",
+            received=_short(included),
+            allowed="paths from this file's folder, or names of presets",
+        )
+    merged: dict[str, Any] = {}
+    for name in names:
+        place = name if name in preset_names(kind) else str(Path(source).parent / name)
+        merged = _merge(merged, read_yaml(kind, place, (*includers, source)))
+    return _merge(merged, data)
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        known = merged.get(key)
+        is_group = isinstance(known, dict) and isinstance(value, dict)
+        merged[key] = {**_merge(known or {}, value)} if is_group else value
+    return merged
+
+
+def _read_mapping(kind: str, source: str) -> dict[str, Any]:
     if source in preset_names(kind):
         text = (resources.files("conf") / "presets" / kind / f"{source}.yaml").read_text("utf-8")
     elif Path(source).is_file():

@@ -387,7 +387,9 @@ def _check_label(config: BuildConfig, label: LabelConfig) -> None:
 
 def _check_sole_reader(config: BuildConfig, column: str) -> None:
     """Nothing else reads a column that its label takes the place of: it would read the label."""
-    readers = {f"features.{f.name}": f.columns for f in config.features if f.role != "label"}
+    readers: dict[str, Collection[str | None]] = {
+        f"features.{f.name}": f.columns for f in config.features if f.role != "label"
+    }
     for history in config.histories:
         where = () if history.where is None else (history.where.column,)
         readers[f"histories.{history.name}"] = (*history.columns, *where)

@@ -38,6 +38,44 @@ def test_overrides_reach_nested_keys_and_lists():
     assert config.spark.conf == {"a.b": "c"}
 
 
+def test_a_file_starts_from_those_that_it_includes(tmp_path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "small.yaml").write_text(
+        "include: ../base.yaml\nfit: {epochs: 1}\nevaluation: {ks: [5]}\n"
+    )
+    (tmp_path / "base.yaml").write_text(
+        "dataset: d\nname: base\nfit: {epochs: 9, steps_per_loop: 7}\nevaluation: {ks: [1, 2]}\n"
+    )
+    (tmp_path / "fast.yaml").write_text("input: {batch_size: 99}\nseed: 3\n")
+    (tmp_path / "mine.yaml").write_text(
+        "include: [shared/small.yaml, fast.yaml]\nname: mine\nseed: 4\n"
+    )
+    config = load_config(TrainConfig, "training", str(tmp_path / "mine.yaml"), ["fit.epochs=2"])
+    assert (config.name, config.seed, config.input.batch_size) == ("mine", 4, 99)
+    assert (config.fit.epochs, config.fit.steps_per_loop) == (2, 7)
+    assert config.evaluation.ks == (5,)  # a list is replaced
+    (tmp_path / "mine.yaml").write_text("include: ml_1m_mf\nname: mine\n")
+    config = load_config(TrainConfig, "training", str(tmp_path / "mine.yaml"))
+    assert config.model == load_config(TrainConfig, "training", "ml_1m_mf").model
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("include: mine.yaml", "include each other in a circle"),
+        ("include: other.yaml", "include each other in a circle"),
+        ("include: gone.yaml", "no such config"),
+        ("include: {a: 1}", "must be a file or a list of files"),
+        ("include: [1]", "must be a file or a list of files"),
+    ],
+)
+def test_includes_that_lead_nowhere_are_refused(tmp_path, text, message):
+    (tmp_path / "mine.yaml").write_text(text)
+    (tmp_path / "other.yaml").write_text("include: mine.yaml")
+    with pytest.raises(ConfigError, match=message):
+        load_config(TrainConfig, "training", str(tmp_path / "mine.yaml"))
+
+
 @pytest.mark.parametrize(
     ("override", "hint"),
     [
