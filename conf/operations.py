@@ -295,6 +295,19 @@ class Length:
 
 
 @dataclass(frozen=True)
+class IsMissing:
+    """1.0 where the value is missing, else 0.0."""
+
+    kind: ClassVar[str] = "is_missing"
+    accepts: ClassVar[tuple[str, ...]] = (*NUMBERS, *_TEXT)
+
+    @property
+    def output(self) -> OperationOutput:
+        """Type and shape of the result."""
+        return OperationOutput("float32", shape=())
+
+
+@dataclass(frozen=True)
 class Statistic:
     """A statistic of the train split per token: target or count encoding.
 
@@ -329,6 +342,7 @@ Operation = (
     | SparseIndices
     | Weights
     | Length
+    | IsMissing
     | Statistic
 )
 OPERATIONS: Mapping[str, type[Operation]] = {

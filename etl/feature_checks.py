@@ -25,7 +25,7 @@ OPERATION_OF_KIND = {
 }
 """Operation that executes a kind of encoding; kinds that are missing here need none."""
 
-_SCALARS_ONLY = {"cyclical", "ngrams", "target", "count"}
+_SCALARS_ONLY = {"cyclical", "ngrams", "target", "count", "is_missing"}
 _CROSSED = ("int64", "string")
 _LISTS_ONLY = {"sparse_indices", "weights", "length"}
 _LENGTHS_FOLLOW = {"cyclical", "multi_hot", "target", "count"}

@@ -268,6 +268,12 @@ class LengthConfig(Strict):
     of: str = Field(description="List feature, whose `max_len` then holds too, or list column.")
 
 
+class IsMissingConfig(Strict):
+    """1.0 where the column has no value, else 0.0: beside an encoding that fills it in."""
+
+    kind: Literal["is_missing"] = "is_missing"
+
+
 class TargetConfig(TokensConfig):
     """Smoothed mean of the label per token, out of fold for train rows."""
 
@@ -305,6 +311,7 @@ EncodingConfig = Annotated[
     | SparseIndicesConfig
     | BagWeightsConfig
     | LengthConfig
+    | IsMissingConfig
     | TargetConfig
     | CountConfig,
     Field(discriminator="kind"),

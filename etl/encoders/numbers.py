@@ -56,6 +56,20 @@ class BucketizeEncoder:
 
 
 @dataclass(frozen=True)
+class MissingEncoder:
+    """Marks of missing values; NaN is one."""
+
+    raw_type: pa.DataType
+    output_type = pa.float32()
+
+    def encode(self, values: pa.Array) -> pa.Array:
+        """Encodes values of any type `[values]` to float32 `[values]`: 1.0 for a missing one."""
+        values = cast_values(values, self.raw_type)
+        is_missing = pc.is_null(values, nan_is_null=True).to_numpy(zero_copy_only=False)
+        return to_arrow(is_missing.astype(np.float32))
+
+
+@dataclass(frozen=True)
 class NormalizeEncoder:
     """Numbers brought to a scale; never null or NaN."""
 

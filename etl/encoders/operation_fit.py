@@ -23,6 +23,7 @@ from conf.etl.encodings import (
     FeatureConfig,
     HashConfig,
     HashKeyConfig,
+    IsMissingConfig,
     LengthConfig,
     MultiHotConfig,
     NgramsConfig,
@@ -37,6 +38,7 @@ from conf.operations import (
     Cyclical,
     DatePart,
     Hash,
+    IsMissing,
     Length,
     MultiHot,
     Ngrams,
@@ -79,6 +81,7 @@ _STATED: Mapping[type, Callable[[Any], Operation]] = {
     ),
     NgramsConfig: lambda config: Ngrams(config.unit, config.sizes, config.buckets, config.lower),
     BagWeightsConfig: lambda config: Weights(config.scaled),
+    IsMissingConfig: lambda config: IsMissing(),
 }
 
 

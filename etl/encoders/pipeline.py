@@ -24,6 +24,7 @@ from conf.operations import (
     Cyclical,
     DatePart,
     Hash,
+    IsMissing,
     Length,
     MultiHot,
     Ngrams,
@@ -44,7 +45,7 @@ from etl.encoders.bags import (
 from etl.encoders.base import Encoder, IdentityEncoder, RowEncoder
 from etl.encoders.dates import CyclicalEncoder, DatePartEncoder
 from etl.encoders.hashing import CrossEncoder, CrossField, HashEncoder, ListShape
-from etl.encoders.numbers import BucketizeEncoder, NormalizeEncoder
+from etl.encoders.numbers import BucketizeEncoder, MissingEncoder, NormalizeEncoder
 from etl.encoders.target import TargetEncoder, load_statistic_table
 from etl.encoders.text import NgramEncoder
 from etl.encoders.token_lookup import ListTokenEncoder, TokenEncoder
@@ -174,6 +175,7 @@ def _build_statistic(
 _BUILDERS: Mapping[type, Callable[..., RowEncoder]] = {
     Hash: _of_values(lambda raw_type, operation: HashEncoder(raw_type, operation.buckets)),
     Bucketize: _of_values(BucketizeEncoder),
+    IsMissing: _of_values(lambda raw_type, _: MissingEncoder(raw_type)),
     Normalize: _of_values(NormalizeEncoder),
     DatePart: _of_values(lambda _, operation: DatePartEncoder(operation)),
     Cross: _build_cross,

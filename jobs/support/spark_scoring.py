@@ -248,8 +248,7 @@ def _build_mapper(shipped: bytes, model: str) -> Any:
         if first is None:
             return
         shown = os.dup(2)
-        if "TF_CPP_MIN_LOG_LEVEL" not in os.environ:
-            os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+        if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3") == "3":
             # TensorFlow, which this loads, writes notes before it reads its own log level.
             with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - paths are not imported here
                 os.dup2(nowhere.fileno(), 2)

@@ -21,6 +21,7 @@ from conf.operations import (
     Cyclical,
     DatePart,
     Hash,
+    IsMissing,
     Length,
     MultiHot,
     Ngrams,
@@ -179,6 +180,8 @@ def cases() -> dict[str, tuple[Operation, tuple[RawColumn, ...]]]:
     add("product_with_itself", Cross(5000), "many_int", "many_int")
     parts = (steps, None, hour, None)
     add("product_of_three", Cross(5000, parts), "many_float", "more_int", "time", "more_text")
+    for column in ("int", "text", "float", "double"):
+        add(f"missing_{column}", IsMissing(), column)
     for part in PART_SIZES:
         add(f"part_{part}", DatePart(part, "ms", 345), "time")
     add("part_s", DatePart("day_of_year", "s", -720), "many_int")

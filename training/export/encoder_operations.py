@@ -25,6 +25,7 @@ from conf.operations import (
     Cyclical,
     DatePart,
     Hash,
+    IsMissing,
     Length,
     MultiHot,
     Ngrams,
@@ -371,6 +372,14 @@ def scale_weights(weights: tf.Tensor) -> tf.Tensor:
     return weights / tf.where(tf.equal(sums, 0.0), tf.ones_like(sums), sums)
 
 
+def _is_missing(operation: IsMissing, inputs: Sequence[RawValues], _: Resources) -> tf.Tensor:
+    (raw,) = inputs
+    is_missing = raw.is_null
+    if raw.values.dtype.is_floating:
+        is_missing |= tf.math.is_nan(raw.values)
+    return tf.cast(is_missing, tf.float32)
+
+
 def _statistic(
     operation: Statistic, inputs: Sequence[RawValues], resources: Resources
 ) -> tf.Tensor:
@@ -390,5 +399,6 @@ _EXECUTIONS: Mapping[type, Callable[[Any, Sequence[RawValues], Resources], tf.Te
     SparseIndices: _sparse_indices,
     Weights: _weights,
     Length: _length,
+    IsMissing: _is_missing,
     Statistic: _statistic,
 }

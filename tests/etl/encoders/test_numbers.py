@@ -25,7 +25,7 @@ from conf.operations import (
 from etl.encoders.bags import MultiHotEncoder, SparseIndicesEncoder, WeightsEncoder
 from etl.encoders.dates import CyclicalEncoder, DatePartEncoder
 from etl.encoders.hashing import hash_to_buckets
-from etl.encoders.numbers import BucketizeEncoder, NormalizeEncoder
+from etl.encoders.numbers import BucketizeEncoder, MissingEncoder, NormalizeEncoder
 from etl.encoders.text import NgramEncoder
 from etl.encoders.token_lookup import build_lookup
 from tests.machine import examples
@@ -37,6 +37,12 @@ def test_a_boundary_belongs_to_the_interval_above_it():
     encoder = BucketizeEncoder(pa.float32(), Bucketize((0.0, 1.0)))
     values = pa.array([-INF, -0.1, 0.0, 0.5, 1.0, INF, None, math.nan], pa.float32())
     assert encoder.encode(values).to_pylist() == [2, 2, 3, 3, 4, 4, 1, 1]
+
+
+def test_missing_values_are_marked():
+    values = pa.array([0.0, None, math.nan, INF])
+    assert MissingEncoder(pa.float64()).encode(values).to_pylist() == [0, 1, 1, 0]
+    assert MissingEncoder(pa.string()).encode(pa.array(["", None])).to_pylist() == [0, 1]
 
 
 def test_large_integers_are_compared_as_doubles():
