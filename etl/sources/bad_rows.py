@@ -9,7 +9,7 @@ import datetime
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,18 @@ def first_reason(faults: Iterable[Fault]) -> Column:
     for condition, name in faults:
         reason = reason.when(condition, F.lit(name))
     return reason
+
+
+def nan_as_missing(column: ColumnConfig, parsed: ParsedColumn) -> ParsedColumn:
+    """Takes NaN for missing where a number may be: engines that know no null write it so.
+
+    A list of numbers has no place for a missing one.
+    """
+    if not (column.is_float and column.nullable) or column.is_list:
+        return parsed
+    is_nan = F.coalesce(F.isnan(parsed.value), F.lit(False))
+    value = F.when(~is_nan, parsed.value)
+    return replace(parsed, value=value, present=parsed.present & ~is_nan)
 
 
 def column_faults(

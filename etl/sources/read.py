@@ -13,7 +13,12 @@ from conf.dates import DateRange
 from conf.errors import InputDataError
 from conf.etl.sources import SPARK_TYPES, SPARSE_FORMATS, SourceConfig
 from conf.manifest import InputFile
-from etl.sources.bad_rows import check_new_columns, column_faults, first_reason
+from etl.sources.bad_rows import (
+    check_new_columns,
+    column_faults,
+    first_reason,
+    nan_as_missing,
+)
 from etl.sources.days import check_days_of_rows, value_in_days
 from etl.sources.files import find_files, find_files_by_day
 from etl.sources.frames import lay_out_frame, read_column_files, undeclared_fields
@@ -158,14 +163,14 @@ def _finish(
     # A projection of their own: each value is parsed once, however many checks ask for it.
     values = {f"__value_{column.name}": columns[column.name].value for column in config.outputs}
     frame = frame.withColumns(values)
+    made = []
     for column in config.outputs:
         parsed = replace(columns[column.name], value=F.col(f"__value_{column.name}"))
+        parsed = nan_as_missing(column, parsed)
         faults += column_faults(column, parsed, dates)
+        made.append(parsed.value.cast(SPARK_TYPES[column.type]).alias(column.name))
     return frame.select(
-        *[
-            F.col(f"__value_{column.name}").cast(SPARK_TYPES[column.type]).alias(column.name)
-            for column in config.outputs
-        ],
+        *made,
         FILE_COLUMN,
         LINE_COLUMN,
         first_reason(faults).alias(REASON_COLUMN),

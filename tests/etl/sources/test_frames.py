@@ -59,6 +59,15 @@ def test_wider_types_are_cast_and_what_does_not_fit_is_counted(spark, tmp_path):
     ]
 
 
+def test_nan_is_missing_where_a_number_may_be(spark, tmp_path):
+    write(tmp_path, id=[1, 2, 3], x=[1.5, float("nan"), float("inf")])
+    floats = column("float32", nullable=True, maximum=9)
+    source = read(spark, tmp_path, declare(INT, floats, format="parquet"))
+    assert outcomes(source) == [(1, 1.5), (2, None), "not_finite:x"]
+    strict = read(spark, tmp_path, declare(INT, column("float32"), format="parquet"))
+    assert reasons(strict) == ["not_finite:x", "not_finite:x"]
+
+
 def test_text_in_files_is_checked_as_text_in_lines_is(spark, tmp_path):
     bytes_ = pa.array([b"ok", b"\xff", None], pa.binary())
     write(tmp_path, x=bytes_, id=["1", "2", "3"], n=pa.array(["12_3 4", "_3", "5"]))

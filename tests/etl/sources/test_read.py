@@ -44,16 +44,17 @@ def test_each_bad_line_has_its_reason(spark, tmp_path):
             b"::1.0::a::",
             b"0::1.0::a::",
             b"4::9.0::a::",
-            b"5::nan::a::",
+            b"5::nan::a::",  # missing, where a number may be
+            b"5::-inf::a::",
             b"6::1.0::c::",
             b"7::abc::a::",
         ],
     )
     source = read_source(spark, "log", source_config(), str(tmp_path))
     good = [tuple(row) for row in source.good.drop(ORDER_COLUMN).collect()]
-    assert good == [(1, 4.5, "a", ["x", "y"]), (2, None, "b", None)]
+    assert good == [(1, 4.5, "a", ["x", "y"]), (2, None, "b", None), (5, None, "a", None)]
     counts = count_rows(source)
-    assert counts.read == 11
+    assert counts.read == 12
     assert counts.bad == {
         "above_maximum:score": 1,
         "below_minimum:id": 1,
