@@ -11,6 +11,7 @@ from typing import Any
 from conf.metrics import LOSS_METRIC
 
 MISSING = "\N{EN DASH}"
+_LEAST_SHARE = 1e-5
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:
@@ -94,9 +95,14 @@ def format_seconds(number: float) -> str:
 
 @_of_number
 def format_share(number: float) -> str:
-    """Returns a share of one as a percentage; a share that is not quite 0 or 1 never reads so."""
-    if 0 < number < 0.0005:
-        return "<0.1%"
+    """Returns a share of one as a percentage; a share that is not quite 0 or 1 never reads so.
+
+    Below 1 % it has three significant digits: rates of labels are often as small.
+    """
+    if 0 < number < _LEAST_SHARE:
+        return f"<{_LEAST_SHARE:.3%}"
+    if 0 < number < 0.01:
+        return f"{number:.{-math.floor(math.log10(number))}%}"
     if 0.9995 <= number < 1:
         return ">99.9%"
     return f"{number:.0%}" if number in (0, 1) else f"{number:.1%}"

@@ -149,7 +149,7 @@ def test_rows_of_many_features_are_only_those_that_tell():
         ("tokens of vocabulary gender", "2", MISSING),
     ]
     assert rows == [
-        ("f3", "0%", MISSING, MISSING, "! 60.0% (0.1%)"),
+        ("f3", "0%", MISSING, MISSING, "! 60.0% (0.100%)"),
         ("f7", "0%", "25.0%", MISSING, MISSING),
         (f"{MANY_FEATURES - 2} more: none", "", "", "", ""),
     ]
