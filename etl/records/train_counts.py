@@ -226,17 +226,23 @@ class _Lists:
 
     @classmethod
     def of(cls, column: pa.Array) -> _Lists:
-        while is_list_type(column.type.value_type):  # The steps of a feature list.
-            column = pc.list_flatten(pc.fill_null(column, []), recursive=False)
-        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
-        ids = column.flatten().cast(pa.int64()).to_numpy(zero_copy_only=False)
-        return cls(ids, lengths.astype(np.int64))
+        lengths, values = _measure_lists(column), column.flatten()
+        while is_list_type(values.type):  # The steps of a feature list.
+            ends = np.append(0, np.cumsum(_measure_lists(values)))
+            rows = np.append(0, np.cumsum(lengths))
+            lengths, values = np.diff(ends[rows]), values.flatten()
+        return cls(values.cast(pa.int64()).to_numpy(zero_copy_only=False), lengths)
 
     def choose(self, rows: np.ndarray, owners: np.ndarray | None) -> np.ndarray:
         """Ids of the chosen rows' lists; with owners, the owner of each id in its place."""
         if owners is not None:
             return np.repeat(owners[rows], self.lengths[rows])
         return self.ids[np.repeat(rows, self.lengths)]
+
+
+def _measure_lists(column: pa.Array) -> np.ndarray:
+    lengths = pc.fill_null(pc.list_value_length(column), 0)
+    return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)
 
 
 def _find_positive(label: pa.Array) -> np.ndarray:

@@ -81,10 +81,11 @@ ROWS = st.lists(
     cuts=st.lists(st.integers(0, 40), max_size=3),
     has_label=st.booleans(),
     is_sequence=st.booleans(),
+    step=st.sampled_from([None, 1, 2]),
     has_drawn=st.booleans(),
 )
 def test_counts_merged_in_any_cut_are_those_of_a_loop(
-    rows, cuts, has_label, is_sequence, has_drawn
+    rows, cuts, has_label, is_sequence, step, has_drawn
 ):
     keys = CountedKeys(
         "user",
@@ -95,13 +96,23 @@ def test_counts_merged_in_any_cut_are_those_of_a_loop(
     )
     schema = pa.schema(
         {"user": pa.int64(), "item": pa.int64(), "label": pa.float32(),
-         "history": pa.list_(pa.int64())}
+         "history": pa.list_(pa.int64() if step is None else pa.list_(pa.int64()))}
     )  # fmt: skip
+
+    def shape(history):
+        """As the record has it: steps of some values, where it is a feature list."""
+        return (
+            history
+            if step is None
+            else [history[i : i + step] for i in range(0, len(history), step)]
+        )
+
     edges = sorted({0, *(min(cut, len(rows)) for cut in cuts), len(rows)})
     parts = []
     for low, high in itertools.pairwise(edges):
         counter = TrainCounter(keys)
-        columns = zip(*rows[low:high], strict=True)
+        shaped = [(*row[:-1], shape(row[-1])) for row in rows[low:high]]
+        columns = zip(*shaped, strict=True)
         counter.update(pa.record_batch([list(c) for c in columns], schema=schema))
         parts.append(counter.result())
     expected: dict[str, tuple[Counter, Counter, Counter]] = {
