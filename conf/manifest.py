@@ -194,6 +194,9 @@ class DatasetKeys:
     event_number: str | None = None
 
 
+WEIGHTED_MEAN = "weighted_mean"
+"""Of a label's statistics: its mean with each row counted by its weight, where rows have one."""
+
 TRAIN_COUNTS_DIR = "train_counts"
 """How often users and items occur in the train split: a Parquet file each, its ids ascending.
 
@@ -396,6 +399,37 @@ class Manifest:
     def find_label_rate(self, label: str) -> Mapping[str, float]:
         """Returns the mean of a label by split; empty where it is not known."""
         return self.label_rate if label == self.keys.label else self.label_rates.get(label, {})
+
+    def find_weight(self) -> str | None:
+        """Returns the feature that rows are weighted by, or None."""
+        if self.keys.weight is not None:
+            return self.keys.weight
+        specs = self.schema.by_role("weight")
+        return specs[0].name if specs else None
+
+    def find_label_mean(self, label: str, split: str) -> float | None:
+        """Returns the mean of a label in a split, rows counted by their weights.
+
+        It is what a constant learns that is trained as models are. Versions of earlier releases
+        do not know it where rows have weights: see `lacks_weighted_mean`.
+
+        Args:
+            label: Feature of numbers.
+            split: Name of a split.
+
+        Returns:
+            The mean; None where it is not known.
+        """
+        found = self.statistics.get(split, {}).get(label, {})
+        mean = found.get("mean") if self.find_weight() is None else found.get(WEIGHTED_MEAN)
+        if mean is None and self.find_weight() is None:
+            mean = self.find_label_rate(label).get(split)
+        return None if mean is None else float(mean)
+
+    def lacks_weighted_mean(self, label: str) -> bool:
+        """Whether rows of train have weights, and the label's mean by them was not kept."""
+        found = self.statistics.get("train", {}).get(label, {})
+        return self.find_weight() is not None and WEIGHTED_MEAN not in found
 
     def has_split(self, name: str) -> bool:
         """Whether the version has that split with at least one record."""

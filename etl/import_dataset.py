@@ -256,7 +256,11 @@ class ImportedFeatures:
         label = self.config.find_key("label")
         found = next((f for f in self.wire if f.name == label), None)
         is_number = found is not None and not found.is_list and found.kind != "bytes"
-        return LabelFocus(found.name) if found is not None and is_number else None
+        if found is None or not is_number:
+            return None
+        labels = tuple(f.name for f in self.config.features if f.role == "label")
+        weighted = tuple(dict.fromkeys((found.name, *labels)))
+        return LabelFocus(found.name, (), self.config.find_key("weight"), weighted)
 
     def build_counter(self) -> TrainCounter:
         """Builds what counts the keys of train records."""

@@ -63,7 +63,7 @@ SUBCOMMANDS = {
     "export": ("jobs.export", "The next version of a SavedModel, and embeddings."),
     "models": ("jobs.models", "List an exported model's versions, go back, apply a delta."),
     "index": ("jobs.index", "An index of the items of an export, measured; new items."),
-    "predict": ("jobs.predict", "Top-k lists for every user, or scores of rows."),
+    "predict": ("jobs.predict", "Top-k lists for every known user, or scores of rows."),
     "score": ("jobs.score", "Scores, lists and embeddings of rows in Spark, past one machine."),
     "serve": ("jobs.serve", "Answer requests by exported models over HTTP."),
     "inspect": ("jobs.inspection.inspect_dataset", "Show what a dataset, a shard or a run holds."),

@@ -17,6 +17,8 @@ from conf.errors import ConfigError
 from conf.paths import ReadablePath
 from conf.run import METRICS_FILE, RUN_CARD_FILE, read_json, update_run_card, write_json
 from jobs.reporting.formatting import (
+    describe_gauc,
+    describe_weights,
     format_count,
     format_metric,
     metric_title,
@@ -334,8 +336,20 @@ def _print_tasks(console: Console, metrics: Mapping[str, Any]) -> None:
             model, constant = map(format_metric, found)
             table.add_row("" if number else task, metric_title(name), model, constant)
     console.print(table)
+    for line in _list_notes(metrics["tasks"]):
+        console.print(line, soft_wrap=True)
     for task, values in metrics["tasks"].items():
         _print_slices(console, values.get("slices", {}), f"{task}, ")
+
+
+def _list_notes(tasks: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What the table's figures are of: weights, and the rows of GAUC; each thing once."""
+    weights = dict.fromkeys(note for v in tasks.values() if (note := describe_weights(v)))
+    notes = [f"weighted: {note}" for note in weights]
+    for task, values in tasks.items():
+        if (line := describe_gauc(values)) is not None:
+            notes.append(f"{task}: {line}" if len(tasks) > 1 else line)
+    return notes
 
 
 def _print_slices(console: Console, slices: Mapping[str, Any], prefix: str = "") -> None:
@@ -365,13 +379,15 @@ def describe_labels(labels: Mapping[str, Any]) -> str:
     line = f"label, {labels['rows']:,} rows: AUC {_number(labels['auc'])} (constant 0.5)"
     if labels.get("gauc"):
         line += f", GAUC {_number(labels['gauc']['value'])}"
+    notes = [note for note in (describe_weights(labels), describe_gauc(labels)) if note]
+    end = "".join(f"; {note}" for note in notes)
     if labels["log_loss"] is None:
-        return line
+        return line + end
     constant = _number(labels["constant"]["log_loss"])
     line += f", log loss {_number(labels['log_loss'])} (constant {constant})"
     if labels.get("calibration"):
         line += f", mean prediction over label rate {_number(labels['calibration']['ratio'])}"
-    return line
+    return line + end
 
 
 def _number(value: float | None) -> str:

@@ -120,7 +120,7 @@ def main(
     ] = None,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
-    """Write the best items for every user, or the scores of rows."""
+    """Write the best items for every user of the vocabulary, or the scores of rows."""
     setup_logging(log_format)
     settings = [*(overrides or ()), *([] if k is None else [f"predict.k={k}"])]
     if source is None and (id_column is not None or lists):

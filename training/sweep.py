@@ -107,9 +107,9 @@ class _PruningProgress:
         self._trial, self._metric, self._show = trial, metric, progress.epoch
         self.message, self.step, self.close = progress.message, progress.step, progress.close
 
-    def epoch(self, record: EpochRecord, best: bool) -> None:
+    def epoch(self, record: EpochRecord, best: bool, metric: str | None) -> None:
         """Shows the epoch, and ends the trial where its metric is worse than the median."""
-        self._show(record, best)
+        self._show(record, best, metric)
         self._trial.report(record.value(self._metric), record.epoch - 1)
         if self._trial.should_prune():
             why = f"{self._metric} is worse than the median of the trials before"

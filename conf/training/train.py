@@ -228,6 +228,8 @@ class EvaluationConfig(StrictFinite):
     @field_validator("per", "slices", mode="before")
     @classmethod
     def _one_or_several(cls, names: Any) -> Any:
+        if names == "both":
+            raise ValueError("both are the list [event, user]; the first is the headline")
         return (names,) if isinstance(names, str) else names
 
     @field_validator("ks")

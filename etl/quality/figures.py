@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from conf.encoders import IDENTITY
-from conf.manifest import Manifest, RowCounts
+from conf.manifest import WEIGHTED_MEAN, Manifest, RowCounts
 from conf.schema import FIRST_TOKEN_ID, FeatureSchema, FeatureSpec, Role
 from etl.quality.rules import RuleResult
 
@@ -95,7 +95,7 @@ def is_size_far(now: int, before: int) -> bool:
     return high > SIZE_FACTOR * low and high - low > DEVIATIONS * math.sqrt(high + low)
 
 
-FigureKind = Literal["joined", "converted", "label", "tokens", "null", "oov"]
+FigureKind = Literal["joined", "converted", "label", "weighted_label", "tokens", "null", "oov"]
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ class Figure:
 
     Attributes:
         kind: Share of events that a join matched (`joined`), share of a label's conversions that
-            belong to an event (`converted`), rate of a label, tokens of a vocabulary, share of
-            nulls or of OOV.
+            belong to an event (`converted`), rate of a label, the same by the rows' weights
+            (`weighted_label`), tokens of a vocabulary, share of nulls or of OOV.
         name: The dictionary, label, vocabulary or feature.
         split: The split, or None for what is of all events.
         now: The share, or the number of tokens.
@@ -141,7 +141,7 @@ class Figure:
 
     @property
     def _bound(self) -> ChangeBound:
-        return OF_LABELS if self.kind == "label" else OF_ROWS
+        return OF_LABELS if self.kind in ("label", "weighted_label") else OF_ROWS
 
     def to_warning(self) -> RuleResult:
         """Returns what is warned of, where the figure is far."""
@@ -159,6 +159,7 @@ _TITLES: Mapping[FigureKind, str] = {
     "joined": "share of events matched by join",
     "converted": "share of conversions that belong to an event, of label",
     "label": "rate of label",
+    "weighted_label": "rate by weight of label",
     "tokens": "tokens of vocabulary",
     "null": "share of nulls of feature",
     "oov": "share of OOV of feature",
@@ -193,8 +194,13 @@ class VersionFigures:
         for spec in self.schema.by_role("label"):
             for split in splits:
                 rate = find_label_rate(self.statistics[split].get(spec.name, {}))
-                if rate is not None:
-                    yield "label", spec.name, split, rate
+                if rate is None:
+                    continue
+                yield "label", spec.name, split, rate
+                weighted = self.statistics[split][spec.name].get(WEIGHTED_MEAN)
+                if weighted is not None:
+                    part = round(weighted * rate.whole)
+                    yield "weighted_label", spec.name, split, Share(part, rate.whole)
         for name, tokens in self.tokens.items():
             yield "tokens", name, None, tokens
         for spec in self.schema.by_role(*READ_BY_MODELS):

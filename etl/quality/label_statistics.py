@@ -39,10 +39,14 @@ class LabelFocus:
     Attributes:
         label: The label's feature: numbers, or truth values.
         slices: Features for whose values the label rate is given.
+        weight: Feature of the rows' weights; None: all rows weigh the same.
+        weighted: Features whose mean by these weights is kept: the labels.
     """
 
     label: str
     slices: tuple[str, ...] = ()
+    weight: str | None = None
+    weighted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -149,6 +153,39 @@ class LabelAccumulator:
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Returns what was found, by feature, for `merge_comparisons`."""
         return {name: comparison.to_dict() for name, comparison in self._features.items()}
+
+
+class WeightedSums:
+    """Sums by the rows' weights, which the means of labels by these weights are made of.
+
+    Args:
+        schema: The features.
+        focus: The weight and the features; lists, and those that the schema lacks, are left out.
+    """
+
+    def __init__(self, schema: pa.Schema, focus: LabelFocus) -> None:
+        names = [f.name for f in schema if not is_list_type(f.type) and _is_numeric(f.type)]
+        self._weight = focus.weight if focus.weight in names else None
+        wanted = focus.weighted if self._weight is not None else ()
+        self._sums = {name: [0.0, 0.0] for name in wanted if name in names}
+
+    def update(self, batch: pa.RecordBatch) -> None:
+        """Adds the rows of a batch; those without a number in either column count for nothing."""
+        if not self._sums:
+            return
+        weights = _to_floats(batch.column(self._weight))
+        for name, sums in self._sums.items():
+            values = _to_floats(batch.column(name))
+            known = np.isfinite(values) & np.isfinite(weights)
+            sums[0] += float(weights[known].sum())
+            sums[1] += float(weights[known] @ values[known])
+
+    def to_dict(self) -> dict[str, dict[str, float]]:
+        """Returns `weights` and `total` (of weight times value), by feature."""
+        return {
+            name: {"weights": weights, "total": total}
+            for name, (weights, total) in self._sums.items()
+        }
 
 
 class _Comparison:

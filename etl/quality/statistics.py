@@ -15,10 +15,12 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from conf.errors import InputDataError
+from conf.manifest import WEIGHTED_MEAN
 from etl.encoders.arrow_columns import is_list_type
 from etl.quality.label_statistics import (
     LabelAccumulator,
     LabelFocus,
+    WeightedSums,
     merge_comparisons,
     summarize_comparison,
 )
@@ -75,6 +77,7 @@ class StatisticsAccumulator:
         raw: RawStatistics | None = None,
     ) -> None:
         self._by_label = None if focus is None else LabelAccumulator(schema, focus)
+        self._weighted = None if focus is None else WeightedSums(schema, focus)
         self._features = {field.name: build_feature(field) for field in schema}
         self._raw = raw
         self._pending: list[pa.RecordBatch] = []
@@ -102,6 +105,9 @@ class StatisticsAccumulator:
         if self._by_label is not None:
             for batch in self._pending:
                 self._by_label.update(batch)
+        if self._weighted is not None:
+            for batch in self._pending:
+                self._weighted.update(batch)
         self._pending, self._pending_bytes = [], 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,8 +116,8 @@ class StatisticsAccumulator:
         Per feature: `dtype`, `rows`, `missing` (null), `values` (list elements counted one by
         one), and by type: `zeros`, `oov` (ids equal to 1), `nan`, `infinite`, `min`, `max`,
         `mean`, `std` (of the finite values), `histogram`; `distinct` and `top` with whether they
-        are exact; `quantiles` of numbers; `length` for lists; `raw` of the raw column; `sketch`,
-        `summary` and `by_label`, which only merging reads.
+        are exact; `quantiles` of numbers; `length` for lists; `raw` of the raw column;
+        `weighted` of labels; `sketch`, `summary` and `by_label`, which only merging reads.
         """
         self._flush()
         found = {name: feature.to_dict() for name, feature in self._features.items()}
@@ -119,6 +125,8 @@ class StatisticsAccumulator:
             found[name][_RAW] = raw
         for name, comparison in (self._by_label.to_dict() if self._by_label else {}).items():
             found[name]["by_label"] = comparison
+        for name, sums in (self._weighted.to_dict() if self._weighted else {}).items():
+            found[name][_WEIGHTED] = sums
         return found
 
 
@@ -230,7 +238,8 @@ def _build_values(name: str, data_type: pa.DataType) -> ValueAccumulator:
 
 _ADDED = ("rows", "missing", "values", "zeros", "oov", "nan", "infinite")
 _SKETCH, _SUMMARY, _BY_LABEL, _RAW = "sketch", "summary", "by_label", "raw"
-_OPAQUE = (_SKETCH, _SUMMARY, _BY_LABEL, _RAW)
+_WEIGHTED = "weighted"
+_OPAQUE = (_SKETCH, _SUMMARY, _BY_LABEL, _RAW, _WEIGHTED)
 _RAW_COUNTS = ("missing", "null_values", "bucketed")
 
 
@@ -269,8 +278,8 @@ def summarize_statistics(merged: Mapping[str, Any]) -> dict[str, Any]:
         merged: Statistics by feature.
 
     Returns:
-        The same without `sketch` and `summary`, with `label` for `by_label`, and of `raw` the
-        counts alone: small enough for a manifest.
+        The same without `sketch` and `summary`, with `label` for `by_label`, `weighted_mean` for
+        `weighted`, and of `raw` the counts alone: small enough for a manifest.
     """
     return {name: _summarize_feature(feature) for name, feature in merged.items()}
 
@@ -279,6 +288,9 @@ def _summarize_feature(feature: Mapping[str, Any]) -> dict[str, Any]:
     summary = {key: value for key, value in feature.items() if key not in _OPAQUE}
     if _BY_LABEL in feature:
         summary["label"] = summarize_comparison(feature[_BY_LABEL])
+    if _WEIGHTED in feature:
+        sums = feature[_WEIGHTED]
+        summary[WEIGHTED_MEAN] = sums["total"] / sums["weights"] if sums["weights"] else None
     if _RAW in feature:
         raw = feature[_RAW]
         summary[_RAW] = {key: raw[key] for key in _RAW_COUNTS}
@@ -310,6 +322,9 @@ def _merge_feature(name: str, parts: Sequence[Mapping[str, Any]]) -> dict[str, A
     if all(_BY_LABEL in part for part in parts):
         merged[_BY_LABEL] = merge_comparisons([part[_BY_LABEL] for part in parts])
     # Shards that an earlier release wrote have none: then the whole has none.
+    if all(_WEIGHTED in part for part in parts):
+        sums = [part[_WEIGHTED] for part in parts]
+        merged[_WEIGHTED] = {key: sum(s[key] for s in sums) for key in ("weights", "total")}
     if all(_RAW in part for part in parts):
         merged[_RAW] = _merge_raw(name, [part[_RAW] for part in parts])
     return merged

@@ -113,10 +113,14 @@ def _accumulate(options: WriteOptions, schema: pa.Schema) -> StatisticsAccumulat
             received=f"no package {error.name!r} in the environment of Spark's executors",
             fix="install Sluice with its extra `etl` there, or leave option statistics out",
         ) from error
-    label, slices = options.statistics_label, options.statistics_slices
+    label, focus = options.statistics_label, None
+    if label is not None:
+        focus = LabelFocus(
+            label, options.statistics_slices, options.statistics_weight, options.statistics_weighted
+        )
     encoders = options.encoders
     raw = None if encoders is None else RawAccumulator(open_encoders(encoders).plan, schema.names)
-    return StatisticsAccumulator(schema, LabelFocus(label, slices) if label else None, raw)
+    return StatisticsAccumulator(schema, focus, raw)
 
 
 class RecordDataSource(TFRecordDataSource):

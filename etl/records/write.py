@@ -156,13 +156,24 @@ def write_natively(
 
 def _label_options(config: BuildConfig) -> dict[str, str]:
     """What the statistics compare with the label, where there is one."""
-    if config.label_name is None:
+    focus = _find_focus(config)
+    if focus is None:
         return {}
-    slices = config.contract.slices
-    return {
-        "statisticsLabel": config.label_name,
-        **({"statisticsSlices": json.dumps(slices)} if slices else {}),
-    }
+    options = {"statisticsLabel": focus.label}
+    if focus.slices:
+        options["statisticsSlices"] = json.dumps(focus.slices)
+    if focus.weight is not None:
+        options["statisticsWeight"] = focus.weight
+        options["statisticsWeighted"] = json.dumps(focus.weighted)
+    return options
+
+
+def _find_focus(config: BuildConfig) -> LabelFocus | None:
+    """The label that statistics compare features with, None where there is none."""
+    if config.label_name is None:
+        return None
+    labels = tuple(dict.fromkeys((config.label_name, *(label.name for label in config.labels))))
+    return LabelFocus(config.label_name, tuple(config.contract.slices), config.weight_name, labels)
 
 
 def _write_by_connector(
@@ -174,8 +185,7 @@ def _write_by_connector(
 ) -> list[dict[str, Any]]:
     config, directory, raw = records_format.config, target / "records", target / "raw"
     compression = RECORD_COMPRESSIONS[config.output.compression]
-    label = config.label_name
-    focus = LabelFocus(label, config.contract.slices) if label else None
+    focus = _find_focus(config)
     encoders = str(records_format.encoders)
     write = ConnectorWrite(
         str(directory), encoders, compression, focus, tuple(ranges), counts, str(raw)

@@ -95,7 +95,7 @@ class TFRecordDataSource(DataSource):
     zlib) or `codec` (Hadoop class name), `compressionLevel`; `partitionBy` (Spark refuses
     `.partitionBy()` for Python data sources), `partitionOverwriteMode`; `maxRecordsPerFile`,
     `maxBytesPerFile`; `index`, `statistics`, `statisticsLabel`, `statisticsSlices`,
-    `statisticsCounts`, `encoders`, `deterministicNames`; `saveMode`; `storage` or `fs.<setting>`
+    `statisticsWeight`, `statisticsWeighted`, `statisticsCounts`, `encoders`, `deterministicNames`; `saveMode`; `storage` or `fs.<setting>`
     for object stores; and those of `etl.tfrecord.types.policies`. `encoders` and `statistics*` need
     their hooks.
 

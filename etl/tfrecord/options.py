@@ -56,6 +56,7 @@ _WRITE_OPTIONS = (
     *COMMON_OPTIONS, "compressionLevel", "deterministicNames", "encoders", "featureLists", "index",
     "jobId", "maxBytesPerFile", "maxRecordsPerFile", "packedSlots", "partitionBy",
     "partitionOverwriteMode", "saveMode", "shardPaths", "statistics", "statisticsLabel",
+    "statisticsWeight", "statisticsWeighted",
     "statisticsCounts", "statisticsSlices", "writeLocality", *TYPE_OPTIONS,
 )  # fmt: skip
 SAVE_MODES: Mapping[str, SaveMode] = {
@@ -84,6 +85,8 @@ class WriteOptions:
         feature_lists: Encoded list columns whose values become steps of feature lists.
         statistics: Whether statistics of the written features are collected.
         statistics_label: Feature that the statistics compare the others with, or None.
+        statistics_weight: Feature of the rows' weights, or None.
+        statistics_weighted: Features whose mean by these weights the statistics keep.
         statistics_slices: Features for whose values the mean label is given.
         statistics_counts: What the statistics count beside, in the words of their hook, or None.
         limits: When a shard is full.
@@ -108,6 +111,8 @@ class WriteOptions:
     feature_lists: tuple[str, ...] = ()
     statistics: bool = False
     statistics_label: str | None = None
+    statistics_weight: str | None = None
+    statistics_weighted: tuple[str, ...] = ()
     statistics_slices: tuple[str, ...] = ()
     statistics_counts: str | None = None
     limits: ShardLimits = field(default_factory=ShardLimits)
@@ -313,6 +318,10 @@ def parse_write_options(options: Mapping[str, str], overwrite: bool) -> WriteOpt
         feature_lists=parse_feature_lists(given["featurelists"]) if "featurelists" in given else (),
         statistics=parse_flag(given, "statistics"),
         statistics_label=given.get("statisticslabel"),
+        statistics_weight=given.get("statisticsweight"),
+        statistics_weighted=parse_names(given["statisticsweighted"], "statisticsWeighted")
+        if "statisticsweighted" in given
+        else (),
         statistics_slices=parse_names(given["statisticsslices"], "statisticsSlices")
         if "statisticsslices" in given
         else (),

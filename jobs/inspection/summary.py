@@ -105,7 +105,12 @@ def summarize_dataset(version: Path, manifest: Manifest) -> dict[str, Any]:
         "encoders_fingerprint": manifest.encoders_fingerprint,
         **_pick(manifest.source, ("config_sha256", "event_ts_ms_range")),
         "splits": [
-            {**_pick(s, _OF_SPLIT), "shards": len(s.shards), "label_rate": rates.get(s.name)}
+            {
+                **_pick(s, _OF_SPLIT),
+                "shards": len(s.shards),
+                "label_rate": rates.get(s.name),
+                **_weigh(manifest, s.name),
+            }
             for s in manifest.splits
         ],
         "spark": dict(manifest.spark),
@@ -117,6 +122,14 @@ def summarize_dataset(version: Path, manifest: Manifest) -> dict[str, Any]:
         "contract": [dict(rule) for rule in manifest.contract],
         "figures": _list_figures(version, manifest),
     }
+
+
+def _weigh(manifest: Manifest, split: str) -> dict[str, float | None]:
+    """The rate of the label by the rows' weights, where they have some."""
+    label = manifest.keys.label
+    if label is None or manifest.find_weight() is None:
+        return {}
+    return {"weighted_label_rate": manifest.find_label_mean(label, split)}
 
 
 def _list_figures(version: Path, manifest: Manifest) -> list[dict[str, Any]]:

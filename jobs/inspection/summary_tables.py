@@ -44,6 +44,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "spilled_disk": format_bytes,
     "vocabulary_size": format_count,
     "label_rate": format_share,
+    "weighted_label_rate": format_share,
     "share": format_share,
     "share_before": format_share,
     "tokens": format_count,

@@ -279,8 +279,18 @@ def _head(data: DatasetPageData) -> PageHead:
         *((f"{split.name} records", split.rows, "count") for split in manifest.splits),
         ("of TFRecord shards", sum(split.bytes for split in manifest.splits), "bytes"),
         ("label rate in train", manifest.label_rate.get(TRAIN), "share"),
+        *_weigh_label(manifest),
     )
     return PageHead(manifest.dataset_name, subtitle, _verdict(data), tiles)
+
+
+def _weigh_label(manifest: Manifest) -> tuple[tuple[str, float, str], ...]:
+    """The label's rate by the rows' weights, which models learn, where rows have weights."""
+    label = manifest.keys.label
+    if label is None or manifest.find_weight() is None:
+        return ()
+    rate = manifest.find_label_mean(label, TRAIN)
+    return () if rate is None else (("label rate in train by weight", rate, "share"),)
 
 
 def _verdict(data: DatasetPageData) -> Verdict:

@@ -186,6 +186,24 @@ def read_task_metrics(values: Mapping[str, Any]) -> dict[str, tuple[float | None
     return found
 
 
+def describe_weights(values: Mapping[str, Any]) -> str | None:
+    """Says by what rows are weighted in metrics of labels; None where all weigh the same."""
+    weight = values.get("weighted_by")
+    return None if weight is None else f"each row counted by its weight ({weight}), as in training"
+
+
+def describe_gauc(values: Mapping[str, Any]) -> str | None:
+    """Says which rows GAUC is the mean of; None where there is no GAUC."""
+    gauc, rows = as_mapping(values.get("gauc")), values.get("rows")
+    if gauc.get("value") is None or not rows:
+        return None
+    counted = f"{format_share(gauc['rows'] / rows)} of the rows"
+    line = f"GAUC is of {format_count(gauc['users'])} users with both labels, {counted}"
+    if unknown := gauc.get("rows_of_unknown_users"):
+        line += f"; {format_count(unknown)} rows are of users outside the vocabulary"
+    return line
+
+
 def metric_order(metric: str) -> tuple[int, str, int]:
     """Returns a sort key: by family, then by cut-off as a number."""
     family, _, k = metric.partition("@")

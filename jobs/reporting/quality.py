@@ -10,6 +10,8 @@ from conf.metrics import find_direction, is_minimised
 from jobs.reporting.formatting import (
     MISSING,
     as_mapping,
+    describe_gauc,
+    describe_weights,
     first_of_several,
     format_count,
     format_metric,
@@ -216,6 +218,7 @@ def view_quality(data: RunData) -> dict[str, Any]:
         "protocols": [_view_protocol(protocol, data) for protocol in (headline, *others)],
         "labels": labels if isinstance(labels, Mapping) else None,
         "label_scores": _label_scores(as_mapping(labels)),
+        "label_notes": _note_labels(as_mapping(labels)),
         "beyond": as_mapping(data.metrics.get("beyond_accuracy")),
         "unknown_targets": data.metrics.get("oov_targets"),
         "slices": view_slices(as_mapping(data.metrics.get("slices"))),
@@ -264,7 +267,10 @@ def _view_tasks(metrics: Mapping[str, Any]) -> dict[str, Any]:
         slices = view_slices(as_mapping(as_mapping(values).get("slices")), own)
         tasks.append({"name": task, "kind": kind, "rows": rows, "slices": slices})
     count = f"{format_count(metrics.get('rows'))} rows of the {metrics.get('split', 'test')} split"
-    return {"lead": f"Each task on {count}, beside a constant prediction.", "tasks": tasks}
+    notes = [f"Each task on {count}, beside a constant prediction"]
+    first = as_mapping(next(iter(metrics["tasks"].values()), None))
+    notes += [note for note in (describe_weights(first), describe_gauc(first)) if note]
+    return {"lead": "; ".join(notes) + ".", "tasks": tasks}
 
 
 def _read_systems(protocol: Mapping[str, Any], data: RunData) -> dict[str, Mapping[str, Any]]:
@@ -326,6 +332,11 @@ def _metric_bars(systems: Mapping[str, Mapping[str, Any]], model: str) -> dict[s
         if family in families
     }
     return {"panels": panels, "systems": list(systems), "ks": ks}
+
+
+def _note_labels(labels: Mapping[str, Any]) -> str:
+    notes = [note for note in (describe_weights(labels), describe_gauc(labels)) if note]
+    return "".join(f"; {note}" for note in notes)
 
 
 def _label_scores(labels: Mapping[str, Any]) -> list[list[Any]]:

@@ -178,7 +178,7 @@ def test_an_interrupted_sweep_resumes_to_the_trials_of_one_that_was_not(
 
 def test_a_trial_killed_in_the_middle_goes_on_in_its_run(config: TrainConfig, monkeypatch) -> None:
     class Killed(NoProgress):
-        def epoch(self, record: object, best: bool) -> None:
+        def epoch(self, record: object, best: bool, metric: str | None) -> None:
             raise KeyboardInterrupt
 
     wanted = sweep_config(RANDOM, trials=1)

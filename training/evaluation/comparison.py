@@ -23,7 +23,7 @@ from training.evaluation.differences import (
     compare_root_means,
 )
 from training.evaluation.item_index import build_item_index
-from training.evaluation.label_metrics import auc_by_group
+from training.evaluation.label_metrics import auc_by_group, read_weights
 from training.evaluation.metrics import FloatArray, IntArray, Per, find_log_losses, measure
 from training.evaluation.protocols import (
     FULL_UNSEEN,
@@ -170,11 +170,13 @@ def _compare_ranking(trained: TrainedModel, other: TrainedModel, split: str) -> 
         labels = own.labels[task.name]
         scores = own.scores[task.name], rival.scores[task.name]
         compare = _compare_binary if task.is_binary else _compare_errors
-        found = compare(labels, scores, owners, trained.config.seed)
+        found = compare(labels, scores, owners, trained.config.seed, own.weights)
         prefix = f"{task.name}/" if number else ""
         metrics |= {f"{prefix}{name}": vars(difference) for name, difference in found.items()}
     users = len(np.unique(owners))
-    return {"protocol": "rows", "rows": len(owners), "users": users, "metrics": metrics}
+    found = {"protocol": "rows", "rows": len(owners), "users": users, "metrics": metrics}
+    weight = trained.manifest.find_weight()
+    return found if weight is None else {**found, "weighted_by": weight}
 
 
 def _find_common_tasks(trained: TrainedModel, other: TrainedModel) -> list[Task]:
@@ -193,19 +195,22 @@ def _find_common_tasks(trained: TrainedModel, other: TrainedModel) -> list[Task]
 
 @dataclass(frozen=True)
 class _ScoredRows:
-    """Scores and labels of a split's rows by task, and their users; all `[rows]`."""
+    """Scores and labels of a split's rows by task, their users and weights; all `[rows]`."""
 
     users: IntArray
+    weights: FloatArray
     labels: dict[str, FloatArray]
     scores: dict[str, FloatArray]
 
 
 def _score_rows(trained: TrainedModel, split: str, tasks: list[Task]) -> _ScoredRows:
-    model, user = trained.model, trained.manifest.keys.user
+    """Rows of weight 0 count for nothing and are left out."""
+    model, user, weight = trained.model, trained.manifest.keys.user, trained.manifest.find_weight()
     score = compile_scores(model)
     where = (trained.version_dir, trained.manifest)
     labels = [task.label for task in tasks]
-    names = tuple(dict.fromkeys((*model.inputs, *labels, *((user,) if user else ()))))
+    others = [name for name in (user, weight) if name]
+    names = tuple(dict.fromkeys((*model.inputs, *labels, *others)))
     dataset = build_eval_dataset(*where, split, trained.config.evaluation.batch_size, names)
     rows = MeasuredRows()
     for batch in read_batches(dataset, *where, split):
@@ -214,47 +219,51 @@ def _score_rows(trained: TrainedModel, split: str, tasks: list[Task]) -> _Scored
         found |= {f"label {t.name}": np.asarray(batch[t.label], np.float64) for t in tasks}
         size = len(next(iter(found.values())))
         ids = np.asarray(batch[user], np.int64) if user else np.zeros(size, np.int64)
-        rows.add(ids, found)
+        weights = read_weights(batch, weight, size)
+        rows.add(ids, {**found, "weight": np.ones(size) if weights is None else weights})
     values = {name: np.concatenate(parts) for name, parts in rows.values.items()}
+    kept = np.flatnonzero(values["weight"])
+    values = {name: column[kept] for name, column in values.items()}
     return _ScoredRows(
-        np.concatenate(rows.owners),
+        np.concatenate(rows.owners)[kept],
+        values["weight"],
         {task.name: values[f"label {task.name}"] for task in tasks},
         {task.name: values[f"score {task.name}"] for task in tasks},
     )
 
 
 def _compare_binary(
-    labels: FloatArray, scores: Pair, owners: IntArray, seed: int
+    labels: FloatArray, scores: Pair, owners: IntArray, seed: int, weights: FloatArray
 ) -> dict[str, Difference]:
     positive = labels > 0.5
     losses = [find_log_losses(positive, s) for s in scores]
-    found = {"log_loss": compare_means(losses[0], losses[1], owners, seed)}
+    found = {"log_loss": compare_means(losses[0], losses[1], owners, seed, weights)}
     if positive.any() and not positive.all():
-        found = {"auc": compare_auc(positive, scores, owners), **found}
+        found = {"auc": compare_auc(positive, scores, owners, weights), **found}
     named = owners >= 0
     if not named.any():
         return found
     grouped = [
-        auc_by_group(owners[named], positive[named], s[named].astype(np.float32)) for s in scores
+        auc_by_group(owners[named], positive[named], s[named].astype(np.float32), weights[named])
+        for s in scores
     ]
-    (values, sizes), (rivals, _) = grouped
+    (values, sums, _), (rivals, _, _) = grouped
     if len(values):
-        weights = sizes.astype(np.float64)
-        low, high = bootstrap_mean((values - rivals) * weights, weights, seed)
-        run, other = (float(v @ weights / weights.sum()) for v in (values, rivals))
+        low, high = bootstrap_mean((values - rivals) * sums, sums, seed)
+        run, other = (float(v @ sums / sums.sum()) for v in (values, rivals))
         found["gauc"] = Difference(run, other, run - other, low, high, BOOTSTRAP)
     return found
 
 
 def _compare_errors(
-    labels: FloatArray, scores: Pair, owners: IntArray, seed: int
+    labels: FloatArray, scores: Pair, owners: IntArray, seed: int, weights: FloatArray
 ) -> dict[str, Difference]:
     errors = [s - labels for s in scores]
     squared, absolute = [np.square(e) for e in errors], [np.abs(e) for e in errors]
     return {
-        "mse": compare_means(squared[0], squared[1], owners, seed),
-        "rmse": compare_root_means(squared[0], squared[1], owners, seed),
-        "mae": compare_means(absolute[0], absolute[1], owners, seed),
+        "mse": compare_means(squared[0], squared[1], owners, seed, weights),
+        "rmse": compare_root_means(squared[0], squared[1], owners, seed, weights),
+        "mae": compare_means(absolute[0], absolute[1], owners, seed, weights),
     }
 
 

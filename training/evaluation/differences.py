@@ -141,7 +141,7 @@ def build_user_groups(version_dir: ReadablePath, manifest: Manifest, seed: int) 
 
 
 ROWS = "rows"
-"""Column of `GroupSums` that counts the rows of a group."""
+"""Column of `GroupSums` that counts the rows of a group, each by its weight."""
 
 
 @dataclass
@@ -155,13 +155,25 @@ class GroupSums:
     names: tuple[str, ...] = ()
     _sums: FloatArray = field(default_factory=lambda: np.zeros((2 * GROUPS, 0)))
 
-    def add(self, groups: IntArray, values: Mapping[str, NDArray[np.generic]]) -> None:
-        """Adds a batch of rows: their groups, and `[rows]` by name, the same names each time."""
+    def add(
+        self,
+        groups: IntArray,
+        values: Mapping[str, NDArray[np.generic]],
+        weights: FloatArray | None = None,
+    ) -> None:
+        """Adds a batch of rows.
+
+        Args:
+            groups: `[rows]`, the group of each.
+            values: `[rows]` by name, the same names each time.
+            weights: `[rows]`; None: all weigh 1.
+        """
         if not self.names:
             self.names = (*values, ROWS)
             self._sums = np.zeros((2 * GROUPS, len(self.names)))
         columns = [values[name] for name in self.names[:-1]]
-        np.add.at(self._sums, groups, np.stack([*columns, np.ones(len(groups))], axis=1))
+        rows = np.stack([*columns, np.ones(len(groups))], axis=1)
+        np.add.at(self._sums, groups, rows if weights is None else rows * weights[:, np.newaxis])
 
     def __getitem__(self, name: str) -> FloatArray:
         """Returns the sums of a column, `[2 * GROUPS]`."""
@@ -279,7 +291,13 @@ def bootstrap_mean(sums: FloatArray, counts: FloatArray, seed: int) -> tuple[flo
     return float(low), float(high)
 
 
-def compare_means(run: FloatArray, other: FloatArray, owners: IntArray, seed: int) -> Difference:
+def compare_means(
+    run: FloatArray,
+    other: FloatArray,
+    owners: IntArray,
+    seed: int,
+    weights: FloatArray | None = None,
+) -> Difference:
     """Compares the means of paired rows by a bootstrap over users.
 
     Args:
@@ -287,21 +305,27 @@ def compare_means(run: FloatArray, other: FloatArray, owners: IntArray, seed: in
         other: `[rows]`, of the second.
         owners: `[rows]`, the user of each.
         seed: Seed of the draws.
+        weights: `[rows]`, what each counts for; None: 1.
     """
-    sums, counts = _sum_by_owner(run - other, owners)
+    sums, counts = _sum_by_owner(run - other, owners, weights)
     low, high = bootstrap_mean(sums, counts, seed)
-    a, b, difference = (float(values.mean()) for values in (run, other, run - other))
+    columns = (run, other, run - other)
+    a, b, difference = (float(np.average(values, weights=weights)) for values in columns)
     return Difference(a, b, difference, low, high, BOOTSTRAP)
 
 
 def compare_root_means(
-    run: FloatArray, other: FloatArray, owners: IntArray, seed: int
+    run: FloatArray,
+    other: FloatArray,
+    owners: IntArray,
+    seed: int,
+    weights: FloatArray | None = None,
 ) -> Difference:
     """Compares the roots of means of paired rows, such as RMSEs; arguments as `compare_means`."""
-    columns = [_sum_by_owner(values, owners)[0] for values in (run, other)]
-    sums = np.stack([*columns, _sum_by_owner(run, owners)[1]], axis=1)
-    low, high = bootstrap(sums, find_root_gap, seed)[0]
-    a, b = (float(np.sqrt(values.mean())) for values in (run, other))
+    columns = [_sum_by_owner(values, owners, weights)[0] for values in (run, other)]
+    sums = np.stack([*columns, _sum_by_owner(run, owners, weights)[1]], axis=1)
+    low, high = bootstrap(sums[sums[:, -1] > 0], find_root_gap, seed)[0]
+    a, b = (float(np.sqrt(np.average(values, weights=weights))) for values in (run, other))
     return Difference(a, b, a - b, float(low), float(high), BOOTSTRAP)
 
 
@@ -315,29 +339,44 @@ def find_root_gap(totals: FloatArray) -> FloatArray:
     return roots[:, :1] - roots[:, 1:]
 
 
-def _sum_by_owner(values: FloatArray, owners: IntArray) -> tuple[FloatArray, FloatArray]:
+def _sum_by_owner(
+    values: FloatArray, owners: IntArray, weights: FloatArray | None = None
+) -> tuple[FloatArray, FloatArray]:
     _, group = np.unique(owners, return_inverse=True)
     sums, counts = np.zeros(int(group.max()) + 1), np.zeros(int(group.max()) + 1)
-    np.add.at(sums, group, values)
-    np.add.at(counts, group, 1.0)
+    np.add.at(sums, group, values if weights is None else values * weights)
+    np.add.at(counts, group, 1.0 if weights is None else weights)
     return sums, counts
 
 
-def compare_auc(positive: NDArray[np.bool_], scores: Pair, owners: IntArray) -> Difference:
+def compare_auc(
+    positive: NDArray[np.bool_],
+    scores: Pair,
+    owners: IntArray,
+    weights: FloatArray | None = None,
+) -> Difference:
     """Compares two AUCs of the same rows.
+
+    With weights both the shares that are counted and the means over rows are weighted, and so are
+    the sums over clusters that the variance is made of: its linear term is the same.
 
     Args:
         positive: `[rows]`; both classes occur.
         scores: Two of `[rows]`, any scale.
         owners: `[rows]`, the cluster of each row.
+        weights: `[rows]`, above 0, what each counts for; None: 1.
     """
-    parts = [_place_values(positive, own) for own in scores]
-    run, other = (float(part[positive].mean()) for part in parts)
+    w = np.ones(len(positive)) if weights is None else weights
+    parts = [place_values(positive, own, w) for own in scores]
+    run, other = (float(np.average(part[positive], weights=w[positive])) for part in parts)
     difference = run - other
-    rest = parts[0] - parts[1] - difference
+    rest = w * (parts[0] - parts[1] - difference)
     _, group = np.unique(owners, return_inverse=True)
     clusters = int(group.max()) + 1
-    sums = [np.bincount(group[w], rest[w], clusters) / w.sum() for w in (positive, ~positive)]
+    sums = [
+        np.bincount(group[side], rest[side], clusters) / w[side].sum()
+        for side in (positive, ~positive)
+    ]
     have = [len(np.unique(group[wanted])) for wanted in (positive, ~positive)]
     variance = sum(_unbias(n) * float(s @ s) for n, s in zip(have, sums, strict=True))
     variance += 2.0 * _unbias(clusters) * float(sums[0] @ sums[1])
@@ -350,16 +389,25 @@ def _unbias(clusters: int) -> float:
     return clusters / max(clusters - 1, 1)
 
 
-def _place_values(positive: NDArray[np.bool_], scores: FloatArray) -> FloatArray:
+def place_values(
+    positive: NDArray[np.bool_], scores: NDArray[np.floating], weights: FloatArray
+) -> FloatArray:
     """Share of the other class that each row is on the right side of, ties a half, `[rows]`.
 
-    Placement values: their mean over positives, as over negatives, is the AUC.
+    Placement values: their weighted mean over positives, as over negatives, is the AUC.
+
+    Args:
+        positive: `[rows]`; both classes occur.
+        scores: `[rows]`.
+        weights: `[rows]`, above 0.
     """
     found = np.empty(len(scores))
     for side in (positive, ~positive):
-        others = np.sort(scores[~side])
-        below = np.searchsorted(others, scores[side], side="left")
-        not_above = np.searchsorted(others, scores[side], side="right")
-        found[side] = (below + not_above) / (2.0 * len(others))
+        order = np.argsort(scores[~side], kind="stable")
+        others = scores[~side][order]
+        sums = np.concatenate(([0.0], np.cumsum(weights[~side][order])))
+        below = sums[np.searchsorted(others, scores[side], side="left")]
+        not_above = sums[np.searchsorted(others, scores[side], side="right")]
+        found[side] = (below + not_above) / (2.0 * sums[-1])
     found[~positive] = 1.0 - found[~positive]
     return found

@@ -235,6 +235,7 @@ class _Evaluation:
             find_user_ids(manifest),
             config.temperature if is_binary else None,
             replace(self.groups),
+            manifest.find_weight(),
         )
 
     def read(self) -> Iterator[RankingBatch]:
@@ -311,7 +312,8 @@ class _Evaluation:
     def _labels(self) -> dict[str, Any] | None:
         if self.labels is None:
             return None
-        return self.labels.result(self.trained.manifest.label_rate.get("train"))
+        manifest = self.trained.manifest
+        return self.labels.result(manifest.find_label_mean(self.labels.label, "train"))
 
 
 def evaluate_users(trained: TrainedModel, model: RetrievalModel, split: str) -> dict[str, Any]:

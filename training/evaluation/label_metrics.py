@@ -2,7 +2,8 @@
 
 All are sums that do not grow with the rows: AUC is exact while rows are few, then from a
 histogram, with its error; GAUC is the mean of the users' own AUCs, weighted by their rows,
-from rows in any order.
+from rows in any order. Where rows have weights, each counts by its own as it does in the loss: a
+row of weight 2 is as good as the row twice.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.schema import OOV_ID
 from training.evaluation.differences import (
@@ -29,6 +31,7 @@ from training.evaluation.differences import (
     compare_auc,
     compare_sums,
     describe_differences,
+    place_values,
 )
 from training.evaluation.metrics import (
     FloatArray,
@@ -36,7 +39,6 @@ from training.evaluation.metrics import (
     auc,
     constant_log_loss,
     find_log_losses,
-    log_loss,
 )
 from training.input.batches import Features
 
@@ -56,34 +58,44 @@ class Calibration:
     rows: int = 0
     _log_loss: float = 0.0
     _counts: NDArray[np.int64] = field(init=False)
+    _weights: NDArray[np.float64] = field(init=False)
     _sums: NDArray[np.float64] = field(init=False)
 
     def __post_init__(self) -> None:
         """Starts with empty bins."""
         self._counts = np.zeros(self.bins, dtype=np.int64)
+        self._weights = np.zeros(self.bins)
         self._sums = np.zeros((2, self.bins))
 
-    def update(self, labels: NDArray[np.bool_], logits: NDArray[np.floating]) -> None:
+    def update(
+        self,
+        labels: NDArray[np.bool_],
+        logits: NDArray[np.floating],
+        weights: FloatArray | None = None,
+    ) -> None:
         """Adds rows.
 
         Args:
             labels: `[rows]`, whether each is a positive.
             logits: `[rows]`, log-odds that were predicted.
+            weights: `[rows]`, what each counts for; None: 1.
         """
         if not len(labels):
             return
-        self._log_loss += log_loss(labels, logits) * len(labels)
+        w = np.ones(len(labels)) if weights is None else weights
+        self._log_loss += float(w @ find_log_losses(labels, logits))
         predicted = np.exp(-np.logaddexp(0.0, -logits.astype(np.float64)))
         bins = np.minimum((predicted * self.bins).astype(np.intp), self.bins - 1)
         self._counts += np.bincount(bins, minlength=self.bins)
+        self._weights += np.bincount(bins, weights=w, minlength=self.bins)
         for row, values in enumerate((predicted, labels.astype(np.float64))):
-            self._sums[row] += np.bincount(bins, weights=values, minlength=self.bins)
+            self._sums[row] += np.bincount(bins, weights=w * values, minlength=self.bins)
         self.rows += len(labels)
 
     @property
     def log_loss(self) -> float | None:
         """Mean negative log-likelihood in nats; None without a row."""
-        return self._log_loss / self.rows if self.rows else None
+        return self._log_loss / float(self._weights.sum()) if self.rows else None
 
     def result(self) -> dict[str, Any] | None:
         """Returns what was predicted beside what was found; None without a row.
@@ -99,12 +111,12 @@ class Calibration:
         filled = np.flatnonzero(self._counts)
         return {
             "ratio": float(predicted.sum() / positives.sum()) if positives.any() else None,
-            "expected_error": float(np.abs(predicted - positives).sum() / self.rows),
+            "expected_error": float(np.abs(predicted - positives).sum() / self._weights.sum()),
             "bins": [
                 {
                     "rows": int(self._counts[bin_]),
-                    "predicted": float(predicted[bin_] / self._counts[bin_]),
-                    "rate": float(positives[bin_] / self._counts[bin_]),
+                    "predicted": float(predicted[bin_] / self._weights[bin_]),
+                    "rate": float(positives[bin_] / self._weights[bin_]),
                 }
                 for bin_ in filled
             ],
@@ -130,6 +142,14 @@ class AUCEstimate:
     error: float
 
 
+@dataclass(frozen=True)
+class _KeptRows:
+    labels: NDArray[np.bool_]
+    scores: NDArray[np.float32]
+    groups: IntArray
+    weights: FloatArray | None
+
+
 class StreamedAUC:
     """Area under the ROC curve in memory that does not grow with the rows.
 
@@ -140,20 +160,22 @@ class StreamedAUC:
     share of such pairs.
 
     Args:
-        exact_rows: Rows up to which the value is exact: 5 bytes each; the bins take 16 MiB.
+        exact_rows: Rows up to which the value is exact: 5 bytes each, 13 with weights; the bins
+            take 16 MiB.
     """
 
     def __init__(self, exact_rows: int = EXACT_ROWS) -> None:
         self._exact_rows = exact_rows
-        self._kept: list[tuple[NDArray[np.bool_], NDArray[np.float32], IntArray]] = []
+        self._kept: list[_KeptRows] = []
         self._rows = 0
-        self._bins: NDArray[np.int64] | None = None
+        self._bins: FloatArray | None = None
 
     def update(
         self,
         labels: NDArray[np.bool_],
         scores: NDArray[np.float32],
         groups: IntArray | None = None,
+        weights: FloatArray | None = None,
     ) -> None:
         """Adds rows.
 
@@ -161,6 +183,7 @@ class StreamedAUC:
             labels: `[rows]`, whether each is a positive.
             scores: `[rows]`, any range, no NaN.
             groups: `[rows]`, the group of users of each, for `compare`; None: they have none.
+            weights: `[rows]`, above 0, what each counts for; None, of all updates: 1.
 
         Raises:
             ValueError: A score is NaN.
@@ -170,14 +193,14 @@ class StreamedAUC:
         self._rows += len(labels)
         if self._bins is None:
             owners = np.zeros(len(labels), np.int64) if groups is None else groups
-            self._kept.append((labels, scores, owners))
+            self._kept.append(_KeptRows(labels, scores, owners, weights))
             if self._rows > self._exact_rows:
-                self._bins = np.zeros((2, 1 << BIN_BITS), dtype=np.int64)
-                for kept_labels, kept_scores, _ in self._kept:
-                    _count(self._bins, kept_labels, kept_scores)
+                self._bins = np.zeros((2, 1 << BIN_BITS))
+                for kept in self._kept:
+                    _count(self._bins, kept.labels, kept.scores, kept.weights)
                 self._kept = []
         else:
-            _count(self._bins, labels, scores)
+            _count(self._bins, labels, scores, weights)
 
     def result(self) -> AUCEstimate | None:
         """Returns the AUC; None where only one class occurs and it is not defined."""
@@ -185,8 +208,14 @@ class StreamedAUC:
             return _integrate(self._bins)
         if not self._kept:
             return None
-        labels, scores, _ = (np.concatenate(part) for part in zip(*self._kept, strict=True))
-        value = auc(labels, scores)
+        rows = _join(self._kept)
+        if rows.labels.all() or not rows.labels.any():
+            return None
+        if rows.weights is None:
+            value = auc(rows.labels, rows.scores)
+        else:
+            placed = place_values(rows.labels, rows.scores, rows.weights)[rows.labels]
+            value = float(np.average(placed, weights=rows.weights[rows.labels]))
         return None if value is None else AUCEstimate(value, 0.0)
 
     def compare(self) -> Interval | None:
@@ -196,25 +225,41 @@ class StreamedAUC:
         """
         if not self._kept:
             return None
-        parts = zip(*self._kept, strict=True)
-        labels, scores, groups = (np.concatenate(part) for part in parts)
-        if labels.all() or not labels.any():
+        rows = _join(self._kept)
+        if rows.labels.all() or not rows.labels.any():
             return None
-        found = compare_auc(labels, (scores, np.zeros(len(scores))), groups)
-        has_interval = len(np.unique(groups)) >= FEWEST_GROUPS
+        nothing = np.zeros(len(rows.scores))
+        found = compare_auc(rows.labels, (rows.scores, nothing), rows.groups, rows.weights)
+        has_interval = len(np.unique(rows.groups)) >= FEWEST_GROUPS
         low, high = (found.low, found.high) if has_interval else (None, None)
         return {"difference": found.difference, "low": low, "high": high, "method": found.method}
 
 
-def _count(bins: NDArray[np.int64], labels: NDArray[np.bool_], scores: NDArray[np.float32]) -> None:
+def _join(parts: list[_KeptRows]) -> _KeptRows:
+    weights = [part.weights for part in parts if part.weights is not None]
+    return _KeptRows(
+        np.concatenate([part.labels for part in parts]),
+        np.concatenate([part.scores for part in parts]),
+        np.concatenate([part.groups for part in parts]),
+        np.concatenate(weights) if weights else None,
+    )
+
+
+def _count(
+    bins: FloatArray,
+    labels: NDArray[np.bool_],
+    scores: NDArray[np.float32],
+    weights: FloatArray | None,
+) -> None:
     bits = (scores.astype(np.float32) + np.float32(0.0)).view(np.uint32)  # -0.0 becomes 0.0
     # Of IEEE 754 numbers, positive ones are in the order of their bits, negative ones reversed.
     keys = np.where(bits & _SIGN, ~bits, bits | _SIGN) >> np.uint32(32 - BIN_BITS)
-    np.add.at(bins, (labels.astype(np.intp), keys.astype(np.intp)), 1)
+    added = 1.0 if weights is None else weights
+    np.add.at(bins, (labels.astype(np.intp), keys.astype(np.intp)), added)
 
 
-def _integrate(bins: NDArray[np.int64]) -> AUCEstimate | None:
-    negatives, positives = bins.astype(np.float64)
+def _integrate(bins: FloatArray) -> AUCEstimate | None:
+    negatives, positives = bins
     pairs = float(positives.sum()) * float(negatives.sum())
     if not pairs:
         return None
@@ -225,7 +270,7 @@ def _integrate(bins: NDArray[np.int64]) -> AUCEstimate | None:
 
 KEPT_ROWS = 1 << 20
 PARTITIONS = 64
-_ROW = np.dtype([("user", "<i8"), ("score", "<f4"), ("positive", "?")])
+_ROW = np.dtype([("user", "<i8"), ("score", "<f4"), ("weight", "<f4"), ("positive", "?")])
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -236,7 +281,7 @@ class GroupedAUC:
     Users with rows of one class alone have no AUC and are left out.
 
     Exact, whatever order rows come in. Up to `kept_rows` rows are in memory; beyond that they go to
-    temporary files, 13 bytes a row, partitioned by user, and one partition is read at a time. So
+    temporary files, 17 bytes a row, partitioned by user, and one partition is read at a time. So
     memory is bounded by `kept_rows`, a 64th of the rows, or the rows of one user, whichever is
     the largest.
 
@@ -251,13 +296,18 @@ class GroupedAUC:
         self._files: list[IO[bytes]] = []
 
     def update(
-        self, users: IntArray, labels: NDArray[np.bool_], scores: NDArray[np.float32]
+        self,
+        users: IntArray,
+        labels: NDArray[np.bool_],
+        scores: NDArray[np.float32],
+        weights: FloatArray | None = None,
     ) -> None:
-        """Adds rows, each `[rows]`; no score is NaN."""
+        """Adds rows, each `[rows]`; no score is NaN; without weights a row counts for 1."""
         if not len(users):
             return
         rows = np.empty(len(users), dtype=_ROW)
         rows["user"], rows["score"], rows["positive"] = users, scores, labels
+        rows["weight"] = 1.0 if weights is None else weights
         self._kept.append(rows)
         self._rows += len(rows)
         if self._rows > self._kept_rows:
@@ -271,18 +321,22 @@ class GroupedAUC:
         """Returns the result, and what it is the mean of.
 
         Returns:
-            The result; sums over groups of users, `[GROUPS, 2]`: AUC less 0.5 by rows, and rows.
+            The result; sums over groups of users, `[GROUPS, 2]`: AUC less 0.5 by weight, and
+            weight.
         """
-        total, users, rows = 0.0, 0, 0
+        total, whole, users, rows = 0.0, 0.0, 0, 0
         sums = np.zeros((GROUPS, 2))
         for part in self._partitions():
-            values, sizes = auc_by_group(part["user"], part["positive"], part["score"])
-            groups = (users + np.arange(len(sizes))) % GROUPS
-            np.add.at(sums, groups, np.stack([(values - 0.5) * sizes, sizes], axis=1))
-            total += float(values @ sizes)
-            users += len(sizes)
-            rows += int(sizes.sum())
-        return {"value": total / rows if rows else None, "users": users, "rows": rows}, sums
+            weights = part["weight"].astype(np.float64)
+            found = auc_by_group(part["user"], part["positive"], part["score"], weights)
+            groups = (users + np.arange(len(found.rows))) % GROUPS
+            gaps = (found.values - 0.5) * found.weights
+            np.add.at(sums, groups, np.stack([gaps, found.weights], axis=1))
+            total += float(found.values @ found.weights)
+            whole += float(found.weights.sum())
+            users += len(found.rows)
+            rows += int(found.rows.sum())
+        return {"value": total / whole if whole else None, "users": users, "rows": rows}, sums
 
     def _spill(self) -> None:
         if not self._files:
@@ -312,34 +366,48 @@ class GroupedAUC:
                 yield rows
 
 
+class GroupAUCs(NamedTuple):
+    """AUC, weight and number of rows of each group that has both classes, `[groups]`."""
+
+    values: FloatArray
+    weights: FloatArray
+    rows: IntArray
+
+
 def auc_by_group(
-    groups: IntArray, labels: NDArray[np.bool_], scores: NDArray[np.float32]
-) -> tuple[NDArray[np.float64], IntArray]:
+    groups: IntArray,
+    labels: NDArray[np.bool_],
+    scores: NDArray[np.float32],
+    weights: FloatArray,
+) -> GroupAUCs:
     """AUC of each group that has both classes, ties a half.
 
     Args:
         groups: `[rows]`, which group each row is of.
         labels: `[rows]`, whether each is a positive.
         scores: `[rows]`, no NaN.
-
-    Returns:
-        AUC and number of rows of the groups that have one, both `[groups]`.
+        weights: `[rows]`, above 0, what each counts for.
     """
     order = np.lexsort((scores, groups))
-    groups, labels, scores = groups[order], labels[order], scores[order]
+    groups, labels, scores, weights = (a[order] for a in (groups, labels, scores, weights))
     new_group = np.concatenate(([True], groups[1:] != groups[:-1]))
     starts = np.flatnonzero(new_group)
     ties = np.flatnonzero(new_group | np.concatenate(([True], scores[1:] != scores[:-1])))
     sizes = np.diff(np.append(starts, len(groups)))
     tie_sizes = np.diff(np.append(ties, len(groups)))
-    # Rows of equal scores share the mean of the ranks that they take up in the whole sorted list;
-    # the rank inside a group is that without the rows before the group.
-    ranks = np.repeat(ties + (tie_sizes + 1) / 2.0, tie_sizes) - np.repeat(starts, sizes)
-    positives = np.add.reduceat(labels.astype(np.int64), starts)
-    rank_sums = np.add.reduceat(np.where(labels, ranks, 0.0), starts)
-    both = (positives > 0) & (positives < sizes)
-    p, n = positives[both], sizes[both]
-    return (rank_sums[both] - p * (p + 1) / 2.0) / p / (n - p), n
+    # A row stands above the negatives of its group with lower scores, and half of those with its
+    # own: what is above none of the whole sorted list, less what is before the group.
+    negatives = np.where(labels, 0.0, weights)
+    tied = np.add.reduceat(negatives, ties)
+    below = np.repeat(np.cumsum(tied) - tied / 2.0, tie_sizes)
+    own = np.add.reduceat(negatives, starts)
+    below -= np.repeat(np.cumsum(own) - own, sizes)
+    positives = np.add.reduceat(np.where(labels, weights, 0.0), starts)
+    won = np.add.reduceat(np.where(labels, weights * below, 0.0), starts)
+    counts = np.add.reduceat(labels.astype(np.int64), starts)
+    both = (counts > 0) & (counts < sizes)
+    p, n = positives[both], own[both]
+    return GroupAUCs(won[both] / p / n, p + n, sizes[both])
 
 
 @dataclass
@@ -352,14 +420,18 @@ class LabelScores:
         temperature: Divisor of the scores that gives logits; None where the objective does not
             calibrate them, which leaves log loss and calibration undefined.
         groups: The groups of users whose draws give intervals; None: no intervals.
+        weight: Name of the feature of the rows' weights, as in the loss; None: all weigh the same.
     """
 
     label: str
     user: str | None = None
     temperature: float | None = None
     groups: UserGroups | None = None
+    weight: str | None = None
     _rows: int = 0
-    _positives: int = 0
+    _unnamed: int = 0
+    _weights: float = 0.0
+    _positives: float = 0.0
     _auc: StreamedAUC = field(default_factory=StreamedAUC)
     _gauc: GroupedAUC = field(default_factory=GroupedAUC)
     _calibration: Calibration = field(default_factory=Calibration)
@@ -370,16 +442,21 @@ class LabelScores:
         """Features that are read."""
         users = () if self.user is None else (self.user,)
         grouped = () if self.groups is None else self.groups.inputs
-        return tuple(dict.fromkeys((self.label, *users, *grouped)))
+        weights = () if self.weight is None else (self.weight,)
+        return tuple(dict.fromkeys((self.label, *users, *grouped, *weights)))
 
     def update(self, features: Features, scores: NDArray[np.floating]) -> None:
         """Adds a batch.
 
         Args:
             features: Features by name. The label is `[rows]`, or ragged `[rows, None]` where
-                records may lack it; rows without one are left out.
+                records may lack it; rows without one, and rows of weight 0, are left out.
             scores: `[rows]`.
+
+        Raises:
+            InputDataError: A weight is below 0, or no number.
         """
+        weights = read_weights(features, self.weight, len(scores))
         ids = None if self.user is None else np.asarray(features[self.user])
         groups = None if self.groups is None else self.groups.find(features, len(scores))
         label = features[self.label]
@@ -388,45 +465,58 @@ class LabelScores:
             scores, label = scores[rows], label.flat_values
             ids = None if ids is None else ids[rows]
             groups = None if groups is None else groups[rows]
+            weights = None if weights is None else weights[rows]
         labels, scores = np.asarray(label) > 0.5, scores.astype(np.float32)
-        self._add(ids, labels, scores, groups)
+        if weights is not None and not weights.all():
+            kept = np.flatnonzero(weights)
+            labels, scores, weights = labels[kept], scores[kept], weights[kept]
+            ids = None if ids is None else ids[kept]
+            groups = None if groups is None else groups[kept]
+        self._add(ids, labels, scores, groups, weights)
         if groups is not None:
             columns: dict[str, NDArray[np.generic]] = {"positives": labels}
             if self.temperature is not None:
                 columns["log_loss"] = find_log_losses(labels, scores / self.temperature)
-            self._sums.add(groups, columns)
+            self._sums.add(groups, columns, weights)
 
     def _add(
         self,
         ids: NDArray[np.int64] | None,
         labels: NDArray[np.bool_],
         scores: NDArray[np.float32],
-        groups: IntArray | None = None,
+        groups: IntArray | None,
+        weights: FloatArray | None,
     ) -> None:
         self._rows += len(labels)
-        self._positives += int(labels.sum())
-        self._auc.update(labels, scores, groups)
+        self._weights += len(labels) if weights is None else float(weights.sum())
+        self._positives += float(labels.sum() if weights is None else weights[labels].sum())
+        self._auc.update(labels, scores, groups, weights)
         if ids is not None:
             known = ids > OOV_ID  # Users outside the vocabulary share an id and are many.
-            self._gauc.update(ids[known], labels[known], scores[known])
+            self._unnamed += int(np.count_nonzero(~known))
+            own = None if weights is None else weights[known]
+            self._gauc.update(ids[known], labels[known], scores[known], own)
         if self.temperature is not None:
-            self._calibration.update(labels, scores / self.temperature)
+            self._calibration.update(labels, scores / self.temperature, weights)
 
     def result(self, train_rate: float | None) -> dict[str, Any] | None:
         """Returns the metrics beside those of a constant prediction; None without a label.
 
         Args:
-            train_rate: Share of positive labels in the train split, which the constant predicts;
-                None: that of the rows themselves.
+            train_rate: Share of positive labels in the train split, by weight, which the constant
+                predicts; None: that of the rows themselves.
         """
         if not self._rows:
             return None
-        found = self._positives / self._rows
+        found = self._positives / self._weights
         rate = found if train_rate is None else train_rate
         auc = self._auc.result()
         gauc, users = (None, None) if self.user is None else self._gauc.sum_users()
+        if gauc is not None:
+            gauc["rows_of_unknown_users"] = self._unnamed
         values = {
             "rows": self._rows,
+            **({} if self.weight is None else {"weighted_by": self.weight}),
             "auc": None if auc is None else auc.value,
             "auc_error": None if auc is None else auc.error,
             "gauc": gauc,
@@ -450,6 +540,31 @@ class LabelScores:
             constant = -positives * np.log(rate) - (rows - positives) * np.log1p(-rate)
             [found["log_loss"]] = compare_sums(rows, [self._sums["log_loss"] - constant], seed)
         return describe_differences(self._sums[ROWS], {CONSTANT: found})
+
+
+def read_weights(features: Features, weight: str | None, rows: int) -> FloatArray | None:
+    """Returns the weight of each row of a batch, `[rows]`; None where all weigh the same.
+
+    Args:
+        features: The batch.
+        weight: The feature that holds the weights, or None.
+        rows: Rows of the batch.
+
+    Raises:
+        InputDataError: A weight is below 0, or no number.
+    """
+    if weight is None:
+        return None
+    found = np.asarray(features[weight], np.float64).reshape(rows)  # A scalar, or a list of one.
+    bad = ~(np.isfinite(found) & (found >= 0.0))
+    if bad.any():
+        raise InputDataError(
+            f"weight {weight!r} of a row is none",
+            received=str(found[int(bad.argmax())]),
+            allowed="finite numbers, 0 or more",
+            fix="correct the weight in the build",
+        )
+    return found
 
 
 def find_user_ids(manifest: Manifest) -> str | None:

@@ -75,7 +75,7 @@ def score_pairs(model: RetrievalModel, features: Mapping[str, tf.Tensor]) -> NDA
 
 
 class PopularityScorer:
-    """The same list for everyone: items by falling number of training events, ties by id.
+    """The same list for everyone: items by falling number of training events, which may tie.
 
     Args:
         counts: `[items]`, training events of each catalogue item, ids ascending.
@@ -84,11 +84,9 @@ class PopularityScorer:
     name = "popularity"
 
     def __init__(self, counts: IntArray) -> None:
-        order = np.argsort(-counts, kind="stable")
-        # Scores are ranks, not counts, so that no two items tie.
-        scores = np.empty(len(counts), dtype=np.float32)
-        scores[order] = np.arange(len(counts), 0, -1, dtype=np.float32)
-        self._scores = scores
+        # An order by id would be one by all events: ids fall with them. And float32 holds the
+        # places of distinct counts where it would round the counts.
+        self._scores = np.unique(counts, return_inverse=True)[1].astype(np.float32)
 
     def scores(self, features: Mapping[str, tf.Tensor], rows: int) -> NDArray[np.float32]:
         """Scores the whole catalogue, `[rows, items]`, read-only."""

@@ -8,15 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from conf.dates import Part
 from conf.errors import ConfigError, did_you_mean
 from conf.manifest import KeyPart, Manifest
+from conf.operations import DatePart
 from conf.paths import ReadablePath
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, FeatureSpec
 from conf.training.input import InputConfig
 from training.evaluation.metrics import FloatArray, IntArray, Per
 from training.input.batches import Features
 from training.input.train_counts import read_train_counts
-from training.input.vocabularies import read_key_vocabulary
+from training.input.vocabularies import read_key_vocabulary, read_plan
 
 USER_FREQUENCY, ITEM_FREQUENCY = "user_frequency", "item_frequency"
 BAND_STARTS = (0, 1, 10, 100, 1000)
@@ -25,6 +27,7 @@ BANDS = ("0", "1-9", "10-99", "100-999", "1000+")
 MOST_VALUES = 20
 """Values of a feature that have a slice of their own: the most frequent ones of train."""
 UNKNOWN, OTHERS = "(unknown)", "(others)"
+WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
 @dataclass(frozen=True)
@@ -123,9 +126,17 @@ def _has_groups(spec: FeatureSpec) -> bool:
 
 
 def _cut_by_value(version_dir: ReadablePath, manifest: Manifest, name: str) -> Slicing:
-    """Ids of a vocabulary fall with frequency, so its first ids are the most frequent values."""
+    """Ids of a vocabulary fall with frequency, so its first ids are the most frequent values.
+
+    Ids of a part of a date are shown as its values; those of buckets and hashes as they are.
+    """
     size = int(manifest.schema[name].vocabulary_size or 0)
     vocabulary = read_key_vocabulary(version_dir, manifest, name)
+    operation = None
+    if manifest.schema[name].encoding.startswith(f"{DatePart.kind}:"):
+        operation = read_plan(version_dir, manifest).column(name).operation
+    if isinstance(operation, DatePart):
+        return _cut_by_part(name, operation.part, size)
     first = 0 if vocabulary is None else vocabulary.first_id
     most = 64 if vocabulary is None else MOST_VALUES
     shown = np.arange(first, min(first + most, size))
@@ -134,6 +145,16 @@ def _cut_by_value(version_dir: ReadablePath, manifest: Manifest, name: str) -> S
     groups[shown] = np.arange(len(shown))
     groups[:first] = len(shown) + 1
     return Slicing(name, name, (*map(str, names), OTHERS, UNKNOWN), groups)
+
+
+def _cut_by_part(name: str, part: Part, size: int) -> Slicing:
+    values = np.arange(size - FIRST_TOKEN_ID)
+    if part in ("day", "day_of_year", "month"):
+        names = tuple(map(str, values + 1))
+    else:
+        names = WEEKDAYS if part == "weekday" else tuple(map(str, values))
+    groups = np.concatenate((np.full(FIRST_TOKEN_ID, len(values)), values)).astype(np.int64)
+    return Slicing(name, name, (*names, UNKNOWN), groups)
 
 
 @dataclass

@@ -25,7 +25,7 @@ from training.evaluation.differences import (
     describe_differences,
     find_root_gap,
 )
-from training.evaluation.label_metrics import LabelScores, find_user_ids
+from training.evaluation.label_metrics import LabelScores, find_user_ids, read_weights
 from training.evaluation.slices import Slicing, plan_slicings
 from training.input.batches import Batch, Features, build_eval_dataset, read_batches
 from training.models.embedded_inputs import vector_errors
@@ -44,12 +44,15 @@ class ErrorScores:
         train_mean: Mean label of the train split, which the constant predicts; None: that of the
             rows themselves.
         groups: The groups of users whose draws give intervals; None: no intervals.
+        weight: Name of the feature of the rows' weights, as in the loss; None: all weigh the same.
     """
 
     label: str
     train_mean: float | None = None
     groups: UserGroups | None = None
+    weight: str | None = None
     _rows: int = 0
+    _weights: float = 0.0
     _labels: float = 0.0
     _squared_labels: float = 0.0
     _squared: float = 0.0
@@ -59,30 +62,39 @@ class ErrorScores:
     @property
     def inputs(self) -> tuple[str, ...]:
         """Features that are read."""
-        return (self.label, *(self.groups.inputs if self.groups else ()))
+        weights = () if self.weight is None else (self.weight,)
+        return (self.label, *(self.groups.inputs if self.groups else ()), *weights)
 
     def update(self, features: Features, scores: NDArray[np.floating]) -> None:
-        """Adds rows, with their scores `[rows]`."""
+        """Adds rows, with their scores `[rows]`; those of weight 0 are left out.
+
+        Raises:
+            InputDataError: A weight is below 0, or no number.
+        """
         labels = np.asarray(features[self.label], np.float64)
         errors = scores.astype(np.float64) - labels
-        self._rows += len(labels)
-        self._labels += float(labels.sum())
-        self._squared_labels += float(np.square(labels).sum())
-        self._squared += float(np.square(errors).sum())
-        self._absolute += float(np.abs(errors).sum())
+        weights = read_weights(features, self.weight, len(labels))
+        w = np.ones(len(labels)) if weights is None else weights
+        self._rows += int(np.count_nonzero(w))
+        self._weights += float(w.sum())
+        self._labels += float(w @ labels)
+        self._squared_labels += float(w @ np.square(labels))
+        self._squared += float(w @ np.square(errors))
+        self._absolute += float(w @ np.abs(errors))
         if self.groups is not None:
             columns = {"squared": errors**2, "labels": labels, "squared_labels": labels**2}
-            self._sums.add(self.groups.find(features, len(labels)), columns)
+            self._sums.add(self.groups.find(features, len(labels)), columns, weights)
 
     def result(self) -> dict[str, Any] | None:
         """Returns RMSE and MAE beside the RMSE of a constant; None without a row."""
         if not self._rows:
             return None
-        rows, mean = self._rows, self._labels / self._rows
+        rows, mean = self._weights, self._labels / self._weights
         constant = mean if self.train_mean is None else self.train_mean
         squared = self._squared_labels / rows - 2 * constant * mean + constant**2
         values: dict[str, Any] = {
-            "rows": rows,
+            "rows": self._rows,
+            **({} if self.weight is None else {"weighted_by": self.weight}),
             "rmse": float(np.sqrt(self._squared / rows)),
             "mae": self._absolute / rows,
             "constant": {"value": constant, "rmse": float(np.sqrt(max(squared, 0.0)))},
@@ -162,8 +174,7 @@ class TaskScores:
             if isinstance(scores, ErrorScores):
                 found = scores.result()
             else:
-                rate = self._manifest.find_label_rate(task.label).get("train")
-                found = scores.result(rate)
+                found = scores.result(self._manifest.find_label_mean(task.label, "train"))
             results[task.name] = {"kind": task.kind, "label": task.label, **(found or {})}
             if slices := self._slices[task.name].result():
                 results[task.name]["slices"] = slices
@@ -174,9 +185,10 @@ def _build_scores(
     task: Task, manifest: Manifest, user: str | None, groups: UserGroups | None = None
 ) -> LabelScores | ErrorScores:
     own = None if groups is None else replace(groups)  # Each counts its own rows.
+    weight = manifest.find_weight()
     if task.is_binary:
-        return LabelScores(task.label, user, temperature=1.0, groups=own)
-    return ErrorScores(task.label, _read_train_mean(manifest, task.label), own)
+        return LabelScores(task.label, user, temperature=1.0, groups=own, weight=weight)
+    return ErrorScores(task.label, manifest.find_label_mean(task.label, "train"), own, weight)
 
 
 class _SliceScores:
@@ -199,8 +211,10 @@ class _SliceScores:
                 rows, key = np.flatnonzero(groups == group), (slicing.name, group)
                 if key not in self._scores:
                     self._scores[key] = _build_scores(self._task, self._manifest, None)
-                labels = {self._task.label: tf.gather(batch[self._task.label], rows)}
-                self._scores[key].update(labels, scores[rows])
+                own = self._scores[key]
+                own.update(
+                    {name: tf.gather(batch[name], rows) for name in own.inputs}, scores[rows]
+                )
 
     def result(self) -> dict[str, list[dict[str, Any]]]:
         """Returns the slices as `describe_slices` does."""
@@ -306,8 +320,3 @@ def _check_binary(task: Task, labels: NDArray[np.generic]) -> None:
             allowed="0 or 1",
             fix="map the label in the build config, or set the task's objective to squared_error",
         )
-
-
-def _read_train_mean(manifest: Manifest, label: str) -> float | None:
-    mean = manifest.statistics.get("train", {}).get(label, {}).get("mean")
-    return None if mean is None else float(mean)

@@ -274,25 +274,33 @@ def spread_ranks(owners: IntArray, rows: int, found: IntArray, ranks: FloatArray
 class PopularityLists:
     """Ranks of relevant items in one order for everyone, what each user has seen left out.
 
+    Of equally popular items the relevant ones come last, as in `rank_in_lists`.
+
     Args:
-        counts: `[items]`, training events of each item; equal ones in the order of ids.
+        counts: `[items]`, training events of each item.
     """
 
     name = "popularity"
 
     def __init__(self, counts: IntArray) -> None:
-        self._places = np.empty(len(counts), np.int64)
-        self._places[np.argsort(-counts, kind="stable")] = np.arange(1, len(counts) + 1)
+        _, self._levels = np.unique(-counts, return_inverse=True)
+        self._ends = np.cumsum(np.bincount(self._levels))
 
     def measure(self, batch: UserBatch) -> FloatArray:
         """Returns the ranks of the relevant items, `[rows, relevant]`."""
         rows, columns = _rankable(batch)
-        ranks = self._places[columns].astype(np.float64)
+        levels, size = self._levels[columns], np.int64(len(self._ends) + 1)
+        ranks = self._ends[levels].astype(np.float64)
         if batch.seen is not None and len(batch.seen):
-            size = np.int64(len(self._places) + 1)
-            codes = np.sort(batch.seen.rows * size + self._places[batch.seen.columns])
-            before = np.searchsorted(codes, rows * size + self._places[columns])
-            ranks -= before - np.searchsorted(codes, rows * size)
+            codes = np.sort(batch.seen.rows * size + self._levels[batch.seen.columns])
+            upto = np.searchsorted(codes, rows * size + levels, side="right")
+            ranks -= upto - np.searchsorted(codes, rows * size)
+        # Relevant items of one row that tie take the last places of their tie, one each.
+        own = rows * size + levels
+        order = np.argsort(own, kind="stable")
+        ranks[order] -= np.searchsorted(own[order], own[order], side="right") - np.arange(
+            1, len(own) + 1
+        )
         return spread_ranks(batch.relevant.rows, len(batch), rows, ranks)
 
 

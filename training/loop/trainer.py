@@ -482,5 +482,5 @@ class Trainer:
         shown = self._config.fit.histograms
         samples = None if shown is None else read_weight_samples(self.model, shown.sampled_rows)
         runner.context.epoch_log.write(record, self._count_trained(history), samples)
-        self._progress.epoch(record, best and metric is not None)
+        self._progress.epoch(record, best and metric is not None, metric)
         return state

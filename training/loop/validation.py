@@ -145,10 +145,11 @@ def _build_scoring(
 ) -> Validate:
     def validate(model: Model) -> dict[str, float]:
         towers = require_retrieval(model)
-        scores = LabelScores(label, temperature=towers.temperature)
+        weight = data.manifest.find_weight()
+        scores = LabelScores(label, temperature=towers.temperature, weight=weight)
         where = (data.version_dir, data.manifest)
         dataset = build_held_out_dataset(
-            *where, config.input, config.evaluation.batch_size, (*towers.inputs, label),
+            *where, config.input, config.evaluation.batch_size, (*towers.inputs, *scores.inputs),
             options=InputOptions(binary_labels=(label,)),
         )  # fmt: skip
         for batch in islice(read_batches(dataset, *where, "train"), batches):

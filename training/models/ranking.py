@@ -94,6 +94,8 @@ class RankingModel(Model):
         features = _drop_unread(config, planned, self.network)
         kept = {feature.name for feature in features}
         self.left_out = tuple(feature.name for feature in planned if feature.name not in kept)
+        labels = dict.fromkeys(task.label for task in self.tasks)
+        self._unweighted = tuple(name for name in labels if manifest.lacks_weighted_mean(name))
         self._lone_field = _find_lone_field(features) if kind.sums_fields else None
         built = builder.build_tables(features)
         self.tables = built.tables
@@ -121,6 +123,12 @@ class RankingModel(Model):
             notes.append(
                 f"network {self._name} multiplies pairs of fields, and {self._lone_field} is the "
                 "only one: these products are 0"
+            )
+        for label in self._unweighted:
+            notes.append(
+                f"the dataset version does not hold the mean of {label} by the rows' weights (an "
+                "earlier release built it): the network starts at the mean without weights; build "
+                "the dataset again"
             )
         return tuple(notes)
 
@@ -231,13 +239,13 @@ def plan_tasks(config: RankingConfig, manifest: Manifest) -> tuple[Task, ...]:
 def find_base_scores(tasks: Sequence[Task], manifest: Manifest) -> dict[str, float]:
     """Returns what a constant would score for each task, by name; 0 where it is not known.
 
-    It is the mean label of the train split, of binary tasks its log-odds.
+    It is the mean label of the train split by the rows' weights, of binary tasks its log-odds.
     """
-    statistics = manifest.statistics.get("train", {})
-    means = {task.name: statistics.get(task.label, {}).get("mean") for task in tasks}
     scores = {}
     for task in tasks:
-        mean = float(means[task.name] or 0.0)
+        mean = manifest.find_label_mean(task.label, "train")
+        if mean is None:  # Better than 0; `RankingModel.notes` says it.
+            mean = manifest.statistics.get("train", {}).get(task.label, {}).get("mean") or 0.0
         if task.is_binary:
             mean = math.log(mean / (1.0 - mean)) if 0.0 < mean < 1.0 else 0.0
         scores[task.name] = mean

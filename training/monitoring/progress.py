@@ -61,7 +61,7 @@ class TrainingProgress(Protocol):
     def step(self, status: StepStatus) -> None:
         """Some steps are done; called often."""
 
-    def epoch(self, record: EpochRecord, best: bool) -> None:
+    def epoch(self, record: EpochRecord, best: bool, metric: str | None) -> None:
         """An epoch is done and saved."""
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class NoProgress:
     def step(self, status: StepStatus) -> None:
         """Drops the status."""
 
-    def epoch(self, record: EpochRecord, best: bool) -> None:
+    def epoch(self, record: EpochRecord, best: bool, metric: str | None) -> None:
         """Drops the record."""
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ class JsonProgress:
             metric = None if name is None else {"name": name, "value": value}
             self._write(render_event("steps", {**asdict(status), "metric": metric}))
 
-    def epoch(self, record: EpochRecord, best: bool) -> None:
+    def epoch(self, record: EpochRecord, best: bool, metric: str | None) -> None:
         """Writes the epoch's record."""
         self._write(render_event("epoch", {**asdict(record), "best": best}))
 
@@ -151,9 +151,9 @@ class LineProgress:
         if self._clock.is_due():
             print(render_status(status), file=self._stream, flush=True)
 
-    def epoch(self, record: EpochRecord, best: bool) -> None:
+    def epoch(self, record: EpochRecord, best: bool, metric: str | None) -> None:
         """Writes the epoch's summary."""
-        print(render_epoch(record, best), file=self._stream, flush=True)
+        print(render_epoch(record, best, metric), file=self._stream, flush=True)
 
     def close(self) -> None:
         """Nothing to end."""
@@ -190,9 +190,9 @@ class TerminalProgress:
             description=render_status(status, self._console.width),
         )
 
-    def epoch(self, record: EpochRecord, best: bool) -> None:
+    def epoch(self, record: EpochRecord, best: bool, metric: str | None) -> None:
         """Prints the epoch's summary above the bar."""
-        self.message(render_epoch(record, best))
+        self.message(render_epoch(record, best, metric))
 
     def close(self) -> None:
         """Takes the bar away."""
@@ -218,10 +218,18 @@ def render_status(status: StepStatus, width: int | None = None) -> str:
     return f"{epoch} {step} {loss} {speed:.0f}/s wait {wait}".replace("  ", " ")
 
 
-def render_epoch(record: EpochRecord, best: bool) -> str:
-    """Returns one epoch's summary as text."""
+def render_epoch(record: EpochRecord, best: bool, metric: str | None) -> str:
+    """Returns one epoch's summary as text.
+
+    Args:
+        record: The epoch.
+        best: Whether it is the best so far.
+        metric: What says so, which is shown before the others; None: nothing.
+    """
     shown = [name for name in SHOWN_METRICS if name in record.validation]
     names = shown or sorted(record.validation)[: len(SHOWN_METRICS)]
+    if metric in record.validation:
+        names = [metric, *(name for name in names if name != metric)]
     metrics = "".join(f"  {name} {record.validation[name]:.4f}" for name in names)
     return (
         f"epoch {record.epoch}  loss {record.loss:.4f}{metrics}  {record.seconds:.1f} s  "

@@ -19,7 +19,6 @@ from training.models.retrieval import RetrievalModel
 from training.networks.network import TrainingPass
 from training.networks.probabilities import find_bounded, refuse_probabilities
 from training.objectives.item_objectives import build_item_objective
-from training.objectives.positive_rows import find_weight
 from training.objectives.user_items import TrainRows
 
 
@@ -201,7 +200,7 @@ def build_objective(
         built = _build_retrieval(config, train, model)
     else:
         raise TypeError(f"no objective is known for a {type(model).__name__}")
-    weight = find_weight(manifest)
+    weight = manifest.find_weight()
     return built if weight is None else Weighted(built, weight)
 
 

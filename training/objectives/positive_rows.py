@@ -31,7 +31,7 @@ def refuse_negative_rows(config: ItemSettings, kind: str, train: TrainRows) -> N
     negatives = count_negatives(manifest)
     if config.positives == "every_row" or label is None or not negatives:
         return
-    source, weight = train.config or InputConfig(), find_weight(manifest)
+    source, weight = train.config or InputConfig(), manifest.find_weight()
     if _leaves_out(source, label):
         return
     what = f"{negatives:,} of {all_rows:,} rows of train have label 0"
@@ -58,14 +58,6 @@ def count_negatives(manifest: Manifest) -> int:
     if not is_binary or found.get("distinct", {}).get("count") != 2:
         return 0
     return int(found.get("zeros", 0))
-
-
-def find_weight(manifest: Manifest) -> str | None:
-    """Name of the feature that rows are weighted by, or None."""
-    if manifest.keys.weight is not None:
-        return manifest.keys.weight
-    names = [spec.name for spec in manifest.schema.features if spec.role == "weight"]
-    return names[0] if names else None
 
 
 def _leaves_out(source: InputConfig, label: str) -> bool:

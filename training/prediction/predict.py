@@ -9,6 +9,7 @@ or of a ranking model what it predicts of its task. The same run gives the same 
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from training.prediction.list_rows import ListSource, check_mask, read_lists
 from training.prediction.rankers import NamedRows, build_ranker
 from training.prediction.raw_rows import RawFile
 from training.prediction.row_files import RowWriter, check_format
+
+_log = logging.getLogger("sluice.training.predict")
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,12 @@ def write_recommendations(
             lists = build_lists(batch, found, ranker.items, ranker.tokens)
             writer.write(lists)
             total, written = total + len(batch), written + len(lists[batch.key])
-    return target, PredictionCounts(written, total - written)
+    if left_out := total - written:
+        _log.warning(
+            "%s of %s lists are of users outside the vocabulary and not written",
+            f"{left_out:,}", f"{total:,}",
+        )  # fmt: skip
+    return target, PredictionCounts(written, left_out)
 
 
 def build_lists(

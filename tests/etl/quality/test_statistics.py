@@ -240,3 +240,23 @@ def test_too_many_groups_and_a_constant_label_say_nothing():
 def test_without_the_label_or_for_lists_there_is_nothing_to_compare():
     assert compare({"x": [1, 2]}) == {"x": None}
     assert compare({"tags": [[1], [2]], "label": [0.0, 1.0]})["tags"] is None
+
+
+def test_means_of_labels_by_weight_are_those_of_all_rows_and_shards_without_them_leave_none():
+    rng = np.random.default_rng(4)
+    label, like = (rng.random(900) < 0.3).astype(np.float32), rng.normal(size=900)
+    weight = rng.choice([1.0, 10.0], 900).astype(np.float32)
+    table = pa.table({"label": label, "like": like, "weight": weight}).combine_chunks()
+    focus = LabelFocus("label", (), "weight", ("label", "like", "absent"))
+    parts = []
+    for rows in (table[:400], table[400:]):
+        accumulator = StatisticsAccumulator(table.schema, focus)
+        for batch in rows.to_batches(max_chunksize=97):
+            accumulator.update(batch)
+        parts.append(json.loads(json.dumps(accumulator.to_dict())))
+    summary = summarize_statistics(merge_statistics(parts))
+    assert summary["label"]["weighted_mean"] == pytest.approx(np.average(label, weights=weight))
+    assert summary["like"]["weighted_mean"] == pytest.approx(np.average(like, weights=weight))
+    assert "weighted_mean" not in summary["weight"]
+    del parts[0]["label"]["weighted"]  # As an earlier release wrote a kept shard.
+    assert "weighted_mean" not in summarize_statistics(merge_statistics(parts))["label"]

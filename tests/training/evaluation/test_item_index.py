@@ -102,11 +102,10 @@ COUNTS = st.lists(st.integers(0, 5), min_size=1, max_size=30)
 
 
 @given(COUNTS)
-def test_popularity_ranks_by_count_then_by_id_without_a_tie(counts: list[int]) -> None:
+def test_equally_popular_items_count_against_the_target(counts: list[int]) -> None:
     scores = PopularityScorer(np.array(counts)).scores({}, len(counts))
     ranks = rank_all(scores, np.arange(len(counts)))
-    order = sorted(range(len(counts)), key=lambda c: (-counts[c], c))
-    assert [order.index(c) + 1 for c in range(len(counts))] == ranks.tolist()
+    assert [sum(other >= own for other in counts) for own in counts] == ranks.tolist()
 
 
 def test_random_scores_depend_on_the_row_and_the_seed_only() -> None:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,10 +11,13 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conf.errors import InputDataError
 from conf.manifest import Manifest
 from tests.training.toy_models import TinyTowers
+from training.evaluation.differences import UserGroups
 from training.evaluation.label_metrics import Calibration, GroupedAUC, LabelScores, StreamedAUC
 from training.evaluation.scorers import score_pairs
+from training.evaluation.task_metrics import ErrorScores
 from training.input.batches import build_eval_dataset
 
 ROWS = st.lists(st.tuples(st.booleans(), st.floats(-12, 12, width=16)), min_size=1, max_size=60)
@@ -198,8 +204,10 @@ def test_scores_are_dot_products_of_each_row_in_float64(
 def test_rows_of_unknown_users_are_in_no_group() -> None:
     collected = LabelScores("label", "user_id")
     ids = np.array([0, 1, 5, 5])
-    collected._add(ids, np.array([True, False, True, False]), np.array([1, 2, 4, 3], np.float32))
-    assert collected.result(None)["gauc"] == {"value": 1.0, "users": 1, "rows": 2}
+    batch = {"label": np.array([1.0, 0.0, 1.0, 0.0]), "user_id": ids}
+    collected.update(batch, np.array([1, 2, 4, 3], np.float32))
+    expected = {"value": 1.0, "users": 1, "rows": 2, "rows_of_unknown_users": 2}
+    assert collected.result(None)["gauc"] == expected
 
 
 def test_one_class_has_no_auc_and_no_rate_means_that_of_the_rows() -> None:
@@ -211,3 +219,67 @@ def test_one_class_has_no_auc_and_no_rate_means_that_of_the_rows() -> None:
     assert found["calibration"] is None
     assert found["gauc"] is None
     assert found["constant"] == {"auc": 0.5, "rate": 1.0, "log_loss": 0.0}
+
+
+def _weighted_rows(rows: int) -> dict[str, np.ndarray]:
+    """Rows of 60 users whose weights are 0 to 4."""
+    rng = np.random.default_rng(5)
+    labels = (rng.random(rows) < 0.3).astype(np.float64)
+    return {
+        "label": labels,
+        "user": rng.integers(2, 62, rows),
+        "weight": rng.integers(0, 5, rows).astype(np.float32),
+        "score": np.round(rng.normal(size=rows) + labels, 1).astype(np.float32),
+    }
+
+
+def _without_rows(values: Any) -> Any:
+    """All figures but numbers of rows: a row of weight 2 is one row."""
+    if isinstance(values, list):
+        return [_without_rows(value) for value in values]
+    if not isinstance(values, dict):
+        return values if values is None or isinstance(values, str) else pytest.approx(values)
+    left_out = ("rows", "weighted_by")
+    return {name: _without_rows(v) for name, v in values.items() if name not in left_out}
+
+
+@pytest.mark.parametrize("exact_rows", [10, 10**6])
+def test_a_row_of_weight_two_is_as_good_as_the_row_twice(exact_rows: int) -> None:
+    batch = _weighted_rows(900)
+    repeats = batch["weight"].astype(int)
+    repeated = {name: np.repeat(column, repeats) for name, column in batch.items()}
+    groups = UserGroups("user", range(2, 62), seed=3)
+    build: Any = partial(LabelScores, "label", "user", 1.0)
+    weighted = build(replace(groups), "weight", _auc=StreamedAUC(exact_rows))
+    plain = build(replace(groups), _auc=StreamedAUC(exact_rows))
+    for part in np.array_split(np.arange(900), 3):
+        weighted.update({name: c[part] for name, c in batch.items()}, batch["score"][part])
+    plain.update(repeated, repeated["score"])
+    found, expected = weighted.result(0.2), plain.result(0.2)
+    assert found["rows"] == np.count_nonzero(repeats)
+    assert found["weighted_by"] == "weight"
+    assert _without_rows(expected) == _strip(found)
+
+    errors, plain_errors = (
+        ErrorScores("label", 0.2, replace(groups), weight) for weight in ("weight", None)
+    )
+    errors.update(batch, batch["score"])
+    plain_errors.update(repeated, repeated["score"])
+    assert _without_rows(plain_errors.result()) == _strip(errors.result())
+
+
+def _strip(values: Any) -> Any:
+    """The same figures as `_without_rows`, as they are."""
+    if isinstance(values, list):
+        return [_strip(value) for value in values]
+    if not isinstance(values, dict):
+        return values
+    return {n: _strip(v) for n, v in values.items() if n not in ("rows", "weighted_by")}
+
+
+def test_weights_that_are_none_are_refused() -> None:
+    scores = LabelScores("label", weight="weight")
+    for bad in (-1.0, np.nan):
+        batch = {"label": np.ones(2), "weight": np.array([1.0, bad])}
+        with pytest.raises(InputDataError, match="weight 'weight'"):
+            scores.update(batch, np.ones(2, np.float32))

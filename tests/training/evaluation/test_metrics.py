@@ -209,8 +209,8 @@ def test_every_metric_that_is_measured_says_which_way_it_is_better() -> None:
     lists = ListStatistics(np.arange(5), (1, 10), mask_seen=False)
     lists.add(np.array([[0, 1]]))
     compared = [
-        *_compare_binary(features["label"], (scores, scores), np.zeros(3, int), 1),
-        *_compare_errors(features["label"], (scores, scores), np.zeros(3, int), 1),
+        *_compare_binary(features["label"], (scores, scores), np.zeros(3, int), 1, np.ones(3)),
+        *_compare_errors(features["label"], (scores, scores), np.zeros(3, int), 1, np.ones(3)),
     ]
     measured = labels.result(None) or {}
     named = {

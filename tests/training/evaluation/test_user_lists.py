@@ -22,7 +22,7 @@ from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, _draw_log, write_tiny_dataset
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
-from training.evaluation.evaluate import evaluate_split
+from training.evaluation.evaluate import evaluate_split, read_popularity
 from training.evaluation.item_index import ItemIndex, build_item_index, rank_top_k
 from training.evaluation.metrics import MISSING, Pairs, measure
 from training.evaluation.user_lists import RandomLists, UserReader, rank_in_lists
@@ -139,18 +139,26 @@ def test_a_users_whole_set_is_measured_as_in_the_text_books(
 
 
 def test_popularity_and_chance_are_ranked_by_the_same_rules(trained: TrainedModel) -> None:
-    """Ids fall with frequency: the order of ids is that of popularity."""
     found = evaluate_split(_configure(trained, per="user"), "test")["protocols"][0]["systems"]
-    raw = sorted(_ids(trained, "movie_id"), key=_ids(trained, "movie_id").get)
+    index = build_item_index(trained.model, trained.version_dir, trained.manifest, 64)
+    ids = _ids(trained, "movie_id")
+    counts = dict(zip(index.ids.tolist(), read_popularity(trained, index.ids), strict=True))
     relevant, events = _relevant(trained, -3, None), _draw_log(CONFIG).events
     for k in KS:
         rows = [
-            _measure_by_hand([i for i in raw if i not in events[u][:-3]], relevant[u], k)
+            _measure_by_hand(
+                # Of items that tie the relevant ones come last.
+                sorted(
+                    (i for i in ids if i not in events[u][:-3]),
+                    key=lambda i, u=u: (-counts[ids[i]], i in relevant[u]),
+                ),
+                relevant[u],
+                k,
+            )
             for u in relevant
         ]
         for name in rows[0]:
             assert found["popularity"][name] == pytest.approx(np.mean([r[name] for r in rows]))
-    index = build_item_index(trained.model, trained.version_dir, trained.manifest, 64)
     batches = list(UserReader(_configure(trained), "test", index, (), True).read())
     chance = RandomLists(len(index), 5)
     several = [
@@ -159,8 +167,8 @@ def test_popularity_and_chance_are_ranked_by_the_same_rules(trained: TrainedMode
         for batch in batches
     ]
     reachable = [
-        len([i for i in items if i in raw and i not in events[u][:-3]])
-        / len([i for i in raw if i not in events[u][:-3]])
+        len([i for i in items if i in ids and i not in events[u][:-3]])
+        / len([i for i in ids if i not in events[u][:-3]])
         for u, items in relevant.items()
     ]
     assert np.mean(np.concatenate(several)) == pytest.approx(np.mean(reachable), rel=0.1)

@@ -89,7 +89,7 @@ class Messages(LineProgress):
     def step(self, status: object) -> None:
         pass
 
-    def epoch(self, record: object, best: bool) -> None:
+    def epoch(self, record: object, best: bool, metric: str | None) -> None:
         pass
 
 

@@ -138,7 +138,24 @@ def test_factorization_reads_user_and_item_alone_and_starts_at_the_mean(
     np.testing.assert_allclose(score(plain, batch), [(vectors[0] * vectors[1]).sum(1)], 1e-5)
     binary = plan_tasks(configure("mf"), manifest)
     np.testing.assert_allclose(find_base_scores(binary, manifest)["label"], np.log(3.0))
-    assert find_base_scores(binary, tiny_manifest) == {"label": 0.0}
+    rate = tiny_manifest.label_rate["train"]
+    assert find_base_scores(binary, tiny_manifest)["label"] == pytest.approx(
+        np.log(rate / (1 - rate))
+    )
+
+
+def test_rows_with_weights_start_at_the_rate_by_weight_and_say_where_it_is_not_known(
+    tiny_manifest: Manifest,
+) -> None:
+    keys = replace(tiny_manifest.keys, weight="weight")
+    found = {"mean": 0.75, "weighted_mean": 0.25}
+    manifest = replace(tiny_manifest, keys=keys, statistics={"train": {"label": found}})
+    tasks = plan_tasks(configure("lr"), manifest)
+    np.testing.assert_allclose(find_base_scores(tasks, manifest)["label"], -np.log(3.0))
+    assert not any("without weights" in note for note in build(manifest, "lr").notes)
+    old = replace(manifest, statistics={"train": {"label": {"mean": 0.75}}})
+    np.testing.assert_allclose(find_base_scores(tasks, old)["label"], np.log(3.0))
+    assert any("mean of label by the rows' weights" in note for note in build(old, "lr").notes)
 
 
 @pytest.mark.parametrize("network", NETWORKS)

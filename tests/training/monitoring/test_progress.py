@@ -15,6 +15,7 @@ from training.monitoring.progress import (
     TerminalProgress,
     build_progress,
     render_duration,
+    render_epoch,
     render_status,
 )
 
@@ -40,7 +41,7 @@ def test_json_lines_hold_the_figures() -> None:
     progress = JsonProgress(stream, 0.0)
     progress.message("hello", run="r")
     progress.step(STATUS)
-    progress.epoch(RECORD, best=True)
+    progress.epoch(RECORD, best=True, metric="mrr")
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [line["event"] for line in lines] == ["message", "steps", "epoch"]
     assert lines[0]["run"] == "r"
@@ -55,12 +56,19 @@ def test_lines_tell_loss_speed_wait_and_time_left() -> None:
     stream = io.StringIO()
     progress = LineProgress(stream, 0.0)
     progress.step(STATUS)
-    progress.epoch(RECORD, best=True)
+    progress.epoch(RECORD, best=True, metric="mrr")
     step, epoch = stream.getvalue().splitlines()
     for part in ("2/10", "64/128", "1.2500", "ndcg@10 0.2500", "12,345 examples/s", "7%", "1:15"):
         assert part in step
     for part in ("epoch 2", "ndcg@10 0.4000", "best"):
         assert part in epoch
+    assert epoch.index("mrr") < epoch.index("ndcg@10")  # What chooses comes first.
+
+
+def test_the_metric_that_chooses_is_shown_though_its_name_comes_late() -> None:
+    validation = {"auc": 0.6, "gauc": 0.5, "like/auc": 0.7, "log_loss": 0.4}
+    record = EpochRecord(2, 1.25, 3.0, 640, 213.3, 0.07, validation)
+    assert "loss 1.2500  log_loss 0.4000  auc 0.6000" in render_epoch(record, True, "log_loss")
 
 
 def test_lines_about_steps_are_rare() -> None:
@@ -76,7 +84,7 @@ def test_the_terminal_shows_epochs_above_the_bar() -> None:
     progress = TerminalProgress(stream)
     progress.step(STATUS)
     progress.message("[not markup]")
-    progress.epoch(RECORD, best=False)
+    progress.epoch(RECORD, best=False, metric=None)
     progress.close()
     assert "[not markup]" in stream.getvalue()
     assert "ndcg@10 0.4000" in stream.getvalue()
