@@ -95,9 +95,9 @@ class TFRecordDataSource(DataSource):
     zlib) or `codec` (Hadoop class name), `compressionLevel`; `partitionBy` (Spark refuses
     `.partitionBy()` for Python data sources), `partitionOverwriteMode`; `maxRecordsPerFile`,
     `maxBytesPerFile`; `index`, `statistics`, `statisticsLabel`, `statisticsSlices`,
-    `statisticsWeight`, `statisticsWeighted`, `statisticsCounts`, `encoders`, `deterministicNames`; `saveMode`; `storage` or `fs.<setting>`
-    for object stores; and those of `etl.tfrecord.types.policies`. `encoders` and `statistics*` need
-    their hooks.
+    `statisticsWeight`, `statisticsWeighted`, `statisticsCounts`, `encoders`,
+    `deterministicNames`; `saveMode`; `storage` or `fs.<setting>` for object stores; and those of
+    `etl.tfrecord.types.policies`. `encoders` and `statistics*` need their hooks.
 
     Attributes:
         hooks: What others add to a write.

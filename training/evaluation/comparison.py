@@ -174,9 +174,14 @@ def _compare_ranking(trained: TrainedModel, other: TrainedModel, split: str) -> 
         prefix = f"{task.name}/" if number else ""
         metrics |= {f"{prefix}{name}": vars(difference) for name, difference in found.items()}
     users = len(np.unique(owners))
-    found = {"protocol": "rows", "rows": len(owners), "users": users, "metrics": metrics}
+    described: dict[str, Any] = {
+        "protocol": "rows",
+        "rows": len(owners),
+        "users": users,
+        "metrics": metrics,
+    }
     weight = trained.manifest.find_weight()
-    return found if weight is None else {**found, "weighted_by": weight}
+    return described if weight is None else {**described, "weighted_by": weight}
 
 
 def _find_common_tasks(trained: TrainedModel, other: TrainedModel) -> list[Task]:

@@ -228,8 +228,8 @@ class StreamedAUC:
         rows = _join(self._kept)
         if rows.labels.all() or not rows.labels.any():
             return None
-        nothing = np.zeros(len(rows.scores))
-        found = compare_auc(rows.labels, (rows.scores, nothing), rows.groups, rows.weights)
+        pair = rows.scores.astype(np.float64), np.zeros(len(rows.scores))
+        found = compare_auc(rows.labels, pair, rows.groups, rows.weights)
         has_interval = len(np.unique(rows.groups)) >= FEWEST_GROUPS
         low, high = (found.low, found.high) if has_interval else (None, None)
         return {"difference": found.difference, "low": low, "high": high, "method": found.method}
@@ -389,7 +389,7 @@ def auc_by_group(
         weights: `[rows]`, above 0, what each counts for.
     """
     order = np.lexsort((scores, groups))
-    groups, labels, scores, weights = (a[order] for a in (groups, labels, scores, weights))
+    groups, labels, scores, weights = groups[order], labels[order], scores[order], weights[order]
     new_group = np.concatenate(([True], groups[1:] != groups[:-1]))
     starts = np.flatnonzero(new_group)
     ties = np.flatnonzero(new_group | np.concatenate(([True], scores[1:] != scores[:-1])))

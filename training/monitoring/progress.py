@@ -228,7 +228,7 @@ def render_epoch(record: EpochRecord, best: bool, metric: str | None) -> str:
     """
     shown = [name for name in SHOWN_METRICS if name in record.validation]
     names = shown or sorted(record.validation)[: len(SHOWN_METRICS)]
-    if metric in record.validation:
+    if metric is not None and metric in record.validation:
         names = [metric, *(name for name in names if name != metric)]
     metrics = "".join(f"  {name} {record.validation[name]:.4f}" for name in names)
     return (
