@@ -227,12 +227,22 @@ def _explain(cls: type[BaseModel], error: ValidationError, source: str | None) -
             lines.append(f"{where}: {item['msg'].removeprefix('Value error, ')}")
         else:
             lines.append(f"{where}: {item['msg']}, received {_short(item['input'])}")
+            fix = fix or _advise_quotes(item["type"], item["input"])
     origin = source or "overrides"
     return ConfigError(
         f"config {origin} has {len(lines)} error(s)",
         received="\n            ".join(lines),
         fix=fix or "correct the keys above, in the file or by --set KEY=VALUE",
     )
+
+
+def _advise_quotes(kind: str, value: Any) -> str | None:
+    """Says how YAML reads bare words such as `off` where text is wanted; None: it is not that."""
+    is_text = kind in ("string_type", "invalid_key", "literal_error", "enum")
+    if not is_text or not isinstance(value, bool):
+        return None
+    words, example = ("on, yes and true", "on") if value else ("off, no and false", "off")
+    return f"quote it: YAML reads {words} without quotes as {value}; write '{example}'"
 
 
 def _short(value: Any) -> str:

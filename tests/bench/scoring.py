@@ -121,7 +121,7 @@ def read_task(job: Job, output: str) -> Any:
     source = RowSource("rows", columns=columns)
     request = ScoringRequest(folder / output, source=source, part_rows=job["rows"])
     (folder / output).mkdir()
-    (folder / output / "score.json").write_text("{}")
+    (folder / output / "_score.json").write_text("{}")
     return exported, replace(plan_task(exported, request), rows=job["rows"])
 
 

@@ -118,6 +118,20 @@ def test_bad_values_are_config_errors(override):
         load_config(BuildConfig, "etl", "ml_1m", [override])
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("name: off", "off, no and false without quotes as False; write 'off'"),
+     ("name: yes", "on, yes and true without quotes as True; write 'on'"),
+     ("{off: 1}", "quote it"), ("sources: {off: {path: a.csv}}", "quote it"),
+     ("sources: {log: {path: a.csv, columns: [{name: on, type: long}]}}", "quote it")],
+)  # fmt: skip
+def test_words_that_yaml_takes_for_booleans_are_to_be_quoted(tmp_path, text, said) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        load_config(BuildConfig, "etl", str(tmp_path / "c.yaml"))
+    assert said in str(refused.value.fix)
+
+
 def test_unknown_preset_names_the_known_ones():
     with pytest.raises(ConfigError) as refused:
         load_config(BuildConfig, "etl", "ml1m")

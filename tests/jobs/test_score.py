@@ -160,7 +160,9 @@ def test_a_job_knows_its_own_output(tmp_path) -> None:
     (output / f".{task.name_part(1)}.dead.tmp").write_bytes(b"")
     job.finish()
     assert (job.open(), job.find_missing()) == ("finished", [])
-    record = json.loads((output / "score.json").read_text())
+    (output / "_score.json").rename(output / "score.json")  # As before: it is found, and renamed.
+    assert job.open() == "finished"
+    record = json.loads((output / "_score.json").read_text())
     assert [file["rows"] for file in record["files"].values()] == [20, 20, 5]
     assert len(list(output.iterdir())) == 4  # What a killed task left is gone.
     for other in (

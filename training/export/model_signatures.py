@@ -20,7 +20,11 @@ import tensorflow as tf
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import ItemIndex, read_item_features
 from training.export.catalogue import NO_SCORE, Catalogue, CatalogueFeatures
-from training.export.serving_encoders import ServingEncoders, build_serving_encoders
+from training.export.serving_encoders import (
+    ServingEncoders,
+    build_serving_encoders,
+    find_event_time,
+)
 from training.export.signatures import (
     Compute,
     FormBuilder,
@@ -41,7 +45,8 @@ def build_encoders(trained: TrainedModel) -> ServingEncoders:
     plan = read_plan(trained.version_dir, trained.manifest)
     key = trained.manifest.keys.item
     names = dict.fromkeys((*trained.model.inputs, *([] if key is None else [key])))
-    return build_serving_encoders(trained.version_dir, plan, names)
+    event_time = find_event_time(trained.manifest)
+    return build_serving_encoders(trained.version_dir, plan, names, event_time)
 
 
 def _build_forms(trained: TrainedModel, encoders: ServingEncoders) -> FormBuilder:

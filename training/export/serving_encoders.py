@@ -22,8 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import tensorflow as tf
 
+from conf.dates import find_date_unit
 from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
 from conf.errors import InputDataError
+from conf.manifest import Manifest
 from conf.operations import Cross, Cyclical, DatePart, Weights
 from conf.paths import ReadablePath
 from conf.schema import OOV_ID, PAD_ID, FeatureSpec
@@ -35,7 +37,7 @@ from training.export.encoder_operations import (
     scale_weights,
 )
 from training.input.vocabularies import Vocabulary, read_statistics, read_vocabulary
-from training.scoring.raw_inputs import InputColumn
+from training.scoring.input_columns import InputColumn
 
 TENSOR_DTYPES = {
     "int64": tf.int64,
@@ -78,7 +80,11 @@ class RawInput(InputColumn):
 
 
 def build_inputs(
-    plan: EncoderPlan, spec: FeatureSpec, name: str, vocabulary: Vocabulary | None
+    plan: EncoderPlan,
+    spec: FeatureSpec,
+    name: str,
+    vocabulary: Vocabulary | None,
+    event_time: str | None = None,
 ) -> tuple[RawInput, ...]:
     """Builds the inputs of a feature.
 
@@ -87,6 +93,8 @@ def build_inputs(
         spec: The feature.
         name: Name of its first input; further ones have their column's name behind it.
         vocabulary: The vocabulary that its tokens are looked up in, or None.
+        event_time: Column of the log's times, where they are dates; None: they are none, or not
+            known.
 
     Returns:
         One input per column that is there when a model is served.
@@ -97,13 +105,25 @@ def build_inputs(
     served = [raw for raw in column.inputs if raw.is_served]
     names = [name, *(f"{name}_{raw.name}" for raw in served[1:])]
     units = _time_units(column)
+    kinds = dict.fromkeys(units if event_time is not None else (), "date")
+    kinds |= {raw: "event" for raw in kinds if raw == event_time}
     return tuple(
         # Tokens stand in the first column; weights beside them have none.
         replace(
-            _operand(raw, spec, own, None if number else vocabulary), time_unit=units.get(raw.name)
+            _operand(raw, spec, own, None if number else vocabulary),
+            time_unit=units.get(raw.name),
+            time_kind=kinds.get(raw.name),
         )
         for number, (raw, own) in enumerate(zip(served, names, strict=True))
     )
+
+
+def find_event_time(manifest: Manifest) -> str | None:
+    """Returns the column of the log's times where all of them are dates; None: they are not."""
+    span, events = manifest.source.event_ts_ms_range, manifest.source.config.get("events") or {}
+    if span is None or any(find_date_unit(end) != "ms" for end in span):
+        return None
+    return events.get("time")
 
 
 def _time_units(column: ColumnEncoding) -> dict[str, str]:
@@ -255,6 +275,7 @@ class ServingEncoders(tf.Module):
         features: Features to encode.
         vocabularies: Every vocabulary that they need, by name.
         statistics: Every table of statistics that they need, float32 `[vocabulary_size]`.
+        event_time: See `build_inputs`.
 
     Attributes:
         inputs: The raw inputs, feature by feature.
@@ -266,6 +287,7 @@ class ServingEncoders(tf.Module):
         features: Iterable[str],
         vocabularies: Mapping[str, Vocabulary],
         statistics: Mapping[str, np.ndarray] | None = None,
+        event_time: str | None = None,
     ) -> None:
         super().__init__(name="serving_encoders")
         specs = [plan.schema[name] for name in features]
@@ -282,6 +304,7 @@ class ServingEncoders(tf.Module):
                     spec,
                     names[spec.name],
                     vocabularies.get(columns[spec.name].vocabulary or ""),
+                    event_time,
                 ),
             )
             for spec in specs
@@ -356,9 +379,12 @@ def fit_length(values: tf.Tensor, spec: FeatureSpec) -> tf.Tensor:
 
 
 def build_serving_encoders(
-    version_dir: ReadablePath, plan: EncoderPlan, features: Iterable[str]
+    version_dir: ReadablePath,
+    plan: EncoderPlan,
+    features: Iterable[str],
+    event_time: str | None = None,
 ) -> ServingEncoders:
-    """Reads what the named features need and builds their encoders.
+    """Reads what the named features need and builds their encoders; `event_time`: `build_inputs`.
 
     Raises:
         InputDataError: The plan does not make a feature, or what was fitted is damaged.
@@ -380,7 +406,7 @@ def build_serving_encoders(
     statistics = {
         spec.name: read_statistics(version_dir, spec) for spec in plan.tables if spec.name in wanted
     }
-    return ServingEncoders(plan, features, vocabularies, statistics)
+    return ServingEncoders(plan, features, vocabularies, statistics, event_time)
 
 
 def build_lookup(vocabulary: Vocabulary) -> tf.lookup.StaticHashTable:

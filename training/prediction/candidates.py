@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from training.input.vocabularies import Vocabulary, read_key_vocabulary
 from training.prediction.raw_rows import RawFile, RawReader
 from training.prediction.row_files import render_ids
 from training.prediction.scores import read_encoders
-from training.scoring.raw_inputs import InputColumn
+from training.scoring.input_columns import InputColumn, find_sources
 
 _log = logging.getLogger("sluice.training.predict")
 
@@ -108,9 +108,11 @@ def read_candidates(trained: TrainedModel, file: RawFile, inputs: Sequence[str])
 
 
 def _other_columns(reader: RawReader, key: str) -> set[str]:
-    """Names of the inputs that are not made of the key's own column."""
+    """Names of the inputs that are not made of the key's own column, and of their columns."""
     own = {item.column for item in reader.inputs if item.feature == key}
-    return {item.name for item in reader.inputs if item.column not in own}
+    sources = find_sources(asdict(item) for item in reader.inputs)
+    names = {item.name for item in reader.inputs if item.column not in own}
+    return names | {sources[name] for name in names & sources.keys()}
 
 
 def _read(

@@ -23,14 +23,8 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from conf.errors import ConfigError, InputDataError
-from training.scoring.raw_inputs import (
-    Columns,
-    InputColumn,
-    RawColumns,
-    decode_columns,
-    parse_line,
-    regroup,
-)
+from training.scoring.input_columns import InputColumn
+from training.scoring.raw_inputs import Columns, RawColumns, decode_columns, parse_line, regroup
 
 
 @dataclass(frozen=True)

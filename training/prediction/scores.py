@@ -20,7 +20,11 @@ from conf.errors import ConfigError, InputDataError
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.protocols import require_rows
 from training.evaluation.task_metrics import compile_scores
-from training.export.serving_encoders import ServingEncoders, build_serving_encoders
+from training.export.serving_encoders import (
+    ServingEncoders,
+    build_serving_encoders,
+    find_event_time,
+)
 from training.input.batches import Features, build_eval_dataset, read_batches
 from training.input.vocabularies import read_plan
 from training.models.ranking import RankingModel
@@ -131,7 +135,8 @@ def read_file_rows(
 def read_encoders(trained: TrainedModel, names: tuple[str, ...]) -> ServingEncoders:
     """Reads the encoders of some features of a run's dataset version."""
     plan = read_plan(trained.version_dir, trained.manifest)
-    return build_serving_encoders(trained.version_dir, plan, names)
+    event_time = find_event_time(trained.manifest)
+    return build_serving_encoders(trained.version_dir, plan, names, event_time)
 
 
 def check_numbers(scores: Mapping[str, np.ndarray], first: int) -> None:

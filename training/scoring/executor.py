@@ -43,19 +43,14 @@ from training.prediction.rankers import (
 )
 from training.prediction.row_files import RowWriter, to_arrow
 from training.prediction.scores import check_numbers
-from training.scoring.raw_inputs import (
-    Columns,
-    InputColumn,
-    RawColumns,
-    decode_columns,
-    parse_line,
-    regroup,
-)
+from training.scoring.input_columns import InputColumn
+from training.scoring.raw_inputs import Columns, RawColumns, decode_columns, parse_line, regroup
 
 PART, ROW, LINE = "__sluice_part", "__sluice_row", "value"
 """Columns that Spark adds: number of the partition and of the row, from 0; of JSON the line."""
 LISTS, SCORES, EMBEDDINGS = "lists", "scores", "embeddings"
-JOB_FILE = "score.json"
+JOB_FILE = "_score.json"
+"""Record of a job; readers of a folder of Parquet skip what begins with `_`."""
 _CACHE = "_sluice_scoring"
 
 Arrays = dict[str, np.ndarray]

@@ -1,6 +1,6 @@
 """What a batch scoring job does: the signature, the rows, the names of the files, and its record.
 
-    OUTPUT/score.json             the job: model, options, input; written first
+    OUTPUT/_score.json            the job: model, options, input; written first
     OUTPUT/part-00000.<suffix>    one file per partition, whole as soon as it has its name
 
 A job that finds its own record goes on with the partitions that have no file.
@@ -31,9 +31,11 @@ from training.scoring.executor import (
     RowSource,
     ScoringTask,
 )
-from training.scoring.raw_inputs import InputColumn
+from training.scoring.input_columns import InputColumn
 
 JOB_FORMAT_VERSION = 1
+EARLIER_JOB_FILE = "score.json"
+"""Name of a record of before: a folder of Parquet cannot be read as one with it."""
 PART_ROWS = 1 << 17
 SHIPPED = ("saved_model.pb", "fingerprint.pb", "variables", "assets")
 _log = logging.getLogger("sluice.training.scoring")
@@ -305,7 +307,9 @@ class Job:
         Raises:
             ConfigError: The directory holds something else.
         """
-        file = self.directory / JOB_FILE
+        file, earlier = self.directory / JOB_FILE, self.directory / EARLIER_JOB_FILE
+        if earlier.is_file() and not file.is_file():
+            earlier.rename(file)
         if not file.is_file():
             if self.directory.exists() and any(self.directory.iterdir()):
                 raise ConfigError(

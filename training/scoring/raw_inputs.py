@@ -1,23 +1,32 @@
 """Raw values of some rows as the inputs of a model: types, missing values, lists.
 
-Columns are named as the raw inputs in `export.json`; inputs of one raw column may share theirs.
-This module imports neither TensorFlow nor, when its functions run, anything of Sluice: it is
-shipped to executors that have neither.
+Columns are named as the raw inputs in `export.json`, or as the columns of the source that these are
+made of; inputs of one raw column may share theirs. This module imports neither TensorFlow nor, when
+its functions run, anything of Sluice: it is shipped to executors that have neither.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict
 from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.dates import UNIT_WORDS, find_date_unit, show_time
 from conf.errors import InputDataError, did_you_mean
+from training.scoring.input_columns import (
+    FINITE,
+    InputColumn,
+    find_bad_number,
+    find_missing,
+    find_padding,
+    find_sources,
+    find_wrong_times,
+)
 
 _TYPES = {
     "int64": pa.int64(),
@@ -27,50 +36,11 @@ _TYPES = {
 }
 _WORDS = {"int64": "whole numbers", "float32": "numbers", "float64": "numbers", "string": "text"}
 _BAD_VALUES = (pa.ArrowException, TypeError, ValueError, OverflowError)
-FINITE = "finite numbers up to 3.4e38, the largest float32"
-"""What a model takes of numbers, in words."""
+EXACT = 1 << 53
+"""Below it a float64 holds every whole number; one that is not below may have been another one."""
 
 Columns = Mapping[str, pa.Array | list[Any]]
 """Values of some rows by column, as they are given."""
-
-
-@dataclass(frozen=True)
-class InputColumn:
-    """One raw input of a model.
-
-    Attributes:
-        name: Name of the input: the feature's, where TensorFlow allows it in a signature.
-        feature: Name of the feature.
-        column: Raw column that the feature was made from.
-        dtype: `int64`, `float32`, `float64` or `string`.
-        is_list: Whether it is `[batch, length]` rather than `[batch]`.
-        length: The fixed length of a list, None where any length will do.
-        max_len: Values that are read of a longer list, None for all.
-        pad_token: Fills a list that is shorter than others in the batch.
-        null_token: Means a missing value; None: of floats, NaN does.
-        is_required: Whether each row must have a value: the feature has no pad_value.
-        time_unit: Unit of the times that the feature's date is made of; None: it is no date.
-    """
-
-    name: str
-    feature: str
-    column: str
-    dtype: str
-    is_list: bool
-    length: int | None
-    max_len: int | None
-    pad_token: int | float | str | None
-    null_token: int | float | str | None = None
-    is_required: bool = False
-    time_unit: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the input as a JSON object."""
-        return {
-            name: value
-            for name, value in asdict(self).items()
-            if name != "time_unit" or value is not None
-        }
 
 
 class RawColumns:
@@ -88,6 +58,7 @@ class RawColumns:
         self.inputs = tuple(inputs)
         self._place, self._list_separator = place, list_separator
         self._names: dict[str, str] = {}
+        self._sources: dict[str, str] = {}
 
     def choose(self, found: Sequence[str], id_column: str | None = None) -> list[str]:
         """Returns the columns to read of those that are there, that of the ids among them.
@@ -96,6 +67,7 @@ class RawColumns:
             InputDataError: One is missing.
         """
         extra = [] if id_column is None else [id_column]
+        sources = find_sources(asdict(item) for item in self.inputs)
         for item in self.inputs:
             alike = [
                 other.name
@@ -103,16 +75,21 @@ class RawColumns:
                 if (other.column, other.dtype) == (item.column, item.dtype)
                 and other.is_list == item.is_list
             ]
-            present = [name for name in (item.name, *alike) if name in found]
+            source = sources.get(item.name, item.name)
+            present = [name for name in (item.name, source, *alike) if name in found]
             self._names[item.name] = present[0] if present else item.name
-        names = list(dict.fromkeys([*self._names.values(), *extra]))
+            is_input = any(source == other.name for other in self.inputs)
+            if not is_input and {item.name, source} <= set(found):
+                self._sources[item.name] = source
+        names = list(dict.fromkeys([*self._names.values(), *self._sources.values(), *extra]))
         missing = [name for name in names if name not in found]
         if missing:
             raise InputDataError(
                 f"{self._place} lacks columns that the model reads",
                 received=f"missing: {', '.join(missing)}; found: {', '.join(found)}",
                 allowed=", ".join(
-                    f"{item.name} ({'list of ' if item.is_list else ''}{_WORDS[item.dtype]})"
+                    f"{item.name}{_name_source(item, sources)} "
+                    f"({'list of ' if item.is_list else ''}{_WORDS[item.dtype]})"
                     for item in self.inputs
                 ),
                 fix=did_you_mean(missing[0], found) or "name the columns as export.json does",
@@ -150,7 +127,27 @@ class RawColumns:
             self._refuse_first(name, values, kind, first, f"an id of {kind}")
 
     def _build_input(self, item: InputColumn, columns: Columns, first: int) -> np.ndarray:
-        values, dtype = columns[self._names[item.name]], _TYPES[item.dtype]
+        name = self._names[item.name]
+        array = self._read(item, name, columns[name], first)
+        if item.name in self._sources:
+            self._check_same(item, array, columns, first)
+        values = self._pad(item, array, first) if item.is_list else self._fill(item, array, first)
+        fault = find_wrong_times(item, values)
+        if fault is not None:
+            raise InputDataError(
+                f"{self._place}: column {name!r} {fault.problem}",
+                received=f"from row {first} on {fault.received}",
+                allowed=fault.allowed,
+                fix="write the column in the unit of the build's, under its input's or its source "
+                "column's name",
+            )
+        return values
+
+    def _read(
+        self, item: InputColumn, name: str, values: pa.Array | list[Any], first: int
+    ) -> pa.Array:
+        """Returns the values of a column as the type of an input."""
+        dtype = _TYPES[item.dtype]
         is_text = isinstance(values, pa.Array) and pa.types.is_string(values.type)
         if item.is_list and is_text and self._list_separator is not None:
             values = pc.split_pattern(values, self._list_separator)
@@ -162,29 +159,27 @@ class RawColumns:
             if isinstance(values, pa.Array) and _is_temporal(values.type):
                 what += ", and times as numbers in the unit of the build's column"
             allowed = f"a list of {what}" if item.is_list else what
-            self._refuse_first(self._names[item.name], values, target, first, allowed)
-        if item.time_unit is not None:
-            self._check_times(item, item.time_unit, array, first)
+            self._refuse_first(name, values, target, first, allowed)
         self._check_finite(item, array, values, first)
-        return self._pad(item, array, first) if item.is_list else self._fill(item, array, first)
+        return array
 
-    def _check_times(self, item: InputColumn, unit: str, values: pa.Array, first: int) -> None:
-        """Refuses times that are all dates in another unit than the model reads."""
-        ends = pc.min_max(values.flatten() if item.is_list else values)
-        low, high = ends["min"].as_py(), ends["max"].as_py()
-        found = None if low is None else find_date_unit(low)
-        # One early date in milliseconds may be a date of January 1970 indeed.
-        if found in (None, unit) or found != find_date_unit(high) or (found == "s" and low == high):
+    def _check_same(
+        self, item: InputColumn, values: pa.Array, columns: Columns, first: int
+    ) -> None:
+        """Refuses a row that says one input by its name and by its source's column, differently."""
+        source = self._sources[item.name]
+        others = self._read(item, source, columns[source], first)
+        if values.equals(others):
             return
-        raise InputDataError(
-            f"{self._place}: column {self._names[item.name]!r} holds times in {UNIT_WORDS[found]}, "
-            f"and the model reads {UNIT_WORDS[unit]}",
-            received=f"from row {first} on {low} to {high}: in {UNIT_WORDS[unit]} "
-            f"{show_time(low, unit)} to {show_time(high, unit)}, in {UNIT_WORDS[found]} "
-            f"{show_time(low, found)} to {show_time(high, found)}",
-            allowed=f"{UNIT_WORDS[unit]} since 1970, as the build had them",
-            fix="write the column in the unit of the build's",
-        )
+        differ = (row for row in range(len(values)) if values[row] != others[row])
+        if (row := next(differ, None)) is not None:
+            raise InputDataError(
+                f"{self._place}, row {first + row}: {item.name!r} is made of {source!r}, and the "
+                "two columns differ",
+                received=f"{values[row].as_py()!r} and {others[row].as_py()!r}"[:200],
+                allowed="either column, or both with the same values",
+                fix="leave one of the columns out: both name the raw value of the source",
+            )
 
     def _check_finite(self, item: InputColumn, array: pa.Array, given: Any, first: int) -> None:
         """Refuses numbers that are not finite; a missing value is null, and no number."""
@@ -233,9 +228,7 @@ class RawColumns:
                 self._refuse(name, first + row, value, "a list without null")
             flat = flat.fill_null(pa.scalar(missing, flat.type))
         width = item.length or max(1, int(lengths.max(initial=0)))
-        padding = _encode(item.pad_token)
-        if padding is None:
-            padding = b"" if item.dtype == "string" else 0
+        padding = find_padding(item.dtype, item.pad_token)
         shape, dtype = (len(values), width), object if item.dtype == "string" else item.dtype
         padded = np.full(shape, padding, dtype)
         padded[np.arange(width) < lengths[:, np.newaxis]] = flat.to_numpy(zero_copy_only=False)
@@ -264,33 +257,9 @@ class RawColumns:
         )
 
 
-def find_bad_number(values: np.ndarray) -> int | None:
-    """Returns where the first number stands that no model can read; None: there is none.
-
-    Refused are NaN, infinities, and what overflows float32, the type that models compute in.
-
-    Args:
-        values: Floats of any shape.
-
-    Returns:
-        Its position in the flattened array.
-    """
-    with np.errstate(over="ignore"):
-        is_finite = np.isfinite(values.astype(np.float32, copy=False))
-    return None if is_finite.all() else int(is_finite.argmin())
-
-
-def find_missing(
-    dtype: str, null_token: int | float | str | None, is_required: bool
-) -> int | float | bytes | None:
-    """Returns what stands for a missing value of an input; None: it must be there.
-
-    Arguments are those of `InputColumn`.
-    """
-    if null_token is not None:
-        return _encode(null_token)
-    is_number = dtype in ("float32", "float64")
-    return float("nan") if is_number and not is_required else None
+def _name_source(item: InputColumn, sources: Mapping[str, str]) -> str:
+    source = sources.get(item.name, item.name)
+    return "" if source == item.name else f" or {source}"
 
 
 def regroup(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
@@ -353,7 +322,15 @@ def _convert(values: pa.Array | list[Any], target: pa.DataType) -> pa.Array:
     if _is_temporal(values.type) and values.type != target:
         # A number of what unit: the build's column had one, the file's another.
         raise pa.ArrowInvalid(f"values of type {values.type} cannot become {target}")
-    leaf, found = (t.value_type if pa.types.is_list(t) else t for t in (target, values.type))
+    leaf, found = (getattr(kind, "value_type", kind) for kind in (target, values.type))
+    if pa.types.is_integer(leaf) and pa.types.is_floating(found):
+        _check_exact(values if found is values.type else values.flatten())
+    if pa.types.is_integer(leaf) and pa.types.is_string(found):
+        with suppress(pa.ArrowException):
+            return values.cast(target)
+        # Text such as 10.0: what pandas writes of whole numbers where one is missing.
+        as_floats = pa.list_(pa.float64()) if leaf is not target else pa.float64()
+        return _convert(values.cast(as_floats), target)
     # Whole numbers become the nearest floats; floats become whole numbers only if they are.
     is_rounded = pa.types.is_floating(leaf) and pa.types.is_integer(found)
     return values.cast(target, safe=not is_rounded)
@@ -371,9 +348,26 @@ def _check_json(values: list[Any], target: pa.DataType) -> list[Any]:
         raise TypeError(kinds)
     if pa.types.is_floating(leaf):  # Arrow refuses whole numbers that a float32 rounds.
         return values if int not in kinds else [v if v is None else float(v) for v in values]
-    if float in kinds and any(type(v) is float and not v.is_integer() for v in values):
-        raise ValueError(values)
-    return values
+    if float not in kinds:
+        return values
+    return [to_whole(value) if type(value) is float else value for value in values]
+
+
+def to_whole(value: float) -> int:
+    """Returns a float that is a whole number as one: `10.0` is 10.
+
+    Raises:
+        ValueError: It is none, or not below 2^53, where it may have been another one.
+    """
+    if not value.is_integer() or abs(value) >= EXACT:
+        raise ValueError(f"{value} is no whole number below 2^53")
+    return int(value)
+
+
+def _check_exact(values: pa.Array) -> None:
+    """Refuses floats that may have been other whole numbers; whether they are any, a cast tells."""
+    if pc.any(pc.greater_equal(pc.abs(values), float(EXACT))).as_py():
+        raise pa.ArrowInvalid("whole numbers beyond 2^53")
 
 
 def _is_temporal(kind: pa.DataType) -> bool:
@@ -397,7 +391,3 @@ def _count_values(lists: pa.Array) -> np.ndarray:
 def _find_row(lengths: np.ndarray, position: int) -> int:
     """Returns the row of a value by its position among the values of all lists."""
     return int(np.searchsorted(np.cumsum(lengths), position, side="right"))
-
-
-def _encode(token: int | float | str | None) -> int | float | bytes | None:
-    return token.encode() if isinstance(token, str) else token

@@ -12,7 +12,7 @@ An index is written under a hidden name and renamed when it is whole; earlier on
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ from conf.export import (
     read_card,
 )
 from conf.run import read_json, write_json
+from training.scoring.input_columns import find_sources
+from training.scoring.raw_inputs import to_whole
 from training.serving.errors import RequestError
 from training.serving.index_report import measure, read_queries, tune
 from training.serving.known import (
@@ -319,7 +321,8 @@ def embed_items(version: Path, items: pa.Table) -> NDArray[np.float32]:
     """
     model = ServedVersion(version, None)
     inputs = model.card["signatures"]["item_embedding"]["inputs"]
-    others = [item["name"] for item in inputs if item["name"] != items.column_names[0]]
+    key, items = items.column_names[0], _name_inputs(items, inputs)
+    others = [item["name"] for item in inputs if key not in (item["name"], item["column"])]
     if not set(others) & set(items.column_names):
         raise ConfigError(
             "new items need features: of an item that it was not trained on, a model knows nothing "
@@ -355,7 +358,18 @@ def _read_values(table: pa.Table, item: Mapping[str, Any]) -> list[Any]:
         return [None if v is None else convert(v) for v in values]
     lists = [[None if v is None else convert(v) for v in _split_list(one)] for one in values]
     width = item["length"] or max(1, *map(len, lists))
-    return [one + [item["pad_token"]] * (width - len(one)) for one in lists]
+    padding = item["pad_token"]
+    if padding is None:
+        padding = "" if item["dtype"] == "string" else 0
+    return [one + [padding] * (width - len(one)) for one in lists]
+
+
+def _name_inputs(items: pa.Table, inputs: Iterable[Mapping[str, Any]]) -> pa.Table:
+    """Returns a table whose columns have the names of inputs, not of the source's columns."""
+    for name, column in find_sources(inputs).items():
+        if column in items.column_names and name not in items.column_names:
+            items = items.append_column(name, items[column])
+    return items
 
 
 def _to_whole(value: Any) -> int:
@@ -364,9 +378,7 @@ def _to_whole(value: Any) -> int:
     Raises:
         ValueError: It is none.
     """
-    if isinstance(value, float) and not value.is_integer():
-        raise ValueError(f"{value} is no whole number")
-    return int(value)
+    return to_whole(value) if isinstance(value, float) else int(value)
 
 
 def _split_list(value: Any) -> list[Any]:

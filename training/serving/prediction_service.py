@@ -40,7 +40,7 @@ from training.serving.errors import (
     RequestError,
 )
 from training.serving.model_store import ServedVersion
-from training.serving.tensors import Arrays, check_finite, check_names
+from training.serving.tensors import Arrays, check_finite, check_names, check_times
 
 CODES = {
     INVALID: grpc.StatusCode.INVALID_ARGUMENT,
@@ -86,7 +86,10 @@ class PredictionService(PredictionServiceServicer):
     async def _predict(self, request: PredictRequest) -> PredictResponse:
         version = self._find(request.model_spec)
         signature = request.model_spec.signature_name or "serving_default"
-        inputs = self._read_inputs(request.inputs, version.find_specs(signature))
+        specs, about = version.find_specs(signature), version.find_inputs(signature)
+        inputs = self._read_inputs(request.inputs, specs)
+        for name, values in inputs.items():
+            check_times(name, values, about.get(name))
         outputs = await self._server.batcher.call(version, signature, inputs)
         names = list(request.output_filter) or list(outputs)
         if unknown := sorted(set(names) - set(outputs)):

@@ -17,11 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from conf.errors import ConfigError
 from conf.export import FEATURE_PREFIX, SEEN
+from training.scoring.input_columns import find_sources
 from training.serving.batching import Batcher
 from training.serving.errors import NOT_FOUND, RequestError
 from training.serving.known import Known, Token
 from training.serving.model_store import ModelStore, ServedVersion
-from training.serving.tensors import Arrays, build_array
+from training.serving.tensors import Arrays, build_array, name_inputs
 from training.serving.vector_index import Found
 
 CALL_ITEMS = 20_000
@@ -117,7 +118,7 @@ class Recommender:
             ranker = None
         first = retrieval or ranker
         if first is None:
-            raise RequestError("no model of the server recommends items", NOT_FOUND)
+            raise RequestError(self._explain_none(), NOT_FOUND)
         known = _require_known(first)
         row = _find_user(known, request)
         _check_features(request, [model for model in (retrieval, ranker) if model is not None])
@@ -133,6 +134,11 @@ class Recommender:
         if ranker is not None:
             order, scores = await self._rank(ranker, known, request, order, scores)
         return _describe(request, known, row, order[: request.k], scores, first, ranker)
+
+    def _explain_none(self) -> str:
+        """Says of each ranking model why it orders no items; there is no retrieval model."""
+        reasons = [f"{name} {_explain(self._store.get(name))}" for name in self._store.names]
+        return f"no model of the server recommends items: {'; '.join(reasons)}"
 
     def _search(
         self, known: Known, request: RecommendRequest, row: int | None, vector: np.ndarray, k: int
@@ -191,6 +197,19 @@ class Recommender:
         best = np.argsort(-found[names[0]][0], kind="stable")
         merged = {**tasks, **scores}
         return order[best], {name: value[best] for name, value in merged.items()}
+
+
+def _explain(version: ServedVersion) -> str:
+    """Says why a ranking model has no `score_items`, from what its card knows."""
+    why = "has no signature score_items"
+    pairs = version.find_inputs("candidates").values()
+    if not pairs:
+        return f"{why}: none of its inputs is a feature of items"
+    keyed = {item["column"] for item in pairs if item.get("per") == "candidate"}
+    return (
+        f"{why}: its dataset names no item, or it reads no feature of role item but those that are "
+        f"made of the item and of the row together (inputs of items: {', '.join(sorted(keyed))})"
+    )
 
 
 def _require_known(version: ServedVersion) -> Known:
@@ -296,12 +315,11 @@ def _raw_inputs(version: ServedVersion, signature: str, request: RecommendReques
     about = [item for item in _describe_inputs(version, signature) if "means" not in item]
     key = (version.card["users"] or {}).get("key")
     specs, inputs = version.find_specs(signature), {}
+    given = name_inputs(request.features, [item["name"] for item in about], find_sources(about))
     for item in about:
-        value = request.features.get(item["name"])
+        value = given.get(item["name"])
         if value is None and item["feature"] == key:
             value = _read_key(request.user, item)
-        if value is None and item["is_list"]:
-            value = [item["pad_token"]] * (item["length"] or 1)
         inputs[item["name"]] = build_array(item["name"], [value], specs[item["name"]], item)
     return inputs
 
@@ -310,12 +328,11 @@ def _check_features(request: RecommendRequest, models: Sequence[ServedVersion]) 
     if request.user is None and not request.features:
         raise RequestError("a request needs 'user', 'features', or both")
     signatures = {"retrieval": "user_embedding", "ranking": "score_items"}
-    names = {
-        item["name"]
-        for model in models
-        for item in _describe_inputs(model, signatures[model.card["kind"]])
-        if "means" not in item
-    }
+    names: set[str] = set()
+    for model in models:
+        about = _describe_inputs(model, signatures[model.card["kind"]])
+        names |= {item["name"] for item in about if "means" not in item}
+        names |= set(find_sources(about).values())
     unknown = sorted(set(request.features) - names)
     if unknown:
         raise RequestError(f"unknown features {unknown}; allowed: {', '.join(sorted(names))}")

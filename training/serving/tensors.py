@@ -4,8 +4,10 @@
     {"inputs": columns}      →  {"outputs": columns}          the column form
 
 A row is an object with a value for each input, or the value itself where there is one input;
-outputs alike. Bytes are `{"b64": "…"}`; text is UTF-8; null is a missing value. What is no finite
-number is refused wherever a number is asked for, in tensors of gRPC and serialized Examples too.
+outputs alike. Inputs may have the names of the source's columns. Bytes are `{"b64": "…"}`; text is
+UTF-8; null is a missing value, and of a list the empty one. What is no finite number is refused
+wherever a number is asked for, in tensors of gRPC and serialized Examples too; so are times of
+another unit.
 """
 
 from __future__ import annotations
@@ -14,19 +16,34 @@ import base64
 import binascii
 import json
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
-from training.scoring.raw_inputs import FINITE, find_bad_number, find_missing
+from training.scoring.input_columns import (
+    FINITE,
+    InputColumn,
+    find_bad_number,
+    find_missing,
+    find_padding,
+    find_sources,
+    find_wrong_times,
+)
+from training.scoring.raw_inputs import (
+    EXACT,
+    to_whole,
+)
 from training.serving.errors import RequestError
 
 Arrays = dict[str, np.ndarray]
 Specs = Mapping[str, tf.TensorSpec]
 Inputs = Mapping[str, Mapping[str, Any]]
 """What `export.json` says of each input."""
+PADDED_VALUES = 1 << 22
+"""Most values of an input with null for lists, of which a few bytes could ask for any number."""
 _KINDS = {"i": "whole numbers", "f": "numbers", "O": "text"}
 
 
@@ -81,8 +98,10 @@ def parse_predict(
         raise RequestError(
             f"Request holds unknown keys {unknown}; allowed: instances, inputs, signature_name"
         )
-    columns = _read_rows(data["instances"], specs) if is_row else _read_columns(data, specs)
     about = about or {}
+    sources = find_sources(about.values())
+    read = _read_rows if is_row else _read_columns
+    columns = read(data["instances" if is_row else "inputs"], specs, sources)
     inputs = {
         name: build_array(name, columns[name], spec, about.get(name))
         for name, spec in specs.items()
@@ -92,24 +111,56 @@ def parse_predict(
     return inputs, is_row
 
 
-def _read_columns(data: Mapping[str, Any], specs: Specs) -> Mapping[str, Any]:
-    columns = data["inputs"]
+def _read_columns(columns: Any, specs: Specs, sources: Mapping[str, str]) -> Mapping[str, Any]:
     if not isinstance(columns, dict) or set(columns) == {"b64"}:
         columns = {_find_only(specs): columns}
+    columns = name_inputs(columns, specs, sources)
     check_names(columns, specs)
     return columns
 
 
-def _read_rows(rows: Any, specs: Specs) -> Mapping[str, Any]:
+def _read_rows(rows: Any, specs: Specs, sources: Mapping[str, str]) -> Mapping[str, Any]:
     if not isinstance(rows, list) or not rows:
         raise RequestError("'instances' must be a list of at least one row")
     if not isinstance(rows[0], dict) or set(rows[0]) == {"b64"}:
         return {_find_only(specs): rows}
+    named = []
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise RequestError(f"instance {number} is no object, as others are: {_show(row)}")
-        check_names(row, specs, f"instance {number}: ")
-    return {name: [row[name] for row in rows] for name in specs}
+        named.append(name_inputs(row, specs, sources, f"instance {number}: "))
+        check_names(named[-1], specs, f"instance {number}: ")
+    return {name: [row[name] for row in named] for name in specs}
+
+
+def name_inputs(
+    given: Mapping[str, Any], names: Collection[str], sources: Mapping[str, str], where: str = ""
+) -> Mapping[str, Any]:
+    """Returns values by the names of inputs, which may have those of the source's columns.
+
+    Args:
+        given: Values by name.
+        names: Names of the inputs.
+        sources: The column of each, as `find_sources` returns them.
+        where: Begins the message.
+
+    Raises:
+        RequestError: An input and its column are given, and differ.
+    """
+    if given.keys() == set(names):
+        return given
+    found = {name: value for name, value in given.items() if name not in sources.values()}
+    found |= {name: value for name, value in given.items() if name in names}
+    for name in names:
+        column = sources.get(name, name)
+        if column not in given:
+            continue
+        if column not in names and name in given and given[name] != given[column]:
+            raise RequestError(
+                f"{where}input {name} is made of {column}, and both are given and differ: give one"
+            )
+        found.setdefault(name, given[column])
+    return found
 
 
 def _find_only(specs: Specs) -> str:
@@ -149,6 +200,8 @@ def build_array(
         RequestError: They have another one, a number is not finite, or nothing stands for null.
     """
     is_text = spec.dtype == tf.string
+    if about and about.get("is_list"):
+        value = _fill_lists(value, spec.shape.rank - 1, about)
     try:
         array, is_null = _read_text(name, value) if is_text else _read_numbers(value, spec.dtype)
     except (ValueError, OverflowError, TypeError, RecursionError):
@@ -165,7 +218,55 @@ def build_array(
         array = array.astype(spec.dtype.as_numpy_dtype)
     if is_null is not None and is_null.any():
         array[is_null] = _find_missing(name, about or {})
+    check_times(name, array, about)
     return array
+
+
+def _fill_lists(value: Any, depth: int, about: Mapping[str, Any]) -> Any:
+    """Returns nested lists with padding for null, which means the empty list.
+
+    Args:
+        value: The lists stand in it `depth` lists deep.
+        depth: 1 for `[rows, length]`.
+        about: What `export.json` says of the input; encoded ids are padded with 0.
+    """
+    if not isinstance(value, list):
+        return value
+    if depth > 1:
+        return [_fill_lists(one, depth - 1, about) for one in value]
+    if all(one is not None for one in value):
+        return value
+    widths = [len(one) for one in value if isinstance(one, list)]
+    width = about.get("length") or max(widths, default=1)
+    if width * len(value) > PADDED_VALUES:
+        raise RequestError(
+            f"input {about['name']} has null in place of a list beside lists of {width:,} values: "
+            f"with {len(value):,} rows more than {PADDED_VALUES:,} values; ask for fewer rows"
+        )
+    padding = find_padding(about["dtype"], about.get("pad_token"))
+    filler = {"b64": base64.b64encode(padding).decode()} if isinstance(padding, bytes) else padding
+    return [[filler] * width if one is None else one for one in value]
+
+
+def check_times(name: str, values: np.ndarray, about: Mapping[str, Any] | None) -> None:
+    """Refuses times in another unit than the model reads.
+
+    Args:
+        name: Name of the input.
+        values: Of any shape, missing ones and padding as tokens.
+        about: What `export.json` says of the input; encoded features are no times.
+
+    Raises:
+        RequestError: There is one.
+    """
+    if not about or about.get("time_unit") is None:
+        return
+    known = {field.name for field in fields(InputColumn)}
+    item = InputColumn(**{key: value for key, value in about.items() if key in known})
+    if (fault := find_wrong_times(item, values)) is not None:
+        raise RequestError(
+            f"input {name} {fault.problem}; received {fault.received}; allowed: {fault.allowed}"
+        )
 
 
 def check_finite(name: str, values: np.ndarray) -> None:
@@ -189,7 +290,7 @@ def check_finite(name: str, values: np.ndarray) -> None:
 
 
 def check_examples(serialized: np.ndarray, holds: Sequence[Mapping[str, Any]]) -> None:
-    """Refuses numbers in serialized `tf.Example`s as `check_finite` does.
+    """Refuses numbers in serialized `tf.Example`s as `check_finite` and `check_times` do.
 
     Args:
         serialized: `[rows]` of bytes.
@@ -198,21 +299,30 @@ def check_examples(serialized: np.ndarray, holds: Sequence[Mapping[str, Any]]) -
     Raises:
         RequestError: There is one, or these are no Examples.
     """
-    names = [item["name"] for item in holds if item["dtype"] in ("float32", "float64")]
-    if not names or not _may_hold_bad_floats(serialized):
+    is_float = {item["name"]: item["dtype"] in ("float32", "float64") for item in holds}
+    names = [name for name, found in is_float.items() if found]
+    names = names if _may_hold_bad_floats(serialized) else []
+    timed = {item["name"]: item for item in holds if item.get("time_unit") is not None}
+    wanted = {
+        name: tf.io.VarLenFeature(tf.float32 if is_float[name] else tf.int64)
+        for name in (*names, *timed)
+    }
+    if not wanted:
         return
     try:
-        found = tf.io.parse_example(serialized, {n: tf.io.VarLenFeature(tf.float32) for n in names})
+        found = tf.io.parse_example(serialized, wanted)
     except tf.errors.InvalidArgumentError as error:
         raise RequestError(str(error.message).partition("\n")[0][:300]) from error
-    for name, sparse in found.items():
-        values = sparse.values.numpy()
+    for name in names:
+        values = found[name].values.numpy()
         if (bad := find_bad_number(values)) is not None:
-            row = int(sparse.indices[bad, 0])
+            row = int(found[name].indices[bad, 0])
             raise RequestError(
                 f"feature {name} must be {FINITE}; received {values[bad]} in row {row} (from 0); "
                 "a missing value is left out"
             )
+    for name, item in timed.items():
+        check_times(name, found[name].values.numpy(), item)
 
 
 def _may_hold_bad_floats(serialized: np.ndarray) -> bool:
@@ -243,9 +353,10 @@ def _find_missing(name: str, about: Mapping[str, Any]) -> int | float | bytes:
 def _is_number(array: np.ndarray, dtype: tf.DType) -> bool:
     if dtype.is_floating:
         return array.dtype.kind in "iuf"
-    if array.dtype.kind != "i":
-        return False
-    return bool(array.min() >= dtype.min and array.max() <= dtype.max)
+    if array.dtype.kind == "f":  # A whole number may be written 10.0, where it is exact.
+        is_whole = (np.abs(array) < EXACT) & (array == np.floor(array))
+        return bool(is_whole.all() and array.min() >= dtype.min and array.max() <= dtype.max)
+    return bool(array.dtype.kind == "i" and array.min() >= dtype.min and array.max() <= dtype.max)
 
 
 def _read_numbers(value: Any, dtype: tf.DType) -> tuple[np.ndarray, np.ndarray | None]:
@@ -259,12 +370,14 @@ def _read_numbers(value: Any, dtype: tf.DType) -> tuple[np.ndarray, np.ndarray |
         if array.dtype.kind in "iuf" and _has_booleans(value):
             raise TypeError("NumPy takes true for 1 beside numbers")
         return array, None
-    known: set[type] = {int, type(None), *([float] if dtype.is_floating else [])}
-    if not set(map(type, array.ravel())) <= known:
+    if not set(map(type, array.ravel())) <= {int, float, type(None)}:
         raise TypeError(array.dtype)
     is_null = _find_nulls(array)
     numbers = np.where(is_null, 0, array)
-    return numbers.astype(np.float64 if dtype.is_floating else np.int64), is_null
+    if not dtype.is_floating:
+        flat = (to_whole(one) if type(one) is float else one for one in numbers.ravel())
+        return np.fromiter(flat, np.int64, numbers.size).reshape(numbers.shape), is_null
+    return numbers.astype(np.float64), is_null
 
 
 def _has_booleans(value: Any) -> bool:
@@ -367,14 +480,15 @@ def parse_examples(data: Mapping[str, Any], holds: Sequence[Mapping[str, Any]]) 
     examples, context = data.get("examples"), data.get("context", {})
     if not isinstance(examples, list) or not examples or not isinstance(context, dict):
         raise RequestError("Request must hold 'examples', a list of at least one object")
-    dtypes = {item["name"]: item["dtype"] for item in holds}
+    about = {item["name"]: item for item in holds}
+    sources = find_sources(holds)
     built = []
     for number, example in enumerate(examples):
         if not isinstance(example, dict):
             raise RequestError(f"example {number} is no object: {_show(example)}")
         features = {
-            name: _build_feature(name, value, dtypes)
-            for name, value in {**context, **example}.items()
+            name: _build_feature(name, value, about)
+            for name, value in name_inputs({**context, **example}, about, sources).items()
             if value is not None  # It is missing.
         }
         message = tf.train.Example(features=tf.train.Features(feature=features))
@@ -382,12 +496,15 @@ def parse_examples(data: Mapping[str, Any], holds: Sequence[Mapping[str, Any]]) 
     return built
 
 
-def _build_feature(name: str, value: Any, dtypes: Mapping[str, str]) -> tf.train.Feature:
-    if name not in dtypes:
-        raise RequestError(f"unknown feature {name[:100]}; allowed: {', '.join(dtypes)}")
+def _build_feature(
+    name: str, value: Any, about: Mapping[str, Mapping[str, Any]]
+) -> tf.train.Feature:
+    if name not in about:
+        raise RequestError(f"unknown feature {name[:100]}; allowed: {', '.join(about)}")
     values = value if isinstance(value, list) else [value]
-    spec = tf.TensorSpec([None], tf.as_dtype(dtypes[name]))
+    spec = tf.TensorSpec([None], tf.as_dtype(about[name]["dtype"]))
     array = build_array(name, values, spec)
+    check_times(name, array, about[name])
     if spec.dtype == tf.string:
         return tf.train.Feature(bytes_list=tf.train.BytesList(value=array.tolist()))
     if spec.dtype == tf.int64:

@@ -26,7 +26,8 @@ from training.export.serving_encoders import (
     pad_token,
 )
 from training.input.vocabularies import Vocabulary, read_plan
-from training.scoring.raw_inputs import InputColumn, RawColumns
+from training.scoring.input_columns import InputColumn
+from training.scoring.raw_inputs import RawColumns
 
 
 def inputs(operation, *columns, vocabulary=None, spec=None):

@@ -248,10 +248,10 @@ def test_an_executor_writes_what_predict_writes(trained, export, rows, tmp_path)
         lost = pa.RecordBatch.from_pydict({PART: [0], "value": lines[:1]})
         with pytest.raises(InternalError, match="does not see the output"):
             list(score_partition(task, str(export), [lost]))
-        (output / "score.json").touch()
+        (output / "_score.json").touch()
         with pytest.raises(InternalError, match="rows that were counted"):
             list(score_partition(task, str(export), [lost]))
-        assert [file.name for file in output.iterdir()] == ["score.json"]
+        assert [file.name for file in output.iterdir()] == ["_score.json"]
         for part in range(task.parts):
             own = lines[part * 17 : part * 17 + 17]
             batch = pa.RecordBatch.from_pydict({PART: [part] * len(own), "value": own})

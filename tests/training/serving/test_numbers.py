@@ -150,7 +150,7 @@ def test_what_is_finite_is_answered(client) -> None:
         ("user_id", True, "input user_id must be whole numbers"),
         ("user_id", 2**63, "input user_id must be whole numbers"),
         ("user_id", -(2**63) - 1, "input user_id must be whole numbers"),
-        ("user_id", 1.0, "input user_id must be whole numbers"),
+        ("user_id", 2.0**53, "input user_id must be whole numbers"),
         ("user_id", NAN, "input user_id must be whole numbers"),
         ("plain", 10**400, "input plain must be numbers"),
         ("plain", None, "input plain has no value for a missing one"),

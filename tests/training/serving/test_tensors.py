@@ -1,0 +1,187 @@
+"""Inputs of requests: times of the build's unit, names of the source's columns, null and floats."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import tensorflow as tf
+
+from conf.errors import InputDataError
+from training.prediction.raw_rows import RawFile, RawReader
+from training.scoring.input_columns import InputColumn, find_wrong_times
+from training.scoring.raw_inputs import RawColumns
+from training.serving.errors import RequestError
+from training.serving.tensors import build_array, check_examples, parse_examples, parse_predict
+
+NULL, PAD = -(2**61), -(2**63)
+HOUR = InputColumn("hour", "hour", "ts", "int64", False, None, None, None, NULL,
+                   time_unit="ms", time_kind="event")  # fmt: skip
+BORN = replace(HOUR, name="born", feature="born", column="born_ms", time_kind="date")
+USER = InputColumn("uid", "uid", "user_id", "string", False, None, None, None, "<null>")
+VIEWED = InputColumn("viewed", "viewed", "viewed", "string", True, None, 15, "<pad>", "<null>")
+AGES = InputColumn("ages", "ages", "ages", "float32", True, None, 15, None, None, True)
+TIMES = InputColumn("times", "times", "times", "int64", True, None, 15, PAD, NULL,
+                    time_unit="ms", time_kind="date")  # fmt: skip
+INPUTS = (HOUR, BORN, USER, VIEWED, AGES)
+MS = 1_794_268_800_297
+ROW = {"hour": MS, "born": 315_532_800_000, "uid": "u1", "viewed": ["a", "b"], "ages": [1.0, 2.0]}
+
+
+def specs(inputs: tuple[InputColumn, ...]) -> dict[str, tf.TensorSpec]:
+    return {
+        item.name: tf.TensorSpec([None, None] if item.is_list else [None], item.dtype)
+        for item in inputs
+    }
+
+
+def about(inputs: tuple[InputColumn, ...]) -> dict[str, dict]:
+    return {item.name: item.to_json() for item in inputs}
+
+
+def predict(rows: list[dict], inputs: tuple[InputColumn, ...] = INPUTS) -> dict[str, np.ndarray]:
+    return parse_predict({"instances": rows}, specs(inputs), about(inputs))[0]
+
+
+def read_file(tmp_path, rows: list[dict], inputs=INPUTS) -> dict[str, np.ndarray]:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    [found] = RawReader(RawFile(path), inputs).read(100)
+    return found.inputs
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [([MS // 1000], "seconds, and the model reads milliseconds"),
+     ([MS // 1000, MS // 1000 + 9], "seconds, and the model reads milliseconds"),
+     ([MS * 1000], "microseconds"), ([14], "no time in milliseconds"),
+     ([MS, 0], "no time in milliseconds"), ([MS, 23], "not a part of them such as the hour")],
+)  # fmt: skip
+def test_times_of_another_unit_are_refused_in_every_way_in(tmp_path, values, said) -> None:
+    rows = [{**ROW, "hour": value} for value in values]
+    columns = {name: [row[name] for row in rows] for name in ROW}
+    asks = (
+        lambda: predict(rows),
+        lambda: parse_predict({"inputs": columns}, specs(INPUTS), about(INPUTS)),
+        lambda: build_array("hour", values, specs(INPUTS)["hour"], HOUR.to_json()),
+        lambda: parse_examples(
+            {"examples": [{"hour": value} for value in values]}, [HOUR.to_json()]
+        ),
+        lambda: check_examples(examples(values), [HOUR.to_json()]),
+    )
+    for ask in asks:
+        with pytest.raises(RequestError) as refused:
+            ask()
+        assert refused.value.message.startswith("input hour holds")
+        assert said in refused.value.message
+    with pytest.raises(InputDataError, match=said):
+        read_file(tmp_path, rows)
+
+
+def examples(values: list[int]) -> np.ndarray:
+    texts = []
+    for value in values:
+        feature = tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
+        features = tf.train.Features(feature={"hour": feature})
+        texts.append(tf.train.Example(features=features).SerializeToString())
+    return np.array(texts, object)
+
+
+@pytest.mark.parametrize(
+    ("item", "values", "is_wrong"),
+    [(HOUR, [MS, NULL], False), (HOUR, [NULL], False), (HOUR, [], False),
+     (BORN, [0, MS], False), (BORN, [-86_400_000 * 400], False), (BORN, [345_600_000], False),
+     (BORN, [14], True), (BORN, [MS // 1000, MS // 1000 + 1], True),
+     (replace(BORN, time_kind=None), [14], False), (replace(BORN, time_unit=None), [14], False),
+     (TIMES, [[MS, PAD], [MS, MS]], False), (TIMES, [[MS, 5], [MS, MS]], True)],
+)  # fmt: skip
+def test_only_what_is_no_time_is_refused(item, values, is_wrong) -> None:
+    """Padding and what is missing are none; another log's dates may be early, or count from 0."""
+    found = find_wrong_times(item, np.array(values, np.int64))
+    assert (found is not None) == is_wrong
+
+
+def test_inputs_may_have_the_names_of_the_source_s_columns(tmp_path) -> None:
+    own = predict([ROW])
+    named = {"ts": MS, "born_ms": ROW["born"], "user_id": "u1", "viewed": ["a", "b"],
+             "ages": [1.0, 2.0]}  # fmt: skip
+    columns = {"inputs": {name: [value] for name, value in named.items()}}
+    for found in (predict([named]), predict([{**named, **ROW}]), read_file(tmp_path, [named]),
+                  read_file(tmp_path, [{**named, **ROW}]),
+                  parse_predict(columns, specs(INPUTS), about(INPUTS))[0]):  # fmt: skip
+        assert found.keys() == own.keys()
+        for name, values in own.items():
+            assert found[name].tolist() == values.tolist()
+    [example] = parse_examples({"examples": [{"user_id": "u1"}]}, [USER.to_json()])
+    assert "uid" in tf.train.Example.FromString(example).features.feature
+    both = {**ROW, "user_id": "u2"}
+    with pytest.raises(RequestError, match="uid is made of user_id, and both are given and differ"):
+        predict([both])
+    with pytest.raises(InputDataError, match="'uid' is made of 'user_id', and the two columns"):
+        read_file(tmp_path, [ROW | {"user_id": "u1"}, both])
+
+
+def test_a_column_that_is_another_input_stands_for_none() -> None:
+    """Feature `site` is made of column `page`, and feature `page` of column `url`."""
+    inputs = (replace(USER, name="site", column="page"), replace(USER, name="page", column="url"))
+    with pytest.raises(RequestError, match="missing: site"):
+        predict([{"page": "p"}], inputs)
+    with pytest.raises(InputDataError, match="missing: site"):
+        RawColumns(inputs, "rows").choose(["page"])
+    assert predict([{"site": "s", "url": "u"}], inputs)["page"].tolist() == [b"u"]
+
+
+def test_null_is_the_empty_list(tmp_path) -> None:
+    rows = [{**ROW, "viewed": None, "ages": None}, ROW]
+    found = predict(rows)
+    assert found["viewed"].tolist() == [[b"<pad>", b"<pad>"], [b"a", b"b"]]
+    assert found["ages"].tolist() == [[0.0, 0.0], [1.0, 2.0]]
+    assert predict(rows[:1])["ages"].tolist() == [[0.0]]
+    of_file = read_file(tmp_path, rows)
+    for name in ("viewed", "ages"):
+        assert of_file[name].tolist() == found[name].tolist()
+    fixed = replace(AGES, length=3)
+    spec = tf.TensorSpec([None, 3], tf.float32)
+    assert build_array("ages", [None], spec, fixed.to_json()).tolist() == [[0.0] * 3]
+    per_item = tf.TensorSpec([None, None, None], tf.string)
+    found = build_array("viewed", [[["a", "b"], None]], per_item, VIEWED.to_json())
+    assert found.tolist() == [[[b"a", b"b"], [b"<pad>", b"<pad>"]]]
+
+
+def test_null_asks_for_no_more_memory_than_a_request_may() -> None:
+    rows = [{"viewed": ["a"] * 9000}, *[{"viewed": None}] * 600]
+    with pytest.raises(RequestError, match="ask for fewer rows"):
+        predict(rows, (VIEWED,))
+
+
+COUNT = InputColumn("count", "count", "count", "int64", False, None, None, None, NULL)
+
+
+@pytest.mark.parametrize("value", [10.0, -3.0, 2.0**53 - 1])
+def test_a_float_that_is_whole_is_a_whole_number(tmp_path, value) -> None:
+    given = [{"count": value}, {"count": None}, {"count": 2}]
+    expected = [int(value), NULL, 2]
+    assert predict(given, (COUNT,))["count"].tolist() == expected
+    assert predict([given[0]], (COUNT,))["count"].tolist() == expected[:1]
+    assert read_file(tmp_path, given, (COUNT,))["count"].tolist() == expected
+    for values in (pa.array([value, None, 2.0]), pa.array([str(value), None, "2"])):
+        columns = RawColumns((COUNT,), "rows")
+        columns.choose(["count"])
+        assert columns.build({"count": values}, 1)["count"].tolist() == expected
+
+
+@pytest.mark.parametrize("value", [2.5, 2.0**53, 1e300])
+def test_other_floats_are_none(tmp_path, value) -> None:
+    for rows in ([{"count": value}], [{"count": value}, {"count": None}]):
+        with pytest.raises(RequestError, match="whole numbers"):
+            predict(rows, (COUNT,))
+    with pytest.raises(InputDataError, match="row 2: column 'count'"):
+        read_file(tmp_path, [{"count": 1}, {"count": value}], (COUNT,))
+    columns = RawColumns((COUNT,), "rows")
+    columns.choose(["count"])
+    for values in (pa.array([1.0, value]), pa.array(["1", str(value)])):
+        with pytest.raises(InputDataError, match="rows, row 2"):
+            columns.build({"count": values}, 1)
