@@ -75,8 +75,11 @@ class RowCounts:
         unmatched: Event rows without an entry in a dictionary, by dictionary and reason, kept or
             not.
         lost_conversions: By label made of conversions, their `rows`, and by reason those that
-            make no event positive.
+            make no sample positive.
         matched: Event rows with an entry, by dictionary, kept or not.
+        maturity: By label made of conversions: up to when it is known (`until_ts_ms`), the times of
+            the last conversion and event, and the records whose 0 is not known
+            (`unknown_as_0`, of `immature: keep`).
     """
 
     read: Mapping[str, int]
@@ -88,6 +91,7 @@ class RowCounts:
     unmatched: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     lost_conversions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     matched: Mapping[str, int] = field(default_factory=dict)
+    maturity: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,7 @@ _LATER_KEYS = (
     ("counts", "lost_conversions"),
     ("keys", "event_number"),
     ("counts", "matched"),
+    ("counts", "maturity"),
 )
 
 

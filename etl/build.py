@@ -50,6 +50,7 @@ from etl.events.splits import EVENT_SPLITS, is_inside
 from etl.feature_plan import FeaturePlan, plan_features
 from etl.quality.contract import BuildChecks
 from etl.quality.figures import Figure, VersionFigures, share_kept, share_matched
+from etl.quality.mistakes import find_early_ends
 from etl.quality.time_units import count_sources
 from etl.quality.version_view import VersionView, view_current
 from etl.records.jvm_connector import check_connector
@@ -157,6 +158,7 @@ def count_outcomes(
         unmatched=events.unmatched,
         lost_conversions=events.lost_conversions,
         matched={name: counts[MATCHED] for name, counts in events.matches.items()},
+        maturity=events.maturity,
     )
 
 
@@ -410,7 +412,7 @@ def _count_events(
     build: _Build, prepared: PreparedEvents, sources: Mapping[str, Source]
 ) -> EventCounts:
     config, dates, frame = build.config, build.request.dates, prepared.frame
-    counts = count_events(frame, config)
+    counts = count_events(frame, config, prepared.conversions, dates)
     lost = {name: {"rows": c.rows, **c.lost} for name, c in prepared.conversions.items()}
     counts = replace(counts, lost_conversions=lost)
     unmatched = UnmatchedCounts(counts.rows, counts.unmatched)
@@ -418,6 +420,7 @@ def _count_events(
     for hint in hints:
         logger.warning("%s", hint)
     build.checks.check_matches(counts.matches, counts.lost_conversions, hints)
+    build.checks.warn(find_early_ends(config, prepared.conversions))
     outside: Mapping[str, Mapping[str, int]] = {}
     if dates is not None and config.events.time is not None:
         outside = count_outside(kept(frame), dates)

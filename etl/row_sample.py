@@ -175,10 +175,12 @@ def _read_text(source: SourceConfig, path: Path, columns: Sequence[ColumnConfig]
             places = [_unpack(packed, _CODECS[suffix], is_whole=is_whole)]
             read, lines = len(packed), len(places[0])
         else:
-            starts = sorted({size * place // _PLACES for place in range(_PLACES)})
+            is_whole = size <= _PLACE_BYTES
+            parts = 1 if is_whole else _PLACES
+            starts = sorted({size * place // parts for place in range(parts)})
             places = [_read_place(file, start, size) for start in starts]
             read = sum(len(line) + 1 for place in places for line in place)
-            lines, is_whole = sum(map(len, places)), True
+            lines = sum(map(len, places))
     if not lines:
         return FileSample(None if size > _PLACE_BYTES else 0.0)
     texts = [[_decode(source, line) for line in place] for place in places]
@@ -187,7 +189,7 @@ def _read_text(source: SourceConfig, path: Path, columns: Sequence[ColumnConfig]
         _parse_lines(source, [t for t in found if t and t != header], columns, header or "")
         for found in (list(chain(*texts)), [place[0] for place in texts if place])
     )
-    if suffix in _CODECS:
+    if is_whole or suffix in _CODECS:
         firsts = rows if is_whole else None
     return FileSample(size * lines / read - (header is not None), rows, firsts)
 

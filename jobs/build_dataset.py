@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -265,13 +265,30 @@ def _list_counts(manifest: Manifest) -> Iterator[tuple[str, int]]:
     yield "joined", counts.joined
     for label, reasons in counts.lost_conversions.items():
         for reason, rows in reasons.items():
-            shown = "conversions" if reason == "rows" else f"  make no event positive: {reason}"
+            shown = "conversions" if reason == "rows" else f"  make no sample positive: {reason}"
             yield f"{shown} ({label})", rows
+    for label, known in counts.maturity.items():
+        yield from _list_maturity(label, known)
     for name, rows in counts.drawn.items():
         yield f"negatives drawn for {name}", rows
     for split in manifest.splits:
         size = f"{len(split.shards)} shards, {split.bytes / 1e6:.1f} MB"
         yield f"written to {split.name} ({size})", split.rows
+
+
+_HOUR_MS = 3_600_000
+
+
+def _list_maturity(label: str, known: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """What is not known of a label made of conversions."""
+    last_event_ms, last_ms = known.get("last_event_ts_ms"), known.get("last_conversion_ts_ms")
+    if last_event_ms is not None and last_ms is not None and last_ms < last_event_ms:
+        yield (
+            f"  hours from the last one to the last event ({label})",
+            round((last_event_ms - last_ms) / _HOUR_MS),
+        )
+    if "unknown_as_0" in known:
+        yield f"written as 0, but not known yet ({label})", known["unknown_as_0"]
 
 
 def print_figures(figures: Sequence[Figure], console: Console) -> None:

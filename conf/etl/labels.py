@@ -25,12 +25,13 @@ class ConversionConfig(Strict):
     within_hours: float = Field(gt=0, description="Attribution window, from the event on.")
     immature: Literal["drop", "keep"] = Field(
         "drop",
-        description="Events whose window ends after `until_ts`: dropped, or kept as they stand.",
+        description="Events whose window ends after `until_ts`: no samples, or with what is known: "
+        "1 if a conversion came, else 0.",
     )
     until_ts: int | None = Field(
         None,
-        description="What the conversions are complete up to (their unit); None: the latest time "
-        "of an event or conversion.",
+        description="What the conversions are complete up to (their unit); None: the time of the "
+        "latest one.",
     )
 
 

@@ -61,6 +61,7 @@ from etl.encoders.target import (
     write_statistic_table,
 )
 from etl.encoders.vocabulary import first_token_id, load_vocabulary
+from etl.events.down_sampling import before_sampling
 from etl.feature_plan import FeaturePlan
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class TrainSplit:
     """The rows that encoders are fitted on.
 
     Attributes:
-        rows: The train split.
+        rows: The events of the train split, with `__skip`: what vocabularies are fitted on.
         key: Columns that tell rows apart, the same ones in every record.
         time_column_ms: Event time, milliseconds since the epoch, or None.
         label: Name of the build's label, or None.
@@ -102,6 +103,11 @@ class TrainSplit:
     time_column_ms: str | None
     label: str | None
     data_dir: str = "."
+
+    @property
+    def samples(self) -> DataFrame:
+        """What numbers and statistics are fitted on: other events have no label, or no record."""
+        return before_sampling(self.rows)
 
 
 @dataclass(frozen=True)
@@ -183,7 +189,7 @@ def fit_operations(
         for feature in plan.features
         if earlier is not None and (operation := earlier.find_operation(feature.name)) is not None
     }
-    fitted = fit_numbers(train.rows, _number_requests(plan, known), train.key)
+    fitted = fit_numbers(train.samples, _number_requests(plan, known), train.key)
     for feature in plan.features:
         config = feature.encoding
         if feature.name in known:
@@ -350,4 +356,4 @@ def _fit_target(
     fit = TargetFit(
         feature.column, label, fold_column(config.folds), config.folds, config.prior_weight
     )
-    return fit_target(add_folds(train.rows, (config.folds,), train.key), vocabulary, fit)
+    return fit_target(add_folds(train.samples, (config.folds,), train.key), vocabulary, fit)

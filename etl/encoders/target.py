@@ -64,7 +64,7 @@ def build_statistic_table(values: np.ndarray) -> pa.Table:
     """Builds a table.
 
     Args:
-        values: float `[vocabulary_size, 1 + folds]`: of the whole train split, then without each
+        values: float `[vocabulary_size, 1 + folds]`: of all train samples, then without each
             fold.
     """
     names = ["all", *(f"fold_{fold}" for fold in range(values.shape[1] - 1))]
@@ -168,12 +168,12 @@ def fit_target(df: DataFrame, vocabulary: pa.Table, fit: TargetFit) -> np.ndarra
     Prokhorenkova et al. 2018, section 3.2, "holdout").
 
     Args:
-        df: The train split.
+        df: The samples of the train split.
         vocabulary: The fitted vocabulary of the tokens.
         fit: Columns, folds and smoothing.
 
     Returns:
-        float64 `[vocabulary_size, 1 + folds]`; tokens that the train split lacks, or that are
+        float64 `[vocabulary_size, 1 + folds]`; tokens that no sample has, or that are
         retired, have the prior.
     """
     from pyspark.sql import functions as F

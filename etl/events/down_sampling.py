@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from conf.etl.build import BuildConfig
 from conf.etl.labels import DownSamplingConfig, NegativesConfig
 from etl.events.identity import DROP_COLUMN, POSITION_COLUMN, event_columns, hash_fraction
-from etl.events.sample_filter import NOT_SAMPLED_COLUMN
+from etl.events.sample_filter import NOT_SAMPLED_COLUMN, leave_out_samples
 from etl.events.splits import SPLIT_COLUMN, TRAIN
 
 if TYPE_CHECKING:
@@ -19,6 +19,20 @@ if TYPE_CHECKING:
 DOWN_SAMPLED = "down_sampled"
 EXPOSURE_NOT_SAMPLED = "exposure_not_sampled"
 INSIDE_SEQUENCE = "inside_sequence"
+
+
+def before_sampling(events: DataFrame) -> DataFrame:
+    """Returns the events that are samples, and those that only a sampling has left out.
+
+    What is fitted on them has the distribution of the log, as sums with weights 1/rate have, and
+    sees no event that could be no sample.
+
+    Args:
+        events: Events with `__skip`.
+    """
+    reason = F.col(NOT_SAMPLED_COLUMN)
+    drawn = reason.isin(DOWN_SAMPLED, EXPOSURE_NOT_SAMPLED, INSIDE_SEQUENCE)
+    return events.where(reason.isNull() | drawn)
 
 
 def mark_not_sampled(events: DataFrame, config: BuildConfig) -> DataFrame:
@@ -39,15 +53,16 @@ def mark_not_sampled(events: DataFrame, config: BuildConfig) -> DataFrame:
 
 
 def _keep_ends(events: DataFrame, config: BuildConfig) -> DataFrame:
-    """Keeps each user's last train event and, if asked for, every n-th before it."""
+    """Keeps each user's last train sample and, if asked for, every n-th event before it."""
     is_train = (F.col(SPLIT_COLUMN) == TRAIN) & F.col(DROP_COLUMN).isNull()
+    is_sample = is_train & F.col(NOT_SAMPLED_COLUMN).isNull()
     whole = Window.partitionBy(config.events.user or "")
-    last = F.max(F.when(is_train, F.col(POSITION_COLUMN))).over(whole)
+    last = F.max(F.when(is_sample, F.col(POSITION_COLUMN))).over(whole)
     later = last - F.col(POSITION_COLUMN)
     every = config.train_samples
     is_end = later == 0 if isinstance(every, str) else later % every == 0
     reason = F.when(is_train & ~is_end, F.lit(INSIDE_SEQUENCE))
-    return events.withColumn(NOT_SAMPLED_COLUMN, reason)
+    return leave_out_samples(events, reason)
 
 
 def _down_sample(
@@ -56,9 +71,8 @@ def _down_sample(
     sampled = (F.col(label) == 0) & F.col(SPLIT_COLUMN).isin(list(sampling.splits))
     lost = sampled & (_draw(config, sampling.seed, "down_sampling") >= sampling.rate)
     rate = F.when(sampled, F.lit(sampling.rate)).otherwise(F.lit(1.0))
-    return events.withColumn(sampling.name, rate.cast("float")).withColumn(
-        NOT_SAMPLED_COLUMN, F.coalesce(NOT_SAMPLED_COLUMN, F.when(lost, F.lit(DOWN_SAMPLED)))
-    )
+    rated = events.withColumn(sampling.name, rate.cast("float"))
+    return leave_out_samples(rated, F.when(lost, F.lit(DOWN_SAMPLED)))
 
 
 def _sample_exposures(
@@ -77,7 +91,7 @@ def _sample_exposures(
     quota = F.lit(negatives.per_positive) * F.col("__positives")
     probability = F.least(F.lit(1.0), quota / F.col("__exposures"))
     lost = F.when(F.col("__exposed") & (F.col("__rank") > quota), F.lit(EXPOSURE_NOT_SAMPLED))
-    return (
+    ranked_events = (
         events.withColumn("__exposed", exposed)
         .withColumn("__draw_fraction", _draw(config, negatives.seed, "exposure"))
         .withColumn("__rank", F.sum(F.col("__exposed").cast("long")).over(ranked))
@@ -87,9 +101,9 @@ def _sample_exposures(
             negatives.probability,
             F.when(F.col("__exposed"), probability).otherwise(F.lit(1.0)).cast("float"),
         )
-        .withColumn(NOT_SAMPLED_COLUMN, F.coalesce(NOT_SAMPLED_COLUMN, lost))
-        .drop("__exposed", "__draw_fraction", "__rank", "__positives", "__exposures")
     )
+    made = ("__exposed", "__draw_fraction", "__rank", "__positives", "__exposures")
+    return leave_out_samples(ranked_events, lost).drop(*made)
 
 
 def _draw(config: BuildConfig, seed: int | None, purpose: str) -> Column:

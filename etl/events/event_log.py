@@ -24,8 +24,21 @@ from etl.events.identity import (
     drop_events,
 )
 from etl.events.joins import MATCHED, count_matches, join_dictionaries, read_matches
-from etl.events.labels import UNLABELLED, LostConversions, add_labels, count_lost_conversions
-from etl.events.sample_filter import NOT_SAMPLED_COLUMN, SEEN_COLUMN, mark_filtered
+from etl.events.labels import (
+    IMMATURE,
+    UNLABELLED,
+    ConversionCounts,
+    add_labels,
+    count_conversions,
+    find_until_ms,
+    is_immature,
+)
+from etl.events.sample_filter import (
+    NOT_SAMPLED_COLUMN,
+    SEEN_COLUMN,
+    mark_filtered,
+    may_leave_out_samples,
+)
 from etl.events.sessions import add_sessions
 from etl.events.splits import (
     EVENT_SPLITS,
@@ -37,6 +50,7 @@ from etl.events.splits import (
     SPLIT_COLUMN,
     TOTAL_COLUMN,
     add_split,
+    is_inside,
     mark_outside_window,
 )
 from etl.events.windowed_features import add_windowed_features
@@ -45,12 +59,12 @@ from etl.sources.source import ORDER_COLUMN, Source
 from etl.sources.times import Span
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 DUPLICATE = "duplicate"
 AFTER_TEST = "after_test"
 AFTER_VALIDATION = "after_validation"
-_IS_KEPT, _IS_SAMPLE = "__is_kept", "__is_sample"
+_IS_KEPT, _IS_SAMPLE, _UNKNOWN = "__is_kept", "__is_sample", "unknown_"
 
 
 @dataclass(frozen=True)
@@ -65,7 +79,7 @@ class PreparedEvents:
 
     frame: DataFrame
     persisted: DataFrame
-    conversions: Mapping[str, LostConversions] = field(default_factory=dict)
+    conversions: Mapping[str, ConversionCounts] = field(default_factory=dict)
 
     def release(self) -> None:
         """Frees what Spark keeps."""
@@ -97,7 +111,7 @@ def prepare_events(
     events = mark_outside_window(events, config.split)
     events = mark_filtered(join_dictionaries(events, config, sources), config)
     events = add_windowed_features(events, config)
-    conversions = count_lost_conversions(events, config, sources)
+    conversions = count_conversions(events, config, sources)
     events = add_labels(events, config, sources, conversions)
     # Persisted before the split, whose choice of users would else run all of this once more.
     positioned = add_sessions(_add_positions(events, config), config).drop(ORDER_COLUMN)
@@ -223,7 +237,7 @@ def _add_positions(events: DataFrame, config: BuildConfig) -> DataFrame:
         TOTAL_COLUMN: F.sum(_IS_KEPT).over(whole),
         GIVEN_TOTAL_COLUMN: given,
     }
-    if config.events.where is not None:
+    if may_leave_out_samples(config):
         windows[SAMPLE_POSITION_COLUMN] = F.sum(_IS_SAMPLE).over(running)
         windows[SAMPLE_TOTAL_COLUMN] = F.sum(_IS_SAMPLE).over(whole)
     return events.withColumns(windows).drop(_IS_KEPT, _IS_SAMPLE)
@@ -245,10 +259,11 @@ class EventCounts:
         event_ts_ms_range: First and last event time, None without a time column.
         matches: Events by dictionary and outcome of its join, dropped or not: `matched`, or why
             there was no entry.
-        lost_conversions: Of each label made of conversions, those that belong to no event, by
+        lost_conversions: Of each label made of conversions, those that make no sample positive, by
             reason, and all `rows`.
         rows: All events of the log that parsed, dropped or not.
         seen: Kept events that meet `seen.where`; None: there is no such condition.
+        maturity: By label made of conversions, up to when it is known (`RowCounts.maturity`).
     """
 
     joined: int
@@ -259,6 +274,7 @@ class EventCounts:
     lost_conversions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     rows: int = 0
     seen: int | None = None
+    maturity: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def unmatched(self) -> dict[str, dict[str, int]]:
@@ -275,13 +291,22 @@ class EventCounts:
         return None if self.event_ts_ms_range is None else self.event_ts_ms_range[1]
 
 
-def count_events(events: DataFrame, config: BuildConfig) -> EventCounts:
+def count_events(
+    events: DataFrame,
+    config: BuildConfig,
+    conversions: Mapping[str, ConversionCounts] | None = None,
+    dates: DateRange | None = None,
+) -> EventCounts:
     """Counts kept events per split, dropped ones per reason, and what joins have matched.
 
     Args:
         events: Annotated events.
         config: The build's config.
+        conversions: What was counted of the conversions of each label that has some.
+        dates: The run's days, where there are any.
     """
+    until = _find_cut_offs(config, conversions or {})
+    unknown = _find_unknown(config, until, dates)
     dictionaries = [join.source for join in config.joins]
     rows = (
         events.withColumn("__reason", F.coalesce(DROP_COLUMN, NOT_SAMPLED_COLUMN))
@@ -291,6 +316,7 @@ def count_events(events: DataFrame, config: BuildConfig) -> EventCounts:
             F.min(EVENT_TS_COLUMN).alias("low"),
             F.max(EVENT_TS_COLUMN).alias("high"),
             *([F.count_if(SEEN_COLUMN).alias("seen")] if config.seen_where is not None else []),
+            *[F.count_if(met).alias(_UNKNOWN + name) for name, met in unknown.items()],
             *count_matches(dictionaries),
         )
         .collect()
@@ -300,7 +326,13 @@ def count_events(events: DataFrame, config: BuildConfig) -> EventCounts:
         if row["__reason"] is not None:
             dropped[row["__reason"]] = dropped.get(row["__reason"], 0) + row["n"]
     good = [row for row in rows if row[DROP_COLUMN] is None]
-    splits = {row[SPLIT_COLUMN]: row["n"] for row in good if row["__reason"] is None}
+    samples = [row for row in good if row["__reason"] is None]
+    splits = {row[SPLIT_COLUMN]: row["n"] for row in samples}
+    maturity = {
+        name: _describe_end(until[name], counts) for name, counts in (conversions or {}).items()
+    }
+    for name in unknown:
+        maturity[name]["unknown_as_0"] = sum(row[_UNKNOWN + name] for row in samples)
     seen = None if config.seen_where is None else sum(row["seen"] for row in good)
     lows = [row["low"] for row in good if row["low"] is not None]
     highs = [row["high"] for row in good if row["high"] is not None]
@@ -312,7 +344,44 @@ def count_events(events: DataFrame, config: BuildConfig) -> EventCounts:
         matches=read_matches(dictionaries, [row.asDict() for row in rows]),
         rows=sum(row["n"] for row in rows),
         seen=seen,
+        maturity=maturity,
     )
+
+
+def _find_cut_offs(
+    config: BuildConfig, conversions: Mapping[str, ConversionCounts]
+) -> dict[str, int | None]:
+    """Up to when each label made of conversions can be known."""
+    return {
+        label.name: find_until_ms(label.conversion, conversions[label.name])
+        for label in config.all_labels
+        if label.conversion is not None and label.name in conversions
+    }
+
+
+def _find_unknown(
+    config: BuildConfig, until: Mapping[str, int | None], dates: DateRange | None
+) -> dict[str, Column]:
+    """Conditions of the records whose label is 0 although a conversion may yet come."""
+    inside = F.lit(True) if dates is None else is_inside(dates)
+    return {
+        label.name: is_immature(label.conversion, until[label.name])
+        & (F.col(label.name) == 0)
+        & inside
+        for label in config.all_labels
+        if label.conversion is not None
+        and label.conversion.immature == "keep"
+        and label.name in until
+    }
+
+
+def _describe_end(until_ms: int | None, counts: ConversionCounts) -> dict[str, int]:
+    ends = {
+        "until_ts_ms": until_ms,
+        "last_conversion_ts_ms": None if counts.span_ms is None else counts.span_ms[1],
+        "last_event_ts_ms": counts.last_event_ms,
+    }
+    return {name: time for name, time in ends.items() if time is not None}
 
 
 def check_not_empty(counts: EventCounts, config: BuildConfig, hints: Sequence[str] = ()) -> None:
@@ -373,6 +442,11 @@ def _advise_on_split(counts: EventCounts, config: BuildConfig) -> str:
             return f"check the keys of the join with {reason.split(':')[1]!r}: hardly any matches"
         if reason == UNLABELLED:
             return "check the label's column: it has no value in the log"
+        if reason == IMMATURE:
+            return (
+                "no label is known yet: deliver later conversions, or declare `until_ts` of the "
+                "label's conversions where they are complete up to a later time"
+            )
         return "check what was dropped, and the log's size"
     split = config.split
     if split.strategy == "leave_one_out":

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from conf.etl.build import BuildConfig
 from conf.etl.events import EventConditionConfig, GapsConfig, UserHistoryConfig
 from etl.events.identity import EVENT_TS_COLUMN, POSITION_COLUMN
-from etl.events.sample_filter import find_seen_columns
+from etl.events.sample_filter import find_named_columns
 from etl.events.sessions import SESSION_COLUMN, current_sessions
 from etl.events.splits import TOTAL_COLUMN
 from etl.feature_plan import all_histories
@@ -37,14 +37,18 @@ def matches(events: DataFrame, where: EventConditionConfig | None) -> Column:
 
 
 def condition_columns(config: BuildConfig) -> list[str]:
-    """Returns the columns of the log that conditions with `one_of`, and `seen.where`, read."""
+    """Returns the columns of the log that tell kinds of events apart, in the log's order.
+
+    They are those that labels, `events.where`, `seen.where` and conditions with `one_of` read:
+    events of one user, item and time that differ in one, as a view and a purchase, are two.
+    """
     rates = [rolling.rate.out_of for rolling in config.rolling if rolling.rate]
     parts = [history.where for history in config.histories]
     parts += [rolling.where for rolling in config.rolling]
-    log = config.sources[config.events.source].column_types
-    named = [where.column for where in (*parts, *rates) if where and where.one_of]
-    named += find_seen_columns(config)
-    return [column for column in dict.fromkeys(named) if column in log]
+    named = {where.column for where in (*parts, *rates) if where and where.one_of}
+    named |= {label.column for label in config.all_labels if label.column is not None}
+    named |= find_named_columns(config)
+    return [c for c in config.sources[config.events.source].column_types if c in named]
 
 
 _MATCH, _RUN, _LIST = "__history_match", "__history_run", "__history_list"

@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 from conf.etl.build import BuildConfig
 from conf.etl.labels import ConversionConfig, LabelConfig
 from conf.etl.time_units import ms_per_unit
-from etl.events.identity import EVENT_TS_COLUMN, drop_events
-from etl.events.sample_filter import NOT_SAMPLED_COLUMN
+from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN
+from etl.events.sample_filter import NOT_SAMPLED_COLUMN, leave_out_samples
 from etl.events.splits import GIVEN_TEST_COLUMN, GIVEN_VALIDATION_COLUMN
 from etl.sources.source import Source
 
@@ -27,39 +27,76 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sluice.labels")
 
 IMMATURE = "immature"
-_CONVERTED = "__converted_ts_ms"
-_HOUR_MS = 3_600_000
+_CONVERTED, _IS_SAMPLE = "__converted_ts_ms", "__is_sample"
+_HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
 _NULL_KEY_PARTS = 1024
 
 
 NULL_KEY = "null_key"
 NO_EVENT = "no_event"
 OUTSIDE_TIME = "outside_time"
+NO_SAMPLE = "no_sample"
+_CHANCE_PAUSES = 7
+"""Among conversions that come at random one pause in a thousand is that many times the mean."""
 
 
 @dataclass(frozen=True)
-class LostConversions:
-    """The conversions of a label, by whether an event of the log may have led to them.
+class ConversionCounts:
+    """The conversions of a label: whether a sample may have led to them, and when they end.
 
     Attributes:
         rows: All conversions that have a time.
-        lost: Those that make no event positive, by reason: a null among the keys, no event of the
-            same keys, or none within the attribution window before.
-        latest_ms: The latest time of an event or conversion; None: there is none.
+        lost: Those that make no sample positive, by reason: a null among the keys, no event of the
+            same keys, none within the attribution window before, or there only events that are no
+            samples. A sample whose window is not over yet is one.
+        span_ms: Times of the first and the last conversion; None: there is none.
+        last_event_ms: Time of the last event; None: there is none.
     """
 
     rows: int
     lost: Mapping[str, int]
-    latest_ms: int | None
+    span_ms: tuple[int, int] | None
+    last_event_ms: int | None
+
+    @property
+    def early_ms(self) -> int:
+        """By how much the conversions end before the events, at least 0."""
+        if self.span_ms is None or self.last_event_ms is None:
+            return 0
+        return max(0, self.last_event_ms - self.span_ms[1])
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether they end more than a day, and more than chance makes likely, before the events.
+
+        Conversions that come at random pause for longer than `x` times the mean pause with
+        probability exp(-x).
+        """
+        if self.span_ms is None:
+            return False
+        first, last = self.span_ms
+        likely = _CHANCE_PAUSES * (last - first) / max(1, self.rows - 1)
+        return self.early_ms > max(_DAY_MS, likely)
 
 
-def count_lost_conversions(
+def find_until_ms(conversion: ConversionConfig, counts: ConversionCounts) -> int | None:
+    """Returns the time up to which labels can be known, in milliseconds; None: none can.
+
+    What was not declared is the time of the last conversion: of what happened after it, a feed
+    that is late says nothing, whereas a sparse one only lets a few more events wait.
+    """
+    if conversion.until_ts is not None:
+        return conversion.until_ts * ms_per_unit(conversion.time_unit)
+    return None if counts.span_ms is None else counts.span_ms[1]
+
+
+def count_conversions(
     events: DataFrame, config: BuildConfig, sources: Mapping[str, Source]
-) -> dict[str, LostConversions]:
+) -> dict[str, ConversionCounts]:
     """Counts the conversions of each label that has some, in one scan of times and keys.
 
     Args:
-        events: Event rows with `__event_ts_ms`; those left out count too.
+        events: Event rows with `__event_ts_ms`, `__drop` and `__skip`, those left out among them.
         config: The build's config.
         sources: The sources as read.
     """
@@ -67,53 +104,64 @@ def count_lost_conversions(
     for label in config.all_labels:
         if label.conversion is not None:
             rows = sources[label.conversion.source].good
-            found[label.name] = _count_lost(events, label.conversion, rows)
+            found[label.name] = _count(events, label.conversion, rows)
             _report_lost(label.name, label.conversion, found[label.name])
     return found
 
 
-def _count_lost(
-    events: DataFrame, conversion: ConversionConfig, source: DataFrame
-) -> LostConversions:
+def _count(events: DataFrame, conversion: ConversionConfig, source: DataFrame) -> ConversionCounts:
     keys = [*conversion.keys]
-    merged = events.select(*keys, EVENT_TS_COLUMN, F.lit(None).cast("bigint").alias(_CONVERTED))
-    conversions = _read_conversions(conversion, source)
+    is_sample = F.col(DROP_COLUMN).isNull() & F.col(NOT_SAMPLED_COLUMN).isNull()
+    merged = events.select(
+        *keys,
+        EVENT_TS_COLUMN,
+        F.lit(None).cast("bigint").alias(_CONVERTED),
+        is_sample.alias(_IS_SAMPLE),
+    )
+    conversions = _read_conversions(conversion, source).withColumn(_IS_SAMPLE, F.lit(False))
     both = merged.unionByName(conversions.withColumn(EVENT_TS_COLUMN, F.col(_CONVERTED)))
     same = Window.partitionBy(*keys, _spread(keys))
     event_ms = F.when(F.col(_CONVERTED).isNull(), F.col(EVENT_TS_COLUMN))
     # At the same moment the event comes first, as for the label.
     until = same.orderBy(EVENT_TS_COLUMN, F.col(_CONVERTED).asc_nulls_first())
+    until = until.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     dated = both.withColumns({
         "__first_ms": F.min(event_ms).over(same),
-        "__last_ms": F.max(event_ms).over(
-            until.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-        ),
+        "__last_ms": F.max(event_ms).over(until),
+        "__last_sample_ms": F.max(F.when(F.col(_IS_SAMPLE), event_ms)).over(until),
     })  # fmt: skip
-    age = F.col(_CONVERTED) - F.col("__last_ms")
-    in_time = F.coalesce(age <= _window_ms(conversion), F.lit(False))
+
+    def is_late(last_ms: str) -> Column:
+        age = F.col(_CONVERTED) - F.col(last_ms)
+        return ~F.coalesce(age <= _window_ms(conversion), F.lit(False))
+
     reason = (
         F.when(_lacks_key(keys), F.lit(NULL_KEY))
         .when(F.col("__first_ms").isNull(), F.lit(NO_EVENT))
-        .when(~in_time, F.lit(OUTSIDE_TIME))
+        .when(is_late("__last_ms"), F.lit(OUTSIDE_TIME))
+        .when(is_late("__last_sample_ms"), F.lit(NO_SAMPLE))
     )
     is_conversion = F.col(_CONVERTED).isNotNull()
-    reasons = (NULL_KEY, NO_EVENT, OUTSIDE_TIME)
+    reasons = (NULL_KEY, NO_EVENT, OUTSIDE_TIME, NO_SAMPLE)
     row = dated.agg(
         F.count_if(is_conversion).alias("rows"),
-        F.max(EVENT_TS_COLUMN).alias("latest"),
+        F.min(_CONVERTED).alias("first"),
+        F.max(_CONVERTED).alias("last"),
+        F.max(event_ms).alias("last_event"),
         *[F.count_if(is_conversion & (reason == name)).alias(name) for name in reasons],
     ).collect()[0]
     lost = {name: row[name] for name in reasons if row[name]}
-    return LostConversions(row["rows"], lost, row["latest"])
+    span = None if row["last"] is None else (row["first"], row["last"])
+    return ConversionCounts(row["rows"], lost, span, row["last_event"])
 
 
-def _report_lost(name: str, conversion: ConversionConfig, counts: LostConversions) -> None:
+def _report_lost(name: str, conversion: ConversionConfig, counts: ConversionCounts) -> None:
     lost = sum(counts.lost.values())
     if not lost:
         return
     reasons = ", ".join(f"{reason} {n:,}" for reason, n in counts.lost.items())
     received = f"{lost:,} of {counts.rows:,} conversions of {conversion.source!r}: {reasons}"
-    logger.warning("label %r: %s belong to no event", name, received)
+    logger.warning("label %r: %s make no sample positive", name, received)
 
 
 def _read_conversions(conversion: ConversionConfig, source: DataFrame) -> DataFrame:
@@ -143,7 +191,7 @@ def add_conversion_label(
     name: str,
     conversion: ConversionConfig,
     source: DataFrame,
-    latest_ms: int | None = None,
+    until_ms: int | None,
 ) -> DataFrame:
     """Adds the label: 1 if a conversion of the same keys came in [event, event + window].
 
@@ -151,20 +199,16 @@ def add_conversion_label(
     however many conversions its keys have.
 
     Args:
-        events: Event rows with `__event_ts_ms` and `__drop`.
+        events: Event rows with `__event_ts_ms` and `__skip`.
         name: Column of the label.
         conversion: The rule.
         source: Rows of the conversion source.
-        latest_ms: The latest time of an event or conversion; None: it is looked for.
+        until_ms: The time up to which labels can be known (`find_until_ms`).
 
     Returns:
-        The events, with those whose window is not over by the cut-off marked as `immature`.
+        The events; samples whose window is not over by the cut-off are none, as `immature`.
     """
     conversions, window_ms = _read_conversions(conversion, source), _window_ms(conversion)
-    if conversion.until_ts is not None:
-        until_ms = conversion.until_ts * ms_per_unit(conversion.time_unit)
-    else:
-        until_ms = _latest_ms(events, conversions) if latest_ms is None else latest_ms
     # A null is no key: conversions that lack one are no event's.
     conversions = conversions.where(~_lacks_key(conversion.keys))
     merged = events.withColumn(_CONVERTED, F.lit(None).cast("bigint")).unionByName(
@@ -189,34 +233,31 @@ def add_conversion_label(
     if conversion.immature == "keep":
         return labelled
     # Positives too: dropping only the others would make the latest events look better.
-    late = F.col(EVENT_TS_COLUMN) + F.lit(window_ms) > F.lit(until_ms)
-    return drop_events(labelled, F.when(late, F.lit(IMMATURE)))
+    late = is_immature(conversion, until_ms)
+    return leave_out_samples(labelled, F.when(late, F.lit(IMMATURE)))
 
 
-def _latest_ms(events: DataFrame, conversions: DataFrame) -> int:
-    """The latest time of either; both sources hold a row, or the build has stopped before."""
-    latest = [
-        frame.agg(F.max(column)).collect()[0][0]
-        for frame, column in ((events, EVENT_TS_COLUMN), (conversions, _CONVERTED))
-    ]
-    return max(int(value) for value in latest if value is not None)
+def is_immature(conversion: ConversionConfig, until_ms: int | None) -> Column:
+    """Returns whether the attribution window of an event ends after `until_ms`; null: no time."""
+    end_ms = F.col(EVENT_TS_COLUMN) + F.lit(_window_ms(conversion))
+    return end_ms.isNotNull() if until_ms is None else end_ms > F.lit(until_ms)
 
 
 UNLABELLED = "unlabelled"
-LABEL_REASONS = (UNLABELLED, IMMATURE)
-"""Why the label leaves events out: they stay what happened before others."""
 
 
 def add_labels(
     events: DataFrame,
     config: BuildConfig,
     sources: Mapping[str, Source],
-    conversions: Mapping[str, LostConversions] | None = None,
+    conversions: Mapping[str, ConversionCounts],
 ) -> DataFrame:
-    """Adds the labels, float32. A given event may lack one, an event of the log may not.
+    """Adds the labels, float32. A given event may lack one; another without one is no sample.
+
+    Events that lose their record for want of a label stay what happened before others.
 
     Args:
-        events: Event rows with `__drop`.
+        events: Event rows with `__skip`.
         config: The build's config.
         sources: The sources as read; conversions are one of them.
         conversions: What is known of the conversions of each label.
@@ -228,10 +269,9 @@ def add_labels(
         if label.conversion is None:
             events = _add_label(events, label)
             continue
-        counts = (conversions or {}).get(label.name)
         source = sources[label.conversion.source].good
-        latest_ms = None if counts is None else counts.latest_ms
-        events = add_conversion_label(events, label.name, label.conversion, source, latest_ms)
+        until_ms = find_until_ms(label.conversion, conversions[label.name])
+        events = add_conversion_label(events, label.name, label.conversion, source, until_ms)
     return events
 
 
@@ -242,7 +282,8 @@ def _add_label(events: DataFrame, label: LabelConfig) -> DataFrame:
     lacking = value.isNull() & ~given & F.col(NOT_SAMPLED_COLUMN).isNull()
     reason = F.when(lacking, F.lit(UNLABELLED))
     rule = _apply_rule(events, label, value).cast("float")
-    return drop_events(events.withColumn(label.name, F.when(value.isNotNull(), rule)), reason)
+    labelled = events.withColumn(label.name, F.when(value.isNotNull(), rule))
+    return leave_out_samples(labelled, reason)
 
 
 def _apply_rule(events: DataFrame, label: LabelConfig, value: Column) -> Column:
@@ -253,9 +294,6 @@ def _apply_rule(events: DataFrame, label: LabelConfig, value: Column) -> Column:
     if label.at_least is not None:
         return value >= F.lit(label.at_least).cast(kind)
     return value.isin([F.lit(allowed).cast(kind) for allowed in label.values])
-
-
-_DAY_MS = 86_400_000
 
 
 def add_weights(samples: DataFrame, config: BuildConfig, newest_ts_ms: int | None) -> DataFrame:

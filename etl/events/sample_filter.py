@@ -15,7 +15,7 @@ from conf.etl.build import BuildConfig
 from conf.etl.sources import SPARK_TYPES
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
     from sqlglot import exp
 
 NOT_SAMPLED_COLUMN = "__skip"
@@ -47,10 +47,13 @@ def check_where(config: BuildConfig) -> None:
         ConfigError: One is no condition, names a column that events do not have, or looks at
             more than the event itself.
     """
+    for where in _list_conditions(config):
+        _check(where, config.event_column_types)
+
+
+def _list_conditions(config: BuildConfig) -> list[_Where]:
     conditions = {"events.where": config.events.where, "seen.where": config.seen_where}
-    for key, text in conditions.items():
-        if text is not None:
-            _check(_Where(key, text), config.event_column_types)
+    return [_Where(key, text) for key, text in conditions.items() if text is not None]
 
 
 def _check(where: _Where, types: Mapping[str, str]) -> None:
@@ -80,19 +83,17 @@ def find_where_columns(config: BuildConfig) -> list[str]:
     return [column for column in config.event_column_types if column.lower() in named]
 
 
-def find_seen_columns(config: BuildConfig) -> list[str]:
-    """Returns the columns of the log that `seen.where` names and that tell kinds of events apart.
-
-    Two events of one user, item and time are one event, unless these differ.
-    """
+def find_named_columns(config: BuildConfig) -> set[str]:
+    """Returns the columns of the log that `events.where` and `seen.where` name."""
     from sqlglot import exp
 
-    if config.seen_where is None:
-        return []
-    condition = _parse(_Where("seen.where", config.seen_where))
-    named = {column.name.lower() for column in condition.find_all(exp.Column)}
     log = config.sources[config.events.source].column_types
-    return [c for c, kind in log.items() if c.lower() in named and kind in ("int64", "string")]
+    named = {
+        column.name.lower()
+        for where in _list_conditions(config)
+        for column in _parse(where).find_all(exp.Column)
+    }
+    return {column for column in log if column.lower() in named}
 
 
 def _parse(where: _Where) -> exp.Expr:
@@ -158,6 +159,23 @@ def mark_filtered(events: DataFrame, config: BuildConfig) -> DataFrame:
     if config.events.item is not None:
         reason = reason.when(F.col(config.events.item).isNull(), WITHOUT_ITEM)
     return events.withColumn(NOT_SAMPLED_COLUMN, reason)
+
+
+def leave_out_samples(events: DataFrame, reason: Column) -> DataFrame:
+    """Marks events as no samples; one that is none already keeps its first reason.
+
+    Args:
+        events: Events with `__skip`.
+        reason: Why an event is no sample, or null.
+    """
+    from pyspark.sql import functions as F
+
+    return events.withColumn(NOT_SAMPLED_COLUMN, F.coalesce(F.col(NOT_SAMPLED_COLUMN), reason))
+
+
+def may_leave_out_samples(config: BuildConfig) -> bool:
+    """Returns whether some kept events may be no samples: by a condition, or without a label."""
+    return config.events.where is not None or bool(config.all_labels)
 
 
 def _add_met(events: DataFrame, where: _Where, name: str) -> DataFrame:

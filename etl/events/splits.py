@@ -20,7 +20,7 @@ from etl.events.identity import (
     drop_events,
     hash_fraction,
 )
-from etl.events.sample_filter import NOT_SAMPLED_COLUMN
+from etl.events.sample_filter import NOT_SAMPLED_COLUMN, may_leave_out_samples
 from etl.events.split_bounds import SplitBounds, end_of_days, end_of_log, find_bounds
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def add_split(events: DataFrame, config: BuildConfig, dates: DateRange | None = 
 
     Args:
         events: Kept events; with users also their `__position` and `__total` (events of the
-            user), with `events.where` the same of samples, and `__given_test`,
+            user), where events may be no samples the same of samples, and `__given_test`,
             `__given_validation` and the day of a sliding window.
         config: The build's config; `split` is the strategy.
         dates: The run's days, which fractions and durations of a temporal split go by.
@@ -186,7 +186,7 @@ def _split_by_window(split: SplitConfig) -> Column:
 
 def _sample_columns(config: BuildConfig) -> tuple[str, str]:
     """Columns of the rank of an event among its user's samples, and of their number."""
-    if config.events.where is None:
+    if not may_leave_out_samples(config):
         return POSITION_COLUMN, TOTAL_COLUMN
     return SAMPLE_POSITION_COLUMN, SAMPLE_TOTAL_COLUMN
 

@@ -18,7 +18,6 @@ from conf.etl.build import BuildConfig
 from conf.etl.events import EventConditionConfig, WindowedFeatureConfig
 from etl.events.histories import matches
 from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN
-from etl.events.labels import LABEL_REASONS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -49,12 +48,6 @@ def add_windowed_features(events: DataFrame, config: BuildConfig) -> DataFrame:
     return events
 
 
-def counted_events(log: DataFrame) -> DataFrame:
-    """The events that count: those that are kept, and those that only lack a label."""
-    reason = F.col(DROP_COLUMN)
-    return log.where(reason.isNull() | reason.isin(*LABEL_REASONS))
-
-
 def count_again(
     rows: DataFrame, log: DataFrame, config: BuildConfig, changed: Collection[str]
 ) -> DataFrame:
@@ -65,8 +58,8 @@ def count_again(
 
     Args:
         rows: Rows with `__event_ts_ms` and `__drop`.
-        log: Every event, those that are left out with their reason in `__drop`; but for those
-            that only lack a label, what is left out does not count.
+        log: Every event, those that are left out with their reason in `__drop`: these do not
+            count.
         config: The build's config.
         changed: Columns that hold another value than the event's.
     """
@@ -78,7 +71,7 @@ def count_again(
     read = {key for rolling in chosen for key in rolling.keys}
     read |= {EVENT_TS_COLUMN, *(where.column for where in wheres)}
     no_reason = F.lit(None).cast("string").alias(DROP_COLUMN)
-    counted = counted_events(log).select(*sorted(read), no_reason)
+    counted = log.where(F.col(DROP_COLUMN).isNull()).select(*sorted(read), no_reason)
     own = rows.drop(*(rolling.name for rolling in chosen)).withColumn(DROP_COLUMN, F.lit(_ASKING))
     both = own.unionByName(counted, allowMissingColumns=True)
     found = add_windowed_features(both, config.model_copy(update={"rolling": tuple(chosen)}))
@@ -101,7 +94,7 @@ def add_latest_windowed_features(
     chosen = [rolling for rolling in config.rolling if rolling.keys == (key,)]
     if not chosen:
         return rows
-    events = counted_events(log)
+    events = log.where(F.col(DROP_COLUMN).isNull())
     end = F.broadcast(events.agg(F.max(EVENT_TS_COLUMN).alias("__end_ts_ms")))
     timed = events.crossJoin(end).withColumn(
         "__age_ms", F.col("__end_ts_ms") - F.col(EVENT_TS_COLUMN)

@@ -28,6 +28,7 @@ from etl.quality.label_statistics import summarize_comparison
 from etl.quality.mistakes import (
     find_constants,
     find_empty_vocabularies,
+    find_one_class,
     find_unknown,
     find_unmatched,
     list_nothing_matched,
@@ -248,8 +249,8 @@ class BuildChecks:
 
         Args:
             matches: Events by dictionary and outcome of the join.
-            conversions: By label all `rows` of its conversions, and by reason those that belong to
-                no event.
+            conversions: By label all `rows` of its conversions, and by reason those that make no
+                sample positive.
             hints: What is known of why events have no entry.
 
         Raises:
@@ -291,6 +292,7 @@ class BuildChecks:
             (
                 *check_feature_rules(self.config, version, self.previous),
                 *find_constants(self.config, version.schema, train, self._nothing_matched),
+                *find_one_class(self.config, version.statistics, self._nothing_matched),
                 *find_unknown(self.config, version.schema, version.statistics),
                 *(figure.to_warning() for figure in self.figures if figure.is_far),
             )

@@ -38,7 +38,8 @@ class Share:
         return self.part / self.whole if self.whole else 0.0
 
     def __str__(self) -> str:
-        return f"{self.value:.2%}"
+        small = 0 < self.value < 0.01
+        return f"{100 * self.value:.3g}%" if small else f"{self.value:.2%}"
 
 
 DEVIATIONS = 4.0
@@ -104,7 +105,7 @@ class Figure:
 
     Attributes:
         kind: Share of events that a join matched (`joined`), share of a label's conversions that
-            belong to an event (`converted`), rate of a label, the same by the rows' weights
+            make a sample positive (`converted`), rate of a label, the same by the rows' weights
             (`weighted_label`), tokens of a vocabulary, share of nulls or of OOV.
         name: The dictionary, label, vocabulary or feature.
         split: The split, or None for what is of all events.
@@ -157,7 +158,7 @@ class Figure:
 
 _TITLES: Mapping[FigureKind, str] = {
     "joined": "share of events matched by join",
-    "converted": "share of conversions that belong to an event, of label",
+    "converted": "share of conversions that make a sample positive, of label",
     "label": "rate of label",
     "weighted_label": "rate by weight of label",
     "tokens": "tokens of vocabulary",
@@ -174,7 +175,7 @@ class VersionFigures:
         schema: Its features.
         statistics: Summarised statistics by split and feature.
         joined: Share of events that each dictionary matched.
-        converted: Share of conversions that belong to an event, by label.
+        converted: Share of conversions that make a sample positive, by label.
         tokens: Tokens by vocabulary.
     """
 
@@ -246,10 +247,10 @@ def share_matched(matches: Mapping[str, Mapping[str, int]]) -> dict[str, Share]:
 
 
 def share_kept(conversions: Mapping[str, Mapping[str, int]]) -> dict[str, Share]:
-    """Returns the share of conversions that belong to an event, by label.
+    """Returns the share of conversions that make a sample positive, by label.
 
     Args:
-        conversions: By label, all `rows`, and those that belong to no event, by reason.
+        conversions: By label, all `rows`, and those that make none positive, by reason.
     """
     lost = {
         name: sum(n for reason, n in counts.items() if reason != "rows")

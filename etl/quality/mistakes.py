@@ -8,7 +8,7 @@ something allowed is allowed with it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conf.etl.build import BuildConfig
 from conf.etl.encodings import DatePartConfig, FeatureConfig
@@ -16,9 +16,13 @@ from conf.schema import FeatureSchema
 from etl.quality.figures import READ_BY_MODELS, Share, share_kept, share_matched
 from etl.quality.rules import RuleResult
 
+if TYPE_CHECKING:
+    from etl.events.labels import ConversionCounts
+
 MIN_ROWS = 10
 """In fewer rows than that a value may be the same by chance."""
 _WITHIN_A_DAY = ("minute", "hour")
+_HOUR_MS = 3_600_000
 _CHANCE = 1e-3
 """Probability below which no match at all is not taken for chance."""
 
@@ -29,13 +33,14 @@ def find_unmatched(
     conversions: Mapping[str, Mapping[str, int]],
     before: Mapping[str, Share],
 ) -> list[RuleResult]:
-    """Finds the joins that matched no event, and the labels whose conversions belong to none.
+    """Finds the joins that matched no event, and the labels whose conversions make no sample
+    positive.
 
     Args:
         config: The build's config.
         matches: Events by dictionary and outcome of the join.
-        conversions: By label all `rows` of its conversions, and by reason those that belong to no
-            event.
+        conversions: By label all `rows` of its conversions, and by reason those that make no sample
+            positive.
         before: Share matched in the version before, by dictionary and by label: where it is small
             and rows are few, none at all may be chance.
     """
@@ -52,9 +57,34 @@ def find_unmatched(
     for name, share in share_kept(conversions).items():
         if _is_nothing(share, before.get(name)):
             reasons = {why: n for why, n in conversions[name].items() if why != "rows"}
-            received = f"none of {share.whole:,} belongs to an event{_reasons(reasons)}"
+            received = f"none of {share.whole:,} makes a sample positive{_reasons(reasons)}"
             rule = f"conversions of label {name}"
             found.append(_judge(config, "unmatched", rule, sources[name], received))
+    return found
+
+
+def find_early_ends(
+    config: BuildConfig, conversions: Mapping[str, ConversionCounts]
+) -> list[RuleResult]:
+    """Finds the labels whose conversions end long before the events, and were not said to.
+
+    Args:
+        config: The build's config.
+        conversions: What was counted of the conversions of each label that has some.
+    """
+    found = []
+    for label in config.all_labels:
+        if label.conversion is None or label.conversion.until_ts is not None:
+            continue
+        counts = conversions[label.name]
+        if counts.ends_early:
+            received = (
+                f"the last conversion of {label.conversion.source!r} comes "
+                f"{counts.early_ms / _HOUR_MS:.1f} hours before the last event: labels count as "
+                "known up to it alone; declare `until_ts` where conversions are complete later"
+            )
+            rule = f"end of the conversions of label {label.name}"
+            found.append(RuleResult(rule, "warn", False, received, "a day, or what chance gives"))
     return found
 
 
@@ -150,11 +180,34 @@ def find_unknown(
     return found
 
 
-def describe_constant(found: Mapping[str, Any]) -> str | None:
+def find_one_class(
+    config: BuildConfig,
+    statistics: Mapping[str, Mapping[str, Any]],
+    nothing_matched: Collection[str],
+) -> list[RuleResult]:
+    """Finds the labels that are the same in every row of a split that measures.
+
+    Args:
+        config: The build's config.
+        statistics: Unabridged statistics by split.
+        nothing_matched: Sources that were allowed to match nothing, and did.
+    """
+    found = []
+    for split in ("validation", "test"):
+        for label in _list_labels(config, nothing_matched, split):
+            what = describe_constant(statistics.get(split, {}).get(label, {}), split)
+            if what is not None and label not in config.contract.allow.one_class:
+                rule = f"label {label} of one class ({split})"
+                found.append(RuleResult(rule, "warn", False, what, _WANTED["one_class"]))
+    return found
+
+
+def describe_constant(found: Mapping[str, Any], split: str = "train") -> str | None:
     """Returns what stands in every row, in words; None where rows differ, or are too few to tell.
 
     Args:
         found: Unabridged statistics of a feature; empty where there are none.
+        split: Of which they are.
     """
     if not found or found["rows"] < MIN_ROWS:
         return None
@@ -163,7 +216,7 @@ def describe_constant(found: Mapping[str, Any]) -> str | None:
     raw = found.get("raw", {}).get("values")
     if whole is None and raw is not None:
         whole = _is_same(raw)
-    return None if whole is None else f"{whole} in {rows} of the train split"
+    return None if whole is None else f"{whole} in {rows} of the {split} split"
 
 
 def _is_same(found: Mapping[str, Any]) -> str | None:
@@ -187,15 +240,17 @@ def _is_same(found: Mapping[str, Any]) -> str | None:
     return f"the value {found['top']['values'][0][0]}"
 
 
-def _list_labels(config: BuildConfig, nothing_matched: Collection[str]) -> list[str]:
-    """Labels that must have two classes: declared ones, and those that drawn negatives make."""
+def _list_labels(
+    config: BuildConfig, nothing_matched: Collection[str], split: str = "train"
+) -> list[str]:
+    """Labels that are to have two classes: declared ones, and those that drawn negatives make."""
     names = [
         label.name
         for label in config.all_labels
         if label.conversion is None or label.conversion.source not in nothing_matched
     ]
     negatives = config.negatives
-    is_drawn = negatives is not None and negatives.draws and "train" in negatives.splits
+    is_drawn = negatives is not None and negatives.draws and split in negatives.splits
     if is_drawn and config.label is None and config.label_name is not None:
         names.append(config.label_name)
     return names

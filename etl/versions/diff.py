@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from conf.manifest import Manifest
+from etl.quality.figures import find_nulls, find_oov
 
-_HIGHLIGHTS = ("rows", "missing", "oov", "mean", "std", "min", "max", "distinct")
+_HIGHLIGHTS = ("mean", "std", "min", "max", "distinct")
 # A mean that moves by less than this share of its size is no highlight.
 _LEAST_CHANGE = 0.01
 
@@ -34,7 +35,7 @@ def diff_manifests(old: Manifest, new: Manifest) -> dict[str, dict[str, Any]]:
         f"{split}.{feature}": changes
         for split in _union(old.statistics, new.statistics)
         for feature, changes in _statistics(
-            old.statistics.get(split, {}), new.statistics.get(split, {})
+            _highlights(old, split), _highlights(new, split)
         ).items()
     }
     return {name: part for name, part in {**found, "statistics": statistics}.items() if part}
@@ -94,14 +95,14 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, li
     }
 
 
-def _statistics(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, dict[str, list[Any]]]:
+def _statistics(
+    old: Mapping[str, Mapping[str, Any]], new: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, list[Any]]]:
     changes = {}
     for feature in _union(old, new):
         found = {
             key: pair
-            for key, pair in _differences(
-                _highlights(old.get(feature, {})), _highlights(new.get(feature, {}))
-            ).items()
+            for key, pair in _differences(old.get(feature, {}), new.get(feature, {})).items()
             if _is_notable(*pair)
         }
         if found:
@@ -109,16 +110,20 @@ def _statistics(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, dic
     return changes
 
 
-def _highlights(feature: Mapping[str, Any]) -> dict[str, Any]:
-    found = {key: feature[key] for key in _HIGHLIGHTS if key in feature}
-    rows = found.pop("rows", 0)
-    for key in ("missing", "oov"):
-        if key in found and rows:
-            found[f"{key}_rate"] = found[key] / (feature.get("values") or rows)
-        found.pop(key, None)
-    if isinstance(feature.get("length"), Mapping):
-        found["mean_length"] = feature["length"].get("mean")
-    return found
+def _highlights(manifest: Manifest, split: str) -> dict[str, dict[str, Any]]:
+    """What is compared, by feature; shares of nulls and OOV are those that a build shows."""
+    specs = {spec.name: spec for spec in manifest.schema.features}
+    highlights = {}
+    for name, statistics in manifest.statistics.get(split, {}).items():
+        found = {key: statistics[key] for key in _HIGHLIGHTS if key in statistics}
+        if name in specs:
+            nulls, oov = find_nulls(specs[name], statistics), find_oov(specs[name], statistics)
+            rates = {"missing_rate": nulls, "oov_rate": oov}
+            found |= {key: share.value for key, share in rates.items() if share is not None}
+        if isinstance(statistics.get("length"), Mapping):
+            found["mean_length"] = statistics["length"].get("mean")
+        highlights[name] = found
+    return highlights
 
 
 def _is_notable(old: Any, new: Any) -> bool:

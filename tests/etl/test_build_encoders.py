@@ -110,7 +110,11 @@ def first_day(spark, tmp_path_factory):
     folder = tmp_path_factory.mktemp("days")
     logs = write_logs(folder / "logs")
     (logs / "genders.txt").write_text("X\nM\nF\n")
-    config = build_config(logs, folder / "out", features=FEATURES, histories=[PAST])
+    # All events are of one hour.
+    allowed = {"allow": {"constant": ["hour"]}}
+    config = build_config(
+        logs, folder / "out", features=FEATURES, histories=[PAST], contract=allowed
+    )
     return build_dataset(spark, config), config
 
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from conf.encoders import VocabularySpec
 from conf.errors import ConfigError
-from conf.manifest import InputFile
 from conf.operations import Length
 from etl.encoders.fit import build_plan
-from etl.estimate import estimate_rows, estimate_sizes
+from etl.estimate import estimate_sizes
 from etl.events.histories import condition_columns
 from etl.feature_plan import made_history_columns, plan_features
 from tests.etl.events.test_histories import CONFIG
@@ -181,26 +177,6 @@ def test_feature_lists_are_features(tmp_path):
     with pytest.raises(ConfigError, match="feature_lists") as refused:
         check(tmp_path, {"kind": "hash", "buckets": 9}, output=output | {"feature_lists": ["tag"]})
     assert "did you mean 'tags'" in refused.value.render()
-
-
-def describe(path: Path) -> InputFile:
-    return InputFile("s", str(path), path.stat().st_size, 1)
-
-
-@settings(max_examples=20)
-@given(st.lists(st.integers(0, 40), max_size=30), st.booleans())
-def test_lines_of_small_files_are_counted(tmp_path_factory, lengths, ends):
-    path = tmp_path_factory.mktemp("f") / "a"
-    text = "\n".join("x" * n for n in lengths) + ("\n" if ends and lengths else "")
-    path.write_text(text)
-    assert estimate_rows([describe(path)]) == len(text.splitlines())
-
-
-def test_lines_of_a_large_file_follow_from_its_beginning(tmp_path):
-    path = tmp_path / "a"
-    path.write_text("".join(f"{n % 1000:04d}\n" for n in range(100_000)))
-    assert estimate_rows([describe(path)]) == 100_000
-    assert estimate_rows([]) == 0
 
 
 def test_records_are_estimated_to_a_factor_of_two(built):

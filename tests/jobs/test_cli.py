@@ -152,7 +152,7 @@ def test_dry_run_touches_nothing(capsys, tmp_path):
     out = tmp_path / "out"
     arguments = ["--data", str(tmp_path), "--set", f"output.root={out}", "--dry-run"]
     assert main(["build", "ml_1m", *arguments]) == 0
-    assert '"movie_id"' in capsys.readouterr().out
+    assert "movie_id" in capsys.readouterr().out
     assert not out.exists()
 
 

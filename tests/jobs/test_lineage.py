@@ -17,8 +17,9 @@ from conf.dates import DateRange
 from conf.errors import InputDataError, TrainingInterruptedError
 from conf.etl.build import BuildConfig
 from conf.load import load_config
+from etl.versions.run_fingerprint import RunRequest
 from jobs import export
-from jobs.build_dataset import _list_read, build, parse_dates
+from jobs.build_dataset import _list_read, build
 from jobs.support.lineage import LineageDataset, emit_lineage, is_switched_on
 from jobs.train import train
 from tests.jobs.runs import write_tiny_run
@@ -183,7 +184,7 @@ def test_events_go_by_http(received: list[dict]) -> None:
 def test_a_build_that_is_refused_tells_its_inputs(events: Path, tmp_path: Path) -> None:
     config = load_config(BuildConfig, "etl", "demo", [f"data_dir={tmp_path}"])
     with pytest.raises(InputDataError):
-        build(config, parse_dates(None, None))
+        build(config, RunRequest())
     end = read_events(events)[-1]
     assert end["eventType"] == "FAIL"
     assert str(tmp_path / "ratings.dat") in {read["name"] for read in end["inputs"]}

@@ -14,6 +14,7 @@ from conf.etl.build import BuildConfig
 from conf.etl.events import EventsConfig, MostFrequentConfig, SeenConfig, UserHistoryConfig
 from conf.etl.labels import DownSamplingConfig, LabelConfig, NegativesConfig, WeightsConfig
 from conf.etl.sources import SourceConfig
+from conf.etl.split import SplitConfig
 
 INT = {"name": "id", "type": "int64"}
 LIST = {"name": "ids", "type": "list<int64>"}
@@ -76,6 +77,7 @@ PARTS = {
     "negatives": NegativesConfig,
     "down_sampling": DownSamplingConfig,
     "weights": WeightsConfig,
+    "split": SplitConfig,
 }
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 from pydantic import ValidationError
+from pyspark.sql import functions as F
 
-from etl.events.labels import add_labels, count_lost_conversions
+from etl.events.event_log import count_events
+from etl.events.labels import ConversionCounts, add_labels, count_conversions, find_until_ms
 from etl.sources.source import Source
 from tests.etl.logs import frame, log_config
 
@@ -30,7 +32,7 @@ def test_each_rule_tells_positives_by_its_column(spark):
         "number": {"column": "dwell", "one_of": [3, 4.1]},
     }
     for name, rule in rules.items():
-        events = add_labels(events, log_config(label={**rule, "name": name}), {})
+        events = add_labels(events, log_config(label={**rule, "name": name}), {}, {})
     found = {row["item"]: row for row in events.collect()}
     assert [found[i]["at_least"] for i in (1, 2, 3)] == [1, 0, 0]
     assert [found[i]["equals"] for i in (1, 2, 3)] == [1, 0, 0]
@@ -38,7 +40,9 @@ def test_each_rule_tells_positives_by_its_column(spark):
     assert [found[i]["graded"] for i in (1, 2, 3)] == pytest.approx([4.1, 3, 0.5])
     assert [found[i]["number"] for i in (1, 2, 3)] == [1, 1, 0]
     # A row of the log without a value is left out; a given test event may lack it.
-    assert [found[i]["__drop"] for i in (3, 4, 5)] == [None, "unlabelled", None]
+    assert [found[i]["__skip"] for i in (3, 4, 5)] == [None, "unlabelled", None]
+    # It happened all the same: histories and what is seen hold it.
+    assert {row["__drop"] for row in found.values()} == {None}
     assert found[5]["graded"] is None
 
 
@@ -50,11 +54,11 @@ def test_a_label_may_take_its_columns_place(spark, rule, found):
     rows = [{"item": 1, "dwell": 4.5}, {"item": 2, "dwell": 2.0}, {"item": 3}]
     events = frame(spark, TYPES, rows).drop("label")
     config = log_config(label={"column": "dwell", "name": "dwell", **rule})
-    labelled = add_labels(events, config, {})
+    labelled = add_labels(events, config, {}, {})
     assert labelled.columns.count("dwell") == 1
     rows = sorted(labelled.collect(), key=lambda row: row["item"])
     assert [row["dwell"] for row in rows] == [*found, None]
-    assert rows[2]["__drop"] == "unlabelled"
+    assert rows[2]["__skip"] == "unlabelled"
 
 
 @pytest.mark.parametrize(
@@ -125,12 +129,25 @@ def test_conversions_count_within_the_window_and_recent_events_wait(spark):
     }
     config = log_config(label={"conversion": conversion})
     sources = {"orders": Source("orders", source, ())}
-    found = {r["item"]: r for r in add_labels(events, config, sources).collect()}
+    counts = count_conversions(events, config, sources)
+    found = {r["item"]: r for r in add_labels(events, config, sources, counts).collect()}
     assert len(found) == len(clicks)
     assert {i: r["label"] for i, r in found.items()} == {1: 1, 2: 0, 3: 0, 4: 1, 5: 1, 6: 0, 7: 0}
-    assert {i for i, r in found.items() if r["__drop"] == "immature"} == {5, 7}
+    assert {i for i, r in found.items() if r["__skip"] == "immature"} == {5, 7}
+    assert {r["__drop"] for r in found.values()} == {None}
     kept = log_config(label={"conversion": {**conversion, "immature": "keep"}})
-    assert not [r for r in add_labels(events, kept, sources).collect() if r["__drop"]]
+    labelled = add_labels(events, kept, sources, counts)
+    counted = count_events(labelled, kept.model_copy(update={"joins": ()}), counts)
+    assert counted.dropped == {}
+    # The event without a conversion whose window is not over; that of item 5 is known already.
+    assert counted.maturity == {
+        "label": {
+            "until_ts_ms": 100 * HOUR * 1000,
+            "last_conversion_ts_ms": 96 * HOUR * 1000,
+            "last_event_ts_ms": 95 * HOUR * 1000,
+            "unknown_as_0": 1,
+        }
+    }
 
 
 CONVERSION = {
@@ -155,22 +172,50 @@ def clicks(spark, rows: list[tuple[int | None, int, int]]):
     ).drop("label")
 
 
-def test_conversions_that_belong_to_no_event_are_counted_by_reason(spark, caplog):
+def test_conversions_that_make_no_sample_positive_are_counted_by_reason(spark, caplog):
     events = clicks(spark, [(1, 1, 0), (1, 1, 40), (2, 2, 20), (None, 3, 0)])
+    bought = clicks(spark, [(4, 4, 12), (4, 5, 30)])
+    # The purchase itself is in the log, but no sample; of item 5 a sample came 5 hours before.
+    events = events.unionByName(bought.withColumn("__skip", F.lit("where_not_met")))
+    events = events.unionByName(clicks(spark, [(4, 5, 25)]))
     sources = of_orders(spark, [
         (1, 1, 5), (1, 1, 10), (1, 1, 40), (2, 2, 30),  # in time, to the very end of the window
         (1, 1, 11), (2, 2, 19), (2, 2, 31),  # too late, and before the event
         (1, 2, 5), (9, 1, 5),  # of other keys
         (None, 3, 1),  # a null is no key, on either side
+        (4, 4, 12), (4, 5, 30),
     ])  # fmt: skip
     config = log_config(label={"conversion": CONVERSION})
-    (found,) = count_lost_conversions(events, config, sources).values()
-    assert found.rows == 10
-    assert found.lost == {"null_key": 1, "no_event": 2, "outside_time": 3}
-    assert found.latest_ms == 40 * HOUR * 1000
-    assert "6 of 10 conversions of 'orders'" in caplog.text
+    (found,) = count_conversions(events, config, sources).values()
+    assert found.rows == 12
+    assert found.lost == {"null_key": 1, "no_event": 2, "outside_time": 3, "no_sample": 1}
+    assert found.span_ms == (HOUR * 1000, 40 * HOUR * 1000)
+    assert found.last_event_ms == 40 * HOUR * 1000
+    assert "7 of 12 conversions of 'orders'" in caplog.text
     labels = add_labels(events, config, sources, {"label": found}).collect()
     assert {(r["user"], r["__event_ts_ms"] // (HOUR * 1000)): r["label"] for r in labels} == {
-        (1, 0): 1, (1, 40): 1, (2, 20): 1, (None, 0): 0,
+        (1, 0): 1, (1, 40): 1, (2, 20): 1, (None, 0): 0, (4, 12): 1, (4, 30): 1, (4, 25): 1,
     }  # fmt: skip
-    assert [r["__drop"] for r in labels if r["__event_ts_ms"] == 40 * HOUR * 1000] == ["immature"]
+    assert [r["__skip"] for r in labels if r["__event_ts_ms"] == 40 * HOUR * 1000] == ["immature"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "span_hours", "event_hour", "early", "ends_early"),
+    [
+        (1_000, (0, 100), 160, 60, True),
+        (1_000, (0, 150), 160, 10, False),  # less than a day
+        (11, (0, 100), 160, 60, False),  # one in ten hours: pauses of 60 are chance
+        (1_000, (0, 170), 160, 0, False),  # conversions of the last events
+    ],
+)
+def test_conversions_that_end_early_bound_what_is_known(
+    rows, span_hours, event_hour, early, ends_early
+):
+    hour_ms = HOUR * 1000
+    first, last = span_hours
+    counts = ConversionCounts(rows, {}, (first * hour_ms, last * hour_ms), event_hour * hour_ms)
+    assert (counts.early_ms, counts.ends_early) == (early * hour_ms, ends_early)
+    (label,) = log_config(label={"conversion": CONVERSION}).all_labels
+    assert find_until_ms(label.conversion, counts) == last * hour_ms
+    declared = label.conversion.model_copy(update={"until_ts": 9})
+    assert find_until_ms(declared, counts) == 9_000

@@ -164,7 +164,7 @@ def test_only_labels_of_zeros_and_ones_have_a_rate():
     assert find_label_rate(merge_statistics([found, found])["label"]) == Share(2, 8)
 
 
-def test_conversions_that_belong_to_an_event_are_those_that_are_not_lost():
+def test_conversions_that_make_a_sample_positive_are_those_that_are_not_lost():
     counts = {"buy": {"rows": 10, "no_event": 2, "outside_time": 3}, "none": {"rows": 0}}
     assert share_kept(counts) == {"buy": Share(5, 10), "none": Share(0, 0)}
 
@@ -195,7 +195,9 @@ def test_figures_stand_beside_those_before_and_the_far_ones_are_warned_of():
     assert "3, 800 in the version before" in word.to_warning().received
     assert word.is_far
     assert not figures["tokens of vocabulary new"].is_far
-    assert figures["share of conversions that belong to an event, of label label"].before is None
+    assert (
+        figures["share of conversions that make a sample positive, of label label"].before is None
+    )
     assert figures["rate of label label (train)"].now == Share(1, 4)
     assert figures["share of OOV of feature word (train)"].now == Share(2, 3)
     assert not any(figure.is_far for figure in list_figures(now, None))

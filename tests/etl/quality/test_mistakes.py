@@ -66,7 +66,7 @@ def test_conversions_that_nothing_led_to_are_refused_with_why(tmp_path):
     outcomes = {"bought": {"rows": 12, "outside_time": 7, "no_event": 5}}
     (found,) = find_unmatched(make_config(tmp_path, **BOUGHT), {}, outcomes, {})
     assert found.rule == "conversions of label bought"
-    assert found.received == "none of 12 belongs to an event (outside_time 7, no_event 5)"
+    assert found.received == "none of 12 makes a sample positive (outside_time 7, no_event 5)"
     assert find_unmatched(make_config(tmp_path, **BOUGHT), {}, {"bought": {"rows": 3}}, {}) == []
     assert found.allowed_as == ("unmatched", "items")
 

@@ -27,23 +27,56 @@ def test_equal_versions_do_not_differ():
 
 def test_rows_schema_vocabularies_config_and_statistics():
     old = build_manifest("a")
-    spec = FeatureSpec("u", "int64", "user", vocabulary_size=7, encoding="identity")
+    spec = FeatureSpec("u", "int64", "user", vocabulary_size=7, encoding="u")
     new = replace(
         old,
         splits=(SplitInfo("train", (ShardInfo("train/part-0", 3, 10, "0"),)),),
         schema=FeatureSchema((spec, FeatureSpec("x", "float32", "context"))),
         source=SourceSnapshot((), None, {"name": "d", "history": {"max_len": 5}}, "1"),
         counts=RowCounts({"log": 4}, {"log": {}}, 1, {"train": 3}, {"duplicate": 1}),
-        statistics={"train": {"u": {"rows": 3, "mean": 2.0, "missing": 1}}},
+        statistics={
+            "train": {
+                "u": {
+                    "rows": 4,
+                    "values": 4,
+                    "mean": 2.0,
+                    "missing": 0,
+                    "oov": 3,
+                    "raw": {"missing": 2, "nan": 0, "bucketed": 0},
+                }
+            }
+        },
     )
     assert diff_manifests(old, new) == {
         "rows": {"train": [1, 3]},
         "read": {"log": [1, 4]},
         "dropped": {"duplicate": [None, 1]},
-        "schema": {"x": [None, "float32 [] context identity"]},
-        "vocabularies": {"identity": [5, 7]},
+        "schema": {
+            "u": ["int64 [] user identity", "int64 [] user u"],
+            "x": [None, "float32 [] context identity"],
+        },
+        "vocabularies": {"identity": [5, None], "u": [None, 7]},
         "config": {"history.max_len": [None, 5]},
-        "statistics": {"train.u": {"mean": [None, 2.0], "missing_rate": [None, 1 / 3]}},
+        "statistics": {
+            # Of three ids 1 two are nulls.
+            "train.u": {"mean": [None, 2.0], "missing_rate": [None, 0.5], "oov_rate": [None, 0.5]}
+        },
+    }
+
+
+def test_rates_are_those_that_a_build_shows():
+    """Null lists by rows, not by values; no OOV where a feature has no vocabulary."""
+    tags = FeatureSpec("tags", "bytes", "item", shape=(None,), encoding="identity")
+    number = FeatureSpec("number", "int64", "id", encoding="identity")
+    old = replace(build_manifest("a"), schema=FeatureSchema((tags, number)), statistics={})
+    found = {
+        "tags": {"rows": 10, "values": 50, "missing": 2},
+        "number": {"rows": 10, "values": 10, "missing": 0, "oov": 4},
+    }
+    changes = diff_manifests(old, replace(old, statistics={"train": found}))["statistics"]
+    assert changes == {
+        "train.tags": {"missing_rate": [None, 0.2]},
+        "train.number": {"missing_rate": [None, 0.0]},
     }
 
 
