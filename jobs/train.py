@@ -98,10 +98,7 @@ def main(
         print(json.dumps(plan(resolved), indent=1))
         return 0
     run = train(resolved, resume=resume, once=once, log_format=log_format, profile=steps)
-    page = _write_page(run) if report and _writes_run(resolved) else None
-    if page is not None:
-        _send_page(run, page)
-    _tell(run, page, log_format)
+    _tell(run, _write_page(run) if report and _writes_run(resolved) else None, log_format)
     return 0
 
 
@@ -117,7 +114,10 @@ def _launch(
 def _write_page(run: Path) -> Path | None:
     from jobs.reporting.report import try_report
 
-    return try_report(run)
+    page = try_report(run)
+    if page is not None:
+        _send_page(run, page)
+    return page
 
 
 def _send_page(run: Path, page: Path) -> None:

@@ -104,10 +104,8 @@ def check_days_have_samples(
     Raises:
         InputDataError: Every sample lies outside the run's days.
     """
-    samples, left_out = (
-        sum(counts.splits.values()),
-        {reason: sum(by_split.values()) for reason, by_split in outside.items()},
-    )
+    samples = sum(counts.splits.values())
+    left_out = {reason: sum(by_split.values()) for reason, by_split in outside.items()}
     if allow_empty or not samples or sum(left_out.values()) < samples:
         return
     span = counts.event_ts_ms_range

@@ -322,8 +322,8 @@ def compare_root_means(
     weights: FloatArray | None = None,
 ) -> Difference:
     """Compares the roots of means of paired rows, such as RMSEs; arguments as `compare_means`."""
-    columns = [_sum_by_owner(values, owners, weights)[0] for values in (run, other)]
-    sums = np.stack([*columns, _sum_by_owner(run, owners, weights)[1]], axis=1)
+    (own, counts), (rival, _) = (_sum_by_owner(values, owners, weights) for values in (run, other))
+    sums = np.stack([own, rival, counts], axis=1)
     low, high = bootstrap(sums[sums[:, -1] > 0], find_root_gap, seed)[0]
     a, b = (float(np.sqrt(np.average(values, weights=weights))) for values in (run, other))
     return Difference(a, b, a - b, float(low), float(high), BOOTSTRAP)
