@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import logging
+import resource
 import signal
 import socket
 from pathlib import Path
@@ -11,13 +14,26 @@ import typer
 
 from conf.errors import ConfigError
 from jobs.support.terminal import LogFormat, LogFormatOption, quiet_tensorflow, setup_logging
+from training.serving.limits import CallLimits, ConnectionLimits, RequestLimits, ServerLimits
 
 if TYPE_CHECKING:
+    from uvicorn import Config
+
+    from training.serving.access import Access, Application
     from training.serving.app import Server
 
 app = typer.Typer(add_completion=False)
 
-HEADER_BYTES, BACKLOG = 1 << 16, 2048
+DEFAULTS = ServerLimits()
+BACKLOG = 256
+"""Connections that are taken in one go."""
+OTHER_FILES = 256
+"""Open files beside those of connections."""
+KINDS = 1000
+"""Kinds of messages that are counted."""
+
+
+_REQUEST, _CONNECTIONS = DEFAULTS.request, DEFAULTS.connections
 
 
 @app.command()
@@ -44,31 +60,127 @@ def main(
         Path | None, typer.Option(help="Keys of items that are never recommended, one a line.")
     ] = None,
     poll: Annotated[float, typer.Option(min=0.1, help="Seconds between looks for versions.")] = 2.0,
+    verify: Annotated[
+        bool, typer.Option(help="Compare the SHA-256 of each file of a version with its export.")
+    ] = True,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Further name that it may be asked by; *: any; repeat for several."),
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="File of a token that requests must bring; default: none.")
+    ] = None,
+    docs: Annotated[bool, typer.Option("--docs", help="Show pages about the API at /docs.")] = (
+        False
+    ),
     threads: Annotated[int, typer.Option(min=1, help="Calls of models at the same time.")] = 2,
-    max_body_mb: Annotated[int, typer.Option(min=1, help="Longest body of a request.")] = 16,
-    max_rows: Annotated[int, typer.Option(min=1, help="Most rows of a request.")] = 1024,
+    max_body_mb: Annotated[int, typer.Option(min=1, help="Longest body of a request.")] = (
+        DEFAULTS.body_bytes >> 20
+    ),
+    max_rows: Annotated[int, typer.Option(min=1, help="Most rows of a request.")] = _REQUEST.rows,
+    max_candidates: Annotated[
+        int, typer.Option(min=1, help="Most candidates of a request, of all its rows together.")
+    ] = _REQUEST.pairs,
+    max_values: Annotated[
+        int, typer.Option(min=1, help="Most values of a request: rows x candidates x length.")
+    ] = _REQUEST.values,
+    max_connections: Annotated[
+        int, typer.Option(min=1, help="Most connections at a time.")
+    ] = _CONNECTIONS.count,
     timeout: Annotated[
         float, typer.Option(min=0.1, help="Seconds for a body to arrive, and for an answer.")
-    ] = 30.0,
+    ] = DEFAULTS.seconds,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Answer TensorFlow Serving's REST API, /v1/recommend, and people who open / in a browser."""
+    from training.serving.access import Access, read_token
     from training.stored_models import find_place
 
     setup_logging(log_format)
+    limit_log()
     signal.signal(signal.SIGTERM, _stop)  # While models load; later uvicorn drains first.
+    access = Access(
+        host, tuple(allow_host or ()), None if token_file is None else read_token(token_file), docs
+    )
+    limits = ServerLimits(
+        max_body_mb << 20,
+        timeout,
+        RequestLimits(max_rows, max_candidates, max_values),
+        CallLimits(threads),
+        ConnectionLimits(max_connections),
+    )
     with quiet_tensorflow():
-        from training.serving.app import Server, ServerConfig, ServerLimits
-        from training.serving.batching import BatchLimits
+        from training.serving.app import Server, ServerConfig
         from training.serving.recommend import RecommendConfig
-    limits = ServerLimits(max_body_mb << 20, timeout, BatchLimits(threads, max_rows))
     recommend = RecommendConfig(retrieval, ranker, items, blocked)
     with bind_socket(host, port) as listener:  # A port that is taken is said before models load.
         if grpc_port is not None:
             bind_socket(host, grpc_port).close()
-        server = Server(ServerConfig(find_place(models), poll, limits, recommend))
-        run_server(server, listener, grpc_port)
+        allow_files(max_connections)
+        server = Server(ServerConfig(find_place(models), poll, limits, recommend, verify))
+        run_server(server, listener, access, grpc_port)
     return 0
+
+
+def allow_files(connections: int) -> None:
+    """Raises the number of files that the process may open, for its connections.
+
+    Raises:
+        ConfigError: It may not have as many.
+    """
+    wanted = 2 * connections + OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        raise ConfigError(
+            "the process may not open as many files as its connections need",
+            received=f"--max-connections {connections}, which takes {wanted} files",
+            allowed=f"{hard} files (ulimit -Hn)",
+            fix=f"--max-connections {max(1, (hard - OTHER_FILES) // 2)}, or raise the limit",
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class LogLimit(logging.Filter):
+    """Lets some messages of each kind pass in a while, and counts the others.
+
+    A kind is a message without its arguments. The first message after a while says how many of
+    its kind were left out.
+
+    Args:
+        most: Messages of a kind that pass in a while.
+        seconds: How long a while is.
+    """
+
+    def __init__(self, most: int = 10, seconds: float = 10.0) -> None:
+        super().__init__()
+        self._most, self._seconds = most, seconds
+        self._kinds: dict[tuple[str, str], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a message passes."""
+        kind = (record.name, str(record.msg)[:200])
+        start, count = self._kinds.get(kind, (record.created, 0))
+        left_out = 0
+        if record.created - start >= self._seconds:
+            start, left_out, count = record.created, max(0, count - self._most), 0
+        if kind not in self._kinds and len(self._kinds) >= KINDS:
+            self._kinds.clear()
+        self._kinds[kind] = (start, count + 1)
+        if count >= self._most:
+            return False
+        if left_out:
+            record.msg = f"{record.msg} (and {left_out} more of this kind, left out)"
+        return True
+
+
+def limit_log() -> None:
+    """Limits how much of what clients cause is logged."""
+    for name in ("sluice.training.serving", "uvicorn.error", "asyncio", "grpc._cython.cygrpc"):
+        logger = logging.getLogger(name)
+        if not any(isinstance(one, LogLimit) for one in logger.filters):
+            logger.addFilter(LogLimit())
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
@@ -98,7 +210,9 @@ def _stop(*_: Any) -> None:
     raise SystemExit(0)
 
 
-def run_server(server: Server, listener: socket.socket, grpc_port: int | None = None) -> None:
+def run_server(
+    server: Server, listener: socket.socket, access: Access, grpc_port: int | None = None
+) -> None:
     """Answers requests until SIGTERM or Ctrl-C; those that have begun are answered first."""
     import uvicorn
 
@@ -111,18 +225,36 @@ def run_server(server: Server, listener: socket.socket, grpc_port: int | None = 
     if grpc_port is not None:
         from training.serving.prediction_service import run_service
 
-        beside = run_service(server, f"{host}:{grpc_port}")
-    config = uvicorn.Config(
-        build_app(server, beside),
-        log_level="warning",
-        access_log=False,
-        h11_max_incomplete_event_size=HEADER_BYTES,
-        timeout_graceful_shutdown=int(2 * server.limits.seconds),
-        server_header=False,
-    )
+        beside = run_service(server, f"{host}:{grpc_port}", access)
+    # What is loaded stays: a collection of what requests leave need not look at it, and the second
+    # one tells Python how little else there is, so that it collects that soon.
+    gc.collect()
+    gc.freeze()
+    gc.collect()
+    config = build_config(build_app(server, access, beside), server.limits)
     also = "" if grpc_port is None else f", by gRPC at {host}:{grpc_port}"
     print(f"serving {', '.join(server.store.names)} at http://{host}:{port}{also}", flush=True)
     uvicorn.Server(config).run(sockets=[listener])
+
+
+def build_config(app: Application, limits: ServerLimits) -> Config:
+    """Builds the configuration of uvicorn, with limits of connections."""
+    from uvicorn import Config
+
+    from training.serving.connections import build_protocol
+
+    return Config(
+        app,
+        http=build_protocol(limits.connections),
+        ws="none",
+        backlog=BACKLOG,
+        log_level="warning",
+        access_log=False,
+        h11_max_incomplete_event_size=limits.connections.head_bytes,
+        timeout_keep_alive=round(limits.connections.idle_seconds),
+        timeout_graceful_shutdown=int(2 * limits.seconds),
+        server_header=False,
+    )
 
 
 if __name__ == "__main__":

@@ -18,16 +18,40 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from conf.paths import ReadablePath
-from training.serving.batching import Batcher, BatchLimits
-from training.serving.errors import EXPIRED, FAILED, INVALID, TIMED_OUT, TOO_LARGE, RequestError
+from training.serving.access import Access, Guard, refuse
+from training.serving.batching import Batcher, Builder
+from training.serving.errors import (
+    EXPIRED,
+    FAILED,
+    INVALID,
+    LEFT,
+    TIMED_OUT,
+    TOO_LARGE,
+    RequestError,
+    forget_frames,
+)
 from training.serving.known import read_item_files
+from training.serving.limits import (
+    FULL_BODIES,
+    SMALL_BYTES,
+    Budget,
+    ServerLimits,
+    check_context,
+    check_json,
+    check_lists,
+)
 from training.serving.metrics import Metrics
 from training.serving.model_store import ModelStore, ServedVersion
-from training.serving.recommend import RecommendConfig, Recommender, RecommendRequest
+from training.serving.recommend import (
+    RecommendConfig,
+    Recommender,
+    describe_limits,
+    parse_recommend,
+)
 from training.serving.tensors import (
     Arrays,
     format_predict,
@@ -41,23 +65,10 @@ _TARGET = re.compile(
     r"(?P<model>[^/:]+)(?:/versions/(?P<version>\d+))?(?::(?P<method>[a-z]+)|(?P<part>/metadata))?"
 )
 METHODS = ("predict", "classify", "regress")
+PART_ROWS = 64
+"""Rows of an answer that are encoded at a time."""
 
 _log = logging.getLogger("sluice.training.serving")
-
-
-@dataclass(frozen=True)
-class ServerLimits:
-    """What one request may cost.
-
-    Attributes:
-        body_bytes: Longest body.
-        seconds: Time until a body has arrived, and then until it is answered.
-        batch: Limits of calls.
-    """
-
-    body_bytes: int = 16 << 20
-    seconds: float = 30.0
-    batch: BatchLimits = field(default_factory=BatchLimits)
 
 
 @dataclass(frozen=True)
@@ -69,12 +80,14 @@ class ServerConfig:
         poll_seconds: How often it is looked at for new versions and indexes.
         limits: What one request may cost.
         recommend: What answers `/v1/recommend`.
+        verify: Whether the SHA-256 of each file of a version is compared before it is loaded.
     """
 
     directory: ReadablePath
     poll_seconds: float = 2.0
     limits: ServerLimits = field(default_factory=ServerLimits)
     recommend: RecommendConfig = field(default_factory=RecommendConfig)
+    verify: bool = True
 
 
 class Server:
@@ -90,68 +103,104 @@ class Server:
     """
 
     def __init__(self, config: ServerConfig) -> None:
-        self.metrics, self.limits = Metrics(), config.limits
+        limits = config.limits
+        self.metrics, self.limits = Metrics(), limits
         files = read_item_files(config.recommend.items_file, config.recommend.blocked_file)
-        self.store = ModelStore(config.directory, config.poll_seconds, self.metrics, files)
+        self.store = ModelStore(
+            config.directory, config.poll_seconds, self.metrics, files, verify=config.verify
+        )
         self.store.start()
-        self.batcher = Batcher(config.limits.batch, self.metrics.batch_rows.observe)
-        self.recommender = Recommender(self.store, self.batcher, config.recommend)
+        self.bodies = Budget(FULL_BODIES * limits.body_bytes, "bytes of bodies")
+        self.builder = Builder()
+        self.batcher = Batcher(limits.calls, limits.request, self.metrics.batch_rows.observe)
+        self.recommender = Recommender(self.store, self.batcher, self.builder, config.recommend)
 
-    async def predict(self, version: ServedVersion, data: dict[str, Any]) -> dict[str, Any]:
-        """Answers `:predict`."""
+    def parse(self, body: bytes) -> dict[str, Any]:
+        """Reads the JSON object of a body.
+
+        Raises:
+            RequestError: It is none, or holds more than a request may.
+        """
+        check_json(body, self.limits.request.values)
+        return parse_json(body)
+
+    async def predict(self, version: ServedVersion, data: dict[str, Any], size: int) -> bytes:
+        """Answers `:predict`.
+
+        Args:
+            version: What answers.
+            data: The request.
+            size: Bytes that it came in.
+        """
         signature = read_signature_name(data)
         specs, about = version.find_specs(signature), version.find_inputs(signature)
-        inputs, is_row = parse_predict(data, specs, about)
+        columns = data.get("inputs")
+        lists = columns.values() if isinstance(columns, dict) else (columns,)
+        check_lists((data.get("instances"), *lists), self.limits.request.rows)
+        inputs, is_row = await self.builder.run(size, parse_predict, data, specs, about)
+        del data, columns, lists  # While it waits a request holds its arrays alone.
         outputs = await self.batcher.call(version, signature, inputs)
-        return format_predict(outputs, is_row=is_row)
+        return await self.builder.run(_count_bytes(outputs), _encode_predict, outputs, is_row)
 
-    async def classify(self, version: ServedVersion, data: dict[str, Any]) -> dict[str, Any]:
+    async def classify(self, version: ServedVersion, data: dict[str, Any], size: int) -> bytes:
         """Answers `:classify`: classes with their scores, for each example."""
-        found = await self._call_examples(version, data, "classify")
+        found = await self._call_examples(version, data, size, "classify")
         scores = format_predict({"scores": found["scores"]}, is_row=False)["outputs"]
         classes = format_predict({"classes": found["classes"]}, is_row=False)["outputs"]
         pairs = zip(classes, scores, strict=True)
-        return {"results": [[list(pair) for pair in zip(*row, strict=True)] for row in pairs]}
+        rows = [[list(pair) for pair in zip(*row, strict=True)] for row in pairs]
+        return encode_json({"results": rows})
 
-    async def regress(self, version: ServedVersion, data: dict[str, Any]) -> dict[str, Any]:
+    async def regress(self, version: ServedVersion, data: dict[str, Any], size: int) -> bytes:
         """Answers `:regress`: a value for each example."""
-        found = await self._call_examples(version, data, "regress")
-        return {"results": format_predict(found, is_row=False)["outputs"]}
+        found = await self._call_examples(version, data, size, "regress")
+        return encode_json({"results": format_predict(found, is_row=False)["outputs"]})
 
     async def _call_examples(
-        self, version: ServedVersion, data: dict[str, Any], method: str
+        self, version: ServedVersion, data: dict[str, Any], size: int, method: str
     ) -> Arrays:
-        signature = str(data.get("signature_name") or method)
+        signature = str(data.get("signature_name") or method)[:100]
         about = version.card["signatures"].get(signature, {})
         if about.get("method") != method:
             version.find_specs(signature)
-            raise RequestError(f"signature {signature[:100]} is not for :{method}")
-        examples = parse_examples(data, about["inputs"][0]["holds"])
+            raise RequestError(f"signature {signature} is not for :{method}")
+        check_context(data, self.limits.request)
+        holds = about["inputs"][0]["holds"]
+        examples = await self.builder.run(size, parse_examples, data, holds)
+        del data
         return await self.batcher.call(
             version, signature, {"inputs": np.array(examples, dtype=object)}
         )
 
-    async def recommend(self, data: dict[str, Any]) -> dict[str, Any]:
-        """Answers `/v1/recommend`."""
-        try:
-            request = RecommendRequest.model_validate(data)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise RequestError(f"{where or 'request'}: {first['msg']}") from error
-        return await self.recommender.recommend(request)
+    async def recommend(self, data: dict[str, Any], size: int) -> bytes:
+        """Answers `/v1/recommend`; arguments as those of `predict`."""
+        return await self.recommender.recommend(parse_recommend(data), size)
 
     def close(self) -> None:
         """Ends the look-out for new versions, and the threads."""
         self.store.stop()
         self.batcher.close()
+        self.builder.close()
 
 
-def build_app(server: Server, beside: AbstractAsyncContextManager[object] | None = None) -> FastAPI:
+def _count_bytes(outputs: Arrays) -> int:
+    return sum(8 * value.size for value in outputs.values())
+
+
+def _encode_predict(outputs: Arrays, is_row: bool) -> bytes:
+    return encode_json(format_predict(outputs, is_row=is_row))
+
+
+def build_app(
+    server: Server,
+    access: Access | None = None,
+    beside: AbstractAsyncContextManager[object] | None = None,
+) -> FastAPI:
     """Builds the application of a server.
 
     Args:
         server: What answers.
+        access: Who may ask; None: whoever names a loopback address.
         beside: What else runs while the application does.
     """
 
@@ -161,19 +210,28 @@ def build_app(server: Server, beside: AbstractAsyncContextManager[object] | None
             yield
         await asyncio.to_thread(server.close)
 
-    app = FastAPI(title="Sluice", lifespan=lifespan)
+    access = access or Access()
+    docs, redoc, api = ("/docs", "/redoc", "/openapi.json") if access.docs else (None,) * 3
+    app = FastAPI(
+        title="Sluice", lifespan=lifespan, docs_url=docs, redoc_url=redoc, openapi_url=api
+    )
+    page = (files("training.serving") / "page.html").read_text(encoding="utf-8")
+    app.add_middleware(
+        Guard, access=access, head_bytes=server.limits.connections.head_bytes, page=page
+    )
     _add_models(app, server)
     _add_recommend(app, server)
-    _add_rest(app, server)
+    _add_rest(app, server, page)
 
     @app.exception_handler(HTTPException)
-    async def refuse(request: Request, error: HTTPException) -> Response:
+    async def refuse_path(request: Request, error: HTTPException) -> Response:
         path = request.url.path[:200]
-        return _respond({"error": f"Malformed request: {request.method} {path}"}, error.status_code)
+        return refuse(f"Malformed request: {request.method} {path}", error.status_code)
 
     @app.exception_handler(RequestValidationError)
     async def refuse_query(_: Request, error: RequestValidationError) -> Response:
-        return _respond({"error": str(error.errors()[0]["msg"])}, INVALID)
+        first = error.errors()[0]
+        return refuse(f"{first['loc'][-1]}: {first['msg']}", INVALID)
 
     return app
 
@@ -181,11 +239,11 @@ def build_app(server: Server, beside: AbstractAsyncContextManager[object] | None
 def _add_models(app: FastAPI, server: Server) -> None:
     @app.get("/v1/models/{target:path}")
     async def get_model(target: str) -> Response:
-        async def answer() -> dict[str, Any]:
+        async def answer() -> bytes:
             found = _match(target, "GET")
             if found["part"]:
-                return server.store.get(found["model"], found["version"]).read_metadata()
-            return server.store.describe(found["model"], found["version"])
+                return server.store.get(found["model"], found["version"]).metadata
+            return encode_json(server.store.describe(found["model"], found["version"]))
 
         return await _answer(server, "metadata" if "/metadata" in target else "status", answer)
 
@@ -193,12 +251,11 @@ def _add_models(app: FastAPI, server: Server) -> None:
     async def post_model(target: str, request: Request) -> Response:
         method = target.rpartition(":")[2]
 
-        async def answer() -> dict[str, Any]:
+        async def answer() -> bytes:
             found = _match(target, "POST")
-            body = await _read_body(request, server.limits)
-            version = server.store.get(found["model"], found["version"])
             handler = getattr(server, found["method"])
-            result: dict[str, Any] = await handler(version, parse_json(body))
+            version = server.store.get(found["model"], found["version"])
+            result: bytes = await handler(version, *await _read_request(request, server))
             return result
 
         return await _answer(server, method if method in METHODS else "unknown", answer)
@@ -215,21 +272,18 @@ def _match(target: str, verb: str) -> dict[str, Any]:
 def _add_recommend(app: FastAPI, server: Server) -> None:
     @app.get("/v1/recommend")
     async def get_recommend(user: str, k: int = 10, seen: bool = False) -> Response:
-        return await _answer(
-            server, "recommend", lambda: server.recommend({"user": user, "k": k, "seen": seen})
-        )
+        data = {"user": user, "k": k, "seen": seen}
+        return await _answer(server, "recommend", lambda: server.recommend(data, 0))
 
     @app.post("/v1/recommend")
     async def post_recommend(request: Request) -> Response:
-        async def answer() -> dict[str, Any]:
-            return await server.recommend(parse_json(await _read_body(request, server.limits)))
+        async def answer() -> bytes:
+            return await server.recommend(*await _read_request(request, server))
 
         return await _answer(server, "recommend", answer)
 
 
-def _add_rest(app: FastAPI, server: Server) -> None:
-    page = (files("training.serving") / "page.html").read_text(encoding="utf-8")
-
+def _add_rest(app: FastAPI, server: Server, page: str) -> None:
     @app.get("/")
     async def show_page() -> Response:
         return HTMLResponse(page)
@@ -239,7 +293,13 @@ def _add_rest(app: FastAPI, server: Server) -> None:
         served = [server.store.get(name) for name in server.store.names]
         versions = {one.name: one.number for one in served}
         indexes = {one.name: one.index for one in served if one.index is not None}
-        return _respond({"status": "ok", "models": versions, "indexes": indexes})
+        return _respond(encode_json({"status": "ok", "models": versions, "indexes": indexes}))
+
+    shown = encode_json({**server.limits.describe(), **describe_limits()})
+
+    @app.get("/v1/limits")
+    async def show_limits() -> Response:
+        return _respond(shown)
 
     @app.get("/metrics")
     @app.get("/monitoring/prometheus/metrics")
@@ -247,41 +307,61 @@ def _add_rest(app: FastAPI, server: Server) -> None:
         return Response(server.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 
-async def _answer(
-    server: Server, method: str, answer: Callable[[], Awaitable[dict[str, Any]]]
-) -> Response:
+async def _answer(server: Server, method: str, answer: Callable[[], Awaitable[bytes]]) -> Response:
     """Answers a request, whatever becomes of it, and counts it."""
     start = time.monotonic()
     try:
-        body = await asyncio.wait_for(answer(), 2 * server.limits.seconds)
-        response = _respond(body)
+        response = _respond(await asyncio.wait_for(answer(), 2 * server.limits.seconds))
     except RequestError as error:
-        response = _respond({"error": error.message}, error.status)
-    except TimeoutError:
-        seconds = server.limits.seconds
-        response = _respond({"error": f"not answered within {seconds:g} s"}, EXPIRED)
+        response = refuse(error.message, error.status)
+        forget_frames(error)
+    except TimeoutError as error:
+        response = refuse(f"not answered within {server.limits.seconds:g} s", EXPIRED)
+        forget_frames(error)
+    except ClientDisconnect:  # Nobody reads this answer.
+        response = refuse("the client left", LEFT)
     except Exception:
         _log.exception("a request failed")
-        response = _respond({"error": "the server could not answer; its log says why"}, FAILED)
+        response = refuse("the server could not answer; its log says why", FAILED)
     server.metrics.requests.labels(method, str(response.status_code)).inc()
     server.metrics.seconds.labels(method).observe(time.monotonic() - start)
     return response
 
 
-def _respond(body: dict[str, Any], status: int = 200) -> Response:
-    text = json.dumps(body, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
-    return Response(text, status, media_type="application/json")
+def encode_json(body: dict[str, Any]) -> bytes:
+    """Returns the bytes of a JSON object; a long list is encoded in parts, as each holds the GIL.
+
+    Args:
+        body: What it holds; a list may be long only where it stands in the object itself.
+    """
+    parts = (f"{json.dumps(name)}: {_encode(value)}" for name, value in body.items())
+    return f"{{{', '.join(parts)}}}".encode("utf-8", "replace")
 
 
-async def _read_body(request: Request, limits: ServerLimits) -> bytes:
-    """Reads a body.
+def _encode(value: Any) -> str:
+    if not isinstance(value, list) or len(value) <= PART_ROWS:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    starts = range(0, len(value), PART_ROWS)
+    parts = (json.dumps(value[n : n + PART_ROWS], ensure_ascii=False, allow_nan=False)[1:-1]
+             for n in starts)  # fmt: skip
+    return f"[{', '.join(parts)}]"
+
+
+def _respond(body: bytes, status: int = 200) -> Response:
+    return Response(body, status, media_type="application/json")
+
+
+async def _read_request(request: Request, server: Server) -> tuple[dict[str, Any], int]:
+    """Reads the JSON object of a body, and how many bytes it came in.
 
     Raises:
-        RequestError: It is too long, or does not arrive in time.
+        RequestError: It is too long, does not arrive in time, is not what `Server.parse` takes, or
+            bodies of other requests fill the memory.
     """
+    limits, held = server.limits, 0
     refusal = RequestError(f"Request body is longer than {limits.body_bytes} bytes", TOO_LARGE)
     length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length) > limits.body_bytes:
+    if length.isdigit() and int(length[:20]) > limits.body_bytes:
         raise refusal
     chunks, size = [], 0
     try:
@@ -290,9 +370,14 @@ async def _read_body(request: Request, limits: ServerLimits) -> bytes:
                 size += len(chunk)
                 if size > limits.body_bytes:
                     raise refusal
+                if size > SMALL_BYTES:
+                    server.bodies.take(size - held)
+                    held = size
                 chunks.append(chunk)
+        return server.parse(b"".join(chunks)), size
     except TimeoutError as error:
         raise RequestError(
             f"Request body did not arrive within {limits.seconds:g} s", TIMED_OUT
         ) from error
-    return b"".join(chunks)
+    finally:
+        server.bodies.give_back(held)

@@ -10,12 +10,21 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
 from training.serving.errors import UNAVAILABLE, RequestError
+from training.serving.limits import (
+    WAITING_VALUES,
+    Budget,
+    CallLimits,
+    Cost,
+    RequestLimits,
+    SignatureCost,
+)
 from training.serving.model_store import ServedVersion
 from training.serving.tensors import Arrays
 from training.serving.vector_index import use_one_thread
@@ -26,64 +35,79 @@ ALONE = ("top_k",)
 """Signatures whose rows depend on each other."""
 
 
-@dataclass(frozen=True)
-class BatchLimits:
-    """What one call and the queue may hold.
-
-    Attributes:
-        threads: Calls at the same time.
-        rows: Rows of a call.
-        waiting: Requests that may wait.
-    """
-
-    threads: int = 2
-    rows: int = 1024
-    waiting: int = 1024
+AT_ONCE_BYTES = 1 << 14
+"""Inputs and answers up to this size are built on the event loop: a thread would take longer."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Waiting:
     """A request that waits for its answer."""
 
     inputs: Arrays
-    rows: int
+    cost: Cost
     answer: asyncio.Future[Arrays]
+
+
+class Builder:
+    """Builds inputs and answers: small ones at once, long ones beside the event loop."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, "builder")
+
+    async def run(self, size: int, function: Callable[..., ResultT], *args: Any) -> ResultT:
+        """Returns what a function gives whose work grows with a number of bytes."""
+        if size <= AT_ONCE_BYTES:
+            return function(*args)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 class Batcher:
     """Calls signatures for requests of one event loop.
 
     Args:
-        limits: What a call and the queue may hold.
+        calls: What is called at a time, and what may wait.
+        request: What one request may ask for.
         on_batch: Told the rows of each call.
     """
 
-    def __init__(self, limits: BatchLimits, on_batch: Callable[[int], None]) -> None:
-        self._limits, self._on_batch = limits, on_batch
-        self._pool = ThreadPoolExecutor(limits.threads, "model", use_one_thread)
+    def __init__(
+        self, calls: CallLimits, request: RequestLimits, on_batch: Callable[[int], None]
+    ) -> None:
+        self._calls, self._request, self._on_batch = calls, request, on_batch
+        self._pool = ThreadPoolExecutor(calls.threads, "model", use_one_thread)
         self._queues: dict[Hashable, deque[_Waiting]] = {}
         self._running: dict[Hashable, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._held = Budget(WAITING_VALUES * request.values, "values of inputs")
         self.waiting = 0
+
+    @property
+    def most_candidates(self) -> int:
+        """Candidates of one request at most."""
+        return self._request.pairs
 
     async def call(self, version: ServedVersion, signature: str, inputs: Arrays) -> Arrays:
         """Returns the outputs of a signature for the rows of a request.
 
         Raises:
-            RequestError: The model refuses the inputs, they have too many rows, or too many
-                requests wait.
+            RequestError: The model refuses the inputs, they are more than a request may have, or
+                too many requests wait.
         """
         version.find_specs(signature)
-        rows = max((len(value) for value in inputs.values()), default=0)
-        if rows > self._limits.rows:
-            raise RequestError(f"a request may have {self._limits.rows} rows; received {rows}")
-        if self.waiting >= self._limits.waiting:
+        cost = version.find_cost(signature).measure(inputs, self._request)
+        if self.waiting >= self._calls.waiting:
             raise RequestError("too many requests are waiting; try again later", UNAVAILABLE)
+        self._held.take(cost.values)
         self.waiting += 1
         try:
-            return await self._enqueue(version, signature, inputs, rows)
+            return await self._enqueue(version, signature, inputs, cost)
         finally:
             self.waiting -= 1
+            self._held.give_back(cost.values)
 
     async def run(self, function: Callable[..., ResultT], *args: Any) -> ResultT:
         """Returns what a function gives on one of the threads."""
@@ -91,45 +115,48 @@ class Batcher:
         return await loop.run_in_executor(self._pool, function, *args)
 
     async def _enqueue(
-        self, version: ServedVersion, signature: str, inputs: Arrays, rows: int
+        self, version: ServedVersion, signature: str, inputs: Arrays, cost: Cost
     ) -> Arrays:
         loop = asyncio.get_running_loop()
         shapes = tuple((name, value.shape[1:]) for name, value in inputs.items())
-        can_join = signature not in ALONE and rows > 0
-        can_join = can_join and all(len(value) == rows for value in inputs.values())
+        can_join = signature not in ALONE and cost.rows > 0
+        can_join = can_join and all(len(value) == cost.rows for value in inputs.values())
         key: Hashable = (version, signature, shapes) if can_join else object()
-        answer: asyncio.Future[Arrays] = loop.create_future()
-        self._queues.setdefault(key, deque()).append(_Waiting(inputs, rows, answer))
-        if self._running.get(key, 0) < self._limits.threads:
+        one = _Waiting(inputs, cost, loop.create_future())
+        queue = self._queues.setdefault(key, deque())
+        queue.append(one)
+        if self._running.get(key, 0) < self._calls.threads:
             self._running[key] = self._running.get(key, 0) + 1
             task = loop.create_task(self._drain(key, version, signature))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        return await answer
+        try:
+            return await one.answer
+        except asyncio.CancelledError:  # It waits no longer: its inputs are let go at once.
+            with suppress(ValueError):
+                queue.remove(one)
+            raise
 
     async def _drain(self, key: Hashable, version: ServedVersion, signature: str) -> None:
         queue = self._queues[key]
         while queue:
-            await self._answer(version, signature, self._take(queue))
+            await self._answer(version, signature, self._take(version.find_cost(signature), queue))
         self._running[key] -= 1
         if not self._running[key]:
             del self._running[key], self._queues[key]
 
-    def _take(self, queue: deque[_Waiting]) -> list[_Waiting]:
-        batch, rows = [queue.popleft()], 0
-        rows = batch[0].rows
-        while queue and rows + queue[0].rows <= self._limits.rows:
+    def _take(self, limit: SignatureCost, queue: deque[_Waiting]) -> list[_Waiting]:
+        """Takes what one call answers: the first that waits, and what can share the call."""
+        batch = [queue.popleft()]
+        cost = batch[0].cost
+        while queue and limit.can_share(joined := cost.join(queue[0].cost), self._request):
             batch.append(queue.popleft())
-            rows += batch[-1].rows
-        return [one for one in batch if not one.answer.done()]
+            cost = joined
+        return batch
 
     async def _answer(self, version: ServedVersion, signature: str, batch: list[_Waiting]) -> None:
-        if not batch:
-            return
-        self._on_batch(sum(one.rows for one in batch))
-        inputs = _join([one.inputs for one in batch])
         try:
-            outputs = await self.run(version.call, signature, inputs)
+            outputs = await self.run(self._call, version, signature, batch)
         except Exception as error:
             if len(batch) > 1:  # One of them is at fault, the others are not.
                 for one in batch:
@@ -137,12 +164,21 @@ class Batcher:
             elif not batch[0].answer.done():
                 batch[0].answer.set_exception(error)
             return
+        if outputs is None:
+            return
         start = 0
         for one in batch:
-            part = slice(start, start + one.rows) if len(batch) > 1 else slice(None)
-            start += one.rows
+            part = slice(start, start + one.cost.rows) if len(batch) > 1 else slice(None)
+            start += one.cost.rows
             if not one.answer.done():
                 one.answer.set_result({name: value[part] for name, value in outputs.items()})
+
+    def _call(self, version: ServedVersion, signature: str, batch: list[_Waiting]) -> Arrays | None:
+        """Calls a signature for a batch; None: nobody waits for it any longer."""
+        if all(one.answer.done() for one in batch):
+            return None
+        self._on_batch(sum(one.cost.rows for one in batch))
+        return version.call(signature, _join([one.inputs for one in batch]))
 
     def close(self) -> None:
         """Waits for calls that are running, and ends the threads."""

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-INVALID, NOT_FOUND, TIMED_OUT, TOO_LARGE, FAILED, UNAVAILABLE, EXPIRED = (
-    400, 404, 408, 413, 500, 503, 504)  # fmt: skip
+import re
+
+INVALID, NO_TOKEN, NOT_FOUND, TIMED_OUT, TOO_LARGE, WRONG_HOST, LONG_HEAD, LEFT = (
+    400, 401, 404, 408, 413, 421, 431, 499)  # fmt: skip
+FAILED, UNAVAILABLE, EXPIRED = 500, 503, 504
+
+MESSAGE_CHARACTERS = 460
+"""Longest message; what is escaped in JSON makes it shorter still."""
+_FOLDERS = re.compile(r"(?:\b[a-z][a-z0-9+.-]*:/)?(?<![\w.)\]])/(?:[^/\s:;,'\"]+/)+")
 
 
 class RequestError(Exception):
@@ -11,9 +18,34 @@ class RequestError(Exception):
 
     Attributes:
         status: HTTP status.
-        message: What was wrong: `{"error": message}` is the body of the answer.
+        message: What was wrong: `{"error": message}` is the body of the answer. It is cut at
+            `MESSAGE_CHARACTERS`.
     """
 
     def __init__(self, message: str, status: int = INVALID) -> None:
         super().__init__(message)
-        self.message, self.status = message, status
+        self.message, self.status = cut(message), status
+
+
+def forget_frames(error: BaseException) -> None:
+    """Lets go what the frames of an error hold: whole requests, which nothing else would free soon.
+
+    Tasks and futures hold an error whose frames hold them.
+    """
+    found: BaseException | None = error
+    while found is not None:
+        found.__traceback__ = None
+        found = found.__cause__ or found.__context__
+
+
+def cut(text: str, most: int = MESSAGE_CHARACTERS) -> str:
+    """Returns a text with its end cut off where it is too long."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def hide_folders(text: str) -> str:
+    """Returns a text in which paths and URIs have lost their folders: clients need not know them.
+
+    What is left is the last part, the file's own name.
+    """
+    return _FOLDERS.sub("", text)

@@ -41,8 +41,8 @@ from conf.export import (
     read_card,
 )
 from conf.run import read_json, write_json
+from training.scoring.column_values import to_whole
 from training.scoring.input_columns import find_sources
-from training.scoring.raw_inputs import to_whole
 from training.serving.errors import RequestError
 from training.serving.index_report import measure, read_queries, tune
 from training.serving.known import (
@@ -55,6 +55,7 @@ from training.serving.known import (
     open_index,
     read_table,
     read_vectors,
+    select_columns,
 )
 from training.serving.model_store import ServedVersion
 from training.serving.tensors import build_array
@@ -92,9 +93,69 @@ def build_index(version: Path, options: IndexOptions | None = None) -> Path:
 def write_index(version: Path, options: IndexOptions) -> None:
     """Writes index 1 into a version that is not published yet; see `build_index`."""
     require_whole(version)
+    _write_first(_make_first(version), version, options)
+
+
+def rebuild_index(version: Path, base: Path) -> Path:
+    """Writes index 1 into a version that is not published yet, as the newest one of another is.
+
+    Kind, goal and columns are the same. Items that were added to the other index, and are not of
+    this version, are left out: an index keeps no features that their vectors could be made of.
+
+    Args:
+        version: Directory of the version; its `export.json` is written.
+        base: Directory of a version that has an index.
+
+    Returns:
+        Directory of the index; `rebuilt` of its card says of what, and how many items it lacks.
+
+    Raises:
+        InputDataError: The index of the other version is damaged.
+    """
+    require_whole(version)
+    before = base / INDEX_DIR / str(find_index(base))
+    about, items = read_json(before / INDEX_CARD), pq.read_table(_check_items(before))
+    columns = pa.table({KEY: items[KEY], **_columns_by_name(items)})
+    usual = about["kind"] == _choose_kind(about["items"])
+    options = IndexOptions(
+        kind=None if usual else IndexKind(about["kind"]),
+        k=about["goal"]["k"],
+        recall=about["goal"]["recall"],
+    )
+    added = items.filter(pc.is_null(items[ID]))[KEY].combine_chunks()
+    known = pq.read_table(version / EMBEDDINGS_DIR / ITEMS_FILE, columns=[KEY])[KEY]
+    left_out = pc.invert(pc.is_in(added, value_set=known.combine_chunks()))
+    rebuilt = {
+        "version": base.name,
+        "index": before.name,
+        "added_items_left_out": int(pc.sum(left_out).as_py() or 0),
+    }
+    directory = _make_first(version)
+    _write_first(directory, version, options, columns, {"rebuilt": rebuilt})
+    return directory
+
+
+def _make_first(version: Path) -> Path:
     directory = version / INDEX_DIR / "1"
     directory.mkdir(parents=True)
-    _write_first(directory, version, options)
+    return directory
+
+
+def _check_items(index: Path) -> Path:
+    """Returns the file of an index's items, which is as it was written."""
+    files = {ITEMS_FILE: read_json(index / INDEX_CARD)["files"][ITEMS_FILE]}
+    if damaged := find_damaged(index, files):
+        raise InputDataError(
+            f"the index {index}, which the next version's is to be like, is damaged",
+            received=damaged,
+            fix="build it anew by `sluice index --export` this version, then run again",
+        )
+    return index / ITEMS_FILE
+
+
+def _columns_by_name(items: pa.Table) -> dict[str, pa.ChunkedArray]:
+    columns = select_columns(items)
+    return {name: columns[name] for name in columns.column_names}
 
 
 def require_whole(version: Path) -> dict[str, Any]:
@@ -120,18 +181,36 @@ def require_whole(version: Path) -> dict[str, Any]:
     return card
 
 
-def _write_first(directory: Path, version: Path, options: IndexOptions) -> None:
+def _write_first(
+    directory: Path,
+    version: Path,
+    options: IndexOptions,
+    given: pa.Table | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes an index of all items of a version.
+
+    Args:
+        directory: Of the index.
+        version: Of the version.
+        options: How it is built.
+        given: Columns of the items, the first one the key; None: those of the options' file.
+        about: What its card says besides.
+    """
     start = time.monotonic()
     table = pq.read_table(version / EMBEDDINGS_DIR / ITEMS_FILE)
     items = pa.table({KEY: table[KEY], ID: table[ID]})  # Ids of items to come are null.
     if options.items_file is not None:
-        columns = align_columns(read_table(options.items_file), table[KEY].combine_chunks())
-        _require_some(columns, options.items_file)
+        given = read_table(options.items_file)
+    if given is not None:
+        columns = align_columns(given, table[KEY].combine_chunks())
+        if options.items_file is not None:
+            _require_some(columns, options.items_file)
         for name in columns.column_names:
             items = items.append_column(f"{COLUMN_PREFIX}{name}", columns[name])
     index = fit_index(options.kind, read_vectors(table))
     goal = {"k": options.k, "recall": options.recall}
-    _write(directory, version, index, items, {"goal": goal, **_time(start)})
+    _write(directory, version, index, items, {"goal": goal, **_time(start), **(about or {})})
 
 
 def _require_some(columns: pa.Table, path: Path) -> None:
@@ -151,7 +230,7 @@ def fit_index(kind: IndexKind | None, vectors: NDArray[np.float32]) -> VectorInd
         vectors: `[items, dim]`.
     """
     exact, dim = build_exact(vectors), vectors.shape[1]
-    kind = kind or (IndexKind.EXACT if len(vectors) <= EXACT_ITEMS else IndexKind.IVF)
+    kind = kind or _choose_kind(len(vectors))
     if kind == IndexKind.EXACT:
         return VectorIndex(exact)
     metric = faiss.METRIC_INNER_PRODUCT
@@ -168,6 +247,10 @@ def fit_index(kind: IndexKind | None, vectors: NDArray[np.float32]) -> VectorInd
         near.hnsw.efConstruction = BUILD_EFFORT
     near.add(vectors)
     return VectorIndex(exact, kind, near)
+
+
+def _choose_kind(items: int) -> IndexKind:
+    return IndexKind.EXACT if items <= EXACT_ITEMS else IndexKind.IVF
 
 
 def _write(

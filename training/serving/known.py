@@ -7,7 +7,7 @@ since, and their columns. It is read together with the version, so that both are
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,22 +71,20 @@ class ItemColumns:
             for row in rows
         ]  # fmt: skip
 
-    def find(self, wanted: Mapping[str, Any]) -> np.ndarray:
+    def find(self, wanted: Mapping[str, Sequence[Any]]) -> np.ndarray:
         """Returns which items have one of the values of every column, `[items]`.
 
         Raises:
             RequestError: There is no such column.
         """
-        unknown = sorted(set(wanted) - set(self._places))
-        if unknown:
+        if unknown := [name[:100] for name in wanted if name not in self._places][:1]:
             raise RequestError(
                 f"filter names unknown columns {unknown}; allowed: {', '.join(self._places)}"
             )
         allowed = np.ones(self._table.num_rows, bool)
         for name, values in wanted.items():
             has_one = np.zeros(len(allowed), bool)
-            for value in values if isinstance(values, list) else [values]:
-                has_one[self._places[name].get(value)] = True
+            has_one[self._places[name].get(values)] = True
             allowed &= has_one
         return allowed
 
@@ -105,15 +103,25 @@ class _Places:
     starts: np.ndarray
     positions: np.ndarray
 
-    def get(self, value: Any) -> np.ndarray:
-        try:
-            text = pa.scalar(value).cast(pa.string())
-        except (OverflowError, UnicodeError):  # No column holds such a number or text.
-            return np.zeros(0, np.int32)
-        code = pc.index(self.values, text).as_py()
-        if code < 0:
-            return np.zeros(0, np.int32)
-        return self.positions[self.starts[code] : self.starts[code + 1]]
+    def get(self, wanted: Sequence[Any]) -> np.ndarray:
+        """Returns the positions of the items that have one of some values, in one pass."""
+        texts = [text for value in wanted if (text := _find_text(value)) is not None]
+        if len(texts) == 1:
+            code = pc.index(self.values, pa.scalar(texts[0], self.values.type)).as_py()
+            codes = [code] if code >= 0 else []
+        else:
+            value_set = pa.array(texts, self.values.type)
+            codes = np.flatnonzero(pc.is_in(self.values, value_set=value_set)).tolist()
+        parts = [self.positions[self.starts[code] : self.starts[code + 1]] for code in codes]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+
+
+def _find_text(value: Any) -> str | None:
+    """Returns a value as text, as Arrow writes it; None: no column holds such a number or text."""
+    try:
+        return str(pa.scalar(value).cast(pa.string()).as_py())
+    except (OverflowError, UnicodeError):
+        return None
 
 
 def _list_places(column: pa.ChunkedArray) -> _Places | None:

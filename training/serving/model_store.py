@@ -10,11 +10,14 @@ are tried are brought here first.
 from __future__ import annotations
 
 import copy
+import json
 import logging
+import re
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +27,19 @@ from google.protobuf import json_format
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 from tensorflow_serving.apis.prediction_log_pb2 import PredictionLog
 
-from conf.errors import SluiceError, UpstreamNotReadyError
+from conf.errors import InputDataError, SluiceError, UpstreamNotReadyError
 from conf.export import (
     EXPORT_FILE,
     INDEX_CARD,
     INDEX_DIR,
     WARMUP_FILE,
     find_damage,
+    find_damaged,
     read_card,
 )
 from conf.paths import ReadablePath, require_bucket
-from training.serving.errors import FAILED, NOT_FOUND, UNAVAILABLE, RequestError
+from conf.schema import fingerprint
+from training.serving.errors import FAILED, NOT_FOUND, UNAVAILABLE, RequestError, cut, hide_folders
 from training.serving.known import (
     NO_FILES,
     IncompleteVersionError,
@@ -42,11 +47,13 @@ from training.serving.known import (
     find_index,
     read_known,
 )
+from training.serving.limits import SignatureCost
 from training.serving.metrics import Metrics
 from training.serving.tensors import Arrays, check_examples
 from training.stored_models import FollowedModels
 
 LOADING, AVAILABLE, END = "LOADING", "AVAILABLE", "END"
+_AROUND = re.compile(r"Graph execution error|Detected at node|\s*File |<stack traces|\s")
 CHECKED_AT_ONCE = 1 << 22
 """Weights that are looked at in one go."""
 
@@ -59,6 +66,7 @@ class ServedVersion:
     Args:
         path: Its directory.
         files: What else is said of the items; None: nothing is read of users and items.
+        verify: Whether the SHA-256 of each file is compared first.
 
     Attributes:
         name: Name of the model.
@@ -66,17 +74,23 @@ class ServedVersion:
         card: What `export.json` says.
         path: Its directory.
         known: Its users, items and index; None: it knows no items, or they were not read.
+        saved_signatures: Its signatures as the SavedModel holds them.
 
     Raises:
         IncompleteVersionError: It, or its index, is not whole.
-        SluiceError: `export.json` is damaged, or the index is of another model.
+        SluiceError: `export.json` or a file is damaged, or says another thing than the SavedModel;
+            or the index is of another model.
     """
 
-    def __init__(self, path: Path, files: ItemFiles | None = NO_FILES) -> None:
+    def __init__(
+        self, path: Path, files: ItemFiles | None = NO_FILES, *, verify: bool = True
+    ) -> None:
         self.path, self.name, self.number = path, path.parent.name, int(path.name)
         self.card = read_card(path)
         if damage := find_damage(path):
             raise IncompleteVersionError(damage)
+        if verify:
+            _check_files(path, self.card)
         self._files = files or NO_FILES
         self.known = None if files is None else read_known(path, self.card, files)
         self._model = tf.saved_model.load(str(path))
@@ -85,6 +99,9 @@ class ServedVersion:
             name: dict(function.structured_input_signature[1])
             for name, function in self._functions.items()
         }
+        self.saved_signatures = _read_signatures(path)
+        _check_signatures(path, self.card, self._functions)
+        self._costs = {name: SignatureCost.read(name, self.card) for name in self._functions}
         self._holds = {
             name: [(key, item["holds"]) for key, item in self.find_inputs(name).items()
                    if "holds" in item]
@@ -126,6 +143,10 @@ class ServedVersion:
             )
         return self._specs[signature]
 
+    def find_cost(self, signature: str) -> SignatureCost:
+        """Returns what makes calls of a signature expensive."""
+        return self._costs[signature]
+
     def find_inputs(self, signature: str) -> Mapping[str, Mapping[str, Any]]:
         """Returns what `export.json` says of the inputs of a signature, by name."""
         about = self.card["signatures"].get(signature, {}).get("inputs", ())
@@ -139,13 +160,15 @@ class ServedVersion:
                 output is not: that is the model's fault, not the request's.
         """
         specs = self.find_specs(signature)
-        for name, holds in self._holds.get(signature, ()):
-            check_examples(inputs[name], holds)
-        tensors = {name: tf.constant(inputs[name], spec.dtype) for name, spec in specs.items()}
         try:
+            for name, holds in self._holds.get(signature, ()):
+                check_examples(inputs[name], holds)
+            tensors = {name: tf.constant(inputs[name], spec.dtype) for name, spec in specs.items()}
             outputs = self._functions[signature](**tensors)
         except tf.errors.InvalidArgumentError as error:
-            raise RequestError(_first_line(error)) from error
+            raise RequestError(_explain(error)) from error
+        except UnicodeDecodeError as error:  # Its message quotes bytes that are no text.
+            raise RequestError("Could not parse the inputs: they hold a broken Example") from error
         found = {name: value.numpy() for name, value in outputs.items()}
         _check_outputs(self, signature, found)
         return found
@@ -165,19 +188,69 @@ class ServedVersion:
             count += 1
         return count
 
-    def read_signatures(self) -> dict[str, meta_graph_pb2.SignatureDef]:
-        """Returns the signatures as the SavedModel holds them."""
-        saved = saved_model_pb2.SavedModel.FromString((self.path / "saved_model.pb").read_bytes())
-        [graph] = [g for g in saved.meta_graphs if "serve" in g.meta_info_def.tags]
-        return {n: s for n, s in graph.signature_def.items() if not n.startswith("__")}
+    @cached_property
+    def metadata(self) -> bytes:
+        """The answer of TensorFlow Serving to a request for metadata, as JSON."""
+        found = {name: _describe_signature(one) for name, one in self.saved_signatures.items()}
+        spec = {"name": self.name, "signature_name": "", "version": str(self.number)}
+        metadata = {"signature_def": {"signature_def": found}}
+        return json.dumps({"model_spec": spec, "metadata": metadata}).encode()
 
-    def read_metadata(self) -> dict[str, Any]:
-        """Returns the answer of TensorFlow Serving to a request for metadata."""
-        signatures = {n: _describe_signature(s) for n, s in self.read_signatures().items()}
-        return {
-            "model_spec": {"name": self.name, "signature_name": "", "version": str(self.number)},
-            "metadata": {"signature_def": {"signature_def": signatures}},
-        }
+
+def _check_files(version: Path, card: Mapping[str, Any]) -> None:
+    """Refuses a version with a file that holds other bytes than were exported.
+
+    Raises:
+        InputDataError: There is one, or the list of files is another one.
+    """
+    files = card["files"]
+    if fingerprint({"files": files}) != card["fingerprint"]:
+        damaged: str | None = f"{EXPORT_FILE}: the list of files is not that of the fingerprint"
+    else:
+        damaged = find_damaged(version, files)
+    if damaged is not None:
+        raise InputDataError(
+            f"version {version.name} of {version.parent.name} is not what was exported",
+            received=damaged,
+            fix="export the run again, or copy the version anew",
+        )
+
+
+KIND_SIGNATURES = {"retrieval": "user_embedding", "ranking": "encoded"}
+"""A signature that all models of a kind have, and those of no other."""
+
+
+def _check_signatures(version: Path, card: Mapping[str, Any], functions: Mapping[str, Any]) -> None:
+    """Refuses a version whose `export.json` describes another model than the SavedModel is.
+
+    Raises:
+        InputDataError: It does.
+    """
+    said = {
+        name: {item["name"] for item in about["inputs"]}
+        for name, about in card["signatures"].items()
+    }
+    held = {name: set(one.structured_input_signature[1]) for name, one in functions.items()}
+    kinds = [kind for kind, name in KIND_SIGNATURES.items() if name in held]
+    received = ""
+    if kinds != [card["kind"]]:
+        received = f"kind {card['kind']}, and signatures of {', '.join(kinds) or 'no kind'}"
+    elif wrong := sorted(n for n in {*said, *held} if said.get(n) != held.get(n)):
+        received = f"signature {wrong[0]} differs, or one of them does not have it"
+    if received:
+        raise InputDataError(
+            f"{EXPORT_FILE} of version {version.name} of {version.parent.name} and the SavedModel "
+            "beside it are not of one export",
+            received=received,
+            fix="export the run again",
+        )
+
+
+def _read_signatures(version: Path) -> dict[str, meta_graph_pb2.SignatureDef]:
+    """Reads the signatures as the SavedModel holds them."""
+    saved = saved_model_pb2.SavedModel.FromString((version / "saved_model.pb").read_bytes())
+    [graph] = [g for g in saved.meta_graphs if "serve" in g.meta_info_def.tags]
+    return {n: s for n, s in graph.signature_def.items() if not n.startswith("__")}
 
 
 def _describe_signature(signature: meta_graph_pb2.SignatureDef) -> dict[str, Any]:
@@ -228,8 +301,15 @@ def _check_weight(weight: tf.Variable) -> None:
         raise RequestError(f"weights {weight.name} are not finite", FAILED)
 
 
-def _first_line(error: tf.errors.OpError) -> str:
-    return str(error.message).partition("\n")[0][:300]
+def _explain(error: tf.errors.OpError) -> str:
+    """Returns the line of TensorFlow's message that says what was wrong with the inputs.
+
+    Around it stand "Graph execution error:", where the graph was defined and the nodes' names.
+    """
+    lines = str(error.message).split("\n")[:1000]
+    nodes = next((n for n, line in enumerate(lines) if "[[{{node" in line), len(lines))
+    said = [line for line in lines[:nodes] if line.strip() and not _AROUND.match(line)]
+    return hide_folders((said or lines)[-1].partition(" [Op:")[0].strip())[:300]
 
 
 @dataclass
@@ -255,6 +335,7 @@ class ModelStore:
         poll_seconds: How often it is looked at.
         metrics: Told of each version and index that is loaded, or fails.
         files: What else is said of the items of all models.
+        verify: Whether the SHA-256 of each file is compared before a version is loaded.
     """
 
     def __init__(
@@ -263,7 +344,10 @@ class ModelStore:
         poll_seconds: float = 2.0,
         metrics: Metrics | None = None,
         files: ItemFiles = NO_FILES,
+        *,
+        verify: bool = True,
     ) -> None:
+        self._verify = verify
         self._source, self._poll_seconds = FollowedModels(directory), poll_seconds
         self._metrics, self._files = metrics or Metrics(), files
         self._models: dict[str, _Model] = {}
@@ -362,25 +446,32 @@ class ModelStore:
             model.states[number] = (LOADING, "")
         start = time.monotonic()
         try:
-            version = ServedVersion(path, self._files)
+            version = ServedVersion(path, self._files, verify=self._verify)
             requests = version.warm_up()
         except IncompleteVersionError as error:  # Still being copied, it seems: tried again.
-            model.states[number] = (LOADING, str(error))
+            model.states[number] = (LOADING, cut(hide_folders(str(error))))
             return False
         except Exception as error:
             message = error.message if isinstance(error, RequestError) else _describe(error)
-            model.states[number] = (END, message)
+            model.states[number] = (END, cut(hide_folders(message)))
             model.refused[path] = stamp
             _log.error("version %d of %s is not served: %s", number, path.parent.name, message)
             self._metrics.count_failure(path.parent.name)
             return False
         before, model.current = model.current, version
+        if before is not None and before.index is not None and version.index is None:
+            _log.warning(
+                "version %d of %s has no index, as version %d had: every item is compared until "
+                "there is one: `sluice index --export`",
+                number, version.name, before.number,
+            )  # fmt: skip
         model.states[number] = (AVAILABLE, "")
         if before is not None:
             model.states[before.number] = (END, "")
         _log.info(
-            "version %d of %s answers: loaded and called %d times in %.1f s",
-            number, version.name, requests, time.monotonic() - start,
+            "version %d of %s answers%s: loaded and called %d times in %.1f s",
+            number, version.name, "" if version.index is None else f" by index {version.index}",
+            requests, time.monotonic() - start,
         )  # fmt: skip
         self._metrics.count_load(version.name, number, version.index)
         return True

@@ -7,32 +7,53 @@ asked to be left out, and what a filter does not name is not among them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from conf.errors import ConfigError
 from conf.export import FEATURE_PREFIX, SEEN
 from training.scoring.input_columns import find_sources
-from training.serving.batching import Batcher
-from training.serving.errors import NOT_FOUND, RequestError
+from training.serving.batching import Batcher, Builder
+from training.serving.errors import NOT_FOUND, RequestError, cut
 from training.serving.known import Known, Token
 from training.serving.model_store import ModelStore, ServedVersion
-from training.serving.tensors import Arrays, build_array, name_inputs
+from training.serving.tensors import Arrays, build_array, show
 from training.serving.vector_index import Found
+from training.serving.written_json import SourceNames, name_inputs
 
+ITEM_BYTES = 128
+"""About so long is an item of the answer."""
 CALL_ITEMS = 20_000
 """Items that a ranking model scores in one call where nothing retrieves them."""
 
-Value = int | FiniteFloat | str
+Value = int | float | str
+
+LENGTH, CANDIDATES = 1000, 5000
+EXCLUDED, KEY_BYTES = 10_000, 1024
+FILTERED_COLUMNS, FILTERED_VALUES = 32, 1000
 
 
-class RecommendRequest(BaseModel):
-    """Body of a request.
+def describe_limits() -> dict[str, int]:
+    """Returns the limits of a request for a list, by name."""
+    return {
+        "recommend_k": LENGTH,
+        "recommend_candidates": CANDIDATES,
+        "recommend_exclude": EXCLUDED,
+        "recommend_key_bytes": KEY_BYTES,
+        "recommend_filter_columns": FILTERED_COLUMNS,
+        "recommend_filter_values": FILTERED_VALUES,
+    }
+
+
+@dataclass(frozen=True)
+class RecommendRequest:
+    """A request for a list.
 
     Attributes:
         user: The user's raw key; None: `features` say all.
@@ -44,14 +65,102 @@ class RecommendRequest(BaseModel):
         seen: Whether items that the user has met may be in the list.
     """
 
-    model_config = ConfigDict(extra="forbid")
-    user: int | str | None = None
-    features: dict[str, Any] = Field(default_factory=dict)
-    k: int = Field(default=10, ge=1, le=1000)
-    candidates: int = Field(default=200, ge=1, le=5000)
-    exclude: list[int | str] = Field(default_factory=list, max_length=10_000)
-    filter: dict[str, Value | list[Value]] = Field(default_factory=dict)
+    user: Token | None = None
+    features: Mapping[str, Any] = field(default_factory=dict)
+    k: int = 10
+    candidates: int = 200
+    exclude: Sequence[Token] = ()
+    filter: Mapping[str, Sequence[Value]] = field(default_factory=dict)
     seen: bool = False
+
+
+def parse_recommend(data: Mapping[str, Any]) -> RecommendRequest:
+    """Reads a request; the first thing that is wrong ends it.
+
+    Raises:
+        RequestError: A key is unknown, or its value is not of its type or longer than it may be.
+    """
+    for name in data:
+        if name not in _READERS:
+            raise RequestError(f"{cut(name, 100)}: unknown; allowed: {', '.join(_READERS)}")
+    return RecommendRequest(**{name: _READERS[name](name, value) for name, value in data.items()})
+
+
+def _read_user(name: str, value: Any) -> Token | None:
+    return None if value is None else _read_keys(name, [value])[0]
+
+
+def _read_keys(name: str, value: Any) -> list[Token]:
+    if not isinstance(value, list) or len(value) > EXCLUDED:
+        _refuse(name, f"a list of {EXCLUDED} keys at most", value)
+    for key in value:
+        if type(key) is not int and not isinstance(key, str):
+            _refuse(name, "text or a whole number", key)
+        if isinstance(key, str):
+            _check_text(name, key)
+    return value
+
+
+def _check_text(name: str, value: str) -> None:
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{name}: {value[:100]!r} holds half of a character") from error
+    if size > KEY_BYTES:
+        raise RequestError(f"{name}: a key may have {KEY_BYTES} bytes; received {size}")
+
+
+def _read_features(name: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        _refuse(name, "an object of raw values", value)
+    return value
+
+
+def _read_count(name: str, value: Any) -> int:
+    most = LENGTH if name == "k" else CANDIDATES
+    is_whole = type(value) is int or (type(value) is float and value.is_integer())
+    if not is_whole or not 1 <= value <= most:
+        _refuse(name, f"a whole number from 1 to {most}", value)
+    return int(value)
+
+
+def _read_filter(name: str, value: Any) -> Mapping[str, Sequence[Value]]:
+    if not isinstance(value, dict) or len(value) > FILTERED_COLUMNS:
+        _refuse(name, f"an object of {FILTERED_COLUMNS} columns at most", value)
+    found = {
+        column: wanted if isinstance(wanted, list) else [wanted] for column, wanted in value.items()
+    }
+    if (count := sum(map(len, found.values()))) > FILTERED_VALUES:
+        raise RequestError(f"{name}: a filter may have {FILTERED_VALUES} values; received {count}")
+    for column, wanted in found.items():
+        for one in wanted:
+            is_number = type(one) is int or (type(one) is float and math.isfinite(one))
+            if isinstance(one, str):
+                _check_text(name, one)
+            elif not is_number:
+                _refuse(f"{name}.{cut(column, 100)}", "text, finite numbers or a list of them", one)
+    return found
+
+
+def _read_flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        _refuse(name, "true or false", value)
+    return value
+
+
+_READERS: Mapping[str, Callable[[str, Any], Any]] = {
+    "user": _read_user,
+    "features": _read_features,
+    "k": _read_count,
+    "candidates": _read_count,
+    "exclude": _read_keys,
+    "filter": _read_filter,
+    "seen": _read_flag,
+}
+
+
+def _refuse(name: str, allowed: str, value: Any) -> NoReturn:
+    raise RequestError(f"{name}: must be {allowed}; received {show(value)}")
 
 
 @dataclass(frozen=True)
@@ -78,14 +187,18 @@ class Recommender:
     Args:
         store: The models.
         batcher: Calls their signatures.
+        builder: Builds what they are given, and the answer.
         config: What answers.
 
     Raises:
         ConfigError: A named model is not there, or of the other kind.
     """
 
-    def __init__(self, store: ModelStore, batcher: Batcher, config: RecommendConfig) -> None:
-        self._store, self._batcher, self._config = store, batcher, config
+    def __init__(
+        self, store: ModelStore, batcher: Batcher, builder: Builder, config: RecommendConfig
+    ) -> None:
+        self._store, self._batcher, self._builder = store, batcher, builder
+        self._config = config
         for name, kind in ((config.retrieval, "retrieval"), (config.ranker, "ranking")):
             if name is not None and name not in self._list(kind):
                 raise ConfigError(
@@ -106,8 +219,12 @@ class Recommender:
             )
         return self._store.get(names[0]) if names else None
 
-    async def recommend(self, request: RecommendRequest) -> dict[str, Any]:
+    async def recommend(self, request: RecommendRequest, size: int) -> bytes:
         """Returns the body of the answer.
+
+        Args:
+            request: The request.
+            size: Bytes that it came in.
 
         Raises:
             RequestError: The request does not fit the models.
@@ -124,21 +241,29 @@ class Recommender:
         _check_features(request, [model for model in (retrieval, ranker) if model is not None])
         scores: dict[str, np.ndarray] = {}
         if retrieval is not None:
-            vector = await self._embed(retrieval, known, request, row)
+            vector = await self._embed(retrieval, known, request, row, size)
             order, scores["retrieval_score"] = await self._batcher.run(
-                self._search, known, request, row, vector, _count(request, ranker)
+                self._search, known, request, row, vector, self._count(request, ranker)
             )
         else:
             allowed = await self._batcher.run(self._find_allowed, known, request, row)
-            order = np.flatnonzero(allowed)[:CALL_ITEMS]
+            order = np.flatnonzero(allowed)[: min(CALL_ITEMS, self._batcher.most_candidates)]
         if ranker is not None:
-            order, scores = await self._rank(ranker, known, request, order, scores)
-        return _describe(request, known, row, order[: request.k], scores, first, ranker)
+            order, scores = await self._rank(ranker, known, request, order, scores, size)
+        return await self._builder.run(
+            ITEM_BYTES * request.k, _describe,
+            request, known, row, order[: request.k], scores, first, ranker,
+        )  # fmt: skip
 
     def _explain_none(self) -> str:
         """Says of each ranking model why it orders no items; there is no retrieval model."""
         reasons = [f"{name} {_explain(self._store.get(name))}" for name in self._store.names]
         return f"no model of the server recommends items: {'; '.join(reasons)}"
+
+    def _count(self, request: RecommendRequest, ranker: ServedVersion | None) -> int:
+        if ranker is None:
+            return request.k
+        return min(max(request.k, request.candidates), self._batcher.most_candidates)
 
     def _search(
         self, known: Known, request: RecommendRequest, row: int | None, vector: np.ndarray, k: int
@@ -162,13 +287,18 @@ class Recommender:
         return allowed
 
     async def _embed(
-        self, version: ServedVersion, known: Known, request: RecommendRequest, row: int | None
+        self,
+        version: ServedVersion,
+        known: Known,
+        request: RecommendRequest,
+        row: int | None,
+        size: int,
     ) -> np.ndarray:
         if row is not None and not request.features:
             inputs = _encoded_inputs(version, "user_embedding_encoded", known, row)
             found = await self._batcher.call(version, "user_embedding_encoded", inputs)
         else:
-            inputs = _raw_inputs(version, "user_embedding", request)
+            inputs = await self._builder.run(size, _raw_inputs, version, "user_embedding", request)
             found = await self._batcher.call(version, "user_embedding", inputs)
         return found["embedding"][0]
 
@@ -179,6 +309,7 @@ class Recommender:
         request: RecommendRequest,
         order: np.ndarray,
         scores: dict[str, np.ndarray],
+        size: int,
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         own = _require_known(ranker)
         row = _find_user(own, request)
@@ -188,15 +319,21 @@ class Recommender:
             _require_users_alone(ranker)
             inputs = _encoded_inputs(ranker, signature, own, row)
         else:
-            inputs = _raw_inputs(ranker, signature, request)
+            inputs = await self._builder.run(size, _raw_inputs, ranker, signature, request)
         name, spec = _find_items_input(ranker, signature)
-        inputs[name] = build_array(name, [[known.keys[n] for n in order]], spec)
+        inputs[name] = await self._builder.run(
+            8 * len(order), _read_items, known, name, order, spec
+        )
         found = await self._batcher.call(ranker, signature, inputs)
         names = [output["name"] for output in ranker.card["outputs"]]
         tasks = {f"score:{task}": found[task][0] for task in names}
         best = np.argsort(-found[names[0]][0], kind="stable")
         merged = {**tasks, **scores}
         return order[best], {name: value[best] for name, value in merged.items()}
+
+
+def _read_items(known: Known, name: str, order: np.ndarray, spec: Any) -> np.ndarray:
+    return build_array(name, [[known.keys[n] for n in order]], spec)
 
 
 def _explain(version: ServedVersion) -> str:
@@ -232,7 +369,7 @@ def _describe(
     scores: Mapping[str, np.ndarray],
     first: ServedVersion,
     ranker: ServedVersion | None,
-) -> dict[str, Any]:
+) -> bytes:
     histories = {name: describe_history(known, name, row) for name in list_histories(first)}
     items = [
         {"item": known.keys[position],
@@ -242,7 +379,7 @@ def _describe(
             zip(order, known.get_columns(order), strict=True))
     ]  # fmt: skip
     models = [m for m in dict.fromkeys((first, ranker)) if m is not None]
-    return {
+    answer = {
         "user": request.user,
         "known": row is not None,
         "items": items,
@@ -250,6 +387,7 @@ def _describe(
         "histories": histories,
         "models": [_describe_model(model) for model in models],
     }
+    return json.dumps(answer, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
 
 
 def list_histories(version: ServedVersion) -> list[str]:
@@ -271,10 +409,6 @@ def describe_history(known: Known, name: str, row: int | None) -> list[dict[str,
 def _describe_model(model: ServedVersion) -> dict[str, str]:
     about = {"name": model.name, "version": str(model.number)}
     return about if model.index is None else {**about, "index": str(model.index)}
-
-
-def _count(request: RecommendRequest, ranker: ServedVersion | None) -> int:
-    return request.k if ranker is None else max(request.k, request.candidates)
 
 
 def _describe_inputs(version: ServedVersion, signature: str) -> Sequence[Mapping[str, Any]]:
@@ -315,7 +449,9 @@ def _raw_inputs(version: ServedVersion, signature: str, request: RecommendReques
     about = [item for item in _describe_inputs(version, signature) if "means" not in item]
     key = (version.card["users"] or {}).get("key")
     specs, inputs = version.find_specs(signature), {}
-    given = name_inputs(request.features, [item["name"] for item in about], find_sources(about))
+    given = name_inputs(
+        request.features, [item["name"] for item in about], SourceNames.build(about)
+    )
     for item in about:
         value = given.get(item["name"])
         if value is None and item["feature"] == key:
@@ -333,8 +469,7 @@ def _check_features(request: RecommendRequest, models: Sequence[ServedVersion]) 
         about = _describe_inputs(model, signatures[model.card["kind"]])
         names |= {item["name"] for item in about if "means" not in item}
         names |= set(find_sources(about).values())
-    unknown = sorted(set(request.features) - names)
-    if unknown:
+    if unknown := [name[:100] for name in request.features if name not in names][:1]:
         raise RequestError(f"unknown features {unknown}; allowed: {', '.join(sorted(names))}")
 
 

@@ -15,35 +15,48 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import reprlib
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
+from itertools import islice
 from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
+from training.scoring.column_values import EXACT, to_text, to_whole
 from training.scoring.input_columns import (
     FINITE,
     InputColumn,
     find_bad_number,
     find_missing,
-    find_padding,
-    find_sources,
     find_wrong_times,
 )
-from training.scoring.raw_inputs import (
-    EXACT,
-    to_whole,
-)
+from training.scoring.written_values import scale_epochs
 from training.serving.errors import RequestError
+from training.serving.written_json import (
+    SourceNames,
+    build_filler,
+    check_padding,
+    name_inputs,
+    read_written,
+)
 
 Arrays = dict[str, np.ndarray]
 Specs = Mapping[str, tf.TensorSpec]
 Inputs = Mapping[str, Mapping[str, Any]]
 """What `export.json` says of each input."""
-PADDED_VALUES = 1 << 22
-"""Most values of an input with null for lists, of which a few bytes could ask for any number."""
+
+
+class _Short(reprlib.Repr):
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        return super().repr_dict(dict(islice(x.items(), self.maxdict + 1)), level)
+
+
+_SHORT = _Short()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 100
+_SHORT.maxlist, _SHORT.maxdict, _SHORT.maxlevel = 20, 10, 4
 _KINDS = {"i": "whole numbers", "f": "numbers", "O": "text"}
 
 
@@ -51,15 +64,23 @@ def parse_json(body: bytes) -> dict[str, Any]:
     """Reads the object that a body holds.
 
     Raises:
-        RequestError: It holds none.
+        RequestError: It holds none, is not UTF-8, or a key stands twice in an object.
     """
     try:
-        data = json.loads(body)
+        data = json.loads(body.decode(), object_pairs_hook=_read_object)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"JSON Parse error: {error}"[:300]) from error
     if not isinstance(data, dict):
-        raise RequestError(f"Request body must be a JSON object; received {_show(data)}")
+        raise RequestError(f"Request body must be a JSON object; received {show(data)}")
     return data
+
+
+def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, count in Counter(n for n, _ in pairs).items() if count > 1)
+        raise RequestError(f"JSON Parse error: key {show(twice)} stands twice in an object")
+    return found
 
 
 def read_signature_name(data: Mapping[str, Any]) -> str:
@@ -70,7 +91,7 @@ def read_signature_name(data: Mapping[str, Any]) -> str:
     """
     name = data.get("signature_name") or "serving_default"
     if not isinstance(name, str):
-        raise RequestError(f"'signature_name' must be a string; received {_show(name)}")
+        raise RequestError(f"'signature_name' must be a string; received {show(name)}")
     return name
 
 
@@ -93,13 +114,13 @@ def parse_predict(
     is_row = "instances" in data
     if is_row == ("inputs" in data):
         raise RequestError("Request must hold either 'instances' or 'inputs', and not both")
-    unknown = sorted(set(data) - {"instances", "inputs", "signature_name"})
+    unknown = [key for key in data if key not in ("instances", "inputs", "signature_name")][:1]
     if unknown:
         raise RequestError(
             f"Request holds unknown keys {unknown}; allowed: instances, inputs, signature_name"
         )
     about = about or {}
-    sources = find_sources(about.values())
+    sources = SourceNames.build(about.values())
     read = _read_rows if is_row else _read_columns
     columns = read(data["instances" if is_row else "inputs"], specs, sources)
     inputs = {
@@ -111,7 +132,7 @@ def parse_predict(
     return inputs, is_row
 
 
-def _read_columns(columns: Any, specs: Specs, sources: Mapping[str, str]) -> Mapping[str, Any]:
+def _read_columns(columns: Any, specs: Specs, sources: SourceNames) -> Mapping[str, Any]:
     if not isinstance(columns, dict) or set(columns) == {"b64"}:
         columns = {_find_only(specs): columns}
     columns = name_inputs(columns, specs, sources)
@@ -119,7 +140,7 @@ def _read_columns(columns: Any, specs: Specs, sources: Mapping[str, str]) -> Map
     return columns
 
 
-def _read_rows(rows: Any, specs: Specs, sources: Mapping[str, str]) -> Mapping[str, Any]:
+def _read_rows(rows: Any, specs: Specs, sources: SourceNames) -> Mapping[str, Any]:
     if not isinstance(rows, list) or not rows:
         raise RequestError("'instances' must be a list of at least one row")
     if not isinstance(rows[0], dict) or set(rows[0]) == {"b64"}:
@@ -127,40 +148,10 @@ def _read_rows(rows: Any, specs: Specs, sources: Mapping[str, str]) -> Mapping[s
     named = []
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
-            raise RequestError(f"instance {number} is no object, as others are: {_show(row)}")
+            raise RequestError(f"instance {number} is no object, as others are: {show(row)}")
         named.append(name_inputs(row, specs, sources, f"instance {number}: "))
         check_names(named[-1], specs, f"instance {number}: ")
     return {name: [row[name] for row in named] for name in specs}
-
-
-def name_inputs(
-    given: Mapping[str, Any], names: Collection[str], sources: Mapping[str, str], where: str = ""
-) -> Mapping[str, Any]:
-    """Returns values by the names of inputs, which may have those of the source's columns.
-
-    Args:
-        given: Values by name.
-        names: Names of the inputs.
-        sources: The column of each, as `find_sources` returns them.
-        where: Begins the message.
-
-    Raises:
-        RequestError: An input and its column are given, and differ.
-    """
-    if given.keys() == set(names):
-        return given
-    found = {name: value for name, value in given.items() if name not in sources.values()}
-    found |= {name: value for name, value in given.items() if name in names}
-    for name in names:
-        column = sources.get(name, name)
-        if column not in given:
-            continue
-        if column not in names and name in given and given[name] != given[column]:
-            raise RequestError(
-                f"{where}input {name} is made of {column}, and both are given and differ: give one"
-            )
-        found.setdefault(name, given[column])
-    return found
 
 
 def _find_only(specs: Specs) -> str:
@@ -177,11 +168,12 @@ def check_names(given: Collection[str], specs: Specs, where: str = "") -> None:
     Raises:
         RequestError: An input is missing, or unknown.
     """
-    missing, unknown = sorted(set(specs) - set(given)), sorted(set(given) - set(specs))
-    if missing or unknown:
+    missing = sorted(name for name in specs if name not in given)
+    unknown = next((name for name in given if name not in specs), None)
+    if missing or unknown is not None:
         raise RequestError(
-            f"{where}inputs do not match the signature; missing: {', '.join(missing) or 'none'}; "
-            f"unknown: {', '.join(unknown)[:200] or 'none'}"
+            f"{where}inputs do not match the signature; missing: "
+            f"{', '.join(missing)[:300] or 'none'}; unknown: {(unknown or 'none')[:100]}"
         )
 
 
@@ -200,7 +192,9 @@ def build_array(
         RequestError: They have another one, a number is not finite, or nothing stands for null.
     """
     is_text = spec.dtype == tf.string
-    if about and about.get("is_list"):
+    is_list = bool(about and about.get("is_list"))
+    value = read_written(value, spec.shape.rank - is_list, about)
+    if about and is_list:
         value = _fill_lists(value, spec.shape.rank - 1, about)
     try:
         array, is_null = _read_text(name, value) if is_text else _read_numbers(value, spec.dtype)
@@ -218,6 +212,9 @@ def build_array(
         array = array.astype(spec.dtype.as_numpy_dtype)
     if is_null is not None and is_null.any():
         array[is_null] = _find_missing(name, about or {})
+    written = (about or {}).get("written") or {}
+    if array.dtype == np.int64 and "time" in written:
+        array = scale_epochs(array, written["time"], "ms")
     check_times(name, array, about)
     return array
 
@@ -238,13 +235,8 @@ def _fill_lists(value: Any, depth: int, about: Mapping[str, Any]) -> Any:
         return value
     widths = [len(one) for one in value if isinstance(one, list)]
     width = about.get("length") or max(widths, default=1)
-    if width * len(value) > PADDED_VALUES:
-        raise RequestError(
-            f"input {about['name']} has null in place of a list beside lists of {width:,} values: "
-            f"with {len(value):,} rows more than {PADDED_VALUES:,} values; ask for fewer rows"
-        )
-    padding = find_padding(about["dtype"], about.get("pad_token"))
-    filler = {"b64": base64.b64encode(padding).decode()} if isinstance(padding, bytes) else padding
+    check_padding(about["name"], width, len(value))
+    filler = build_filler(about["dtype"], about.get("pad_token"))
     return [[filler] * width if one is None else one for one in value]
 
 
@@ -261,8 +253,7 @@ def check_times(name: str, values: np.ndarray, about: Mapping[str, Any] | None) 
     """
     if not about or about.get("time_unit") is None:
         return
-    known = {field.name for field in fields(InputColumn)}
-    item = InputColumn(**{key: value for key, value in about.items() if key in known})
+    item = InputColumn.from_json(about)
     if (fault := find_wrong_times(item, values)) is not None:
         raise RequestError(
             f"input {name} {fault.problem}; received {fault.received}; allowed: {fault.allowed}"
@@ -402,8 +393,13 @@ def _find_nulls(array: np.ndarray) -> np.ndarray:
 
 
 def _encode_text(name: str, item: Any) -> bytes:
+    item = to_text(item)
     if isinstance(item, str):
-        return item.encode("utf-8", "surrogatepass")
+        try:
+            return item.encode()
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(item[error.start]):x}"
+            raise RequestError(f"input {name}: text holds half of a character, {half}") from error
     if isinstance(item, dict) and set(item) == {"b64"} and isinstance(item["b64"], str):
         try:
             return base64.b64decode(item["b64"], validate=True)
@@ -417,12 +413,13 @@ def _refuse(name: str, value: Any, spec: tf.TensorSpec, received: str | None = N
     shape = [-1 if size is None else size for size in spec.shape]
     raise RequestError(
         f"input {name} must be {kind} ({spec.dtype.name}) of shape {shape}, lists of one length; "
-        f"received {received or _show(value)}"
+        f"received {received or show(value)}"
     )
 
 
-def _show(value: Any) -> str:
-    text = repr(value)
+def show(value: Any) -> str:
+    """Returns the beginning of a value as Python writes it, whatever its length."""
+    text = _SHORT.repr(value)
     return text if len(text) <= 100 else f"{text[:100]}…"
 
 
@@ -481,11 +478,11 @@ def parse_examples(data: Mapping[str, Any], holds: Sequence[Mapping[str, Any]]) 
     if not isinstance(examples, list) or not examples or not isinstance(context, dict):
         raise RequestError("Request must hold 'examples', a list of at least one object")
     about = {item["name"]: item for item in holds}
-    sources = find_sources(holds)
+    sources = SourceNames.build(holds)
     built = []
     for number, example in enumerate(examples):
         if not isinstance(example, dict):
-            raise RequestError(f"example {number} is no object: {_show(example)}")
+            raise RequestError(f"example {number} is no object: {show(example)}")
         features = {
             name: _build_feature(name, value, about)
             for name, value in name_inputs({**context, **example}, about, sources).items()
@@ -501,6 +498,7 @@ def _build_feature(
 ) -> tf.train.Feature:
     if name not in about:
         raise RequestError(f"unknown feature {name[:100]}; allowed: {', '.join(about)}")
+    value = read_written(value, 0, about[name])
     values = value if isinstance(value, list) else [value]
     spec = tf.TensorSpec([None], tf.as_dtype(about[name]["dtype"]))
     array = build_array(name, values, spec)

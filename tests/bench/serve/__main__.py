@@ -5,6 +5,7 @@
     memory      resident memory over many requests
     reload      a new version, and a new index, under load: no request may fail
     fuzz        broken requests: no 500, the process lives
+    attack      requests that ask for far more than they say: /healthz meanwhile, memory after
 
 The server has one core, the client another, where there are two. Models are drawn, not trained.
 """
@@ -40,11 +41,14 @@ from tests.bench.measurements import (
     describe_machine,
     run_bench,
 )
+from tests.bench.serve.attack import attack, drive_attack, find_port
 from tests.bench.serve.fuzz import build_requests
 from tests.bench.serve.load import Request, Served, ask, drive, run_job, serve, summarize, take_core
 from tests.bench.serve.models import FIRST_USER, USERS, build_ranking_row, export_models
 
 CONNECTIONS = (1, 8, 64)
+HEALTH_MS = 50
+"""Longest answer of /healthz that is aimed at."""
 BATCHES = 20
 """Looks at the memory."""
 
@@ -262,12 +266,33 @@ def measure_fuzz(bench: Bench) -> None:
             bench.report.skip(f"FUZZ FAILED: {codes}, afterwards {good}")
 
 
+def measure_attack(bench: Bench) -> None:
+    """Attacks a server, and asks it meanwhile whether it lives."""
+    columns, port = str(bench.directory / "columns.parquet"), find_port()
+    row = build_ranking_row(read_card(bench.ranker), 1, 1)
+    with serve(_join_models(bench), "--items", columns, "--grpc-port", str(port)) as served:
+        found = {}
+        for name, figures in attack(served, row, port, bench.arguments.seconds):
+            bench.note("attack", name, figures)
+            found[name] = figures
+        good = ask(served, bench.build_rankings(), 1, count=20)["codes"]
+        bench.note("attack", "whole requests afterwards", {"codes": good})
+    slow = [name for name, figures in found.items() if figures["max"] > HEALTH_MS]
+    grown = [name for name, figures in found.items()
+             if figures.get("MiB after", 0) > 1.1 * found["nothing"]["MiB"]]  # fmt: skip
+    for what, names in ((f"/healthz above {HEALTH_MS} ms", slow), ("memory above 110 %", grown)):
+        bench.console.print(f"attack, {what}: {', '.join(names) or 'never'}", soft_wrap=True)
+    if set(good) != {"200"}:
+        bench.report.skip(f"ATTACK FAILED: afterwards {good}")
+
+
 SECTIONS: dict[str, Callable[[Bench], None]] = {
     "ranking": measure_ranking,
     "recommend": measure_recommend,
     "memory": measure_memory,
     "reload": measure_reload,
     "fuzz": measure_fuzz,
+    "attack": measure_attack,
 }
 
 
@@ -292,6 +317,8 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     what = job.pop("what")
     if what == "load":
         return drive(job)
+    if what == "attack":
+        return drive_attack(job)
     if what == "bare":
         return call_bare(job)
     if what == "models":

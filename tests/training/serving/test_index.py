@@ -91,9 +91,10 @@ def test_columns_filter_by_values_of_any_kind() -> None:
         ({"new": "true"}, [1]), ({}, [0, 1, 2, 3]),
         ({"year": 2**80}, []), ({"title": "\ud800"}, []), ({"score": float("nan")}, []),
     ):  # fmt: skip
-        assert np.flatnonzero(columns.find(wanted)).tolist() == expected, wanted
+        values = {n: one if isinstance(one, list) else [one] for n, one in wanted.items()}
+        assert np.flatnonzero(columns.find(values)).tolist() == expected, wanted
     with pytest.raises(RequestError, match="unknown columns \\['colour'\\]; allowed: title, year"):
-        columns.find({"colour": 1})
+        columns.find({"colour": [1]})
     first, unknown, last = columns.get(np.array([1, 2, 3]))
     assert first == {"title": "A|B", "year": 1990, "score": 0.5, "tags": ["x", "y"], "new": True}
     assert (unknown, last["year"]) == ({}, None)

@@ -52,7 +52,7 @@ def server(models):
 
 @pytest.fixture(scope="module")
 def client(server):
-    with TestClient(build_app(server), raise_server_exceptions=False) as found:
+    with TestClient(build_app(server), "http://localhost", raise_server_exceptions=False) as found:
         yield found
 
 
@@ -249,7 +249,7 @@ def test_tensors_of_grpc_are_refused_alike(server) -> None:
 def test_a_score_that_is_no_number_is_a_fault_of_the_server(trained, models, tmp_path) -> None:
     """It is no answer, and nobody's bad request; a version that begins so is not served."""
     server = Server(ServerConfig(models, 60.0))
-    with TestClient(build_app(server)) as client:
+    with TestClient(build_app(server), "http://localhost") as client:
         spoil_weights(server.store.get("numbers")._model.weights)
         asked = {"user": 1003, "features": {"plain": 1.0}}
         for path, body in ((URL, {"instances": [ROW, ROW]}), ("/v1/recommend", asked)):

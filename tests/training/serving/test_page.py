@@ -21,7 +21,8 @@ from tests.training.every_model import RANKING_MODELS, RETRIEVAL_MODELS
 from training.checkpoint.restore import TrainedModel
 from training.export.saved_model import write_export
 from training.models.registry import build_model
-from training.serving.app import Server, ServerConfig, ServerLimits, build_app
+from training.serving.app import Server, ServerConfig, build_app
+from training.serving.limits import ServerLimits
 from training.serving.recommend import RecommendConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]

@@ -34,79 +34,25 @@ from tensorflow_serving.apis.predict_pb2 import PredictRequest
 from tensorflow_serving.apis.prediction_service_pb2_grpc import PredictionServiceStub
 
 from conf.errors import ConfigError, ExitCode, InputDataError, UpstreamNotReadyError
-from conf.export import ExportOptions, IndexKind, IndexOptions, roll_back
-from conf.paths import read_manifest
-from conf.training.train import TrainConfig
+from conf.export import IndexKind, IndexOptions, roll_back
 from jobs.cli import run_app
 from jobs.evaluate import app as evaluate_app
 from jobs.export import app as export_app
 from jobs.index import app as index_app
 from jobs.serve import app as serve_app
-from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
+from tests.training.serving.tiny_models import ROW
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import build_item_index, read_user_vectors
 from training.evaluation.replay import Endpoint, SavedModel, refuse_differences, replay_split
-from training.export.saved_model import write_export
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
-from training.serving.app import Server, ServerConfig, ServerLimits, build_app
-from training.serving.batching import BatchLimits
+from training.serving.app import Server, ServerConfig, build_app
 from training.serving.errors import RequestError
 from training.serving.index_build import add_items, build_index, embed_items
 from training.serving.known import Known, Users, align_columns, read_table
 from training.serving.prediction_service import run_service
 from training.serving.recommend import RecommendConfig, describe_history, list_histories
-
-TOWERS = {"name": "dssm", "user_hidden_units": [6], "embedding_dim": 6}
-SCORES = {
-    "kind": "ranking", "network": "shared_bottom", "embedding_dim": 4,
-    "embedding_stddev": 1.0,
-    "tasks": {"click": {"label": "label"},
-              "value": {"label": "label", "objective": "squared_error"}},
-}  # fmt: skip
-PAD = -(2**63)
-ROW = {"user_id": 1003, "gender": "F", "history": [101, 105, PAD], "movie_id": 107,
-       "genres": ["genre_1", "<sluice:pad>"]}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> dict[str, TrainedModel]:
-    version = write_tiny_dataset(tmp_path_factory.mktemp("data"), config=TinyConfig(items=30))
-    manifest = read_manifest(version)
-    found = {}
-    for name, model in (("towers", TOWERS), ("scores", SCORES)):
-        config = TrainConfig.model_validate({"dataset": "d", "name": name, "model": model})
-        built = build_model(config.model, manifest, 3)
-        found[name] = TrainedModel(tmp_path_factory.mktemp("run"), built, config, manifest, version)
-    return found
-
-
-@pytest.fixture(scope="module")
-def models(trained, tmp_path_factory) -> Path:
-    base = tmp_path_factory.mktemp("models")
-    for one in trained.values():
-        index = IndexOptions() if one.config.model.kind == "retrieval" else None
-        write_export(one, ExportOptions(base, k=5, index=index))
-    (base / "items.csv").write_text(
-        "movie,title,kind\n" + "".join(f"{100 + n},Film {n},{'ab'[n % 2]}\n" for n in range(30))
-    )
-    (base / "blocked.txt").write_text("103\n104\n")
-    return base
-
-
-@pytest.fixture(scope="module")
-def server(models):
-    limits = ServerLimits(body_bytes=200_000, seconds=5.0, batch=BatchLimits(rows=64))
-    recommend = RecommendConfig(items_file=models / "items.csv",
-                                blocked_file=models / "blocked.txt")  # fmt: skip
-    return Server(ServerConfig(models, 60.0, limits, recommend))
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    with TestClient(build_app(server), raise_server_exceptions=False) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -342,7 +288,7 @@ def _with(**changes) -> dict:
         ("scores:predict", _with(user_id=[1]), 400, "shape [1, 1]"),
         ("scores:predict", _with(history=7), 400, "of shape [-1, -1]"),
         ("scores:predict", _with(history=[1, "a"]), 400, "input history"),
-        ("scores:predict", _with(gender=3), 400, "input gender must be text"),
+        ("scores:predict", _with(gender=3.5), 400, "input gender must be text"),
         ("scores:predict", _with(gender={"b64": "?"}), 400, "b64 does not decode"),
         ("scores:predict", {"instances": [ROW, {**ROW, "history": [1]}]}, 400, "one length"),
         ("scores:predict", {"instances": [ROW] * 65}, 400, "a request may have 64 rows"),
@@ -482,7 +428,7 @@ def test_model_and_index_are_one_pair(models, tmp_path) -> None:
     shutil.copytree(models / "towers" / "1", version)
     shutil.rmtree(version / "index")
     server = Server(ServerConfig(tmp_path / "models", 60.0))
-    with TestClient(build_app(server)) as client:
+    with TestClient(build_app(server), "http://localhost") as client:
         everything = {"user": 1003, "k": 40, "seen": True}
 
         def ask(**more) -> dict:
@@ -642,9 +588,12 @@ def test_the_bench_measures_every_section(tmp_path) -> None:
     found = json.loads(report.read_text())
     assert found["skipped"] == []
     loads = [one["details"] for one in found["measurements"] if "p99" in one["details"]]
+    attacks = [one for one in loads if "attack" in one]
+    assert len(attacks) == 16
+    assert all("200" not in one["attack"] for one in attacks[:2])
     assert all(set(one.get("codes", {"200"})) == {"200"} for one in loads)
     assert {one["section"] for one in found["measurements"]} == {
-        "ranking", "recommend", "memory", "reload", "fuzz"}  # fmt: skip
+        "ranking", "recommend", "memory", "reload", "fuzz", "attack"}  # fmt: skip
 
 
 def test_nothing_to_serve_is_said(models, tmp_path) -> None:
@@ -678,7 +627,7 @@ def test_calls_by_grpc_are_answered_as_requests_are(server, trained, batch) -> N
         (build("scores", inputs, "no"), StatusCode.INVALID_ARGUMENT, '"no" not found'),
         (build("scores", {}), StatusCode.INVALID_ARGUMENT, "missing: gender"),
         (build("scores", wrong), StatusCode.INVALID_ARGUMENT, "user_id must be int64"),
-        (bomb, StatusCode.INVALID_ARGUMENT, "user_id must be int64"),
+        (bomb, StatusCode.INVALID_ARGUMENT, "64 rows; received 1000000000000"),
         (build("scores", {n: np.repeat(v, 10, 0) for n, v in inputs.items()}),
          StatusCode.INVALID_ARGUMENT, "a request may have 64 rows"),
         (build("scores", {**inputs, "user_id": np.zeros(30_000, np.int64)}),
@@ -726,7 +675,7 @@ def test_a_process_answers_drains_and_survives_a_client_that_hangs(models) -> No
         port = int(url.rpartition(":")[2])
         hanging = socket.create_connection(("127.0.0.1", port))
         hanging.sendall(
-            b"POST /v1/models/scores:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 90\r\n\r\n{"
+            b"POST /v1/models/scores:predict HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 90\r\n\r\n{"
         )
         assert json.loads(_get(f"{url}/healthz"))["status"] == "ok"
         assert json.loads(_get(f"{url}/v1/recommend?user=1003&k=4"))["known"]
@@ -735,7 +684,8 @@ def test_a_process_answers_drains_and_survives_a_client_that_hangs(models) -> No
         answers: list[str] = []
         slow = socket.create_connection(("127.0.0.1", port))
         body = json.dumps(_with()).encode()
-        head = f"POST /v1/models/scores:predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}"
+        head = "POST /v1/models/scores:predict HTTP/1.1\r\nHost: [::1]\r\n"
+        head += f"Content-Length: {len(body)}"
         slow.sendall(head.encode() + b"\r\n\r\n" + body[:5])
         time.sleep(0.3)
         thread = threading.Thread(target=lambda: answers.append(slow.recv(4096).decode()))

@@ -1,0 +1,394 @@
+"""Requests that ask for far more than they say, and bad input: refused, and the server goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gc
+import json
+import shutil
+import sys
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from grpc import StatusCode
+from grpc.aio import AioRpcError, insecure_channel
+from starlette.requests import ClientDisconnect
+from starlette.testclient import TestClient
+from tensorflow_serving.apis.model_pb2 import ModelSpec
+from tensorflow_serving.apis.predict_pb2 import PredictRequest
+from tensorflow_serving.apis.prediction_service_pb2_grpc import PredictionServiceStub
+
+from conf.errors import UpstreamNotReadyError
+from tests.training.serving.tiny_models import PAD, ROW
+from training.serving.access import ERROR_BYTES, Access
+from training.serving.app import Server, ServerConfig, build_app
+from training.serving.batching import Batcher
+from training.serving.errors import RequestError
+from training.serving.limits import CallLimits, RequestLimits, SignatureCost
+from training.serving.prediction_service import run_service
+
+PREDICT, RECOMMEND = "/v1/models/scores:predict", "/v1/recommend"
+SCORED = {"user_id": 1003, "gender": "F", "history": [101, 105, PAD], "items": [107, 101]}
+
+
+def score(rows: int, candidates: int) -> dict:
+    """A request for the scores of candidates."""
+    row = {**SCORED, "items": [1] * candidates}
+    return {"signature_name": "score_items", "instances": [row] * rows}
+
+
+def count_lines(call: Callable[[], Any]) -> tuple[Any, int]:
+    """What a call returns, and how many lines of Python it took in this thread."""
+    count = 0
+
+    def trace(frame, event, arg):
+        nonlocal count
+        count += 1
+        return trace
+
+    sys.settrace(trace)
+    try:
+        return call(), count
+    finally:
+        sys.settrace(None)
+
+
+def refuse(client, path: str, body: Any) -> tuple[int, str]:
+    """The status and message of a request that is refused; a whole one is answered after it."""
+    content = body if isinstance(body, (str, bytes)) else json.dumps(body)
+    answer = client.post(path, content=content)
+    assert len(answer.content) <= ERROR_BYTES
+    assert client.post(PREDICT, json={"instances": [ROW]}).status_code == 200
+    return answer.status_code, answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"user": 1003, "exclude": [None] * 30_000}, "exclude: must be a list of 10000 keys"),
+        ({"user": 1003, "exclude": [[]] * 9_000}, "exclude: must be text or a whole number"),
+        ({"user": 1003, **{f"key{n}": n for n in range(9_000)}}, "key0: unknown"),
+        ({"user": 1003, "filter": {"kind": ["a"] * 20_000}}, "may have 1000 values"),
+        ({"user": 1003, "filter": {f"c{n}": 1 for n in range(5000)}}, "32 columns at most"),
+        ({"user": 1003, "filter": {f"c{n}": 1 for n in range(9)}}, "unknown columns ['c0']"),
+        ({"user": 1003, "filter": {"kind": [None] * 900}}, "filter.kind: must be text"),
+        ({"features": {f"f{n}": 1 for n in range(9_000)}}, "unknown features ['f0']"),
+        ({"user": "x" * 150_000}, "a key may have 1024 bytes; received 150000"),
+        ({"user": "\ud800"}, "user: '\\ud800' holds half of a character"),
+        ({"user": {"a": [1] * 20_000}}, "user: must be text or a whole number"),
+        ({"user": 1003, "k": 10**300}, "k: must be a whole number from 1 to 1000"),
+        ({"user": 1003, "k": float("nan")}, "k: must be a whole number"),
+        ({"user": 1003, "seen": "x" * 100_000}, "seen: must be true or false"),
+    ],
+)
+def test_long_requests_for_lists_end_at_their_first_error(client, body, said) -> None:
+    status, message = refuse(client, RECOMMEND, body)
+    assert (status, said in message) == (400, True), message
+
+
+def test_what_a_request_costs_does_not_grow_with_what_is_wrong_in_it() -> None:
+    from training.serving.recommend import parse_recommend
+
+    def read(body: dict) -> int:
+        def parse() -> None:
+            with pytest.raises(RequestError):
+                parse_recommend(body)
+
+        return count_lines(parse)[1]
+
+    for build in (
+        lambda count: {"exclude": [None] * count},
+        lambda count: {f"key{n}": 1 for n in range(count)},
+        lambda count: {"filter": {"a": ["x"] * (20 * count)}},
+        lambda count: {"filter": {str(n): 1 for n in range(5 * count)}},
+    ):
+        assert read(build(10_000)) == read(build(100))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "said"),
+    [
+        (PREDICT, score(1, 25_000), 400, "20000 candidates, of all rows; received 25000"),
+        (PREDICT, score(50, 500), 400, "candidates, of all rows; received 25000"),
+        ("/v1/models/towers:predict", {"signature_name": "top_k", "inputs": {
+            **{name: [ROW[name]] * 4 for name in ("user_id", "gender", "history")},
+            "exclude": [[PAD]] * 4, "k": [10**6] * 4}}, 400, "items of lists; received 4000000"),
+        (PREDICT, {"instances": [0] * 60_000}, 400, "64 rows; received 60000"),
+        (PREDICT, {"inputs": {"user_id": [1] * 60_000}}, 400, "64 rows; received 60000"),
+        (PREDICT, {"instances": [ROW], **{str(n): 1 for n in range(9000)}}, 400, "keys ['0']"),
+        (PREDICT, {"inputs": {str(n): 1 for n in range(9000)}}, 400, "unknown: 0"),
+        (PREDICT, {"instances": [{**ROW, "gender": "x" * 70_000}]}, 400, "may have 65536 bytes"),
+        (PREDICT, b'{"instances": ' + b"[" * 90_000, 400, "nested 32 deep"),
+        (PREDICT, {"instances": [{**ROW, "user_id": 2**64}]}, 400, "must be whole numbers"),
+        (PREDICT, b'{"instances": [' + b"9" * 100_000 + b"]}", 400, "JSON Parse error"),
+        (PREDICT, b'{"instances": [{"user_id": 1, "user_id": 2}]}', 400, "'user_id' stands twice"),
+        (PREDICT, b'{"instances": ["\xff"]}', 400, "JSON Parse error: 'utf-8'"),
+        (PREDICT, json.dumps({"instances": [ROW]}).encode("utf-16"), 400, "JSON Parse error"),
+        (PREDICT, {"instances": [{**ROW, "gender": "a\udc00"}]}, 400, "holds half of a character"),
+        ("/v1/models/scores:regress", {"context": {"history": [1] * 20_000}, "examples": [{}] * 40},
+         400, "values of a context, times examples; received 800000"),
+        ("/v1/models/scores:regress", {"examples": [{}] * 70}, 400, "64 rows; received 70"),
+        ("/v1/models/scores:" + "x" * 9000, {}, 400, "Malformed request"),
+    ],
+)  # fmt: skip
+def test_what_multiplies_and_what_is_broken_is_refused(client, path, body, status, said) -> None:
+    found, message = refuse(client, path, body)
+    assert (found, said in message) == (status, True), message
+
+
+def test_text_that_is_not_utf_8_is_an_unknown_value(client) -> None:
+    def ask(gender: bytes) -> dict:
+        value = tf.train.Feature(bytes_list=tf.train.BytesList(value=[gender]))
+        example = tf.train.Example(features=tf.train.Features(feature={"gender": value}))
+        text = {"b64": base64.b64encode(example.SerializeToString()).decode()}
+        answer = client.post(PREDICT, json={"signature_name": "examples", "instances": [text]})
+        assert answer.status_code == 200, answer.text
+        return answer.json()["predictions"]
+
+    assert ask(b"\xff\xfe\x00") == ask(b"nobody")
+    for broken in (b"\xff\xff", b"\x0a\xff\xff\xff\xff"):
+        text = {"b64": base64.b64encode(broken).decode()}
+        status, said = refuse(client, PREDICT, {"signature_name": "examples", "instances": [text]})
+        assert status == 400
+        assert "parse" in said.lower(), said
+        assert "Graph execution error" not in said
+
+
+def test_a_filter_is_looked_up_in_one_pass(server) -> None:
+    known = server.store.get("towers").known
+    columns = known.columns
+    wanted = {"kind": ["a", *(f"x{n}" for n in range(999))], "title": ["Film 2", "Film 4", 7, 1.5]}
+    assert {known.keys[n] for n in np.flatnonzero(columns.find(wanted))} == {102, 104}
+    one, lines = count_lines(lambda: columns.find({"title": ["Film 2"]}))
+    assert [known.keys[n] for n in np.flatnonzero(one)] == [102]
+    assert not columns.find({"title": ["\ud800"]}).any()
+    assert not columns.find({"title": [2**70]}).any()
+    assert lines < 100
+
+
+def build_call(values: dict, signature: str) -> PredictRequest:
+    request = PredictRequest(model_spec=ModelSpec(name="scores", signature_name=signature))
+    for name, value in values.items():
+        array = np.array(value, object if isinstance(np.ravel(value)[0], str) else np.int64)
+        request.inputs[name].CopyFrom(tf.make_tensor_proto(array))
+    return request
+
+
+def test_a_few_bytes_by_grpc_cannot_stand_for_many(server) -> None:
+    rows = {"user_id": [1003], "gender": ["F"], "history": [[101]]}
+    broad = build_call({**rows, "items": [[107]]}, "score_items")
+    broad.inputs["items"].tensor_shape.dim[1].size = 400_000
+    assert broad.ByteSize() < 300
+    long = build_call({**rows, "items": [[107]]}, "score_items")
+    long.inputs["history"].tensor_shape.dim[1].size = 16_000_000
+    text = build_call({**rows, "gender": ["x" * 60_000], "items": [[1]]}, "score_items")
+    for one in text.inputs.values():
+        one.tensor_shape.dim[0].size = 60
+    many = build_call({f"x{n}": 1 for n in range(2000)}, "score_items")
+    axes = build_call({**rows, "items": [[107]]}, "score_items")
+    for _ in range(10_000):
+        axes.inputs["items"].tensor_shape.dim.add().size = 1
+    refused = [
+        (broad, "candidates, of all rows; received 400000"),
+        (long, "values, rows x candidates x length of all inputs; received 16000"),
+        (text, "bytes of text"),
+        (many, "unknown: x"),
+        (axes, "10002 axes"),
+    ]
+
+    async def ask() -> None:
+        service = run_service(server, "127.0.0.1:0", Access(token="t" * 16))
+        async with service as port, insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = PredictionServiceStub(channel)
+            with pytest.raises(AioRpcError) as caught:
+                await stub.Predict(broad)
+            assert caught.value.code() == StatusCode.UNAUTHENTICATED
+            allowed = (("authorization", "Bearer " + "t" * 16),)
+            for request, said in refused:
+                with pytest.raises(AioRpcError) as caught:
+                    await stub.Predict(request, metadata=allowed)
+                assert caught.value.code() == StatusCode.INVALID_ARGUMENT
+                assert said in caught.value.details()
+                assert len(caught.value.details()) <= ERROR_BYTES
+            good = build_call({**rows, "items": [[107, 101]]}, "score_items")
+            answer = await stub.Predict(good, metadata=allowed)
+            assert tf.make_ndarray(answer.outputs["click"]).shape == (1, 2)
+
+    asyncio.run(ask())
+
+
+def test_a_refused_request_is_let_go_without_a_collection(client) -> None:
+    class Body(dict):
+        """Can be watched, unlike a dict."""
+
+    watched = []
+    bodies = (
+        ("/v1/recommend", {"user": 1003, "exclude": [None] * 100}),
+        ("/v1/recommend", {"user": 1003, "k": 0}),
+        (PREDICT, {"instances": [0] * 100}),
+        (PREDICT, {"inputs": {"colour": [1]}}),
+        (PREDICT, score(1, 20_001)),
+        (PREDICT, {"instances": [{**ROW, "history": [[1]]}]}),
+    )
+
+    def watch(body: bytes) -> dict:
+        found = Body(json.loads(body))
+        watched.append(weakref.ref(found))
+        return found
+
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("training.serving.app.parse_json", watch)
+            for path, body in bodies:
+                assert client.post(path, json=body).status_code == 400
+        assert [one() for one in watched] == [None] * len(bodies)
+    finally:
+        gc.enable()
+
+
+def test_limits_are_shown(client, server) -> None:
+    found = client.get("/v1/limits").json()
+    assert (found["rows"], found["candidates"], found["body_bytes"]) == (64, 20_000, 200_000)
+    assert found["recommend_filter_values"] == 1000
+    for path in ("/docs", "/redoc", "/openapi.json"):
+        assert client.get(path).status_code == 404
+
+
+class SlowVersion:
+    """Stands for a version whose calls wait until they may end."""
+
+    def __init__(self) -> None:
+        import threading
+
+        self.called, self.may_end = [], threading.Event()
+
+    def find_specs(self, signature: str) -> dict:
+        return {}
+
+    def find_cost(self, signature: str) -> SignatureCost:
+        return SignatureCost(candidates=("items",))
+
+    def call(self, signature: str, inputs: dict) -> dict:
+        self.called.append(inputs["items"].shape)
+        assert self.may_end.wait(60)
+        return {"scores": inputs["items"]}
+
+
+def test_what_waits_too_long_is_never_called_and_a_full_queue_says_so() -> None:
+    version = SlowVersion()
+    rows = [np.full((1, 2 + n), n) for n in range(4)]
+
+    async def run() -> None:
+        batcher = Batcher(CallLimits(threads=1, waiting=3), RequestLimits(), lambda rows: None)
+        tasks = [
+            asyncio.create_task(batcher.call(version, "s", {"items": row})) for row in rows[:3]
+        ]
+        while not version.called:
+            await asyncio.sleep(0.01)
+        with pytest.raises(RequestError, match="too many requests") as caught:
+            await batcher.call(version, "s", {"items": rows[3]})
+        assert caught.value.status == 503
+        tasks[1].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await tasks[1]
+        version.may_end.set()
+        await asyncio.gather(tasks[0], tasks[2])
+        assert batcher.waiting == 0
+        batcher.close()
+
+    asyncio.run(run())
+    assert version.called == [(1, 2), (1, 4)]
+
+
+def test_requests_for_many_candidates_do_not_share_a_call() -> None:
+    version = SlowVersion()
+    version.may_end.set()
+    rows = np.zeros((1, 2500))
+
+    async def run() -> None:
+        batcher = Batcher(CallLimits(threads=1), RequestLimits(), lambda rows: None)
+        await asyncio.gather(*(batcher.call(version, "s", {"items": rows}) for _ in range(5)))
+        batcher.close()
+
+    asyncio.run(run())
+    assert version.called == [(1, 2500)] * 5
+
+
+def test_a_client_that_leaves_is_no_error(client, server, caplog, monkeypatch) -> None:
+    async def leave(request, server) -> None:
+        raise ClientDisconnect
+
+    monkeypatch.setattr("training.serving.app._read_request", leave)
+    assert client.post(PREDICT, json={}).status_code == 499
+    assert [one for one in caplog.records if one.name.startswith("sluice")] == []
+    assert 'method="predict",status="499"' in server.metrics.render().decode()
+
+
+def change(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize(
+    "file", ["users.parquet", "embeddings/items.parquet", "variables/variables.data-00000-of-00001"]
+)
+def test_a_version_with_a_changed_bit_is_not_served(models, tmp_path, file) -> None:
+    version = tmp_path / "models" / "towers" / "1"
+    shutil.copytree(models / "towers" / "1", version)
+    change(version / file, -20)
+    with pytest.raises(UpstreamNotReadyError) as caught:
+        Server(ServerConfig(tmp_path / "models", 60.0))
+    assert f"{file}: SHA-256" in caught.value.received
+
+
+def test_a_version_is_what_its_card_says(models, tmp_path) -> None:
+    version = tmp_path / "models" / "towers" / "1"
+    shutil.copytree(models / "towers" / "1", version)
+    card = json.loads((version / "export.json").read_text())
+    signatures = {name: one for name, one in card["signatures"].items() if name != "top_k"}
+    files = {**card["files"], "users.parquet": {**card["files"]["users.parquet"], "sha256": "0"}}
+    for changed, said in (
+        ({"kind": "ranking"}, "kind ranking, and signatures of retrieval"),
+        ({"signatures": signatures}, "signature top_k differs"),
+        ({"files": files}, "not that of the fingerprint"),
+    ):
+        (version / "export.json").write_text(json.dumps({**card, **changed}))
+        with pytest.raises(UpstreamNotReadyError) as caught:
+            Server(ServerConfig(tmp_path / "models", 60.0))
+        assert said in caught.value.received
+    change(version / "users.parquet", -1)  # The letters by which Parquet is known.
+    (version / "export.json").write_text(json.dumps(card))
+    with pytest.raises(UpstreamNotReadyError, match="no exported model") as caught:
+        Server(ServerConfig(tmp_path / "models", 60.0, verify=False))
+    assert "SHA-256" not in caught.value.received
+
+
+def test_a_folder_that_vanishes_and_a_second_server_change_nothing(models, tmp_path) -> None:
+    for name in ("towers", "scores"):
+        shutil.copytree(models / name, tmp_path / "models" / name)
+    first, second = (Server(ServerConfig(tmp_path / "models", 60.0)) for _ in range(2))
+    with TestClient(build_app(first), "http://localhost") as client:
+
+        def ask() -> list:
+            found = [client.post(RECOMMEND, json={"user": 1003, "k": 3}).json()["items"],
+                     client.get("/v1/models/towers/metadata").json()["model_spec"]]  # fmt: skip
+            assert client.get("/healthz").json()["models"] == {"scores": 1, "towers": 1}
+            return found
+
+        before = ask()
+        second.close()
+        assert ask() == before
+        shutil.rmtree(tmp_path / "models" / "towers")
+        first.store.refresh()
+        assert ask() == before
+        state = client.get("/v1/models/towers").json()["model_version_status"]
+        assert [one["state"] for one in state] == ["AVAILABLE"]

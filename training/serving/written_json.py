@@ -1,0 +1,186 @@
+"""JSON as the source of a build writes values: names of its columns, times and lists as text."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from training.scoring.column_values import ColumnReader, find_paired
+from training.scoring.input_columns import InputColumn, find_padding, find_sources
+from training.scoring.written_values import parse_entries, parse_entry, parse_time
+from training.serving.errors import RequestError
+
+PADDED_VALUES = 250_000
+"""Most values of an input with null or text for lists, of which a few bytes could ask for any
+number."""
+
+
+@dataclass(frozen=True)
+class SourceNames:
+    """Columns of the source that stand for inputs.
+
+    Attributes:
+        sources: The column of each input, by the input's name (`find_sources`).
+        paired: By the name of an input the columns whose text has its values as second ones.
+    """
+
+    sources: Mapping[str, str]
+    paired: Mapping[str, Sequence[str]]
+
+    @classmethod
+    def build(cls, about: Iterable[Mapping[str, Any]]) -> SourceNames:
+        """Builds them of what `export.json` says of the inputs."""
+        said = [item for item in about if "column" in item]
+        if not any(item.get("written") for item in said):
+            return cls(find_sources(said), {})
+        inputs = [InputColumn.from_json(item) for item in said]
+        found = {item.name: find_paired(item, inputs) for item in inputs}
+        return cls(
+            find_sources(said), {name: columns for name, columns in found.items() if columns}
+        )
+
+
+def name_inputs(
+    given: Mapping[str, Any], names: Collection[str], columns: SourceNames, where: str = ""
+) -> Mapping[str, Any]:
+    """Returns values by the names of inputs, which may have those of the source's columns.
+
+    Args:
+        given: Values by name, of a row or of all.
+        names: Names of the inputs.
+        columns: Columns that stand for them.
+        where: Begins the message.
+
+    Raises:
+        RequestError: An input and its column are given, and differ.
+    """
+    if given.keys() == set(names):
+        return given
+    sources = columns.sources
+    found = {name: value for name, value in given.items() if name not in sources.values()}
+    found |= {name: value for name, value in given.items() if name in names}
+    for name in names:
+        column = sources.get(name, name)
+        if column not in given:
+            continue
+        if column not in names and name in given and given[name] != given[column]:
+            raise RequestError(
+                f"{where}input {name} is made of {column}, and both are given and differ: give one"
+            )
+        found.setdefault(name, given[column])
+    for name in names:
+        for column in columns.paired.get(name, ()):
+            if name not in found and _is_text(given.get(column)):
+                found[name] = given[column]
+    used = {column for name in names for column in columns.paired.get(name, ())}
+    return {name: value for name, value in found.items() if name in names or name not in used}
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a value is text, or those of all rows are, as far as they are there."""
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(one, str) or one is None for one in value)
+    return isinstance(value, str)
+
+
+def read_written(value: Any, depth: int, about: Mapping[str, Any] | None) -> Any:
+    """Returns JSON values of which text is read as the build reads it.
+
+    Args:
+        value: The values of rows stand in it `depth` lists deep.
+        depth: 1 for `[rows]` and `[rows, length]`, 0 for the value of one row.
+        about: What `export.json` says of the input; None: it is of no source.
+
+    Raises:
+        RequestError: Text is not what the build reads.
+    """
+    if not about or "column" not in about:
+        return value
+    item = InputColumn.from_json(about)
+    form = item.written
+    if item.is_list:
+        has_form = form is not None and form.separator is not None
+        return _read_lists(value, depth, item) if has_form else value
+    if item.read_unit is None and (form is None or form.pair_separator is None):
+        return value
+    return _map_rows(value, depth, lambda one: _read_scalar(one, item))
+
+
+def _read_scalar(value: Any, item: InputColumn) -> Any:
+    if not isinstance(value, str):
+        return value
+    form, unit = item.written, item.read_unit
+    try:
+        if form is not None and form.pair_separator is not None:
+            return parse_entry(value, form, item.dtype) if value else None
+        return parse_time(value, item.time_form, unit) if value and unit is not None else None
+    except (ValueError, OverflowError) as error:
+        raise _refuse(value, item) from error
+
+
+def _read_lists(value: Any, depth: int, item: InputColumn) -> Any:
+    """Returns lists of one length, where some of them came as text."""
+    rows = list(_list_rows(value, depth))
+    if item.written is None or not any(isinstance(row, str) for row in rows):
+        return value
+    form, lists = item.written, []
+    # Before it is taken apart: a text of a few bytes per entry becomes far more.
+    most = max(row.count(form.separator or "") + 1 for row in rows if isinstance(row, str))
+    check_padding(item.name, most, len(rows))
+    for row in rows:
+        try:
+            lists.append(parse_entries(row, form, item.dtype) if isinstance(row, str) else row)
+        except (ValueError, OverflowError) as error:
+            raise _refuse(row, item) from error
+    width = item.length or max((len(one) for one in lists if isinstance(one, list)), default=1) or 1
+    check_padding(item.name, width, len(rows))
+    filler = build_filler(item.dtype, item.pad_token)
+    filled = iter(lists)
+
+    def fill(_: Any) -> Any:
+        own = next(filled)
+        own = [] if own is None else own
+        return own + [filler] * (width - len(own)) if isinstance(own, list) else own
+
+    return _map_rows(value, depth, fill)
+
+
+def check_padding(name: str, width: int, rows: int) -> None:
+    """Refuses rows whose padding would be beyond all measure.
+
+    Raises:
+        RequestError: They would be more than `PADDED_VALUES` values.
+    """
+    if width * rows > PADDED_VALUES:
+        raise RequestError(
+            f"input {name} has null or text in place of a list beside lists of {width:,} values: "
+            f"with {rows:,} rows more than {PADDED_VALUES:,} values; ask for fewer rows"
+        )
+
+
+def build_filler(dtype: str, pad_token: int | float | str | None) -> Any:
+    """Returns what pads a list of JSON."""
+    padding = find_padding(dtype, pad_token)
+    return {"b64": base64.b64encode(padding).decode()} if isinstance(padding, bytes) else padding
+
+
+def _list_rows(value: Any, depth: int) -> Iterator[Any]:
+    if depth and isinstance(value, list):
+        for one in value:
+            yield from _list_rows(one, depth - 1)
+    else:
+        yield value
+
+
+def _map_rows(value: Any, depth: int, change: Any) -> Any:
+    if depth and isinstance(value, list):
+        return [_map_rows(one, depth - 1, change) for one in value]
+    return change(value)
+
+
+def _refuse(value: str, item: InputColumn) -> RequestError:
+    allowed = ColumnReader(item, is_paired=bool(item.written and item.written.is_second)).describe()
+    shown = repr(value) if len(value) <= 100 else f"{value[:100]!r}…"
+    return RequestError(f"input {item.name} must be {allowed}; received {shown}")
