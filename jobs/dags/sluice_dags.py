@@ -12,11 +12,13 @@ from typing import Any
 
 from airflow.sdk import DAG, CronDataIntervalTimetable, Param
 from sluice_tasks import (
+    BUILD_PARAMS,
     BUILD_POOL,
     DATASET,
     DAY,
     MODEL,
     PARAMS,
+    REFIT,
     WAIT_TRIES,
     read_setting,
     run_command,
@@ -40,7 +42,7 @@ echo
 BUILD = """
 require_day
 result=$(sluice build "$BUILD_CONFIG" --data "$DATA" --date "$DAY" --date-to "$DAY_TO" \\
-  --log-format json)
+  "$REFIT" --log-format json)
 echo "$result"
 """
 FIND_VERSION = """
@@ -128,14 +130,24 @@ def pull(task_id: str, key: str) -> str:
     return f"{{{{ (ti.xcom_pull(task_ids='{task_id}') or {{}}).get('{key}', '') }}}}"
 
 
-def new_dag(dag_id: str, description: str, schedule: Any, **params: Param) -> DAG:
-    """Returns a DAG that runs one run at a time, and makes up for no days that have passed."""
+def new_dag(
+    dag_id: str, description: str, schedule: Any, first_day: str = "", **params: Param
+) -> DAG:
+    """Returns a DAG that runs one run at a time.
+
+    Args:
+        dag_id: Its name.
+        description: What it does.
+        schedule: When it runs.
+        first_day: Day from which it makes up for days that have passed; empty: for none.
+        **params: What it may be triggered with beside the usual.
+    """
     return DAG(
         dag_id,
         description=description,
         schedule=schedule,
-        start_date=datetime(2020, 1, 1, tzinfo=UTC),
-        catchup=False,
+        start_date=datetime.fromisoformat(first_day or "2020-01-01").replace(tzinfo=UTC),
+        catchup=bool(first_day),
         max_active_runs=1,
         dagrun_timeout=timedelta(hours=20),
         params={**PARAMS, **params},
@@ -160,7 +172,7 @@ def build_days(days: tuple[str, str], not_ready: int = 4, **options: Any) -> Any
     Returns:
         The task whose result has the version.
     """
-    env = {"DAY": days[0], "DAY_TO": days[1], "NOT_READY": str(not_ready)}
+    env = {"DAY": days[0], "DAY_TO": days[1], "NOT_READY": str(not_ready), "REFIT": REFIT}
     wait = run_command("wait", WAIT, env=env, pool=BUILD_POOL, retries=WAIT_TRIES)
     if read_setting("OPERATOR", "bash") == "bash":
         return wait >> run_command("build", BUILD, env=env, pool=BUILD_POOL, **options)
@@ -215,6 +227,8 @@ with new_dag(
     "sluice_daily",
     "Builds yesterday, trains on it from the published model, publishes unless it is worse.",
     every("DAILY", "0 2 * * *"),
+    read_setting("FIRST_DAY"),
+    **BUILD_PARAMS,
 ):
     add_model(build_days((DAY, DAY)))
 
@@ -222,6 +236,7 @@ with new_dag(
     "sluice_hourly",
     "Builds the day so far; its event starts sluice_update.",
     every("HOURLY", "10 * * * *"),
+    **BUILD_PARAMS,
 ):
     build_days((DAY, DAY), not_ready=99, outlets=[DATASET])
 
@@ -234,6 +249,7 @@ with new_dag(
     "sluice_backfill",
     "Builds several days as one dataset version, trains on it, publishes unless it is worse.",
     None,
+    **BUILD_PARAMS,
     first=Param(type="string", format="date", description="First day."),
     last=Param(type="string", format="date", description="Last day."),
 ):

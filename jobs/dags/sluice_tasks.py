@@ -63,8 +63,21 @@ PARAMS: dict[str, Any] = {
 }
 """What a run may be triggered with."""
 
+BUILD_PARAMS: dict[str, Any] = {
+    "refit": Param(
+        False,
+        type="boolean",
+        description="Fit means, deviations and other numbers anew; else those of the version "
+        "before are kept.",
+    ),
+}
+"""What a run that builds may be triggered with too."""
+
 DAY = "{{ params.date or partition_key | default(none) or ds | default('', true) }}"
 """The day of a run; empty where it has none."""
+
+REFIT = "{{ '--refit' if params.refit else '--no-refit' }}"
+"""Whether a build fits its numbers anew."""
 
 BUILD_POOL = read_setting("BUILD_POOL", "default_pool")
 TRAIN_POOL = read_setting("TRAIN_POOL", "default_pool")
@@ -175,6 +188,6 @@ def submit_build(task_id: str, days: tuple[str, str], **options: Any) -> Any:
     }
     arguments = [
         SETTINGS["BUILD_CONFIG"], "--data", SETTINGS["DATA"],
-        "--date", days[0], "--date-to", days[1], "--log-format", "json",
+        "--date", days[0], "--date-to", days[1], REFIT, "--log-format", "json",
     ]  # fmt: skip
     return SparkSubmitOperator(task_id=task_id, application_args=arguments, **{**usual, **options})

@@ -88,7 +88,7 @@ WORSE, CRASHED = '{"passed": false}', ""
 VERSIONS = "\n".join(
     json.dumps({"version": n, "withdrawn": n == 3}) for n in (1, 2, 3)
 )  # fmt: skip
-DAY = {"DAY": "2026-01-31", "DAY_TO": "2026-01-31", "NOT_READY": "99"}
+DAY = {"DAY": "2026-01-31", "DAY_TO": "2026-01-31", "NOT_READY": "99", "REFIT": "--refit"}
 NEW = {"PUBLISHED": "", "WARM_START": "True"}
 
 
@@ -103,6 +103,7 @@ NEW = {"PUBLISHED": "", "WARM_START": "True"}
         ("WAIT", {**DAY, "MARKER": "no/{date}/_SUCCESS"}, (0, ""), 99, "no/2026-01-31/_SUCCESS is"),
         ("BUILD", {**DAY, "DAY": ""}, (0, ""), 2, "this run has no date"),
         ("BUILD", DAY, (4, ""), 4, ""),
+        ("BUILD", DAY, None, 0, "--date-to 2026-01-31 --refit --log-format json"),
         ("FIND_PUBLISHED", {}, (0, '{"run": "r"}'), 0, '{"run": "r"}'),
         ("FIND_PUBLISHED", {}, (4, ""), 0, ""),
         ("FIND_PUBLISHED", {}, (3, ""), 3, ""),
