@@ -8,18 +8,34 @@ from __future__ import annotations
 import difflib
 import importlib.metadata
 import json
+import shlex
+import shutil
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 # The name to install by; `sluice` on the package index is another project.
 DISTRIBUTION = "sluice-recsys"
+UNKNOWN_VERSION = "unknown"
+_SOURCES = Path(__file__).parents[1]
 
 
 def install_hint(extra: str) -> str:
-    """Returns the command that installs an extra."""
-    return f"pip install '{DISTRIBUTION}[{extra}]'"
+    """Returns the command that installs an extra, for the Python that runs.
+
+    By the distribution's name where it is installed: pip then looks for the extra's packages alone.
+    Sources that are run as they are name their folder, as no index need have them.
+    """
+    found = shutil.which("pip")
+    is_own = found is not None and Path(found).parent == Path(sys.executable).parent
+    pip = "pip" if is_own else f"{shlex.quote(sys.executable)} -m pip"
+    what = f"{DISTRIBUTION}[{extra}]"
+    if read_code_version() == UNKNOWN_VERSION and (_SOURCES / "pyproject.toml").is_file():
+        what = f"{_SOURCES}[{extra}]"
+    return f"{pip} install {shlex.quote(what)}"
 
 
 def read_code_version() -> str:
@@ -27,7 +43,7 @@ def read_code_version() -> str:
     try:
         return importlib.metadata.version(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
-        return "unknown"
+        return UNKNOWN_VERSION
 
 
 class ExitCode(IntEnum):

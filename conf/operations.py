@@ -17,6 +17,7 @@ from conf.errors import InputDataError
 from conf.schema import FIRST_TOKEN_ID, DType
 
 TextUnit = Literal["word", "char"]
+VectorType = Literal["float64", "float32"]
 
 LEAST_NUMBER = 2.0**-126
 """The least normal float32: numbers nearer to 0 count as 0, as it does on most accelerators."""
@@ -44,8 +45,10 @@ class OperationOutput:
     shape: tuple[int | None, ...] | None = None
 
     @property
-    def pad_value(self) -> int | float:
+    def pad_value(self) -> int | float | str:
         """Value in place of a missing one, and of a missing position."""
+        if self.dtype == "bytes":
+            return ""
         return 0 if self.dtype == "int64" else 0.0
 
 
@@ -308,6 +311,28 @@ class IsMissing:
 
 
 @dataclass(frozen=True)
+class VectorBytes:
+    """A list of numbers as the bytes of their values, little-endian; none of a missing list.
+
+    Numbers nearer to 0 than `LEAST_NUMBER` are 0.
+
+    Attributes:
+        dtype: Type of the values.
+        length: Numbers of each list.
+    """
+
+    kind: ClassVar[str] = "vector_bytes"
+    accepts: ClassVar[tuple[str, ...]] = NUMBERS
+    dtype: VectorType
+    length: int
+
+    @property
+    def output(self) -> OperationOutput:
+        """Type and shape of the result."""
+        return OperationOutput("bytes", shape=())
+
+
+@dataclass(frozen=True)
 class Statistic:
     """A statistic of the train split per token: target or count encoding.
 
@@ -343,6 +368,7 @@ Operation = (
     | Weights
     | Length
     | IsMissing
+    | VectorBytes
     | Statistic
 )
 OPERATIONS: Mapping[str, type[Operation]] = {

@@ -62,6 +62,7 @@ from etl.sources.bad_rows import SourceCounts, settle_bad_rows
 from etl.sources.snapshot import RunInputs, check_inputs_unchanged, find_unwatched, read_inputs
 from etl.sources.source import Source
 from etl.tfrecord.files.working_copy import describe_place
+from etl.tfrecord.spark.failures import known_failures
 from etl.versions.locks import sweep_leftovers
 from etl.versions.publish import new_version_id, publish_version, stage_version
 from etl.versions.run_fingerprint import (
@@ -91,14 +92,15 @@ class StageClock:
         announce: Called with the name of each stage as it begins: Spark's jobs bear it.
     """
 
-    announce: Callable[[str], None]
+    announce: Sequence[Callable[[str], None]]
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Times one stage."""
         logger.info("%s …", name)
-        self.announce(name)
+        for tell in self.announce:
+            tell(name)
         start = time.monotonic()
         yield
         self.seconds[name] = round(time.monotonic() - start, 3)
@@ -199,11 +201,13 @@ class _Build:
     earlier_encoders: EarlierEncoders | None = None
 
 
+@known_failures()
 def build_dataset(
     spark: SparkSession,
     config: BuildConfig,
     peak_memory: Callable[[], Mapping[str, int]] = dict,
     request: RunRequest | None = None,
+    on_stage: Callable[[str], None] = lambda _: None,
 ) -> BuildResult:
     """Builds and publishes a dataset version, unless there is one with the same content.
 
@@ -212,6 +216,7 @@ def build_dataset(
         config: What to build.
         peak_memory: Called at the end; its figures go into the manifest.
         request: The days to build, and whether to build although nothing has changed.
+        on_stage: Called with the name of each stage as it begins.
 
     Raises:
         ConfigError: The features do not fit the declared columns, the session lacks the
@@ -250,7 +255,7 @@ def build_dataset(
         version_id = new_version_id(run.fingerprint)
         with stage_version(paths, version_id) as staging:
             checks = BuildChecks(config, view_current(paths))
-            clock = StageClock(spark.sparkContext.setJobDescription)
+            clock = StageClock((spark.sparkContext.setJobDescription, on_stage))
             build = _Build(spark, config, plan, request, staging, clock, checks, base, earlier)
             parts = _run_stages(build, sources, inputs)
             manifest = Manifest(

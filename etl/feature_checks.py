@@ -27,8 +27,8 @@ OPERATION_OF_KIND = {
 
 _SCALARS_ONLY = {"cyclical", "ngrams", "target", "count", "is_missing"}
 _CROSSED = ("int64", "string")
-_LISTS_ONLY = {"sparse_indices", "weights", "length"}
-_LENGTHS_FOLLOW = {"cyclical", "multi_hot", "target", "count"}
+_LISTS_ONLY = {"sparse_indices", "weights", "length", "vector_bytes"}
+_LENGTHS_FOLLOW = {"cyclical", "multi_hot", "target", "count", "vector_bytes"}
 
 
 def value_type(column_type: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import glob
+import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -50,6 +51,7 @@ from etl.imported_ids import (
     write_vocabularies,
 )
 from etl.quality.label_statistics import LabelFocus
+from etl.quality.mistakes import find_not_finite, refuse_negative_weights
 from etl.quality.statistics import (
     StatisticsAccumulator,
     merge_statistics,
@@ -73,6 +75,7 @@ from etl.versions.working import hold_dataset, read_published
 Files = Mapping[str, tuple[InputFile, ...]]
 """The files of each split, in the order of their names."""
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
+logger = logging.getLogger("sluice.import")
 
 
 @dataclass(frozen=True)
@@ -425,6 +428,9 @@ def _describe(
     check_rows(counts, rows["train"])
     plan = _write_encoders(survey, _build_schema(features, merged))
     schema = plan.schema
+    refuse_negative_weights(schema, merged)
+    for line in find_not_finite(merged):
+        logger.warning("%s", line)
     keys = {**dict(config.keys), **{r: config.find_key(r) for r in ("label", "weight")}}
     return Manifest(
         dataset_name=config.name,

@@ -1,8 +1,9 @@
-"""`sluice build`: logs and dictionaries to a published TFRecord dataset version."""
+"""`sluice build`: logs and dictionaries to a published TFRecord dataset version, or to rows."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -24,7 +25,9 @@ from conf.manifest import Manifest
 from conf.paths import local_path
 from jobs.reporting.formatting import MISSING, format_share
 from jobs.support.build_plan import find_inputs, list_lines, plan
+from jobs.support.build_progress import expect_seconds, show_build
 from jobs.support.lineage import LineageDataset, LineageRun, emit_lineage
+from jobs.support.row_output import print_rows
 from jobs.support.terminal import (
     CONFIG_HELP,
     DryRun,
@@ -63,9 +66,18 @@ def main(
     refit: Annotated[
         bool,
         typer.Option(
-            "--refit", help="Fit numbers anew; a run with --date keeps those of the version before."
+            "--refit/--no-refit",
+            help="Fit numbers anew; a run with --date keeps those of the version before.",
         ),
     ] = False,
+    rows_to: Annotated[
+        Path | None,
+        typer.Option(
+            "--rows-to",
+            metavar="NAME.parquet",
+            help="Write the days' rows for predict, score and the server instead; without labels.",
+        ),
+    ] = None,
     overrides: Overrides = None,
     dry_run: DryRun = False,
     full: Annotated[
@@ -80,6 +92,11 @@ def main(
     settings = list_overrides(overrides, {"data_dir": data})
     resolved = load_config(BuildConfig, "etl", config, settings)
     request = RunRequest(parse_dates(date, date_to), force, refit)
+    if rows_to is not None:
+        given = {"--force": force, "--refit": refit, "--full": full}
+        _refuse_options_of_versions(given)
+        print_rows(resolved, request.dates, rows_to, log_format, dry_run=dry_run)
+        return 0
     if dry_run:
         planned = plan(resolved, request)
         if full or log_format is LogFormat.JSON:
@@ -93,6 +110,16 @@ def main(
     else:
         print_summary(built)
     return 0
+
+
+def _refuse_options_of_versions(given: Mapping[str, bool]) -> None:
+    wrong = [option for option, is_given in given.items() if is_given]
+    if wrong:
+        raise ConfigError(
+            "rows to score are no dataset version",
+            received=f"--rows-to with {' '.join(wrong)}",
+            fix="leave it out: rows are written anew each time, and nothing is fitted",
+        )
 
 
 def parse_dates(date: datetime | None, date_to: datetime | None) -> DateRange | None:
@@ -135,6 +162,8 @@ class Built:
         }
 
 
+_SHORT_BUILD_BYTES = 8 << 20
+"""Inputs, compressed ones too, up to which Java compiles lightly: docs/adr/0010."""
 _OF_WARNING = ("rule", "received", "allowed")
 
 
@@ -158,25 +187,29 @@ def build(config: BuildConfig, request: RunRequest) -> Built:
 def _build(config: BuildConfig, request: RunRequest, told: LineageRun) -> Built:
     from etl.build import build_dataset, check_config
     from etl.tfrecord.files.working_copy import describe_place
-    from etl.tfrecord.spark.failures import known_failures
     from etl.versions.stored import find_current, find_dataset
     from jobs.support.spark_session import build_session, check_executors, check_work_dir
 
     told.inputs = _list_read(config)
     # What is wrong with the config or the paths is said before a JVM is started.
     check_config(config, request)
-    find_inputs(config, request.dates)
-    find_current(find_dataset(config.output.root, config.name))
-    session = build_session(config.spark, f"sluice build {config.name}")
-    try:
-        with known_failures():
+    inputs = find_inputs(config, request.dates)
+    before = find_current(find_dataset(config.output.root, config.name))
+    input_bytes = sum(file.bytes for file in inputs)
+    has_files_alone = all(source.path is not None for source in config.sources.values())
+    is_short = has_files_alone and input_bytes <= _SHORT_BUILD_BYTES
+    with show_build(expect_seconds(config, before, input_bytes)) as on_stage:
+        name = f"sluice build {config.name}"
+        session = build_session(config.spark, name, is_short=is_short)
+        try:
             check_executors(session)
             check_work_dir(session, config.output.root)
-            result = build_dataset(session, config, lambda: _peak_memory(session), request)
-    finally:
-        # After a crash of the JVM this fails too, and would hide what happened.
-        with contextlib.suppress(Exception):
-            session.stop()
+            memory = functools.partial(_peak_memory, session)
+            result = build_dataset(session, config, memory, request, on_stage)
+        finally:
+            # After a crash of the JVM this fails too, and would hide what happened.
+            with contextlib.suppress(Exception):
+                session.stop()
     place = describe_place(result.version)
     return Built(place, result.manifest, result.is_new, result.figures)
 

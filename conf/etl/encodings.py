@@ -9,10 +9,11 @@ from pydantic import Field, model_validator
 
 from conf.config_base import Name, Strict
 from conf.dates import Part, Period, TimeUnit
-from conf.operations import TextUnit
+from conf.operations import TextUnit, VectorType
 from conf.schema import Role
 
 _MAX_BUCKETS = 2**31 - 1
+_MAX_VECTOR = 65_536
 
 
 class TopPerGroupConfig(Strict):
@@ -274,6 +275,14 @@ class IsMissingConfig(Strict):
     kind: Literal["is_missing"] = "is_missing"
 
 
+class VectorBytesConfig(Strict):
+    """A list of numbers as the bytes of their values, as numpy's `tobytes` writes them."""
+
+    kind: Literal["vector_bytes"] = "vector_bytes"
+    length: int = Field(ge=1, le=_MAX_VECTOR, description="Numbers that each list has.")
+    dtype: VectorType = Field("float64", description="Type of the values, little-endian.")
+
+
 class TargetConfig(TokensConfig):
     """Smoothed mean of the label per token, out of fold for train rows."""
 
@@ -312,6 +321,7 @@ EncodingConfig = Annotated[
     | BagWeightsConfig
     | LengthConfig
     | IsMissingConfig
+    | VectorBytesConfig
     | TargetConfig
     | CountConfig,
     Field(discriminator="kind"),

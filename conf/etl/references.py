@@ -383,6 +383,12 @@ def _check_label(config: BuildConfig, label: LabelConfig) -> None:
             f"label.column: {label.column!r} is {kind}; the values of equals or one_of must be of "
             f"its type, received {', '.join(map(repr, label.values))}"
         )
+    fractions = [v for v in label.values if isinstance(v, float) and not v.is_integer()]
+    if kind == "int64" and fractions:
+        raise ValueError(
+            f"label.column: {label.column!r} is int64, so no row can equal {fractions[0]!r}; "
+            "name whole numbers, or use at_least"
+        )
 
 
 def _check_sole_reader(config: BuildConfig, column: str) -> None:

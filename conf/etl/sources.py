@@ -19,6 +19,7 @@ ColumnType = Literal[
     "timestamp",
     "list<int64>",
     "list<float32>",
+    "list<float64>",
     "list<string>",
 ]
 # Spark type of a column once it is read; a timestamp becomes milliseconds since 1970, UTC.
@@ -31,13 +32,14 @@ SPARK_TYPES = {
     "timestamp": "bigint",
     "list<int64>": "array<bigint>",
     "list<float32>": "array<float>",
+    "list<float64>": "array<double>",
     "list<string>": "array<string>",
 }
 EPOCH_UNITS = {"epoch_s": "s", "epoch_ms": "ms", "epoch_us": "us"}
 NUMBER_TYPES = ("int64", "float32", "float64")
 """Types of columns of single numbers, as they are read: a timestamp is an int64."""
 SCALAR_TYPES = (*NUMBER_TYPES, "string")
-_FLOAT_TYPES = ("float32", "float64", "list<float32>")
+_FLOAT_TYPES = ("float32", "float64", "list<float32>", "list<float64>")
 _TYPED_FORMATS = ("parquet", "orc", "avro", "table", "jdbc")
 _BOUNDED_TYPES = ("int64", "list<int64>", *_FLOAT_TYPES)
 
@@ -275,8 +277,8 @@ TextEncoding = Literal[
 ]
 DATE_FIELD = "{date}"
 SPARSE_FORMATS = ("libsvm", "libfm", "libffm")
-_SEPARATED_FORMATS = ("delimited", "csv")
-_TEXT_FORMATS = (*_SEPARATED_FORMATS, "pattern", "json", *SPARSE_FORMATS)
+SEPARATED_FORMATS = ("delimited", "csv")
+_TEXT_FORMATS = (*SEPARATED_FORMATS, "pattern", "json", *SPARSE_FORMATS)
 _SPARSE_TYPES = {
     "label": ("float32", "float64", "int64"),
     "indices": ("list<int64>",),
@@ -389,7 +391,7 @@ class SourceConfig(Strict):
             )
 
     def _check_text_options(self) -> None:
-        separated = self.format in _SEPARATED_FORMATS
+        separated = self.format in SEPARATED_FORMATS
         only = {
             "separator": (separated or self.format == "pattern", self.separator is not None),
             "quote": (separated, self.quote is not None),
@@ -417,7 +419,7 @@ class SourceConfig(Strict):
                 )
             if self.format in SPARSE_FORMATS:
                 self._check_sparse_column(column)
-            elif self.format in (*_SEPARATED_FORMATS, "pattern"):
+            elif self.format in (*SEPARATED_FORMATS, "pattern"):
                 if column.is_list and column.separator is None:
                     raise ValueError(f"list column {column.name!r} needs a separator")
                 if column.field is not None and self.header != "by_name":

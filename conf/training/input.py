@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -26,6 +28,18 @@ class FilterConfig(StrictFinite):
         if isinstance(self.value, tuple) != (self.op in ("in", "not_in")):
             raise ValueError("op in and not_in take a list of values, every other op one value")
         return self
+
+
+def describe_conditions(conditions: Iterable[Mapping[str, Any]]) -> str:
+    """Returns in words what rows must pass.
+
+    Args:
+        conditions: Filters as JSON holds them: `feature`, `op` and `value` each.
+    """
+    return " and ".join(
+        f"{item['feature']} {item['op']} {json.dumps(item['value'], ensure_ascii=False)}"
+        for item in conditions
+    )
 
 
 class HeldOutConfig(StrictFinite):

@@ -89,6 +89,12 @@ class SweepConfig(StrictFinite):
         fixed = [key for key in ("root", "name") if key in self.space]
         if fixed:
             raise ValueError(f"{fixed[0]} says where trials lie and cannot be tried")
+        measured = [key for key in ("evaluation", "evaluation.filter") if key in self.space]
+        if measured:
+            raise ValueError(
+                f"{measured[0]} decides which rows trials are measured on: metrics of other rows "
+                "cannot be compared. Set it in the config"
+            )
         return self
 
     @property

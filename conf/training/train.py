@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from conf.config_base import PublishedRoot, StrictFinite
 from conf.errors import ConfigError
-from conf.training.input import InputConfig
+from conf.training.input import FilterConfig, InputConfig
 from conf.training.models import DSSMConfig, ModelConfig
 from conf.training.optimizer import OptimizerConfig
 
@@ -222,6 +222,9 @@ class EvaluationConfig(StrictFinite):
         ge=1,
         description="Items that a target is ranked among in the sampled protocol; None: no "
         "such protocol.",
+    )
+    filter: tuple[FilterConfig, ...] = Field(
+        (), description="Metrics are of the rows that pass all of these alone, in validation too."
     )
     batch_size: int = Field(1024, ge=1, description="Rows that are scored at a time.")
 

@@ -1,4 +1,4 @@
-"""Encoders of bags of ids: multi-hot vectors, merged index spaces, weights beside ids."""
+"""Encoders of lists: multi-hot vectors, merged index spaces, weights, lengths, vectors' bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.operations import Length, MultiHot, SparseIndices, Weights
+from conf.operations import Length, MultiHot, SparseIndices, VectorBytes, Weights
 from conf.schema import FIRST_TOKEN_ID, OOV_ID
 from etl.encoders.arrow_columns import FlatLists, cast_values, flatten_lists
 from etl.encoders.base import Encoder
@@ -147,6 +147,39 @@ class LengthEncoder:
         return lengths if most is None else pc.min_element_wise(lengths, most)
 
 
+@dataclass(frozen=True)
+class VectorBytesEncoder:
+    """Lists of numbers as the bytes of their values; a null list has none.
+
+    Attributes:
+        raw_type: Declared type of the numbers.
+        operation: Type and number of the values.
+    """
+
+    raw_type: pa.DataType
+    operation: VectorBytes
+    output_type = pa.binary()
+
+    def encode(self, columns: Sequence[pa.Array]) -> pa.Array:
+        """Encodes one list column `[rows]` to bytes `[rows]`.
+
+        Raises:
+            pa.ArrowInvalid: A list has another length, or a value that is missing or not finite.
+        """
+        lists = flatten_lists(columns[0], exact_len=self.operation.length)
+        dtype = np.dtype(self.operation.dtype).newbyteorder("<")
+        with np.errstate(over="ignore"):
+            values = read_numbers(lists.values, self.raw_type).astype(dtype)
+        if not (is_finite := np.isfinite(values)).all():
+            row = int(np.searchsorted(lists.offsets, int((~is_finite).argmax()), side="right")) - 1
+            raise pa.ArrowInvalid(
+                f"the vector of row {row} has a value that is missing or infinite"
+            )
+        offsets = _to_int32(lists.offsets.astype(np.int64) * dtype.itemsize)
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(values)]
+        return pa.Array.from_buffers(self.output_type, len(offsets) - 1, buffers)
+
+
 def merge_lists(parts: Sequence[tuple[FlatLists, np.ndarray]], max_len: int | None) -> pa.Array:
     """Joins the lists of each row, part after part.
 
@@ -191,10 +224,11 @@ def _scale(lists: pa.Array) -> pa.Array:
     sums = np.bincount(rows, numbers, len(lists))
     with np.errstate(invalid="ignore"):
         scaled = numbers / np.where(sums == 0, 1.0, sums)[rows]
+        scaled = np.where(numbers == 0, numbers, scaled)  # Where infinite weights have no sum.
     return flat.rebuild(pa.array(scaled))
 
 
 def _to_int32(offsets: np.ndarray) -> np.ndarray:
     if offsets[-1] >= 2**31:
-        raise pa.ArrowInvalid(f"{offsets[-1]} values in one batch; at most 2**31 - 1 fit")
+        raise pa.ArrowInvalid(f"{offsets[-1]} values or bytes in one batch; at most 2**31 - 1 fit")
     return offsets.astype(np.int32)

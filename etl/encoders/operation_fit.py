@@ -31,6 +31,7 @@ from conf.etl.encodings import (
     QuantileConfig,
     SparseIndicesConfig,
     TargetConfig,
+    VectorBytesConfig,
 )
 from conf.operations import (
     Bucketize,
@@ -46,6 +47,7 @@ from conf.operations import (
     Operation,
     SparseIndices,
     Statistic,
+    VectorBytes,
     Weights,
 )
 from conf.schema import OOV_ID
@@ -83,6 +85,7 @@ _STATED: Mapping[type, Callable[[Any], Operation]] = {
     NgramsConfig: lambda config: Ngrams(config.unit, config.sizes, config.buckets, config.lower),
     BagWeightsConfig: lambda config: Weights(config.scaled),
     IsMissingConfig: lambda config: IsMissing(),
+    VectorBytesConfig: lambda config: VectorBytes(config.dtype, config.length),
 }
 
 

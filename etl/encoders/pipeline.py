@@ -31,6 +31,7 @@ from conf.operations import (
     Normalize,
     SparseIndices,
     Statistic,
+    VectorBytes,
     Weights,
 )
 from conf.paths import local_path
@@ -40,6 +41,7 @@ from etl.encoders.bags import (
     LengthEncoder,
     MultiHotEncoder,
     SparseIndicesEncoder,
+    VectorBytesEncoder,
     WeightsEncoder,
 )
 from etl.encoders.base import Encoder, IdentityEncoder, RowEncoder
@@ -185,6 +187,9 @@ _BUILDERS: Mapping[type, Callable[..., RowEncoder]] = {
     SparseIndices: lambda operation, spec, *_: SparseIndicesEncoder(operation, spec.max_len),
     Weights: _build_weights,
     Length: lambda operation, *_: LengthEncoder(operation),
+    VectorBytes: lambda operation, _, column, __: VectorBytesEncoder(
+        RAW_TYPES[column.raw_dtype], operation
+    ),
     Statistic: _build_statistic,
 }
 

@@ -87,7 +87,11 @@ class PreparedEvents:
 
 
 def prepare_events(
-    config: BuildConfig, sources: Mapping[str, Source], dates: DateRange | None = None
+    config: BuildConfig,
+    sources: Mapping[str, Source],
+    dates: DateRange | None = None,
+    *,
+    is_labelled: bool = True,
 ) -> PreparedEvents:
     """Builds the annotated event frame: every good row of the log, kept or not.
 
@@ -95,6 +99,7 @@ def prepare_events(
         config: The build's config.
         sources: Its sources.
         dates: The run's days, which a temporal split may go by.
+        is_labelled: Whether labels are made; else no event lacks one.
 
     Returns:
         A frame of event and dictionary columns, `__drop` (null, or why the row is left out),
@@ -111,8 +116,10 @@ def prepare_events(
     events = mark_outside_window(events, config.split)
     events = mark_filtered(join_dictionaries(events, config, sources), config)
     events = add_windowed_features(events, config)
-    conversions = count_conversions(events, config, sources)
-    events = add_labels(events, config, sources, conversions)
+    conversions: Mapping[str, ConversionCounts] = {}
+    if is_labelled:
+        conversions = count_conversions(events, config, sources)
+        events = add_labels(events, config, sources, conversions)
     # Persisted before the split, whose choice of users would else run all of this once more.
     positioned = add_sessions(_add_positions(events, config), config).drop(ORDER_COLUMN)
     positioned.persist(StorageLevel.MEMORY_AND_DISK)

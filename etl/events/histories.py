@@ -31,8 +31,10 @@ def matches(events: DataFrame, where: EventConditionConfig | None) -> Column:
     if where.one_of is not None:
         met = value.isin(*where.one_of)
     else:
-        # The bound in the column's own precision: 4.1 read as float32 is not below 4.1.
-        met = value >= F.lit(where.at_least).cast(events.schema[where.column].dataType)
+        # The bound in the column's own precision: 4.1 read as float32 is not below 4.1. Beside
+        # whole numbers it stays a fraction: 3 is below 3.5.
+        is_float32 = events.schema[where.column].dataType.typeName() == "float"
+        met = value >= F.lit(where.at_least).cast("float" if is_float32 else "double")
     return F.coalesce(met, F.lit(False))
 
 

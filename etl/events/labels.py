@@ -13,8 +13,10 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
+from conf.etl.events import EventConditionConfig
 from conf.etl.labels import ConversionConfig, LabelConfig
 from conf.etl.time_units import ms_per_unit
+from etl.events.histories import matches
 from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN
 from etl.events.sample_filter import NOT_SAMPLED_COLUMN, leave_out_samples
 from etl.events.splits import GIVEN_TEST_COLUMN, GIVEN_VALIDATION_COLUMN
@@ -287,12 +289,13 @@ def _add_label(events: DataFrame, label: LabelConfig) -> DataFrame:
 
 
 def _apply_rule(events: DataFrame, label: LabelConfig, value: Column) -> Column:
-    # Bounds and values in the column's own precision: 4.1 read as float32 is not below 4.1.
-    kind = events.schema[label.column or ""].dataType
     if label.graded:
         return value
     if label.at_least is not None:
-        return value >= F.lit(label.at_least).cast(kind)
+        condition = EventConditionConfig(column=label.column or "", at_least=label.at_least)
+        return matches(events, condition)
+    # Values in the column's own precision: 4.1 read as float32 is 4.1.
+    kind = events.schema[label.column or ""].dataType
     return value.isin([F.lit(allowed).cast(kind) for allowed in label.values])
 
 

@@ -32,6 +32,7 @@ from etl.quality.mistakes import (
     find_unknown,
     find_unmatched,
     list_nothing_matched,
+    refuse_negative_weights,
 )
 from etl.quality.rules import (
     RuleResult,
@@ -283,8 +284,9 @@ class BuildChecks:
 
         Raises:
             InputDataError: A rule of severity `error` is violated, or a feature or a label is the
-                same in every row; the message names all of them.
+                same in every row; the message names all of them. Or a weight is below 0.
         """
+        refuse_negative_weights(version.schema, version.statistics)
         if version.figures is not None:
             self.figures = list_figures(version.figures, self._figures_before)
         train = version.statistics.get(TRAIN, {})

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.encodings import DatePartConfig, FeatureConfig
 from conf.schema import FeatureSchema
@@ -177,6 +178,52 @@ def find_unknown(
                 received = f"all {own['values']:,} values are unknown to the train split, or null"
                 rule = f"unknown feature {spec.name} ({name})"
                 found.append(RuleResult(rule, "warn", False, received, "one that is known"))
+    return found
+
+
+def refuse_negative_weights(
+    schema: FeatureSchema, statistics: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Refuses weights of samples below 0: a model would learn the opposite of such a row.
+
+    Args:
+        schema: The features.
+        statistics: Unabridged statistics by split.
+
+    Raises:
+        InputDataError: A weight is below 0; names feature and split.
+    """
+    for split, by_feature in statistics.items():
+        for spec in schema.by_role("weight"):
+            low = by_feature.get(spec.name, {}).get("min")
+            if low is not None and low < 0:
+                raise InputDataError(
+                    f"weights of samples are below 0: feature {spec.name!r}, split {split}",
+                    received=f"{low:g} at least",
+                    allowed="0 or more: a row of weight 0 is not learned",
+                    fix="correct the column of the weight; its `minimum: 0` makes such rows bad "
+                    "rows, which are counted and left out",
+                )
+
+
+def find_not_finite(statistics: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Finds features with values that are no numbers: a model that reads one learns nothing.
+
+    Args:
+        statistics: Unabridged statistics by split and feature.
+
+    Returns:
+        A line for each feature of a split.
+    """
+    found = []
+    for split, by_feature in statistics.items():
+        for feature, values in by_feature.items():
+            counts = {kind: values.get(kind, 0) for kind in ("nan", "infinite")}
+            if sum(counts.values()):
+                found.append(
+                    f"feature {feature!r}, split {split}: {counts['nan']:,} values are NaN and "
+                    f"{counts['infinite']:,} infinite; training on it ends with exit code 5"
+                )
     return found
 
 

@@ -7,7 +7,7 @@ fit is null, and counted.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JJavaError
@@ -219,11 +219,35 @@ def _explain(name: str, config: SourceConfig, error: Exception) -> SluiceError:
             "org.apache.spark:spark-avro_2.13:VERSION, VERSION that of Spark or the newest before "
             "it; or spark.conf.spark.jars: the path of its jar",
         )
+    if "TIMESTAMP(NANOS" in text:
+        return InputDataError(
+            f"source {name!r} holds times in nanoseconds, which Spark does not read",
+            received=describe_failure(error),
+            allowed="times in milliseconds or microseconds",
+            fix="write the files anew, with pandas by DataFrame.to_parquet(…, "
+            'coerce_timestamps="us", allow_truncated_timestamps=True)',
+        )
     return InputDataError(
         f"source {name!r} does not read as {config.format}",
         received=describe_failure(error),
         fix=f"check sources.{name}.path and .format, or take damaged files out",
     )
+
+
+def fill_fields(frames: tuple[DataFrame, ...], fields: Collection[str]) -> tuple[DataFrame, ...]:
+    """Returns the frames with the fields that one of them must have at least, null where none has.
+
+    Args:
+        frames: Those of a source.
+        fields: Names of fields that need not be there.
+    """
+    lacking = [
+        field
+        for field in fields
+        if all(find_field(frame.schema, field) is None for frame in frames)
+    ]
+    missing = {field: F.lit(None).cast("string") for field in lacking}
+    return tuple(frame.withColumns(missing) if missing else frame for frame in frames)
 
 
 Field = tuple["Column", T.DataType]

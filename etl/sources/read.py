@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from conf.dates import DateRange
 from conf.errors import InputDataError
-from conf.etl.sources import SPARK_TYPES, SPARSE_FORMATS, SourceConfig
+from conf.etl.sources import SEPARATED_FORMATS, SPARK_TYPES, SPARSE_FORMATS, SourceConfig
 from conf.manifest import InputFile
 from etl.sources.bad_rows import (
     check_new_columns,
@@ -21,7 +21,7 @@ from etl.sources.bad_rows import (
 )
 from etl.sources.days import check_days_of_rows, value_in_days
 from etl.sources.files import find_files, find_files_by_day
-from etl.sources.frames import lay_out_frame, read_column_files, undeclared_fields
+from etl.sources.frames import fill_fields, lay_out_frame, read_column_files, undeclared_fields
 from etl.sources.source import (
     FILE_COLUMN,
     LINE_COLUMN,
@@ -33,7 +33,15 @@ from etl.sources.source import (
     Source,
 )
 from etl.sources.tables import read_catalogue_table, read_jdbc
-from etl.sources.text_files import file_order, header_names, line_faults, read_headers, read_lines
+from etl.sources.text_files import (
+    are_named,
+    file_order,
+    header_names,
+    line_faults,
+    read_headers,
+    read_lines,
+    split_by_fields,
+)
 from etl.sources.text_formats import parse_json_lines, split_lines, split_sparse_lines
 
 if TYPE_CHECKING:
@@ -48,6 +56,7 @@ def read_source(
     config: SourceConfig,
     data_dir: str,
     dates: DateRange | None = None,
+    optional: Collection[str] = (),
 ) -> Source:
     """Reads a source lazily.
 
@@ -57,6 +66,8 @@ def read_source(
         config: Its declaration.
         data_dir: Directory that a relative path starts from.
         dates: The run's days; None: a dated input is read whole.
+        optional: Declared columns that may be null in any row, or missing in the input or some of
+            its files: they are null there.
 
     Returns:
         The source; nothing has been scanned yet but, where days are a column of the input, that.
@@ -67,20 +78,21 @@ def read_source(
         ConfigError: The session cannot read the format, or the run lacks a date.
         UpstreamNotReadyError: A database does not answer.
     """
+    config = _make_nullable(config, optional)
     files = find_files(name, config, data_dir, dates)
     if config.format in _COLUMN_FILES:
         frames = read_column_files(spark, name, config, files)
-        layouts = _lay_out_frames(name, config, frames, files, dates)
+        layouts = _lay_out_frames(name, config, frames, files, dates, optional)
     elif config.table is not None:
         table = read_catalogue_table(spark, name, config.table).withColumn(
             FILE_COLUMN, F.lit(config.table)
         )
-        layouts = _lay_out_frames(name, config, (table,), files, dates)
+        layouts = _lay_out_frames(name, config, (table,), files, dates, optional)
     elif config.jdbc is not None:
         rows = read_jdbc(spark, name, config.jdbc).withColumn(FILE_COLUMN, F.lit(config.jdbc.url))
-        layouts = _lay_out_frames(name, config, (rows,), files, dates)
+        layouts = _lay_out_frames(name, config, (rows,), files, dates, optional)
     else:
-        layouts = _lay_out_text(spark, name, config, files)
+        layouts = _lay_out_text(spark, name, config, files, optional)
     days = _made_days(name, config, data_dir, dates)
     parsed = reduce(
         lambda one, other: one.unionByName(other),
@@ -90,9 +102,17 @@ def read_source(
     if dates is not None and config.days and column is not None and not config.day_in_path:
         check_days_of_rows(name, config.days, column, parsed, dates)
     headers = sum(file.bytes > 0 for file in files) if config.header else 0
-    nullable = tuple(column.name for column in config.columns if column.nullable)
+    nullable = tuple(c.name for c in config.columns if c.nullable and c.name not in optional)
     counted = nullable if config.all_null_columns != "ignore" else ()
     return Source(name, parsed, files, headers, counted)
+
+
+def _make_nullable(config: SourceConfig, optional: Collection[str]) -> SourceConfig:
+    columns = tuple(
+        column.model_copy(update={"nullable": True}) if column.name in optional else column
+        for column in config.columns
+    )
+    return config.model_copy(update={"columns": columns}) if optional else config
 
 
 def _lay_out_frames(
@@ -101,24 +121,45 @@ def _lay_out_frames(
     frames: tuple[DataFrame, ...],
     files: Sequence[InputFile],
     dates: DateRange | None,
+    optional: Collection[str],
 ) -> tuple[ParsedRows, ...]:
     check_new_columns(name, config, undeclared_fields(config, frames))
     order = file_order(name, files) if files else None
-    return tuple(lay_out_frame(name, config, frame, frames, dates, order) for frame in frames)
+    fields = {column.field_name for column in config.columns if column.name in optional}
+    whole = fill_fields(frames, fields)
+    return tuple(lay_out_frame(name, config, frame, whole, dates, order) for frame in whole)
 
 
 def _lay_out_text(
-    spark: SparkSession, name: str, config: SourceConfig, files: Sequence[InputFile]
+    spark: SparkSession,
+    name: str,
+    config: SourceConfig,
+    files: Sequence[InputFile],
+    optional: Collection[str],
 ) -> tuple[ParsedRows, ...]:
-    """One layout, or where columns are found by name one for each header."""
+    """One layout, or where columns are found by name one for each header.
+
+    Without a header, files that have as many fields as the source has columns but for the optional
+    ones are laid out without these.
+    """
     order = file_order(name, files)
     if not config.header:
-        return (_lay_out_lines(spark, config, files, None, order),)
-    headers = read_headers(spark, name, config, files)
+        lacking: Sequence[InputFile] = ()
+        others = files
+        if optional and config.format in SEPARATED_FORMATS:
+            lacking, others = split_by_fields(spark, name, config, files, optional)
+        names = [column.field_name for column in config.columns if column.name not in optional]
+        layouts = [_lay_out_lines(spark, config, lacking, None, order, names)] if lacking else []
+        if others:
+            layouts.append(_lay_out_lines(spark, config, others, None, order))
+        return tuple(layouts)
+    if optional and config.header is True and are_named(spark, name, config, files, optional):
+        config = config.model_copy(update={"header": "by_name"})
+    headers = read_headers(spark, name, config, files, optional)
     if config.header == "by_name":
         declared = {column.field_name for column in config.columns}
-        names = dict.fromkeys(field for line in headers for field in header_names(config, line))
-        check_new_columns(name, config, [field for field in names if field not in declared])
+        found = dict.fromkeys(field for line in headers for field in header_names(config, line))
+        check_new_columns(name, config, [field for field in found if field not in declared])
     return tuple(
         _lay_out_lines(spark, config, group, header, order) for header, group in headers.items()
     )
@@ -130,7 +171,9 @@ def _lay_out_lines(
     files: Sequence[InputFile],
     header: bytes | None,
     order: Column,
+    names: list[str] | None = None,
 ) -> ParsedRows:
+    """One layout; `names` are those of the fields, where not all columns have one."""
     lines = read_lines(spark, config, files)
     faults = line_faults(config, header)
     new = None
@@ -140,7 +183,6 @@ def _lay_out_lines(
     elif config.format in SPARSE_FORMATS:
         frame, columns, shape = split_sparse_lines(lines, config)
     else:
-        names = None
         if header is not None and config.header == "by_name":
             names = header_names(config, header)
         frame, columns, shape = split_lines(lines, config, names)

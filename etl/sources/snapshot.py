@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -216,9 +216,18 @@ class RunInputs:
 
 
 def read_inputs(
-    spark: SparkSession, config: BuildConfig, dates: DateRange | None
+    spark: SparkSession,
+    config: BuildConfig,
+    dates: DateRange | None,
+    optional: Collection[str] = (),
 ) -> tuple[dict[str, Source], RunInputs]:
     """Opens every source that a build uses, and takes down what it reads.
+
+    Args:
+        spark: Session.
+        config: The build's config.
+        dates: The run's days, or None.
+        optional: Columns of the log that may be null, or not there at all.
 
     Raises:
         ConfigError: The session cannot read a source.
@@ -230,9 +239,12 @@ def read_inputs(
     # Before any is opened: a change in between then shows as one, and is never taken for read.
     tables = read_states(spark, declared.items(), dates)
     sources = {
-        name: read_source(spark, name, source, config.data_dir, dates)
+        name: read_source(
+            spark, name, source, config.data_dir, dates,
+            optional if name == config.events.source else (),
+        )
         for name, source in declared.items()
-    }
+    }  # fmt: skip
     files = tuple(file for source in sources.values() for file in source.files)
     return sources, RunInputs((*files, *_find_token_files(config)), tables)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +35,11 @@ def escape_path(path: str) -> str:
 
 
 def read_headers(
-    spark: SparkSession, name: str, config: SourceConfig, files: Iterable[InputFile]
+    spark: SparkSession,
+    name: str,
+    config: SourceConfig,
+    files: Iterable[InputFile],
+    optional: Collection[str] = (),
 ) -> dict[bytes, tuple[InputFile, ...]]:
     """Reads the first line of each file.
 
@@ -48,6 +53,7 @@ def read_headers(
         name: The source's name in the config.
         config: Its declaration.
         files: Its files; those without a byte have no header.
+        optional: Columns that no header needs to name, where they are found by name.
 
     Returns:
         The files by their header line, without its end.
@@ -63,7 +69,7 @@ def read_headers(
             line = _read_first_line(spark, name, file.path)
             headers[line] = (*headers.get(line, ()), file)
     if config.header == "by_name":
-        _check_names(name, config, headers)
+        _check_names(name, config, headers, optional)
         return headers
     if len(headers) > 1:
         firsts = list(headers.items())[:2]
@@ -77,6 +83,70 @@ def read_headers(
     for header, group in headers.items():
         _check_header(name, config, header, group[0].path)
     return headers
+
+
+def are_named(
+    spark: SparkSession,
+    name: str,
+    config: SourceConfig,
+    files: Iterable[InputFile],
+    optional: Collection[str],
+) -> bool:
+    """Whether each header names the columns as they are declared, but for optional ones.
+
+    Args:
+        spark: Session, for compressed files.
+        name: The source's name in the config.
+        config: A source with a header, whose columns are read by position.
+        files: Its files.
+        optional: Columns that a file may lack.
+    """
+    if config.pattern is not None:
+        return False
+    declared = {column.field_name for column in config.columns}
+    needed = {column.field_name for column in config.columns if column.name not in optional}
+    return all(
+        needed <= set(header_names(config, _read_first_line(spark, name, file.path))) <= declared
+        for file in files
+        if file.bytes
+    )
+
+
+def split_by_fields(
+    spark: SparkSession,
+    name: str,
+    config: SourceConfig,
+    files: Iterable[InputFile],
+    optional: Collection[str],
+) -> tuple[list[InputFile], list[InputFile]]:
+    """Tells files without the optional columns from the others, by the fields of the first line.
+
+    Args:
+        spark: Session, for compressed files.
+        name: The source's name in the config.
+        config: A source whose columns are read by position.
+        files: Its files.
+        optional: The columns that a file has all of, or none.
+
+    Returns:
+        The files without them, and the others, among them those that fit neither.
+    """
+    expected = sum(column.name not in optional for column in config.columns)
+    lacking: list[InputFile] = []
+    others: list[InputFile] = []
+    for file in files:
+        line = _read_first_line(spark, name, file.path) if file.bytes else b""
+        (lacking if _count_fields(config, line) == expected else others).append(file)
+    return lacking, others
+
+
+def _count_fields(config: SourceConfig, line: bytes) -> int:
+    text = line.decode(config.encoding, errors="replace")
+    if config.quote_mark is None or len(config.field_separator) > 1:
+        return len(text.split(config.field_separator))
+    return len(
+        next(csv.reader([text], delimiter=config.field_separator, quotechar=config.quote_mark), [])
+    )
 
 
 def _read_first_line(spark: SparkSession, name: str, path: str) -> bytes:
@@ -120,7 +190,10 @@ def _check_header(name: str, config: SourceConfig, header: bytes, path: str) -> 
 
 
 def _check_names(
-    name: str, config: SourceConfig, headers: Mapping[bytes, tuple[InputFile, ...]]
+    name: str,
+    config: SourceConfig,
+    headers: Mapping[bytes, tuple[InputFile, ...]],
+    optional: Collection[str],
 ) -> None:
     declared = [column.field_name for column in config.columns]
     found: list[str] = []
@@ -130,7 +203,8 @@ def _check_names(
         if repeated or not set(declared) & set(fields):
             raise _misnamed(name, declared, repeated, fields, group[0].path)
         found += fields
-    missing = [field for field in declared if field not in found]
+    needed = [column.field_name for column in config.columns if column.name not in optional]
+    missing = [field for field in needed if field not in found]
     if missing:
         paths = [group[0].path for group in headers.values()]
         raise _misnamed(name, missing, [], list(dict.fromkeys(found)), ", ".join(paths[:2]))

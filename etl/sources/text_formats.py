@@ -90,9 +90,19 @@ def parse_column(column: ColumnConfig, text: Column) -> dict[str, ParsedColumn]:
     return {column.name: ParsedColumn(parse_text(column, text), text.isNotNull(), text)}
 
 
+# Java's names of types behind a number, and its hexadecimal floats: Spark casts 5D, 1f and 0x1p3.
+_NO_NUMBER = "[0-9.][dDfFxXpP]"
+
+
+def _without_suffix(column: ColumnConfig, text: Column) -> Column:
+    """The text of a column; null where Spark alone would take it for a float, or a list of some."""
+    return F.when(~text.rlike(_NO_NUMBER), text) if column.is_float else text
+
+
 def parse_text(column: ColumnConfig, text: Column) -> Column:
     """Parses the text of a column without a second one."""
     if column.is_list:
+        text = _without_suffix(column, text)
         return split_list(column, text).try_cast(SPARK_TYPES[column.type])
     return parse_scalar(column, text)
 
@@ -101,7 +111,7 @@ def parse_scalar(column: ColumnConfig, text: Column) -> Column:
     """Parses the text of one value, or of one in a list."""
     if column.type == "timestamp":
         return parse_timestamp(text, column.timestamp_format)
-    return text.try_cast(SPARK_TYPES[column.element_type])
+    return _without_suffix(column, text).try_cast(SPARK_TYPES[column.element_type])
 
 
 def split_list(column: ColumnConfig, text: Column) -> Column:
@@ -282,7 +292,7 @@ def split_sparse_lines(
 
 
 def _scalar(column: ColumnConfig, text: Column) -> ParsedColumn:
-    return ParsedColumn(text.try_cast(SPARK_TYPES[column.type]), text.isNotNull(), text)
+    return ParsedColumn(parse_scalar(column, text), text.isNotNull(), text)
 
 
 def _list(column: ColumnConfig, number: int, colons: int) -> ParsedColumn:
@@ -293,8 +303,9 @@ def _list(column: ColumnConfig, number: int, colons: int) -> ParsedColumn:
         return F.substring_index(head, ":", -1)
 
     texts = F.transform(_PAIRS, part)
-    value = texts.try_cast(SPARK_TYPES[column.type])
-    return ParsedColumn(value, F.lit(True), F.array_join(texts, " "))
+    joined = F.array_join(texts, " ")
+    plain = F.when(_without_suffix(column, joined).isNotNull(), texts)
+    return ParsedColumn(plain.try_cast(SPARK_TYPES[column.type]), F.lit(True), joined)
 
 
 _OBJECT = "__object"

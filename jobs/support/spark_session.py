@@ -162,7 +162,7 @@ FAST_PLANS = {
 }
 
 
-def build_session(config: SparkConfig, app_name: str) -> SparkSession:
+def build_session(config: SparkConfig, app_name: str, *, is_short: bool = False) -> SparkSession:
     """Builds or joins the Spark session, with the `tfrecord` format registered.
 
     Under spark-submit the cluster, memory and packages are the submitter's business: only what
@@ -171,6 +171,7 @@ def build_session(config: SparkConfig, app_name: str) -> SparkSession:
     Args:
         config: Master, memory and further settings for a session that is started here.
         app_name: Name shown by Spark.
+        is_short: Whether the work is over before code that was compiled with care would pay.
 
     Raises:
         ConfigError: No Java runtime was found.
@@ -186,7 +187,7 @@ def build_session(config: SparkConfig, app_name: str) -> SparkSession:
     from etl.tfrecord.datasource import register_tfrecord
 
     builder = SparkSession.builder.appName(app_name)
-    for key, value in _settings(config, submitted).items():
+    for key, value in _settings(config, submitted, is_short).items():
         builder = builder.config(key, value)
     # PySpark logs each failed query's context beside raising it.
     for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
@@ -323,17 +324,23 @@ def set_java_locale() -> None:
         os.environ["LC_ALL"] = "C.UTF-8"
 
 
-def java_options() -> list[str]:
-    """Options of a Java that is started here: its pauses stop nobody, its work counts."""
+def java_options(is_short: bool = False) -> list[str]:
+    """Options of a Java that is started here: its pauses stop nobody, its work counts.
+
+    Args:
+        is_short: Whether its work is short: then compiling is most of it.
+    """
     options = [f"-Dlog4j2.configurationFile={_LOG_CONFIG.as_uri()}"]
     given = " ".join(os.environ.get(name, "") for name in _JAVA_OPTIONS_VARIABLES)
     # Java refuses to start with two collectors.
     if not _COLLECTOR.search(given):
         options.append("-XX:+UseParallelGC")
+    if is_short:
+        options.append("-XX:TieredStopAtLevel=1")
     return options
 
 
-def _settings(config: SparkConfig, submitted: bool) -> dict[str, str]:
+def _settings(config: SparkConfig, submitted: bool, is_short: bool) -> dict[str, str]:
     needed = {
         # Event times are instants; a laptop's zone must not shift them.
         "spark.sql.session.timeZone": "UTC",
@@ -352,7 +359,7 @@ def _settings(config: SparkConfig, submitted: bool) -> dict[str, str]:
         "spark.master": config.master,
         "spark.driver.memory": config.driver_memory,
         "spark.sql.shuffle.partitions": str(config.shuffle_partitions),
-        "spark.driver.extraJavaOptions": " ".join(java_options()),
+        "spark.driver.extraJavaOptions": " ".join(java_options(is_short)),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         # Executors of other machines have to reach the driver.

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -52,9 +52,21 @@ class _TextFormatter(logging.Formatter):
         return f"{time} {record.levelname.lower()}: {message}"
 
 
+class _StandardError(logging.StreamHandler[TextIO]):
+    """Writes to what is standard error by then: a bar puts itself there while it is shown."""
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: TextIO) -> None:
+        pass
+
+
 def setup_logging(log_format: LogFormat | str) -> None:
     """Sends Sluice's log to standard error in the given format; the root logger is left alone."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _StandardError()
     if LogFormat(log_format) is LogFormat.JSON:
         handler.setFormatter(_JsonFormatter())
     else:
@@ -83,6 +95,10 @@ ListLength = Annotated[
     int | None, typer.Option(min=1, help="Items per list; default: the run's predict.k.")
 ]
 ListSeparator = Annotated[str, typer.Option(help="Separates the values of a list in CSV.")]
+DeclaredSeparator = Annotated[
+    str | None,
+    typer.Option(help="Separates the values of a list in CSV; default: as in the build, else |."),
+]
 
 
 def list_overrides(overrides: Sequence[str] | None, options: Mapping[str, str | None]) -> list[str]:

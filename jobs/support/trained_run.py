@@ -97,6 +97,10 @@ def restore_for_evaluation(
         InputDataError: The checkpoint or its dataset version is damaged or gone.
     """
     trained = restore_run(run, checkpoint, dataset, split)
+    if dataset is not None and not any(".filter" in text.partition("=")[0] for text in overrides):
+        from training.evaluation.other_version import require_filter
+
+        require_filter(trained)
     section = override_section("evaluation", trained.config.evaluation, overrides)
     return replace(trained, config=trained.config.model_copy(update={"evaluation": section}))
 

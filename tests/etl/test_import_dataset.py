@@ -194,6 +194,26 @@ def test_files_that_do_not_fit_are_refused_and_nothing_is_published(files, chang
     assert not list((base / "versions").glob(".staging-*"))
 
 
+def test_weights_below_0_are_refused(files):
+    write_table(make_table(age=[1 - i % 3 for i in range(ROWS)]), files / "train-1.tfrecord")
+    features = [*FEATURES[:5], {"name": "age", "role": "weight"}, *FEATURES[6:]]
+    with pytest.raises(InputDataError, match=r"below 0: feature 'age', split train"):
+        import_dataset(build(files, features=features))
+    assert not (files.parent / "datasets" / "ours" / "CURRENT").exists()
+
+
+def test_values_that_are_no_numbers_are_said(files, caplog):
+    ages = pa.array([float("nan"), float("inf"), *range(ROWS - 2)], pa.float32())
+    for name in ("train-0", "train-1", "test"):
+        write_table(make_table(stars=ages), files / f"{name}.tfrecord")
+    import_dataset(build(files))
+    said = [line for line in caplog.messages if "NaN" in line]
+    assert [line.partition(":")[0] for line in said] == [
+        "feature 'stars', split train", "feature 'stars', split test"
+    ]  # fmt: skip
+    assert "2 values are NaN and 2 infinite" in said[0]
+
+
 def test_unfinished_empty_and_unlike_files_are_refused(files):
     config = build(files)
     last = files / "test.tfrecord"

@@ -50,7 +50,7 @@ def files(tmp_path_factory):
 @pytest.fixture
 def build(spark, files, monkeypatch, capsys):
     """Runs the command in the suite's session: its exit code, and what it wrote."""
-    monkeypatch.setattr(jobs.support.spark_session, "build_session", lambda *_: spark)
+    monkeypatch.setattr(jobs.support.spark_session, "build_session", lambda *_, **__: spark)
     monkeypatch.setattr(spark, "stop", lambda: None)
     monkeypatch.setenv("COLUMNS", "120")
 

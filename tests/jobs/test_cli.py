@@ -136,6 +136,24 @@ def test_config_mistakes_start_nothing(capsys, arguments):
     assert "did you mean" in capsys.readouterr().err
 
 
+def test_what_to_install_fits_the_place(monkeypatch, tmp_path):
+    own = Path(sys.executable).parent / "pip"
+    monkeypatch.setattr(errors.shutil, "which", lambda name: str(own))
+    monkeypatch.setattr(errors, "read_code_version", lambda: "0.1.0")
+    assert errors.install_hint("serve") == "pip install 'sluice-recsys[serve]'"
+    # Sources that are not installed name their folder: no index need have them.
+    monkeypatch.setattr(errors, "read_code_version", lambda: errors.UNKNOWN_VERSION)
+    sources = Path(errors.__file__).parents[1]
+    assert errors.install_hint("serve") == f"pip install '{sources}[serve]'"
+    # A zip of the code on an executor has no such folder.
+    monkeypatch.setattr(errors, "_SOURCES", tmp_path)
+    assert errors.install_hint("serve") == "pip install 'sluice-recsys[serve]'"
+    # Another Python's `pip` would install for that one.
+    monkeypatch.setattr(errors.shutil, "which", lambda name: "/elsewhere/bin/pip")
+    hint = errors.install_hint("serve")
+    assert hint == f"{sys.executable} -m pip install 'sluice-recsys[serve]'"
+
+
 def test_missing_inputs_have_their_codes(capsys, tmp_path):
     assert main(["build", "ml_1m", "--data", str(tmp_path / "lgos")]) == 2
     assert "correct --data" in capsys.readouterr().err

@@ -102,7 +102,7 @@ def test_a_feature_of_which_the_log_has_a_part_is_named_and_left_out(
 def test_a_value_that_no_encoder_takes_ends_in_3(
     spark, encoded_by_label, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(jobs.support.spark_session, "build_session", lambda *_: spark)
+    monkeypatch.setattr(jobs.support.spark_session, "build_session", lambda *_, **__: spark)
     monkeypatch.setattr(spark, "stop", lambda: None)
     file = log(tmp_path, {"user": 1, "item": "fourteen"}, {"user": 2, "item": "x"})
     dataset = str(encoded_by_label.version)

@@ -60,6 +60,15 @@ def test_java_starts_whatever_collector_the_environment_names(given, monkeypatch
 
 
 @pytest.mark.skipif(shutil.which("java") is None, reason="no Java on the path")
+@pytest.mark.parametrize(("is_short", "level"), [(True, "1"), (False, "4")])
+def test_java_of_short_work_compiles_lightly(is_short, level):
+    asked = ["java", *java_options(is_short), "-XX:+PrintFlagsFinal", "-version"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=True)
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert [line[3] for line in lines if line[1:2] == ["TieredStopAtLevel"]] == [level]
+
+
+@pytest.mark.skipif(shutil.which("java") is None, reason="no Java on the path")
 @pytest.mark.parametrize("given", ["C", "POSIX", "C.UTF-8"])
 def test_java_reads_file_names_as_python_does(given, monkeypatch):
     monkeypatch.setenv("LC_ALL", given)

@@ -235,6 +235,33 @@ def test_ranking_models_are_exported_and_predict(
     assert run_app(predict_app, ["--run", str(run), "--id", "name"]) == ExitCode.CONFIG
 
 
+@pytest.mark.parametrize("kind", ["ranking", "retrieval"])
+def test_the_rows_of_a_split_are_scored_by_any_model(
+    ranking_series: Path, predict_series: Path, tmp_path: Path, kind: str
+) -> None:
+    series, target = ranking_series if kind == "ranking" else predict_series, tmp_path / "s.json.gz"
+    arguments = ["--run", str(series), "--split", "test", "--output", str(target)]
+    assert run_app(predict_app, arguments) == ExitCode.OK
+    with gzip.open(target, "rt") as lines:
+        found = [json.loads(line) for line in lines]
+    trained = load_run(resolve_run(str(series)))
+    where, names = (trained.version_dir, trained.manifest), trained.model.inputs
+    [rows] = build_eval_dataset(*where, "test", 1000, names)
+    expected = (
+        trained.model.predict(rows)
+        if kind == "ranking"
+        else {"score": np.sum(trained.model.embed_users(rows) * trained.model.embed_items(rows), 1)}
+    )
+    assert [row["row"] for row in found] == list(range(1, 61))
+    for name, values in expected.items():
+        np.testing.assert_allclose([row[name] for row in found], values, rtol=1e-5, atol=1e-6)
+    assert set(found[0]) == {"row", *expected}
+    assert run_app(predict_app, [*arguments, "--lists"]) == ExitCode.OK
+    with gzip.open(target, "rt") as lines:
+        assert {"items", "scores"} < set(json.loads(next(lines)))
+    assert run_app(predict_app, [*arguments[:2], "--lists"]) == ExitCode.CONFIG
+
+
 def _write_later(root: Path, name: str = "tiny", **changes: Any) -> Path:
     """A later version with other counts: most tokens have other ids, some are new."""
     config = TinyConfig(**{"users": 70, "items": 50, "seed": 1, **changes})
@@ -352,6 +379,63 @@ def test_runs_on_different_versions_are_compared_on_a_later_one(
         alone = evaluate(at, dataset=str(later), overrides=["evaluation.sampled_negatives=null"])
         model = alone["protocols"][0]["systems"]["model"]
         assert found["metrics"]["ndcg@10"][name] == pytest.approx(model["ndcg@10"])
+
+
+def test_a_filter_is_said_wherever_metrics_are_shown(
+    ranking_series: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only = ["--set", "evaluation.filter=[{feature: gender, value: 2}]"]
+    run = resolve_run(str(ranking_series))
+    said = "evaluation.filter: gender == 2: 30 of 60 rows"
+    assert run_app(app, ["--run", str(run), *only]) == ExitCode.OK
+    assert said in capsys.readouterr().out
+    assert read_json(run / "metrics.json")["rows"] == 30
+    assert read_json(run / "run_card.json")["metrics"]["filter"]["rows"] == 30
+    assert run_app(report_app, ["--run", str(run)]) == ExitCode.OK
+    assert f"30 rows of the test split ({said})" in (run / REPORT_FILE).read_text(encoding="utf-8")
+    assert run_app(export_app, ["--run", str(run)]) == ExitCode.OK
+    capsys.readouterr()
+    served = ["--run", str(run), "--saved-model", str(run / "export"), *only]
+    assert run_app(app, served) == ExitCode.OK
+    assert said in capsys.readouterr().out
+    assert read_json(run / "metrics-served.json")["replay"]["rows"] == {"click": 30, "value": 30}
+    assert run_app(inspect_app, [str(run)]) == ExitCode.OK
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert run_app(compare_app, ["--run", str(run), "--against", str(run), *only]) == ExitCode.OK
+    assert f"{said}, for both runs" in capsys.readouterr().out
+    nobody = ["--set", "evaluation.filter=[{feature: gender, value: 77}]"]
+    for command in (app, compare_app):
+        asked = ["--run", str(run), *nobody]
+        asked += ["--against", str(run)] if command is compare_app else []
+        assert run_app(command, asked) == ExitCode.INPUT_REFUSED
+        assert "evaluation.filter leaves no row" in capsys.readouterr().err
+    evaluate(run)
+
+
+def test_a_filter_of_the_run_is_not_taken_to_a_version_of_other_ids(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = write_tiny_run(tmp_path, {"name": "mf"})
+    later, run = _write_later(tmp_path / "later"), resolve_run(str(own))
+    card = read_json(run / "run_card.json")
+
+    def ask(filters: list[dict[str, Any]], *more: str) -> int:
+        card["config"]["evaluation"]["filter"] = filters
+        write_json(run / "run_card.json", card)
+        return run_app(app, ["--run", str(own), "--dataset", str(later), *more])
+
+    ids = [pq.read_table(at / "encoders" / "movie_id.parquet")["token"].to_pylist()
+           for at in (Path(card["dataset"]["path"]), later)]  # fmt: skip
+    moved = next(i for i, (a, b) in enumerate(zip(*ids, strict=False)) if a != b)
+    kept = [i for i, (a, b) in enumerate(zip(*ids, strict=False)) if a == b]
+    assert ask([{"feature": "movie_id", "op": "!=", "value": moved + 2}]) == ExitCode.CONFIG
+    assert "movie_id" in capsys.readouterr().err
+    assert ask([{"feature": "movie_id", "op": ">", "value": 2}]) == ExitCode.CONFIG
+    for place in kept[:1]:
+        assert ask([{"feature": "movie_id", "op": "!=", "value": place + 2}]) == ExitCode.OK
+    assert ask([{"feature": "label", "value": 1}, {"feature": "genres", "value": 1}]) == ExitCode.OK
+    given = ["--set", f"evaluation.filter=[{{feature: movie_id, op: '!=', value: {moved + 2}}}]"]
+    assert ask([{"feature": "movie_id", "value": moved + 2}], *given) == ExitCode.OK
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ HISTORIES: list[dict[str, Any]] = [
     {"name": "runs", "max_len": 3, "distinct": "consecutive", "lookback": 5, "columns": ["price"]},
     {"name": "items", "where": CLICKS, "max_len": 3, "distinct": "item", "columns": ["price"]},
     {"name": "dear", "where": {"column": "price", "at_least": 0.1}, "max_len": 2},
+    {"name": "high", "where": {"column": "item", "at_least": 2.5}, "max_len": 2},
     {
         "name": "session",
         "max_len": 4,

@@ -46,6 +46,15 @@ def test_each_rule_tells_positives_by_its_column(spark):
     assert found[5]["graded"] is None
 
 
+def test_a_bound_between_two_whole_numbers_is_not_rounded(spark):
+    events = frame(spark, TYPES, [{"item": n} for n in (2, 3, 4)]).drop("label")
+    config = log_config(label={"column": "item", "at_least": 3.5})
+    found = {row["item"]: row["label"] for row in add_labels(events, config, {}, {}).collect()}
+    assert found == {2: 0, 3: 0, 4: 1}
+    with pytest.raises(ValidationError, match=r"'item' is int64, so no row can equal 2\.5"):
+        log_config(label={"column": "item", "one_of": [2.5, 4.0]})
+
+
 @pytest.mark.parametrize(
     ("rule", "found"),
     [({"graded": True}, [4.5, 2.0]), ({"at_least": 3}, [1.0, 0.0])],

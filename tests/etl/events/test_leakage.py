@@ -22,6 +22,8 @@ TARGET = Event(1, 1, "click", 0.5, NOW)
 STATE = columns(
     product="int64", valid_from="int64", valid_to="int64?", known_at="int64", state="int64"
 )
+# Items stand for their world here, so none may decide what is in a list.
+OTHERS = [history for history in HISTORIES if history["name"] != "high"]
 _BASE = behaviour_config().model_dump()
 CONFIG = behaviour_config(
     sources={**_BASE["sources"], "state": {"path": "state", "columns": STATE, "key": "product"}},
@@ -34,7 +36,7 @@ CONFIG = behaviour_config(
         }
     ],
     history={"max_len": 3},
-    histories=[*HISTORIES, {"name": "states", "max_len": 3, "columns": ["state"]}],
+    histories=[*OTHERS, {"name": "states", "max_len": 3, "columns": ["state"]}],
     sessions={"name": "visit", "gap_minutes": 120},
     rolling=ROLLING,
     seen=False,
@@ -149,7 +151,7 @@ def _features(rows: dict[tuple[Any, ...], Any], event: Event) -> dict[str, Any]:
     row = rows[event.user, event.item, event.action, event.ts]
     found = {name: row[name] for name in FEATURES}
     # Items are told apart by world; users stand in the name of the session.
-    for name in ("history", *(history["name"] for history in HISTORIES), "states"):
+    for name in ("history", *(history["name"] for history in OTHERS), "states"):
         found[name] = [item % 1000 for item in found[name]]
     found["visit_id"] = found["visit_id"].split("-")[1]
     return found

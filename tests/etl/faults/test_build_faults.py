@@ -130,7 +130,7 @@ def test_the_second_of_two_builds_at_once_ends_with_its_exit_code(
     wait_for(first, versions, ".staging-*")
     first.send_signal(signal.SIGSTOP)  # so that it cannot end before the other begins
     # The other one is this process, in the suite's session.
-    monkeypatch.setattr(jobs.support.spark_session, "build_session", lambda *_: spark)
+    monkeypatch.setattr(jobs.support.spark_session, "build_session", lambda *_, **__: spark)
     monkeypatch.setattr(spark, "stop", lambda: None)
     code = main(["build", str(tmp_path / "build.yaml"), "--force"])
     first.send_signal(signal.SIGCONT)

@@ -19,6 +19,7 @@ from etl.quality.mistakes import (
     find_unknown,
     find_unmatched,
     list_nothing_matched,
+    refuse_negative_weights,
 )
 from etl.quality.rules import RuleResult, settle_results
 from etl.quality.statistics import StatisticsAccumulator
@@ -170,6 +171,14 @@ def test_constants_that_models_read_and_labels_of_one_class_are_refused(tmp_path
     assert shown in str(error.value.fix)
     assert "the last version stays current" in str(error.value.fix)
     assert "contract.rules" not in str(error.value.fix)
+
+
+def test_weights_below_0_are_refused():
+    statistics = {"train": SAME, "test": gather(weight=pa.array([1.0, -0.5], pa.float32()))}
+    refuse_negative_weights(SCHEMA, {"train": SAME})
+    with pytest.raises(InputDataError, match=r"below 0: feature 'weight', split test") as error:
+        refuse_negative_weights(SCHEMA, statistics)
+    assert "-0.5" in str(error.value.received)
 
 
 def test_what_is_named_passes_and_so_does_what_follows_from_it(tmp_path):

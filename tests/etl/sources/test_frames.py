@@ -59,6 +59,13 @@ def test_wider_types_are_cast_and_what_does_not_fit_is_counted(spark, tmp_path):
     ]
 
 
+def test_times_in_nanoseconds_are_refused_with_the_way_out(spark, tmp_path):
+    write(tmp_path, id=[1], at=pa.array([1], pa.timestamp("ns")))
+    with pytest.raises(InputDataError, match="times in nanoseconds") as error:
+        outcomes(read(spark, tmp_path, declare(INT, format="parquet")))
+    assert 'coerce_timestamps="us"' in str(error.value.fix)
+
+
 def test_nan_is_missing_where_a_number_may_be(spark, tmp_path):
     write(tmp_path, id=[1, 2, 3], x=[1.5, float("nan"), float("inf")])
     floats = column("float32", nullable=True, maximum=9)

@@ -169,6 +169,7 @@ def test_libsvm_lines_and_their_faults(spark, tmp_path):
         "1 -3:1",
         "1 3:x",
         "1 3:inf",
+        "1 3:5D",
         "yes 3:1",
         "",
         "1 9223372036854775808:1",
@@ -185,11 +186,27 @@ def test_libsvm_lines_and_their_faults(spark, tmp_path):
         "below_minimum:indices",
         "not_list<float32>:values",
         "not_finite:values",
+        "not_list<float32>:values",
         "not_float32:label",
         "empty_line",
         "not_list<int64>:indices",
         (1.0, [2**63 - 1], [1.0]),
     ]
+
+
+def test_suffixes_and_hexadecimals_of_java_are_no_numbers(spark, tmp_path):
+    texts = ("5D", "1f", "2.d", "0x1p3", " 5F ", "-1e2", ".5", "7.", "1E+2")
+    write(tmp_path, *(f"{text}\t1|{text}" for text in texts))
+    columns = [
+        {"name": "x", "type": "float32"},
+        {"name": "xs", "type": "list<float32>", "separator": "|"},
+    ]
+    bad = ["not_float32:x"] * 5
+    good = [(x, [1.0, x]) for x in (-100.0, 0.5, 7.0, 100.0)]
+    assert outcomes(read(spark, tmp_path, declare(*columns))) == [*bad, *good]
+    write(tmp_path, *(json.dumps({"x": "1", "xs": [text]}) for text in texts[:5]))
+    source = read(spark, tmp_path, declare(*columns, format="json"))
+    assert outcomes(source) == ["not_list<float32>:xs"] * 5
 
 
 def test_libffm_has_fields(spark, tmp_path):

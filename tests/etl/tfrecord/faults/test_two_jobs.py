@@ -10,7 +10,7 @@ import pytest
 
 from conf.errors import SluiceError, UpstreamNotReadyError
 from etl.tfrecord.commit.output_manifest import read_output_manifest
-from tests.etl.tfrecord.faults.conftest import Driver, check_output, wait_for_writers
+from tests.etl.tfrecord.faults.conftest import Driver, check_output
 
 
 def wait_at(gate: str):
@@ -76,7 +76,11 @@ def test_two_drivers_append_at_once(start_driver, local_driver: Driver, tmp_path
     other = start_driver("local[2]").wait_ready()
     out = tmp_path / "out"
     for k, driver in enumerate((local_driver, other)):
-        driver.send(path=str(out), mode="append", start=k * 5000, rows=(k + 1) * 5000, sleep_ms=300)
-    wait_for_writers(out)
+        rows = {"start": k * 5000, "rows": (k + 1) * 5000, "sleep_ms": 300, "sleep_every": 250}
+        driver.send(path=str(out), mode="append", **rows)
+    end = time.monotonic() + 120
+    while len(list(out.glob("_temporary-*"))) < 2:  # Both have begun, and neither has committed.
+        assert time.monotonic() < end, "the writes did not meet"
+        time.sleep(0.02)
     assert [local_driver.receive(), other.receive()] == [{}, {}]
     check_output(out, 10_000)

@@ -1,0 +1,334 @@
+"""Rows to score: the samples of a log whose labels nobody knows yet, as raw values in Parquet.
+
+A build makes records of samples, with features and labels. Here the same events go the same way,
+through joins, histories, sessions and windowed features, but end as the raw values that encoders
+read: any model of the dataset takes them, whatever version it was trained on, since its encoders
+are inside it. Labels are not read, and their columns may be null or missing.
+
+    rows.parquet/_rows.json            what the rows are of, and what was left out
+    rows.parquet/part-00000.parquet    the rows, in order of time
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+from pyspark.sql import functions as F
+
+from conf.atomic_output import staged_directory
+from conf.dates import DateRange
+from conf.encoders import ENCODERS_DIR
+from conf.errors import (
+    ConfigError,
+    InputDataError,
+    InternalError,
+    UpstreamNotReadyError,
+    read_code_version,
+)
+from conf.etl.build import BuildConfig
+from conf.etl.contract import ContractConfig
+from conf.etl.encodings import FeatureConfig
+from conf.etl.references import used_sources
+from conf.etl.split import SplitConfig
+from conf.run import write_json
+from conf.schema import fingerprint
+from etl.events.date_range import check_dates
+from etl.events.event_log import kept, prepare_events
+from etl.events.histories import add_histories
+from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN
+from etl.events.most_frequent import add_most_frequent
+from etl.events.sample_filter import NOT_SAMPLED_COLUMN, check_where
+from etl.events.splits import is_inside
+from etl.feature_plan import made_sample_columns, plan_features
+from etl.quality.time_units import count_sources
+from etl.sources.bad_rows import SourceCounts, check_bad_rows, check_columns
+from etl.sources.snapshot import check_inputs_unchanged, read_inputs
+from etl.versions.publish import read_current
+from etl.versions.stored import find_dataset
+from etl.versions.working import hold_dataset
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROWS_SUFFIX = ".parquet"
+RECORD_FILE = "_rows.json"
+"""Record of the rows; readers of a folder of Parquet skip what begins with `_`."""
+_FORMAT_VERSION = 1
+_SERVED_ROLES = ("user", "item", "context", "id")
+_ALL_DAYS = "all days"
+logger = logging.getLogger("sluice.build")
+
+
+@dataclass(frozen=True)
+class WrittenRows:
+    """Rows that were written, and what became of the others.
+
+    Attributes:
+        target: The directory.
+        rows: Rows that were written.
+        read: Rows that were read, by source.
+        bad: Bad rows by source and reason.
+        dropped: Events of the days that are no rows, by reason.
+        columns: What a row holds.
+    """
+
+    target: Path
+    rows: int
+    read: Mapping[str, int]
+    bad: Mapping[str, Mapping[str, int]]
+    dropped: Mapping[str, int]
+    columns: tuple[str, ...]
+
+
+def write_rows_to_score(
+    spark: SparkSession, config: BuildConfig, dates: DateRange | None, target: Path
+) -> WrittenRows:
+    """Writes the samples of a run's days as raw values; earlier rows are replaced when all is done.
+
+    Args:
+        spark: Session.
+        config: The config of the dataset that the model was trained on.
+        dates: Days whose events become rows; None: the whole log. Events before them are what
+            histories, windowed features and joins see.
+        target: Directory to write, which all executors see; its name ends in `.parquet`.
+
+    Raises:
+        ConfigError: The features do not fit the declared columns, a name stands for two columns, or
+            the target is something else than rows.
+        InputDataError: A source was refused, changed while it was read, or has no such row.
+        UpstreamNotReadyError: A source has no file yet for a day, or the dataset no version that
+            an item's lists are taken from.
+    """
+    columns = check_rows_to_score(config, dates, target)
+    unlabelled, optional = leave_out_labels(config), label_columns(config)
+    sources, inputs = read_inputs(spark, unlabelled, dates, optional)
+    counted = count_sources(unlabelled, sources)
+    for name, counts in counted.counts.items():
+        check_bad_rows(counted.sources[name], counts, unlabelled.sources[name])
+        check_columns(name, unlabelled.sources[name], counts)
+    prepared = prepare_events(unlabelled, counted.sources, dates, is_labelled=False)
+    try:
+        rows, dropped = _count_rows(prepared.frame, dates)
+        with _lists_of_items(config) as encoders:
+            frame = _choose_rows(prepared.frame, unlabelled, dates, encoders)
+            record = _describe(config, dates, rows, dropped, counted.counts, columns)
+            _write(frame, columns, target, record)
+    finally:
+        prepared.release()
+    check_inputs_unchanged(spark, unlabelled, inputs, dates)
+    return WrittenRows(target, rows, record["read"], record["bad"], dropped, tuple(columns))
+
+
+def check_rows_to_score(
+    config: BuildConfig, dates: DateRange | None, target: Path
+) -> dict[str, str]:
+    """Checks all that needs no data, and returns by name of a row's column that of the events.
+
+    Raises:
+        ConfigError: See `write_rows_to_score`.
+    """
+    if not target.name.endswith(ROWS_SUFFIX) or target.name == ROWS_SUFFIX:
+        raise ConfigError(
+            "rows to score are written as a folder of Parquet files",
+            received=str(target),
+            allowed=f"a name that ends in {ROWS_SUFFIX}",
+        )
+    if target.exists() and not (target / RECORD_FILE).is_file():
+        raise ConfigError(
+            "something else stands where the rows shall go",
+            received=str(target),
+            allowed="a new name, or that of earlier rows, which are replaced",
+        )
+    check_where(config)
+    check_dates(leave_out_labels(config), dates)
+    return choose_columns(config)
+
+
+def leave_out_labels(config: BuildConfig) -> BuildConfig:
+    """Returns a build's config without what only training and evaluation need.
+
+    Rules that read a column of the log stay: the column tells events apart, also where it is null.
+    Splits matter to nothing but records, so that all events are of one that needs no scan.
+    """
+    labels = tuple(label for label in config.all_labels if label.conversion is None)
+    unlabelled = config.model_copy(
+        update={
+            "label": labels[0] if labels else None,
+            "labels": labels[1:],
+            "negatives": None,
+            "down_sampling": None,
+            "weights": None,
+            "train_samples": "all",
+            "split": SplitConfig(strategy="hash", key=config.split.key),
+            "contract": ContractConfig(),
+        }
+    )
+    used = {name: config.sources[name] for name in used_sources(unlabelled)}
+    return unlabelled.model_copy(update={"sources": used})
+
+
+def label_columns(config: BuildConfig) -> frozenset[str]:
+    """Returns the columns of the log that only labels and weights need: rows may lack them."""
+    read = {label.column for label in config.all_labels if label.column is not None}
+    if config.weights is not None and config.weights.column is not None:
+        read.add(config.weights.column)
+    events = config.events
+    return frozenset(read - {events.user, events.item, events.time, *_feature_columns(config)})
+
+
+def _feature_columns(config: BuildConfig) -> set[str]:
+    """Columns that features of a model read."""
+    return {column for feature in _served_features(config) for column in feature.columns}
+
+
+def _served_features(config: BuildConfig) -> list[FeatureConfig]:
+    made = set(made_sample_columns(config))
+    return [
+        feature
+        for feature in config.features
+        if feature.role in _SERVED_ROLES and made.isdisjoint(feature.columns)
+    ]
+
+
+def choose_columns(config: BuildConfig) -> dict[str, str]:
+    """Returns what a row holds: by name the column of the events.
+
+    That is what features read, and all else that the log has but for its labels, which names rows.
+    A column has its own name, unless that is the name of a feature that is made of another one:
+    `predict` would take it for that feature's. Then it has the name of the feature that reads it.
+
+    Raises:
+        ConfigError: A feature that reads several columns reads such a one, which has no name then.
+    """
+    plan_features(config)
+    log = config.sources[config.events.source].column_types
+    features = _served_features(config)
+    first = {feature.name: feature.columns[0] for feature in features}
+    own = dict.fromkeys(column for feature in features for column in feature.columns)
+    chosen: dict[str, str] = {}
+    for column in (*log, *own):
+        if column in label_columns(config):
+            continue
+        if first.get(column, column) == column:
+            chosen[column] = column
+            continue
+        for feature in features:
+            if column not in feature.columns:
+                continue
+            if len(feature.columns) > 1:
+                raise ConfigError(
+                    f"feature {feature.name!r} reads {column!r}, which is the name of another "
+                    f"feature, made of {first[column]!r}: a row cannot tell them apart",
+                    received=f"features {feature.name} and {column}",
+                    fix=f"rename feature {column!r}, build the dataset anew, and train again",
+                )
+            chosen[feature.name] = column
+    return chosen
+
+
+def _count_rows(events: DataFrame, dates: DateRange | None) -> tuple[int, dict[str, int]]:
+    """Counts the events of the days: those that become rows, and the others by reason."""
+    inside = events if dates is None else events.where(is_inside(dates))
+    reason = F.coalesce(DROP_COLUMN, NOT_SAMPLED_COLUMN).alias("__why")
+    found = {row["__why"]: row["count"] for row in inside.groupBy(reason).count().collect()}
+    rows = found.pop(None, 0)
+    if not rows:
+        days = _ALL_DAYS if dates is None else f"{dates.first} to {dates.last}"
+        raise InputDataError(
+            "there is no row to score",
+            received=f"{days}; dropped: "
+            + (", ".join(f"{why} {n:,}" for why, n in sorted(found.items())) or "none"),
+            allowed="events of the run's days that would be samples if their label were known",
+            fix="correct --date, or look at what was dropped",
+        )
+    return rows, dict(sorted(found.items()))
+
+
+def _choose_rows(
+    events: DataFrame, config: BuildConfig, dates: DateRange | None, encoders: Path | None
+) -> DataFrame:
+    """The rows with all columns, in order."""
+    rows = add_histories(kept(events), config)
+    # After the windows: an event that is no sample stays in the histories of those that are.
+    rows = rows.where(F.col(NOT_SAMPLED_COLUMN).isNull())
+    if dates is not None:
+        rows = rows.where(is_inside(dates))
+    if encoders is not None:
+        rows = add_most_frequent(rows, config, encoders)
+    keys = [name for name in (config.events.user, config.events.item) if name is not None]
+    content = F.xxhash64(*config.sources[config.events.source].column_types)
+    return rows.orderBy(EVENT_TS_COLUMN, *keys, content)
+
+
+@contextmanager
+def _lists_of_items(config: BuildConfig) -> Iterator[Path | None]:
+    """Yields the folder of the lists that the dataset's current version has counted for items."""
+    if not config.most_frequent:
+        yield None
+        return
+    with hold_dataset(find_dataset(config.output.root, config.name)) as paths:
+        current = read_current(paths)
+        if current is None:
+            raise UpstreamNotReadyError(
+                f"dataset {config.name!r} has no version yet, and most_frequent is counted by one",
+                received=str(paths.base),
+                fix="build the dataset first",
+            )
+        yield paths.version(current) / ENCODERS_DIR
+
+
+def _describe(
+    config: BuildConfig,
+    dates: DateRange | None,
+    rows: int,
+    dropped: Mapping[str, int],
+    counts: Mapping[str, SourceCounts],
+    columns: Mapping[str, str],
+) -> dict[str, Any]:
+    return {
+        "format_version": _FORMAT_VERSION,
+        "dataset": config.name,
+        "dates": None if dates is None else [str(dates.first), str(dates.last)],
+        "rows": rows,
+        "read": {name: count.read for name, count in counts.items()},
+        "bad": {name: dict(count.bad) for name, count in counts.items() if count.bad},
+        "dropped": dict(dropped),
+        "columns": dict(columns),
+        "config_sha256": fingerprint(config.resolved()),
+        "code_version": read_code_version(),
+    }
+
+
+def _write(
+    frame: DataFrame, columns: Mapping[str, str], target: Path, record: Mapping[str, Any]
+) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with staged_directory(target) as staging:
+        chosen = frame.select(*[F.col(column).alias(name) for name, column in columns.items()])
+        chosen.write.mode("overwrite").parquet(staging.as_uri())
+        parts = sorted(staging.glob("part-*.parquet"))
+        _check_count(parts, record["rows"])
+        for number, part in enumerate(parts):  # Spark's names are drawn anew in each run.
+            part.rename(staging / f"part-{number:05d}{ROWS_SUFFIX}")
+        for path in [staging / "_SUCCESS", *staging.glob(".*.crc")]:
+            path.unlink(missing_ok=True)
+        write_json(staging / RECORD_FILE, dict(record))
+    logger.info("%s rows to score: %s", f"{record['rows']:,}", target)
+
+
+def _check_count(parts: Sequence[Path], expected: int) -> None:
+    written = sum(pq.read_metadata(part).num_rows for part in parts)
+    if written != expected:
+        raise InternalError(
+            "the number of rows written is not the number of events chosen",
+            received=f"{written:,}",
+            allowed=f"{expected:,}",
+            fix="nothing was replaced; run again: on a cluster the directory must be one that all "
+            "hosts see under the same path",
+        )

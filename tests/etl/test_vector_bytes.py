@@ -1,0 +1,144 @@
+"""`{kind: vector_bytes}`: a build writes what numpy's `tobytes` would, and models read it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+
+from conf.errors import ConfigError, InputDataError
+from conf.etl.encodings import FeatureConfig
+from conf.operations import VectorBytes
+from conf.training.models import RankingConfig, VectorConfig
+from etl.build import build_dataset
+from etl.encoders.bags import VectorBytesEncoder
+from etl.tfrecord.spark.failures import known_failures
+from tests.etl.logs import build_config, write_logs
+from training.input.batches import build_eval_dataset
+from training.models.embedded_inputs import decode_vectors
+from training.models.registry import build_model
+
+LENGTH = 3
+ITEMS = {item: np.array([item / 3, -item, 1e-5 * item]) for item in (10, 11, 12, 13, 14, 15)}
+ITEMS[11] = None
+
+
+def _encode(values: Any, kind: pa.DataType, dtype: Any = "float64") -> list[bytes]:
+    encoder = VectorBytesEncoder(kind, VectorBytes(dtype, LENGTH))
+    return encoder.encode([pa.array(values, pa.list_(kind))]).to_pylist()
+
+
+def test_bytes_are_those_of_numpy() -> None:
+    rows = [[0.1, -2.5, 1e300], None, [3.0, 0.0, -1e-3]]
+    wanted = [b"" if row is None else np.array(row, "<f8").tobytes() for row in rows]
+    assert _encode(rows, pa.float64()) == wanted
+    sliced = pa.array([[9.0] * LENGTH, *rows], pa.list_(pa.float64())).slice(1)
+    encoder = VectorBytesEncoder(pa.float64(), VectorBytes("float64", LENGTH))
+    assert encoder.encode([sliced]).to_pylist() == wanted
+    assert encoder.encode([sliced.slice(0, 0)]).to_pylist() == []
+    singles = [[0.1, 1.0, 2.0], [7, 8, 9]]
+    assert _encode(singles, pa.float32(), "float32") == [
+        np.array(row, "<f4").tobytes() for row in singles
+    ]
+    assert _encode([[1, 2, 2**53]], pa.int64()) == [np.array([1, 2, 2.0**53], "<f8").tobytes()]
+
+
+@pytest.mark.parametrize(
+    ("row", "dtype", "said"),
+    [
+        ([1.0, 2.0], "float64", "row 1 has 2 values, not 3"),
+        ([1.0, None, 2.0], "float64", "vector of row 1"),
+        ([1.0, float("nan"), 2.0], "float64", "vector of row 1"),
+        ([1.0, 1e39, 2.0], "float32", "vector of row 1"),
+    ],
+)
+def test_vectors_that_are_none_are_refused(row: list, dtype: str, said: str) -> None:
+    with pytest.raises(pa.ArrowInvalid, match=said):
+        _encode([[0.0, 0.0, 0.0], row], pa.float64(), dtype)
+
+
+def _config(folder: Path, **encoding: Any) -> Any:
+    logs = write_logs(folder / "logs")
+    table = {
+        "item": pa.array(list(ITEMS), pa.int64()),
+        "image": pa.array([None if v is None else v.tolist() for v in ITEMS.values()],
+                          pa.list_(pa.float64())),
+    }  # fmt: skip
+    pq.write_table(pa.table(table), logs / "items.parquet")
+    given = build_config(logs, folder / "out").model_dump(mode="json", exclude_unset=True)
+    given["sources"]["items"] = {
+        "path": "items.parquet", "format": "parquet", "key": "item",
+        "columns": [
+            {"name": "item", "type": "int64"},
+            {"name": "image", "type": "list<float64>", "nullable": True},
+        ],
+    }  # fmt: skip
+    given["features"] = [f for f in given["features"] if f["name"] != "tags"]
+    encoding = {"kind": "vector_bytes", "length": LENGTH, **encoding}
+    image = {"name": "image", "column": "image", "role": "item", "encoding": encoding}
+    given["features"].append(image)
+    return build_config(logs, folder / "out", **{
+        part: given[part] for part in ("sources", "features")
+    })  # fmt: skip
+
+
+def test_a_build_is_read_by_tensorflow_and_by_a_model(spark, tmp_path: Path) -> None:
+    result = build_dataset(spark, _config(tmp_path))
+    manifest, spec = result.manifest, result.manifest.schema["image"]
+    assert (spec.dtype, spec.shape, spec.pad_value) == ("bytes", (), "")
+    fields = {
+        "item": tf.io.FixedLenFeature([], tf.int64),
+        "image": tf.io.FixedLenFeature([], tf.string, ""),
+    }
+    tokens = dict(
+        zip(*(pq.read_table(result.version / "encoders" / "item.parquet")[name].to_pylist()
+              for name in ("id", "token")), strict=True)
+    )  # fmt: skip
+    seen = set()
+    for split in manifest.splits:
+        if split.name == "users":
+            continue
+        paths = [str(result.version / shard.path) for shard in split.shards]
+        kind = "GZIP" if manifest.compression == "gzip" else ""
+        for record in tf.data.TFRecordDataset(paths, kind):
+            row = tf.io.parse_single_example(record, fields)
+            token = tokens.get(int(row["item"]))
+            if token is None:
+                continue
+            seen.add(token)
+            vector = ITEMS[token]
+            assert row["image"].numpy() == (b"" if vector is None else vector.tobytes())
+    assert {10, 11, 12} <= seen
+    settings = {
+        "kind": "ranking",
+        "network": "lr",
+        "features": ["image", "user"],
+        "vectors": {"image": {"decode": "float64", "length": LENGTH}},
+        "tasks": {"c": {"label": "label"}},
+    }
+    model = build_model(RankingConfig.model_validate(settings), manifest, 1)
+    [batch] = build_eval_dataset(result.version, manifest, "train", 64, ("image", "item"))
+    vectors = decode_vectors("image", batch["image"], VectorConfig(decode="float64", length=LENGTH))
+    for found, item in zip(vectors.numpy(), batch["item"].numpy().tolist(), strict=True):
+        vector = ITEMS[tokens[item]]
+        wanted = np.zeros(LENGTH) if vector is None else vector
+        np.testing.assert_array_equal(found, wanted.astype(np.float32))
+    assert "image" in model.inputs
+
+
+def test_wrong_lengths_and_columns_are_refused(spark, tmp_path: Path) -> None:
+    with pytest.raises(InputDataError, match="image") as caught, known_failures():
+        build_dataset(spark, _config(tmp_path, length=4))
+    assert "has 3 values, not 4" in str(caught.value)
+    feature = {"name": "x", "column": "rating", "role": "item"}
+    config = _config(tmp_path / "b")
+    wrong = FeatureConfig.model_validate(
+        {**feature, "encoding": {"kind": "vector_bytes", "length": 2}}
+    )
+    with pytest.raises(ConfigError, match="lists"):
+        build_dataset(spark, config.model_copy(update={"features": (*config.features, wrong)}))
