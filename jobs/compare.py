@@ -15,7 +15,7 @@ import typer
 
 from conf.errors import ExitCode
 from conf.run import write_json
-from jobs.reporting.formatting import format_metric, metric_title
+from jobs.reporting.formatting import describe_filter, format_metric, metric_title
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
 from jobs.support.trained_run import (
     CheckpointChoice,
@@ -135,6 +135,8 @@ def print_comparison(result: Mapping[str, Any]) -> None:
         f"{result['split']} split, {result['protocol']}: {result['rows']:,} rows of "
         f"{result['users']:,} users"
     )
+    if (line := describe_filter(result)) is not None:
+        console.print(f"{line}, for both runs", soft_wrap=True, markup=False)
     for name in ("run", "against"):
         console.print(f"{name}: {result[name]}", soft_wrap=True)
     table = Table()

@@ -17,6 +17,7 @@ from conf.errors import ConfigError
 from conf.paths import ReadablePath
 from conf.run import METRICS_FILE, RUN_CARD_FILE, read_json, update_run_card, write_json
 from jobs.reporting.formatting import (
+    describe_filter,
     describe_gauc,
     describe_weights,
     format_count,
@@ -241,6 +242,7 @@ def print_list_metrics(metrics: Mapping[str, Any]) -> None:
 
     console = Console(highlight=False)
     rows = "users" if metrics["per"] == "user" else "rows"
+    _print_filter(console, metrics)
     console.print(
         f"{metrics['split']} split, lists of {metrics['predictions']}: {metrics['rows']:,} {rows}, "
         f"{metrics['without_list']:,} without a list: misses",
@@ -255,7 +257,9 @@ def print_list_metrics(metrics: Mapping[str, Any]) -> None:
         table.add_row(str(k), *map(format_metric, values))
     console.print(table)
     if metrics["lists_of_others"]:
-        console.print(f"{metrics['lists_of_others']:,} lists are of no {rows[:-1]} of the split")
+        console.print(
+            f"{metrics['lists_of_others']:,} lists are of no {rows[:-1]} that is measured"
+        )
 
 
 def print_replay(replay: Mapping[str, Any]) -> None:
@@ -267,12 +271,13 @@ def print_replay(replay: Mapping[str, Any]) -> None:
 
 def headline_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what the run card says: each task, or every system under the headline protocol."""
+    measured = {key: metrics[key] for key in ("split", "filter") if key in metrics}
     if "tasks" in metrics:
         tasks = {task: _describe_task(values) for task, values in metrics["tasks"].items()}
-        return {"split": metrics["split"], "rows": metrics["rows"], "tasks": tasks}
+        return {**measured, "rows": metrics["rows"], "tasks": tasks}
     protocol = next(p for p in metrics["protocols"] if p["name"] == metrics["headline"])
     return {
-        "split": metrics["split"],
+        **measured,
         "protocol": metrics["headline"],
         "candidates": protocol["candidates"],
         "systems": protocol["systems"],
@@ -293,6 +298,7 @@ def print_metrics(metrics: Mapping[str, Any]) -> None:
     from rich.table import Table
 
     console = Console(highlight=False)
+    _print_filter(console, metrics)
     if "tasks" in metrics:
         _print_tasks(console, metrics)
         return
@@ -322,6 +328,11 @@ def print_metrics(metrics: Mapping[str, Any]) -> None:
         console.print(f"{metrics['oov_targets']:,} targets are not in the catalogue: misses")
     if metrics["labels"] is not None:
         console.print(describe_labels(metrics["labels"]))
+
+
+def _print_filter(console: Console, metrics: Mapping[str, Any]) -> None:
+    if (line := describe_filter(metrics)) is not None:
+        console.print(line, soft_wrap=True, markup=False)
 
 
 def _print_tasks(console: Console, metrics: Mapping[str, Any]) -> None:

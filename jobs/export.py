@@ -15,7 +15,14 @@ import typer
 
 from conf.delta import DELTA_FILE
 from conf.errors import ConfigError
-from conf.export import INDEX_DIR, ExportOptions, IndexOptions, list_indexes, read_card
+from conf.export import (
+    INDEX_DIR,
+    ExportOptions,
+    IndexOptions,
+    list_indexes,
+    list_versions,
+    read_card,
+)
 from conf.run import RUN_CARD_FILE, read_json
 from jobs.index import print_index
 from jobs.support.lineage import LineageDataset, LineageRun, emit_lineage
@@ -94,7 +101,23 @@ def main(
         print_summary(target)
         if index and (numbers := list_indexes(target)):
             print_index(target / INDEX_DIR / str(numbers[-1]))
+        if not list_indexes(target) and (before := _find_indexed(target)) is not None:
+            print(
+                f"no index, as version {before} has one: every item is compared until there is "
+                f"one: sluice index --export {describe(target)}"
+            )
     return 0
+
+
+def _find_indexed(target: Path) -> int | None:
+    """Returns the version before one where it has an index; None: it has none, or is not there."""
+    from training.stored_models import describe, find_place
+
+    model = find_place(describe(target).rpartition("/")[0])
+    earlier = [number for number in list_versions(model) if number < int(target.name)]
+    newest = max(earlier, default=None)
+    has_index = newest is not None and bool(list_indexes(model / str(newest)))
+    return newest if has_index else None
 
 
 def _plan_index(index: bool, items: Path | None, delta_since: str | None) -> IndexOptions | None:
@@ -103,7 +126,8 @@ def _plan_index(index: bool, items: Path | None, delta_since: str | None) -> Ind
     if index and delta_since is not None:
         raise ConfigError(
             "a delta has no index of its own",
-            fix="apply it, then build the new version's: `sluice index --export`",
+            fix="leave --index out: `sluice models apply` gives the new version an index like that "
+            "of the version before",
         )
     return IndexOptions(items_file=items) if index else None
 
@@ -160,7 +184,7 @@ def export_delta(
         raise ConfigError(
             "a delta holds the changed rows of every table, and no index",
             received=f"--delta-since with {'--tables' if options.tables else '--index'}",
-            fix="leave it out; `sluice index` builds an index of the version that is made",
+            fix="leave it out; `sluice models apply` makes both of those of the version before",
         )
     trained = restore_run(run_dir, checkpoint)
     from training.export.delta import find_base, write_delta

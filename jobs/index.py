@@ -97,6 +97,11 @@ def print_index(index: ReadablePath, note: str = "") -> None:
         table.add_row(f"recall {name}", f"{value:.4f}")
     for name, value in report["milliseconds"].items():
         table.add_row(f"milliseconds, {name}", f"{value:.2f}")
+    if rebuilt := about.get("rebuilt"):
+        missing = rebuilt["added_items_left_out"]
+        lacks = f", without {missing:,} items that were added to it" if missing else ""
+        built = f"built as the index of version {rebuilt['version']}{lacks}"
+        note = f"{note}; {built}" if note else built
     if note:
         console.print(note, soft_wrap=True)
     console.print(_describe(about), soft_wrap=True)

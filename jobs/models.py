@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from conf.delta import find_delta
-from conf.export import find_published, read_card, read_versions
+from conf.export import INDEX_DIR, find_published, list_indexes, read_card, read_versions
+from jobs.index import print_index
 from jobs.support.terminal import LogFormat, LogFormatOption, quiet_tensorflow, setup_logging
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -105,19 +106,23 @@ def apply_command(
     ] = None,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
-    """Write the next version: the newest one with the changes of a delta."""
+    """Write the next version: the newest one with the changes of a delta, its index built anew."""
+    setup_logging(log_format)
     from training.stored_models import describe, find_place
 
-    setup_logging(log_format)
     found = find_delta(find_place(delta))  # A wrong path is refused before TensorFlow starts.
     with quiet_tensorflow():
         from training.export.delta import apply_delta
 
     target = apply_delta(found, find_place(model), keep)
-    card = read_card(target)
+    card, numbers = read_card(target), list_indexes(target)
+    index = target / INDEX_DIR / str(numbers[-1]) if numbers else None
     if log_format is LogFormat.JSON:
-        print(json.dumps({"export": describe(target), "run": card["run_path"]}))
+        told = {"export": describe(target), "run": card["run_path"]}
+        print(json.dumps({**told, "index": None if index is None else describe(index)}))
     else:
+        if index is not None:
+            print_index(index)
         print(f"version {card['version']} of {card['name']}, run {card['run']}: {describe(target)}")
     return 0
 

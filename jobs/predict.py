@@ -2,8 +2,8 @@
 
 Lists are of every user by a retrieval model, of the candidates of a split's rows (or the whole
 catalogue) by a ranking model, or of the rows of a file; of the catalogue or of the candidates of a
-file. Scores are those of a ranking model: of the rows of a file, or of a split where the dataset
-has no items. Both are written as Parquet or as JSON lines, as the file's name says.
+file. Scores are of the rows of a split by any model, or of a file by a ranking model. Both are
+written as Parquet or as JSON lines, as the file's name says.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import typer
 from conf.errors import ConfigError
 from conf.run import SCORES_FILE, update_run_card
 from jobs.support.terminal import (
+    DeclaredSeparator,
     IdColumn,
     ListLength,
-    ListSeparator,
     LogFormat,
     LogFormatOption,
     setup_logging,
@@ -64,7 +64,7 @@ class RowsToPredict:
         users: File of the users that get lists; None: all.
         candidates: File of the items that are ranked; None: the catalogue.
         output: File to write; None: in the run.
-        lists: Whether rows of a file get lists of the catalogue, by a ranking model too.
+        lists: Whether rows of a split or file get lists instead of scores.
     """
 
     split: str | None = None
@@ -102,12 +102,12 @@ def main(
         typer.Option("--input", help="Rows of raw values: .csv, .jsonl or .parquet."),
     ] = None,
     id_column: IdColumn = None,
-    list_separator: ListSeparator = "|",
+    list_separator: DeclaredSeparator = None,
     lists: Annotated[
-        bool, typer.Option("--lists", help="Rank the catalogue for each row of the input.")
+        bool, typer.Option("--lists", help="A list for each row of the split or input, no score.")
     ] = False,
     split: Annotated[
-        str | None, typer.Option(help="Split whose rows are ranked or scored.")
+        str | None, typer.Option(help="Split whose rows are scored; with --lists, ranked.")
     ] = None,
     output: Annotated[
         Path | None,
@@ -123,8 +123,13 @@ def main(
     """Write the best items for every user of the vocabulary, or the scores of rows."""
     setup_logging(log_format)
     settings = [*(overrides or ()), *([] if k is None else [f"predict.k={k}"])]
-    if source is None and (id_column is not None or lists):
-        raise ConfigError("--id and --lists are about the rows of a file", fix="add --input FILE")
+    if source is None and id_column is not None:
+        raise ConfigError("--id is about the rows of a file", fix="add --input FILE")
+    if lists and source is None and split is None:
+        raise ConfigError(
+            "--lists is about the rows of a split or a file",
+            fix="add --split NAME or --input FILE, or leave it out: users get lists anyway",
+        )
 
     def read(path: Path | None, name: str | None = None) -> RawFile | None:
         return None if path is None else RawFile(path, name, list_separator)
@@ -207,8 +212,17 @@ def _check_options(gives_scores: bool, rows: RowsToPredict, overrides: Sequence[
 
 
 def _gives_scores(trained: TrainedModel, rows: RowsToPredict) -> bool:
-    """Whether rows are scored: those of a file, or of a dataset that has nothing to rank."""
-    if trained.config.model.kind != "ranking" or rows.asks_for_lists:
+    """Whether rows are scored: of a split of events, of a file, or where nothing can be ranked.
+
+    A file of a retrieval model holds what is known of users, and no item.
+    """
+    from training.input.batches import ROLE_OF_SPLIT
+
+    if rows.asks_for_lists:
+        return False
+    if rows.split is not None and rows.split not in ROLE_OF_SPLIT:
+        return True
+    if trained.config.model.kind != "ranking":
         return False
     return rows.file is not None or trained.manifest.keys.item is None
 

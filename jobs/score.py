@@ -37,9 +37,9 @@ from jobs.support.spark_scoring import (
 )
 from jobs.support.spark_session import build_session
 from jobs.support.terminal import (
+    DeclaredSeparator,
     IdColumn,
     ListLength,
-    ListSeparator,
     LogFormat,
     LogFormatOption,
     quiet_tensorflow,
@@ -110,7 +110,7 @@ def main(
         typer.Option("--option", metavar="KEY=VALUE", help="Option of Spark's reader."),
     ] = None,
     id_column: IdColumn = None,
-    list_separator: ListSeparator = "|",
+    list_separator: DeclaredSeparator = None,
     give: Annotated[
         Give | None,
         typer.Option(help="What a row gets; default: scores by a ranking model, else a list."),
@@ -174,7 +174,9 @@ def _read_input(
     return None
 
 
-def _describe_rows(rows: SparkInput, id_column: str | None, list_separator: str) -> RowSource:
+def _describe_rows(
+    rows: SparkInput, id_column: str | None, list_separator: str | None
+) -> RowSource:
     with quiet_tensorflow():
         from training.scoring.executor import RowSource
 
@@ -183,6 +185,7 @@ def _describe_rows(rows: SparkInput, id_column: str | None, list_separator: str)
         ", ".join(rows.paths),
         id_column=id_column,
         list_separator=list_separator if kind in ("csv", "tsv") else None,
+        is_delimited=kind in ("csv", "tsv"),
         is_json=kind == "jsonl",
     )
 
@@ -250,6 +253,7 @@ def _fit_columns(task: ScoringTask, found: NumberedInput) -> ScoringTask:
         ConfigError: Rows of several files have no ids.
         InputDataError: A column is missing.
     """
+    from training.prediction.raw_rows import log_unread
     from training.scoring.executor import choose_columns
     from training.scoring.raw_inputs import parse_line
 
@@ -265,7 +269,8 @@ def _fit_columns(task: ScoringTask, found: NumberedInput) -> ScoringTask:
         rows = [parse_line(task.source.place, number, line) for number, line in lines]
         columns = tuple(dict.fromkeys(name for row in rows for name in row))
     task = replace(task, source=replace(task.source, columns=columns))
-    choose_columns(task)
+    _, read = choose_columns(task)
+    log_unread(task.source.place, columns, read)
     return task
 
 

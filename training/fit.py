@@ -26,7 +26,7 @@ from training.loop.early_stopping import selection_metric
 from training.loop.epoch_records import TrainingResult
 from training.loop.interruption import stop_on_signals
 from training.loop.trainer import Trainer
-from training.loop.validation import build_validate, check_held_out, is_validated
+from training.loop.validation import build_validate, check_validation, is_validated
 from training.models.model import Model
 from training.monitoring.mlflow_log import find_tracking_uri, tracked
 from training.monitoring.progress import NoProgress, TrainingProgress
@@ -216,7 +216,7 @@ def _keep_counts(config: TrainConfig, data: TrainingData, run: Path) -> None:
     """Keeps what was counted beside the run: resumed, it has the same number of steps."""
     kept = replace(data, counts_file=run / INPUT_COUNTS_FILE)
     kept.steps_per_epoch(config.input)
-    check_held_out(config, kept)
+    check_validation(config, kept)
 
 
 def _find_metric(config: TrainConfig, manifest: Manifest) -> str | None:

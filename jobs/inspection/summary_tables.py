@@ -16,6 +16,7 @@ from rich.text import Text
 
 from jobs.reporting.formatting import (
     MISSING,
+    describe_filter,
     format_bytes,
     format_count,
     format_metric,
@@ -142,6 +143,8 @@ def _list_evaluation(metrics: Mapping[str, Any] | None) -> Iterator[TextTable]:
     if metrics is None:
         yield _facts("evaluation", {"state": "none that can be read: `sluice evaluate` writes one"})
         return
+    if (filtered := describe_filter(metrics)) is not None:
+        yield _facts("evaluation", {"filter": filtered})
     for task, values in metrics.get("tasks", {}).items():
         lines = [(metric_title(name), *map(format_metric, pair))
                  for name, pair in read_task_metrics(values).items()]  # fmt: skip

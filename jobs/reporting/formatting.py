@@ -9,6 +9,7 @@ from functools import wraps
 from typing import Any
 
 from conf.metrics import LOSS_METRIC
+from conf.training.input import describe_conditions
 
 MISSING = "\N{EN DASH}"
 _LEAST_SHARE = 1e-5
@@ -184,6 +185,25 @@ def read_task_metrics(values: Mapping[str, Any]) -> dict[str, tuple[float | None
         if name in values:
             found[name] = (to_float(value), to_float(constant.get(name)))
     return found
+
+
+def describe_filter(metrics: Mapping[str, Any]) -> str | None:
+    """Returns which rows of a split `evaluation.filter` left; None where there is no filter."""
+    found = as_mapping(metrics.get("filter"))
+    conditions = found.get("conditions")
+    if not isinstance(conditions, list) or not all(
+        isinstance(item, Mapping) and {"feature", "op", "value"} <= item.keys()
+        for item in conditions
+    ):
+        return None
+    counts = f"{format_count(found.get('rows'))} of {format_count(found.get('of'))} rows"
+    return f"evaluation.filter: {describe_conditions(conditions)}: {counts}"
+
+
+def describe_split(metrics: Mapping[str, Any]) -> str:
+    """Returns the split that metrics are of, and which of its rows."""
+    split, filtered = f"{metrics.get('split', 'test')} split", describe_filter(metrics)
+    return split if filtered is None else f"{split} ({filtered})"
 
 
 def describe_weights(values: Mapping[str, Any]) -> str | None:

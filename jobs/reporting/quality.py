@@ -11,6 +11,7 @@ from jobs.reporting.formatting import (
     MISSING,
     as_mapping,
     describe_gauc,
+    describe_split,
     describe_weights,
     first_of_several,
     format_count,
@@ -138,7 +139,7 @@ def _build_task_verdict(name: str, metrics: Mapping[str, Any]) -> Verdict:
     task, values = next(iter(metrics["tasks"].items()))
     found = read_task_metrics(as_mapping(values))
     metric = next((m for m in ("log_loss", "rmse") if None not in found.get(m, (None,))), None)
-    rows = f"{format_count(metrics.get('rows'))} rows of the {metrics.get('split', 'test')} split"
+    rows = f"{format_count(metrics.get('rows'))} rows of the {describe_split(metrics)}"
     if metric is None:
         return Verdict("unknown", f"{name} has no error that can be compared.", f"{rows}.")
     model, constant = (to_float(value) or 0.0 for value in found[metric])
@@ -175,10 +176,7 @@ def describe_protocol(protocol: Mapping[str, Any], metrics: Mapping[str, Any]) -
     count = format_count(protocol.get("rows", ranked_rows(metrics)))
     per_user = protocol.get("per") == "user"
     rows, what = ("users", "all held-out items") if per_user else ("rows", "the target")
-    return (
-        f"{count} {rows} of the {metrics.get('split', 'test')} split, "
-        f"{what} of each ranked among {against}"
-    )
+    return f"{count} {rows} of the {describe_split(metrics)}, {what} of each ranked among {against}"
 
 
 def _compare(metric: str, model: float, popularity: float, outcome: Outcome) -> str:
@@ -266,7 +264,7 @@ def _view_tasks(metrics: Mapping[str, Any]) -> dict[str, Any]:
         kind = str(as_mapping(values).get("kind", "")).replace("_", " ")
         slices = view_slices(as_mapping(as_mapping(values).get("slices")), own)
         tasks.append({"name": task, "kind": kind, "rows": rows, "slices": slices})
-    count = f"{format_count(metrics.get('rows'))} rows of the {metrics.get('split', 'test')} split"
+    count = f"{format_count(metrics.get('rows'))} rows of the {describe_split(metrics)}"
     notes = [f"Each task on {count}, beside a constant prediction"]
     first = as_mapping(next(iter(metrics["tasks"].values()), None))
     notes += [note for note in (describe_weights(first), describe_gauc(first)) if note]

@@ -10,6 +10,7 @@ import numpy as np
 
 from conf.metrics import LOSS_METRIC, is_minimised
 from conf.run import RECOMMENDATIONS_FILE
+from conf.training.input import describe_conditions
 from jobs.reporting.formatting import (
     as_mapping,
     to_float,
@@ -52,6 +53,9 @@ def view_learning(data: RunData) -> dict[str, Any]:
     if metric is not None:
         curves[f"{title} on validation"] = _values(data, metric)
     shown = "Loss on train, quality on validation" if metric else "Loss on train"
+    conditions = as_mapping(data.config.get("evaluation")).get("filter")
+    if metric and conditions:
+        shown += f" (of rows with {describe_conditions(conditions)})"
     return {
         "lead": f"{shown}; the {'best' if chosen else 'last'} epoch's weights were kept.",
         "best": best_epoch(data),

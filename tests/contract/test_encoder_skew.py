@@ -29,6 +29,7 @@ from conf.operations import (
     Operation,
     SparseIndices,
     Statistic,
+    VectorBytes,
     Weights,
     operation_from_json,
     operation_to_json,
@@ -378,3 +379,56 @@ def test_the_plan_survives_json(both):
     plan = pipeline.plan
     assert plan.to_json()["format_version"] == 2
     assert EncoderPlan.from_json(plan.to_json()) == plan
+
+
+finite = st.floats(allow_nan=False, allow_infinity=False).filter(lambda x: x > -1e300)
+singles = st.floats(width=32, allow_nan=False, allow_infinity=False).filter(lambda x: x > -3e38)
+
+
+@pytest.fixture(scope="module")
+def vectors(tmp_path_factory):
+    """The pipeline and the graph of vectors in bytes."""
+    version = tmp_path_factory.mktemp("vectors")
+    directory = version / "encoders"
+    directory.mkdir()
+    specs, columns = [], []
+    for name, column, dtype in (
+        ("doubles", "many_double", "float64"), ("singles", "many_float", "float32"),
+        ("widened", "many_float", "float64"),
+    ):  # fmt: skip
+        operation, inputs = VectorBytes(dtype, 3), (raw(column),)
+        specs.append(describe(name, operation, inputs))
+        columns.append(
+            ColumnEncoding(name, column, inputs[0].dtype, specs[-1].encoding, operation, inputs)
+        )
+    plan = EncoderPlan(FeatureSchema(tuple(specs)), tuple(columns), (), ())
+    (directory / "encoders.json").write_text(plan.dumps())
+    return read_pipeline(directory), build_serving_encoders(version, plan, plan.schema.names)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.lists(st.tuples(*(st.none() | st.lists(v, min_size=3, max_size=3)
+                            for v in (finite, singles))), min_size=1, max_size=6))  # fmt: skip
+def test_both_executions_write_the_same_bytes_of_vectors(vectors, rows):
+    pipeline, serving = vectors
+    doubles, floats = map(list, zip(*rows, strict=True))
+    given_rows = {"many_double": doubles, "many_float": floats}
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "many_double": pa.array(doubles, pa.list_(pa.float64())),
+            "many_float": pa.array(floats, pa.list_(pa.float32())),
+        }
+    )
+    offline = pipeline.apply(batch).to_pydict()
+    online = serving.encode(
+        {
+            item.name: tf.constant(
+                [[item.pad_token] * 3 if row is None else row for row in given_rows[item.column]],
+                item.tensor_spec.dtype,
+            )
+            for item in serving.inputs
+        }
+    )
+    assert {item.length for item in serving.inputs} == {3}
+    for name in ("doubles", "singles", "widened"):
+        assert online[name].numpy().tolist() == offline[name]

@@ -175,13 +175,13 @@ def test_lists_of_matrix_factorization_hold_the_files_own_ids(tmp_path):
     assert [set(row["items"]) for row in found] == [liked] * 20
 
 
-URL = "http://testserver/v1/models/ours"
+URL = "http://localhost/v1/models/ours"
 
 
 @contextmanager
 def serve(models: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Answers what is posted to `URL`, in this process."""
-    with TestClient(build_app(Server(ServerConfig(models)))) as client:
+    with TestClient(build_app(Server(ServerConfig(models))), "http://localhost") as client:
 
         def post(url: str, data: str, **options: Any) -> Any:
             return client.post(url, content=data, headers=options["headers"])

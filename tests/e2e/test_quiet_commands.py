@@ -85,6 +85,7 @@ COMMANDS = (
     "index --export models/towers",
     "predict --run runs/towers",
     "predict --run runs/ranker --split test",
+    "predict --run runs/towers --split test --lists",
     "score --model models/towers --to lists --give lists --k 3",
     "inspect runs/towers",
     "inspect datasets/tiny",

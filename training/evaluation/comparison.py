@@ -28,6 +28,7 @@ from training.evaluation.metrics import FloatArray, IntArray, Per, find_log_loss
 from training.evaluation.protocols import (
     FULL_UNSEEN,
     BatchReader,
+    describe_filter,
     headline_protocol,
     rank_by_protocol,
     require_rows,
@@ -37,6 +38,7 @@ from training.evaluation.task_metrics import compile_scores
 from training.evaluation.user_lists import PER_USER, ListScorer, UserReader
 from training.evaluation.user_rows import is_named
 from training.input.batches import build_eval_dataset, read_batches
+from training.input.split_source import TrainingData
 from training.input.vocabularies import read_key_vocabulary
 from training.models.ranking import RankingModel, Task
 from training.models.retrieval import RetrievalModel, require_retrieval
@@ -56,15 +58,18 @@ def compare_runs(trained: TrainedModel, other: TrainedModel, split: str) -> dict
 
     Raises:
         ConfigError: The runs have other dataset versions, kinds or tasks.
-        InputDataError: The split is empty, a record is damaged, or a score is not finite.
+        InputDataError: The split is empty, no row passes `evaluation.filter`, a record is damaged,
+            or a score is not finite.
     """
     _require_same(trained, other)
     require_rows(trained.manifest, split)
     config = trained.config.model_copy(update={"model": other.config.model})
     rival = TrainedModel(other.run_dir, other.model, config, trained.manifest, trained.version_dir)
+    data, measured = TrainingData(trained.version_dir, trained.manifest), config.evaluation.filter
+    described = describe_filter(data, split, measured)
     if isinstance(trained.model, RankingModel):
-        return _compare_ranking(trained, rival, split)
-    return _compare_retrieval(trained, rival, split)
+        return {**described, **_compare_ranking(trained, rival, split)}
+    return {**described, **_compare_retrieval(trained, rival, split)}
 
 
 def _require_same(trained: TrainedModel, other: TrainedModel) -> None:
@@ -128,7 +133,7 @@ def _measure_events(trained: TrainedModel, split: str) -> MeasuredRows:
         ModelScorer(model, index),
     )
     rows = MeasuredRows()
-    for batch in reader.read(split, seen=protocol == FULL_UNSEEN):
+    for batch in reader.read(split, seen=protocol == FULL_UNSEEN, measured=config.filter):
         scores = scorer.scores(batch.features, batch.rows)
         ranks = rank_by_protocol(scores, batch, None)[protocol]
         ids = np.asarray(batch.features[user], np.int64) if user else np.zeros(batch.rows, np.int64)
@@ -216,7 +221,8 @@ def _score_rows(trained: TrainedModel, split: str, tasks: list[Task]) -> _Scored
     labels = [task.label for task in tasks]
     others = [name for name in (user, weight) if name]
     names = tuple(dict.fromkeys((*model.inputs, *labels, *others)))
-    dataset = build_eval_dataset(*where, split, trained.config.evaluation.batch_size, names)
+    config = trained.config.evaluation
+    dataset = build_eval_dataset(*where, split, config.batch_size, names, measured=config.filter)
     rows = MeasuredRows()
     for batch in read_batches(dataset, *where, split):
         logits = score({name: batch[name] for name in model.inputs})

@@ -12,7 +12,7 @@ import numpy as np
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.schema import OOV_ID, PAD_ID
-from conf.training.input import InputConfig
+from conf.training.input import FilterConfig, InputConfig
 from conf.training.models import BinaryConfig, RankingConfig
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.differences import SystemSums, UserGroups, build_user_groups
@@ -34,6 +34,7 @@ from training.evaluation.protocols import (
     RankingBatch,
     UniformNegatives,
     count_missing,
+    describe_filter,
     headline_protocol,
     rank_by_protocol,
     require_rows,
@@ -58,6 +59,7 @@ from training.evaluation.user_lists import (
     describe_protocol,
 )
 from training.evaluation.user_rows import BEFORE
+from training.input.split_source import TrainingData
 from training.input.train_counts import read_train_counts
 from training.models.ranking import RankingModel
 from training.models.retrieval import RetrievalModel, require_retrieval
@@ -76,6 +78,7 @@ def evaluate_full(
     batch_size: int,
     held_out: InputConfig | None = None,
     batches: int | None = None,
+    measured: tuple[FilterConfig, ...] = (),
 ) -> dict[str, float]:
     """Ranks each row's target among the whole catalogue; what validation calls every epoch.
 
@@ -91,6 +94,7 @@ def evaluate_full(
         batch_size: Rows ranked at a time, at most.
         held_out: Ranks the rows of train alone that `validation` of this config keeps apart.
         batches: How many batches are ranked, the first ones; None: all.
+        measured: What rows must pass.
 
     Returns:
         `hit_rate@k`, `recall@k`, `ndcg@k` for each k, and `mrr`.
@@ -103,7 +107,7 @@ def evaluate_full(
     scorer = ModelScorer(model, index)
     reader = BatchReader(version_dir, manifest, index, tuple(model.user_inputs), batch_size)
     means = RankingMeans(ks)
-    rows = reader.read(split, seen=protocol == FULL_UNSEEN, held_out=held_out)
+    rows = reader.read(split, seen=protocol == FULL_UNSEEN, held_out=held_out, measured=measured)
     for batch in islice(rows, batches):
         scores = scorer.scores(batch.features, batch.rows)
         means.update(rank_by_protocol(scores, batch, None)[protocol])
@@ -118,18 +122,18 @@ def evaluate_split(trained: TrainedModel, split: str) -> dict[str, Any]:
         split: Split to rank.
 
     Raises:
-        InputDataError: The split is empty or holds no events, a record is damaged, or a vector is
-            not finite.
+        InputDataError: The split is empty or holds no events, no row passes `evaluation.filter`,
+            a record is damaged, or a vector is not finite.
     """
     require_rows(trained.manifest, split)
+    described = _describe_split(trained, split)
     if isinstance(trained.model, RankingModel):
-        return {
-            **_describe_split(trained, split),
-            **_evaluate_ranking(trained, trained.model, split),
-        }
+        filtered = described.get("filter", {})
+        rows = filtered.get("rows", trained.manifest.split(split).rows)
+        return {**described, "rows": rows, **_evaluate_ranking(trained, trained.model, split)}
     model = require_retrieval(trained.model)
     warn_unmasked(trained.manifest, trained.config.evaluation.mask_seen, split)
-    return {**_describe_split(trained, split), **_evaluate_retrieval(trained, model, split)}
+    return {**described, **_evaluate_retrieval(trained, model, split)}
 
 
 def _evaluate_retrieval(trained: TrainedModel, model: RetrievalModel, split: str) -> dict[str, Any]:
@@ -151,17 +155,19 @@ def _evaluate_retrieval(trained: TrainedModel, model: RetrievalModel, split: str
 
 
 def _describe_split(trained: TrainedModel, split: str) -> dict[str, Any]:
+    data = TrainingData(trained.version_dir, trained.manifest)
     return {
         "kind": trained.config.model.kind,
         "dataset": trained.manifest.dataset_name,
         "dataset_version": trained.manifest.dataset_version,
         "split": split,
+        **describe_filter(data, split, trained.config.evaluation.filter),
     }
 
 
 def _evaluate_ranking(trained: TrainedModel, model: RankingModel, split: str) -> dict[str, Any]:
     tasks = evaluate_tasks(model, trained.version_dir, trained.manifest, split, trained.config)
-    return {"rows": trained.manifest.split(split).rows, "tasks": tasks}
+    return {"tasks": tasks}
 
 
 def evaluate_events(trained: TrainedModel, model: RetrievalModel, split: str) -> dict[str, Any]:
@@ -261,6 +267,7 @@ class _Evaluation:
             negatives=negatives,
             given=self.given,
             optional=(self.labels.label,) if self.labels else (),
+            measured=config.filter,
         )
 
     def update(self, batch: RankingBatch) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from conf.encoders import RAW_PREFIX, ColumnEncoding
@@ -19,6 +20,7 @@ from conf.errors import ConfigError
 from conf.paths import read_manifest, resolve_version
 from conf.run import CHECKPOINTS_DIR
 from conf.schema import OOV_ID, FeatureSchema
+from conf.training.input import FilterConfig
 from conf.training.train import WarmStartConfig
 from etl.tfrecord.reading import find_path
 from training.checkpoint.checkpoint_files import list_checkpoints
@@ -26,8 +28,15 @@ from training.checkpoint.restore import TrainedModel
 from training.embedding.key_space import holding_whole_tables
 from training.export.serving_encoders import RawInput, ServingEncoders, build_serving_encoders
 from training.input.batches import Features
+from training.input.filters import EVALUATION_FILTER
 from training.input.split_source import TrainingData
-from training.input.vocabularies import EncodedVersion, list_fitted_anew, read_encoded_version
+from training.input.vocabularies import (
+    EncodedVersion,
+    is_encoded_alike,
+    list_fitted_anew,
+    read_encoded_version,
+    read_key_vocabulary,
+)
 from training.loop.optimizers import Optimizers
 from training.loop.warm_start import WarmTarget, transfer_weights
 from training.models.model import Model
@@ -35,6 +44,7 @@ from training.models.ranking import RankingModel
 from training.models.registry import build_model
 from training.models.retrieval import RetrievalModel, require_retrieval
 from training.networks.network import TrainingPass
+from training.run_directory import RunReference
 
 TRAIN_SPLIT = "train"
 _RAW_WIRE = {"int64": "int64", "float32": "float32", "float64": "bytes", "string": "bytes"}
@@ -75,6 +85,56 @@ def move_to_version(
     _set_weights(trained, model, encoded, which)
     moved = _read_raw_inputs(model, own) if own is not None else model
     return TrainedModel(trained.run_dir, moved, trained.config, manifest, version_dir)
+
+
+def require_filter(moved: TrainedModel) -> None:
+    """Refuses a run's own `evaluation.filter` where its values mean something else elsewhere.
+
+    Args:
+        moved: The run on the version that is measured.
+
+    Raises:
+        ConfigError: A feature of the filter was fitted anew, and compared values changed.
+    """
+    reference, config = RunReference.read(moved.run_dir), moved.config
+    manifest = reference.read_manifest(config.input.tolerates)
+    here = read_encoded_version(moved.version_dir, moved.manifest)
+    there = read_encoded_version(reference.version_dir, manifest)
+    filters = config.evaluation.filter
+    changed = [item.feature for item in filters if not _is_compared_alike(item, here, there)]
+    if changed:
+        raise ConfigError(
+            f"{EVALUATION_FILTER} of the run compares values that mean something else in this "
+            "version",
+            received=", ".join(dict.fromkeys(changed)),
+            allowed="ids of the same tokens, and features that were not fitted anew",
+            fix=f"give the values of this version: --set '{EVALUATION_FILTER}=[...]', or [] for "
+            "all rows",
+        )
+
+
+def _is_compared_alike(item: FilterConfig, here: EncodedVersion, there: EncodedVersion) -> bool:
+    name, schema = item.feature, here.manifest.schema
+    if name not in schema or schema[name].is_list:  # Of lists the length is compared.
+        return True
+    if is_encoded_alike(name, here, there):
+        return True
+    values = item.value if isinstance(item.value, tuple) else (item.value,)
+    if item.op not in ("==", "!=", "in", "not_in") or not all(isinstance(v, int) for v in values):
+        return False
+    columns = [version.plan.column(name) for version in (here, there)]
+    if any(column.operation is not None or column.vocabulary is None for column in columns):
+        return False
+    ids = np.array(values, np.int64)
+    tokens = [_read_tokens(version, name, ids) for version in (here, there)]
+    return tokens[0] == tokens[1]
+
+
+def _read_tokens(version: EncodedVersion, name: str, ids: np.ndarray) -> list[Any]:
+    """What ids stand for: their tokens, and the ids themselves where these are none."""
+    vocabulary = read_key_vocabulary(version.version_dir, version.manifest, name)
+    tokens = [] if vocabulary is None else vocabulary.take(ids).to_pylist()
+    return [("id", i) if t is None else t for i, t in zip(ids.tolist(), tokens, strict=True)]
 
 
 def _check_order(trained: TrainedModel, name: str, version: str) -> None:

@@ -20,10 +20,10 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from conf.errors import InputDataError
+from conf.errors import InputDataError, TooFewRowsError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
-from conf.training.input import InputConfig
+from conf.training.input import FilterConfig, InputConfig, describe_conditions
 from training.evaluation.item_index import BLOCK_CELLS, ItemIndex, read_cells
 from training.evaluation.metrics import (
     MISSING,
@@ -40,6 +40,8 @@ from training.input.batches import (
     build_held_out_dataset,
     read_batches,
 )
+from training.input.filters import EVALUATION_FILTER
+from training.input.split_source import InputOptions, TrainingData
 
 
 @dataclass
@@ -197,6 +199,35 @@ def require_rows(manifest: Manifest, split: str) -> None:
         )
 
 
+def describe_filter(
+    data: TrainingData, split: str, measured: tuple[FilterConfig, ...]
+) -> dict[str, Any]:
+    """Returns what files of metrics say of `evaluation.filter`: nothing where there is none.
+
+    Args:
+        data: The dataset version.
+        split: The split that is measured.
+        measured: The filter.
+
+    Raises:
+        InputDataError: No row passes, a feature is unknown, or a shard is damaged.
+        ConfigError: A value is not of its feature's type.
+    """
+    if not measured:
+        return {}
+    conditions = [item.model_dump(mode="json") for item in measured]
+    rows, listed = data.measured_rows(split, measured), data.manifest.split(split).rows
+    if not rows:
+        raise TooFewRowsError(
+            f"{EVALUATION_FILTER} leaves no row of the {split} split: there is nothing to measure",
+            received=describe_conditions(conditions),
+            allowed=f"a filter that at least one of its {listed:,} rows passes",
+            fix="features hold encoded values, such as the ids of a vocabulary: `sluice inspect "
+            "--head 5` shows them; or measure all rows: --set 'evaluation.filter=[]'",
+        )
+    return {"filter": {"conditions": conditions, "rows": rows, "of": listed}}
+
+
 @dataclass(frozen=True)
 class BatchReader:
     """Reads a split as ranking batches.
@@ -224,6 +255,7 @@ class BatchReader:
         given: bool = False,
         optional: Sequence[str] = (),
         held_out: InputConfig | None = None,
+        measured: tuple[FilterConfig, ...] = (),
     ) -> Iterator[RankingBatch]:
         """Yields the batches of a split, each row once, in the order of the shards.
 
@@ -234,6 +266,7 @@ class BatchReader:
             given: Whether to read the data set's own candidates.
             optional: Scalars that records may lack, read as ragged.
             held_out: Reads the rows of train alone that `validation` of this config keeps apart.
+            measured: What rows must pass.
 
         Raises:
             InputDataError: The split is empty, or a record is damaged.
@@ -247,9 +280,10 @@ class BatchReader:
         rows = max(1, min(self.batch_size, BLOCK_CELLS // len(self.index)))
         where = (self.version_dir, self.manifest)
         if held_out is None:
-            dataset = build_eval_dataset(*where, split, rows, names, tuple(ragged))
+            dataset = build_eval_dataset(*where, split, rows, names, tuple(ragged), measured)
         else:
-            dataset = build_held_out_dataset(*where, held_out, rows, names, tuple(ragged))
+            options = InputOptions(measured=measured)
+            dataset = build_held_out_dataset(*where, held_out, rows, names, tuple(ragged), options)
         for features in read_batches(dataset, self.version_dir, self.manifest, split):
             yield self._batch(features, seen, negatives, given)
 

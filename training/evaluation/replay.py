@@ -71,6 +71,10 @@ class SavedModel:
         return {name: value.numpy() for name, value in outputs.items()}
 
 
+REQUEST_VALUES = 200_000
+"""Most values of a request to an endpoint: ours takes 250,000 with all names and lists."""
+
+
 class Endpoint:
     """A server of TensorFlow Serving's REST API.
 
@@ -90,9 +94,11 @@ class Endpoint:
             UpstreamNotReadyError: Nothing answers, or another thing than the outputs.
         """
         count = len(next(iter(inputs.values())))
+        width = sum(values[:1].size for values in inputs.values())
+        rows = max(1, min(self._rows, REQUEST_VALUES // max(1, width)))
         parts = [
-            self._ask(signature, {n: v[start : start + self._rows] for n, v in inputs.items()})
-            for start in range(0, count, self._rows)
+            self._ask(signature, {n: v[start : start + rows] for n, v in inputs.items()})
+            for start in range(0, count, rows)
         ]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
@@ -149,8 +155,8 @@ class Difference:
     Attributes:
         rows: Rows that were compared, by side.
         largest: The largest difference.
-        differing: Side, number (from 1, in the order of the split or the catalogue) and difference
-            of rows beyond the tolerance.
+        differing: Side, number (from 1, in the order of the rows that are measured or of the
+            catalogue) and difference of rows beyond the tolerance.
     """
 
     rows: dict[str, int] = field(default_factory=dict)

@@ -236,13 +236,16 @@ class _SliceScores:
 def compile_scores(model: RankingModel, compute: ScoreRows | None = None) -> ScoreRows:
     """Returns the model's logits as one compiled call; keys of dynamic tables are found outside.
 
+    It is traced for any number of rows, as exports are: where that number is fixed, TensorFlow may
+    compute in another order, and round the last digit otherwise.
+
     Args:
         model: The model.
         compute: Another function of the model instead of its logits.
     """
     found = compute or model.compute_logits
     if not any(isinstance(table, DynamicTable) for table in model.tables.values()):
-        found = tf.function(found, reduce_retracing=True)
+        found = _compile_for_any_rows(found)
 
     def score(features: Features) -> Mapping[str, tf.Tensor]:
         with vector_errors():
@@ -250,6 +253,29 @@ def compile_scores(model: RankingModel, compute: ScoreRows | None = None) -> Sco
         return scores
 
     return score
+
+
+def _compile_for_any_rows(compute: ScoreRows) -> ScoreRows:
+    compiled = tf.function(compute, reduce_retracing=True)
+
+    def score(features: Features) -> Mapping[str, tf.Tensor]:
+        if not compiled.experimental_get_tracing_count():
+            specs = {name: _spec_of_any_rows(value) for name, value in features.items()}
+            compiled.get_concrete_function(specs)  # Calls find it before they trace anew.
+        scores: Mapping[str, tf.Tensor] = compiled(features)
+        return scores
+
+    return score
+
+
+def _spec_of_any_rows(value: Any) -> tf.TypeSpec:
+    shape = [None, *value.shape[1:]]
+    if isinstance(value, tf.RaggedTensor):
+        row_splits = value.row_splits.dtype
+        return tf.RaggedTensorSpec(shape, value.dtype, value.ragged_rank, row_splits)
+    if isinstance(value, tf.SparseTensor):
+        return tf.SparseTensorSpec(shape, value.dtype)
+    return tf.TensorSpec(shape, value.dtype)
 
 
 def summarize_tasks(
@@ -305,7 +331,9 @@ def evaluate_tasks(
     slicings = plan_slicings(version_dir, manifest, slices, "event", config.input)
     groups = build_user_groups(version_dir, manifest, config.seed)
     scores = TaskScores(model, manifest, slicings=slicings, groups=groups)
-    dataset = build_eval_dataset(version_dir, manifest, split, batch_size, scores.inputs)
+    dataset = build_eval_dataset(
+        version_dir, manifest, split, batch_size, scores.inputs, measured=config.evaluation.filter
+    )
     for batch in read_batches(dataset, version_dir, manifest, split):
         scores.update(batch)
     return scores.result()

@@ -1,8 +1,9 @@
 """Evaluation of a user's whole held-out set: one row per user, several relevant items.
 
 A user is ranked as of the end of the split before, from the user's first record in the split; the
-items of all the user's records there are relevant. Items that are left out as seen, and items
-outside the catalogue, stay relevant and are missed by every list.
+items of all the user's records there are relevant, or of those that pass `evaluation.filter`.
+Items that are left out as seen, and items outside the catalogue, stay relevant and are missed by
+every list.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, InputDataError
 from conf.schema import PAD_ID
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import (
@@ -27,7 +28,13 @@ from training.evaluation.item_index import (
 )
 from training.evaluation.metrics import MISSING, FloatArray, IntArray, Pairs
 from training.evaluation.protocols import carries_seen, require_rows
-from training.evaluation.user_rows import BEFORE, find_first_rows, is_named, read_user_rows
+from training.evaluation.user_rows import (
+    BEFORE,
+    UserRows,
+    find_first_rows,
+    is_named,
+    read_user_rows,
+)
 from training.input.batches import Batch, build_eval_dataset, read_batches
 from training.input.vocabularies import read_key_vocabulary
 from training.models.retrieval import RetrievalModel
@@ -75,23 +82,32 @@ class HeldOutItems:
 
 
 def read_held_out(trained: TrainedModel, split: str, items: ItemIds) -> HeldOutItems:
-    """Reads the items of each user in a split.
+    """Reads the items of each user in a split, of the records that pass `evaluation.filter`.
 
     Raises:
         ConfigError: The dataset has no users.
-        InputDataError: A record is damaged.
+        InputDataError: A record is damaged, or none is of a known user.
     """
     manifest, version_dir = trained.manifest, trained.version_dir
     user, item = manifest.require_key("user"), manifest.require_key("item")
     vocabulary = read_key_vocabulary(version_dir, manifest, user)
-    batch_size = trained.config.evaluation.batch_size
-    dataset = build_eval_dataset(version_dir, manifest, split, batch_size, (user, item))
+    config = trained.config.evaluation
+    dataset = build_eval_dataset(
+        version_dir, manifest, split, config.batch_size, (user, item), measured=config.filter
+    )
     users, columns = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for batch in read_batches(dataset, version_dir, manifest, split):
         users.append(np.asarray(batch[user], np.int64))
         columns.append(items.columns_of(np.asarray(batch[item], np.int64)))
     owner, column = np.concatenate(users), np.concatenate(columns)
     named = is_named(owner, vocabulary)
+    if not named.any():
+        raise InputDataError(
+            f"no record of the {split} split that is measured is of a user in the vocabulary",
+            received=f"{len(owner)} records",
+            allowed="evaluation per user of records whose user has an id of its own",
+            fix="set evaluation.per=event, or another evaluation.filter",
+        )
     unnamed = int(np.count_nonzero(~named))
     order = np.lexsort((column[named], owner[named]))
     owner, column = owner[named][order], column[named][order]
@@ -172,13 +188,19 @@ class UserReader:
         return self.mask_seen and carries_seen(self.trained.manifest, self.split)
 
     def read(self) -> Iterator[UserBatch]:
-        """Yields all users, in the order of their first records."""
+        """Yields the users of `held_out`, in the order of their first records.
+
+        These show users as they were at the end of the split before, whether or not
+        `evaluation.filter` leaves the record itself.
+        """
         manifest, version_dir = self.trained.manifest, self.trained.version_dir
         batch_size = self.trained.config.evaluation.batch_size
         user, seen = manifest.require_key("user"), manifest.keys.seen
         ragged = (seen,) if self.masks and seen else ()
         names = tuple(dict.fromkeys((user, *self.inputs, *ragged)))
         first = find_first_rows(version_dir, manifest, self.split, batch_size)
+        measured = np.isin(first.users, self.held_out.users)
+        first = UserRows(self.split, first.rows[measured], first.users[measured])
         for batch in read_user_rows(version_dir, manifest, first, names, ragged, batch_size):
             ids = np.asarray(batch[user], np.int64)
             met = self._cells(batch[ragged[0]]) if ragged else None

@@ -25,7 +25,7 @@ from conf.errors import ConfigError, InputDataError
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import ItemIds
 from training.evaluation.metrics import MISSING, FloatArray, IntArray, RankingMeans
-from training.evaluation.protocols import require_rows
+from training.evaluation.protocols import describe_filter, require_rows
 from training.evaluation.user_lists import (
     HeldOutItems,
     rank_in_lists,
@@ -34,6 +34,8 @@ from training.evaluation.user_lists import (
     spread_ranks,
 )
 from training.input.batches import build_eval_dataset, read_batches
+from training.input.filters import EVALUATION_FILTER
+from training.input.split_source import TrainingData
 from training.input.vocabularies import read_key_vocabulary
 from training.objectives.item_catalog import read_catalog
 
@@ -90,12 +92,25 @@ def measure_lists(
         `per`, `rows`, `ks`, counts and `metrics`.
 
     Raises:
-        ConfigError: The lists are named by neither user nor row, or are shorter than all cut-offs.
+        ConfigError: The lists are named by neither user nor row, by row where there is a filter,
+            or are shorter than all cut-offs.
         InputDataError: The file is missing, damaged or empty, has two lists of one name, or one
             item twice in a list.
     """
     require_rows(trained.manifest, split)
     key, longest = _survey(path)
+    measured = trained.config.evaluation.filter
+    if key == "row" and measured:
+        raise ConfigError(
+            "lists named by `row` are measured against every row of the split, and "
+            f"{EVALUATION_FILTER} leaves some out",
+            received=str(path),
+            allowed="lists named by `user`",
+            fix="measure all rows: --set 'evaluation.filter=[]'",
+        )
+    described = describe_filter(
+        TrainingData(trained.version_dir, trained.manifest), split, measured
+    )
     kept = [k for k in ks if k <= longest]
     if not kept:
         raise ConfigError(
@@ -110,11 +125,12 @@ def measure_lists(
         require_user_rows(trained, split)
         names = TokenIds(trained, trained.manifest.require_key("user"))
         held_out = read_held_out(trained, split, items)
-    measured = _Measured(trained, items, held_out, kept, longest)
+    found = _Measured(trained, items, held_out, kept, longest)
     for lists in _read(path):
         owners = np.array(lists.names, np.int64) if names is None else names.find(lists.names)
-        measured.update(lists, owners, path)
-    return {"per": "user" if names else "row", "ks": kept, **measured.result()}
+        found.update(lists, owners, path)
+    per = "user" if names else "row"
+    return {**described, "per": per, "ks": kept, **found.result()}
 
 
 class _Measured:

@@ -7,11 +7,12 @@
         version/                        its other files
 
 Applied to the newest version of the served model, it gives the next one: file by file the export
-that the delta was made of.
+that the delta was made of. Where that version has an index, the next one gets one like it.
 """
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,13 +24,15 @@ import tensorflow as tf
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
 from conf.delta import DELTA_FILE, DELTA_FORMAT_VERSION, find_delta, read_delta, require_files
-from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError, install_hint
 from conf.export import (
     EXPORT_FILE,
+    INDEX_CARD,
     TABLES_DIR,
     ExportOptions,
     list_complete,
     list_files,
+    list_indexes,
     list_versions,
     read_card,
 )
@@ -56,6 +59,8 @@ from training.export.saved_model import write_models_config, write_version
 from training.export.tables import read_table_rows, write_tables
 from training.stored_models import bring, describe, hold_model, is_card
 from training.tensorflow_runtime import disk_errors
+
+_log = logging.getLogger("sluice.training.export")
 
 START = "start"
 """Stands for the checkpoint that a run started from."""
@@ -316,8 +321,31 @@ def apply_delta(path: ReadablePath, model: ReadablePath, keep: int | None = None
         with held.next_version(keep) as (staging, target):
             found = _write_result(staging, base, delta, about)
             write_json(staging / EXPORT_FILE, {**found, "version": target.name})
+            if list_indexes(base):
+                _rebuild_index(staging, base, target)
         write_models_config(model.parent)
     return target
+
+
+def _rebuild_index(staging: Path, base: Path, target: Path) -> None:
+    """Gives a version an index like that of its base, or says what builds one."""
+    command = f"sluice index --export {describe(target)}"
+    try:
+        from training.serving.index_build import rebuild_index
+    except ModuleNotFoundError as error:
+        _log.warning(
+            "version %s has no index, as version %s had: %s is not installed here (%s). Every item "
+            "is compared until there is one: `%s`",
+            target.name, base.name, error.name, install_hint("serve"), command,
+        )  # fmt: skip
+        return
+    rebuilt = read_json(rebuild_index(staging, base) / INDEX_CARD)["rebuilt"]
+    if missing := rebuilt["added_items_left_out"]:
+        _log.warning(
+            "%d items that were added to the index of version %s are not in that of version %s: "
+            "add them again by `%s --add FILE`",
+            missing, base.name, target.name, command,
+        )  # fmt: skip
 
 
 def _write_result(

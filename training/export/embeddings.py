@@ -33,6 +33,8 @@ from training.evaluation.item_index import (
 from training.input.batches import build_eval_dataset, read_batches
 from training.input.vocabularies import Vocabulary, read_key_vocabulary
 
+PRIVATE = 0o640
+"""Mode of files that hold what users did: for their owner and group alone."""
 ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
 
 
@@ -220,7 +222,9 @@ def write_users(directory: Path, trained: TrainedModel) -> dict[str, Any] | None
             }
             columns |= {SEEN: _to_arrow(batch[seen[0]])} if seen else {}
             table = pa.table(columns).filter(tokens.is_valid())
-            writer = writer or pq.ParquetWriter(directory / USERS_FILE, table.schema)
+            if writer is None:
+                (directory / USERS_FILE).touch(mode=PRIVATE)
+                writer = pq.ParquetWriter(directory / USERS_FILE, table.schema)
             writer.write_table(table)
             rows += len(table)
     finally:

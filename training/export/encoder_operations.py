@@ -33,6 +33,7 @@ from conf.operations import (
     Operation,
     SparseIndices,
     Statistic,
+    VectorBytes,
     Weights,
 )
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID
@@ -367,9 +368,13 @@ def _length(operation: Length, inputs: Sequence[RawValues], _: Resources) -> tf.
 
 
 def scale_weights(weights: tf.Tensor) -> tf.Tensor:
-    """Divides rows by their sums where those are not 0: float64 `[batch, length]`."""
+    """Divides rows by their sums where those are not 0: float64 `[batch, length]`.
+
+    A weight of 0 stays 0, as padding does, where infinite weights have no sum.
+    """
     sums = tf.reduce_sum(weights, axis=1, keepdims=True)
-    return weights / tf.where(tf.equal(sums, 0.0), tf.ones_like(sums), sums)
+    scaled = weights / tf.where(tf.equal(sums, 0.0), tf.ones_like(sums), sums)
+    return tf.where(tf.equal(weights, 0.0), weights, scaled)
 
 
 def _is_missing(operation: IsMissing, inputs: Sequence[RawValues], _: Resources) -> tf.Tensor:
@@ -378,6 +383,18 @@ def _is_missing(operation: IsMissing, inputs: Sequence[RawValues], _: Resources)
     if raw.values.dtype.is_floating:
         is_missing |= tf.math.is_nan(raw.values)
     return tf.cast(is_missing, tf.float32)
+
+
+def _vector_bytes(operation: VectorBytes, inputs: Sequence[RawValues], _: Resources) -> tf.Tensor:
+    (raw,) = inputs
+    is_pad = tf.zeros_like(raw.is_null) if raw.is_pad is None else raw.is_pad
+    # A position without a number makes one that is none: what reads it is refused.
+    numbers = tf.where(is_pad, tf.constant(math.nan, tf.float64), raw.numbers)
+    parts = tf.bitcast(tf.cast(numbers, tf.as_dtype(operation.dtype)), tf.uint8)
+    single_bytes = tf.constant([bytes([value]) for value in range(256)])
+    letters = tf.gather(single_bytes, tf.cast(parts, tf.int32))
+    joined = tf.strings.reduce_join(tf.strings.reduce_join(letters, axis=2), axis=1)
+    return tf.where(tf.reduce_all(is_pad, axis=1), tf.constant(b""), joined)
 
 
 def _statistic(
@@ -400,5 +417,6 @@ _EXECUTIONS: Mapping[type, Callable[[Any, Sequence[RawValues], Resources], tf.Te
     Weights: _weights,
     Length: _length,
     IsMissing: _is_missing,
+    VectorBytes: _vector_bytes,
     Statistic: _statistic,
 }

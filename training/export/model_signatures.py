@@ -23,7 +23,6 @@ from training.export.catalogue import NO_SCORE, Catalogue, CatalogueFeatures
 from training.export.serving_encoders import (
     ServingEncoders,
     build_serving_encoders,
-    find_event_time,
 )
 from training.export.signatures import (
     Compute,
@@ -32,6 +31,7 @@ from training.export.signatures import (
     Signature,
     Tensors,
 )
+from training.export.source_facts import read_source_facts
 from training.input.vocabularies import read_plan
 from training.models.ranking import RankingModel, Task
 from training.models.retrieval import RetrievalModel
@@ -45,8 +45,8 @@ def build_encoders(trained: TrainedModel) -> ServingEncoders:
     plan = read_plan(trained.version_dir, trained.manifest)
     key = trained.manifest.keys.item
     names = dict.fromkeys((*trained.model.inputs, *([] if key is None else [key])))
-    event_time = find_event_time(trained.manifest)
-    return build_serving_encoders(trained.version_dir, plan, names, event_time)
+    facts = read_source_facts(trained.manifest)
+    return build_serving_encoders(trained.version_dir, plan, names, facts)
 
 
 def _build_forms(trained: TrainedModel, encoders: ServingEncoders) -> FormBuilder:

@@ -22,11 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import tensorflow as tf
 
-from conf.dates import find_date_unit
 from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
 from conf.errors import InputDataError
-from conf.manifest import Manifest
-from conf.operations import Cross, Cyclical, DatePart, Weights
+from conf.operations import Cross, Cyclical, DatePart, VectorBytes, Weights
 from conf.paths import ReadablePath
 from conf.schema import OOV_ID, PAD_ID, FeatureSpec
 from training.export.encoder_operations import (
@@ -36,6 +34,7 @@ from training.export.encoder_operations import (
     hash_text,
     scale_weights,
 )
+from training.export.source_facts import SourceFacts
 from training.input.vocabularies import Vocabulary, read_statistics, read_vocabulary
 from training.scoring.input_columns import InputColumn
 
@@ -57,6 +56,9 @@ FLOAT_NULL_TOKEN = -(2.0**127) * (2.0 - 2.0**-22)
 # The token of a missing value.
 INT_NULL_TOKENS = (-(2**61), -(2**60))
 STRING_NULL_TOKENS = ("<sluice:null>", "<sluice:null:2>")
+
+
+NO_FACTS = SourceFacts()
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def build_inputs(
     spec: FeatureSpec,
     name: str,
     vocabulary: Vocabulary | None,
-    event_time: str | None = None,
+    facts: SourceFacts = NO_FACTS,
 ) -> tuple[RawInput, ...]:
     """Builds the inputs of a feature.
 
@@ -93,37 +95,28 @@ def build_inputs(
         spec: The feature.
         name: Name of its first input; further ones have their column's name behind it.
         vocabulary: The vocabulary that its tokens are looked up in, or None.
-        event_time: Column of the log's times, where they are dates; None: they are none, or not
-            known.
+        facts: What is known of the source.
 
     Returns:
         One input per column that is there when a model is served.
     """
     column = plan.column(spec.name)
     if column.operation is None:
-        return (_plain_input(column, spec, name, vocabulary),)
+        return (facts.complete(_plain_input(column, spec, name, vocabulary)),)
     served = [raw for raw in column.inputs if raw.is_served]
     names = [name, *(f"{name}_{raw.name}" for raw in served[1:])]
     units = _time_units(column)
-    kinds = dict.fromkeys(units if event_time is not None else (), "date")
-    kinds |= {raw: "event" for raw in kinds if raw == event_time}
+    if isinstance(column.operation, VectorBytes):
+        raw_list = _operand(served[0], spec, name, None)
+        fixed = replace(raw_list, length=column.operation.length, max_len=None)
+        return (facts.complete(fixed),)
     return tuple(
         # Tokens stand in the first column; weights beside them have none.
-        replace(
-            _operand(raw, spec, own, None if number else vocabulary),
-            time_unit=units.get(raw.name),
-            time_kind=kinds.get(raw.name),
+        facts.complete(
+            _operand(raw, spec, own, None if number else vocabulary), units.get(raw.name)
         )
         for number, (raw, own) in enumerate(zip(served, names, strict=True))
     )
-
-
-def find_event_time(manifest: Manifest) -> str | None:
-    """Returns the column of the log's times where all of them are dates; None: they are not."""
-    span, events = manifest.source.event_ts_ms_range, manifest.source.config.get("events") or {}
-    if span is None or any(find_date_unit(end) != "ms" for end in span):
-        return None
-    return events.get("time")
 
 
 def _time_units(column: ColumnEncoding) -> dict[str, str]:
@@ -275,7 +268,7 @@ class ServingEncoders(tf.Module):
         features: Features to encode.
         vocabularies: Every vocabulary that they need, by name.
         statistics: Every table of statistics that they need, float32 `[vocabulary_size]`.
-        event_time: See `build_inputs`.
+        facts: What is known of the source.
 
     Attributes:
         inputs: The raw inputs, feature by feature.
@@ -287,7 +280,7 @@ class ServingEncoders(tf.Module):
         features: Iterable[str],
         vocabularies: Mapping[str, Vocabulary],
         statistics: Mapping[str, np.ndarray] | None = None,
-        event_time: str | None = None,
+        facts: SourceFacts = NO_FACTS,
     ) -> None:
         super().__init__(name="serving_encoders")
         specs = [plan.schema[name] for name in features]
@@ -304,7 +297,7 @@ class ServingEncoders(tf.Module):
                     spec,
                     names[spec.name],
                     vocabularies.get(columns[spec.name].vocabulary or ""),
-                    event_time,
+                    facts,
                 ),
             )
             for spec in specs
@@ -382,9 +375,15 @@ def build_serving_encoders(
     version_dir: ReadablePath,
     plan: EncoderPlan,
     features: Iterable[str],
-    event_time: str | None = None,
+    facts: SourceFacts = NO_FACTS,
 ) -> ServingEncoders:
-    """Reads what the named features need and builds their encoders; `event_time`: `build_inputs`.
+    """Reads what the named features need and builds their encoders.
+
+    Args:
+        version_dir: Directory of the dataset version.
+        plan: Its encoders.
+        features: Names of the features.
+        facts: What is known of the source.
 
     Raises:
         InputDataError: The plan does not make a feature, or what was fitted is damaged.
@@ -406,7 +405,7 @@ def build_serving_encoders(
     statistics = {
         spec.name: read_statistics(version_dir, spec) for spec in plan.tables if spec.name in wanted
     }
-    return ServingEncoders(plan, features, vocabularies, statistics, event_time)
+    return ServingEncoders(plan, features, vocabularies, statistics, facts)
 
 
 def build_lookup(vocabulary: Vocabulary) -> tf.lookup.StaticHashTable:

@@ -18,7 +18,7 @@ from conf.manifest import Manifest
 from conf.operations import SparseIndices, Weights
 from conf.paths import ReadablePath
 from conf.schema import FeatureSpec
-from conf.training.input import InputConfig
+from conf.training.input import FilterConfig, InputConfig
 from training.input.damage import carry, input_errors
 from training.input.decoded_rows import DecodedRows, regroup
 from training.input.feature_columns import FeatureColumn, bound_list, plan_columns, select_features
@@ -268,6 +268,7 @@ def build_eval_dataset(
     batch_size: int,
     features: _Select = None,
     ragged: Sequence[str] = (),
+    measured: tuple[FilterConfig, ...] = (),
 ) -> tf.data.Dataset:
     """Returns a split in the manifest's order, every record once, the last batch included.
 
@@ -280,12 +281,15 @@ def build_eval_dataset(
             those of role item, of the users those of role user and their seen items.
         ragged: Features to return as RaggedTensors: lists rather than padded, and scalars that
             records may lack, which have a row of length 0 there.
+        measured: What rows must pass; others are left out.
 
     Raises:
         InputDataError: The version has no such split, or a feature is unknown.
+        ConfigError: A value of `measured` is not of its feature's type.
     """
     config = InputConfig(batch_size=batch_size)
-    source = SplitSource(version_dir, manifest, split, config)
+    options = InputOptions(measured=measured)
+    source = SplitSource(version_dir, manifest, split, config, options)
     return _build_ordered(source, features or split_features(manifest, split), ragged)
 
 

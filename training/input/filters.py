@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, InputDataError, did_you_mean
 from conf.manifest import Manifest
 from conf.training.input import FilterConfig, HeldOutConfig, InputConfig
 from etl.tfrecord.reading import list_lengths
@@ -21,6 +21,8 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
     ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
+EVALUATION_FILTER = "evaluation.filter"
+"""The setting that says which rows are measured."""
 _FNV_OFFSET, _FNV_PRIME = 0xCBF29CE484222325, 0x100000001B3
 
 
@@ -55,6 +57,8 @@ class RowFilter:
         column, spec = batch.column(name), next(c for c in self.columns if c.name == name)
         if spec.wire.is_list or spec.is_sequence:
             return list_lengths(column)
+        if pa.types.is_list(column.type):  # A value that records may lack, read as a list of it.
+            column = _take_first(column)
         if column.null_count and spec.absent is not None:
             absent = spec.absent
             filler = absent.encode() if isinstance(absent, str) else absent
@@ -62,8 +66,18 @@ class RowFilter:
         return column.to_numpy(zero_copy_only=False)
 
 
+def _take_first(lists: pa.ListArray) -> pa.Array:
+    """The first value of each list, null where it is empty."""
+    empty = list_lengths(lists) == 0
+    starts = np.where(empty, 0, lists.offsets.to_numpy()[:-1])
+    return lists.values.take(pa.array(starts, mask=empty))
+
+
 def build_row_filter(
-    manifest: Manifest, config: InputConfig, is_held_out: bool = False
+    manifest: Manifest,
+    config: InputConfig,
+    is_held_out: bool = False,
+    measured: tuple[FilterConfig, ...] = (),
 ) -> RowFilter | None:
     """Builds the filter of a config; None where all rows are kept.
 
@@ -71,27 +85,44 @@ def build_row_filter(
         manifest: The dataset.
         config: Its `filter` and `validation`.
         is_held_out: Whether to keep the rows that are held out, instead of the others.
+        measured: What rows must pass as well: `evaluation.filter`.
 
     Raises:
         InputDataError: A feature is unknown.
         ConfigError: A value is not of the feature's type, or a key is a list.
     """
-    names = [item.feature for item in config.filter]
+    asked = (("input.filter", config.filter), (EVALUATION_FILTER, measured))
+    for setting, filters in asked:
+        _require_features(manifest, filters, setting)
+    names = [item.feature for _, filters in asked for item in filters]
     if config.validation is not None:
         names.append(config.validation.hash_of)
     if not names:
         return None
     columns = plan_columns(manifest, select_features(manifest, names))
     by_name = {column.name: column for column in columns}
-    for item in config.filter:
-        _check_value(by_name[item.feature], item)
+    for setting, filters in asked:
+        for item in filters:
+            _check_value(by_name[item.feature], item, setting)
     key = config.validation
     if key is not None and by_name[key.hash_of].wire.is_list:
         raise ConfigError(
             "input.validation.hash_of must be one value per row",
             received=f"{key.hash_of}: a list", fix="name the id of the user or of the session",
         )  # fmt: skip
-    return RowFilter(columns, config.filter, config.validation, is_held_out)
+    return RowFilter(columns, (*config.filter, *measured), config.validation, is_held_out)
+
+
+def _require_features(manifest: Manifest, filters: Sequence[FilterConfig], setting: str) -> None:
+    names = manifest.schema.names
+    for item in filters:
+        if item.feature not in names:
+            raise InputDataError(
+                f"{setting}: dataset {manifest.dataset_name!r} has no such feature",
+                received=item.feature,
+                allowed=", ".join(names),
+                fix=did_you_mean(item.feature, names),
+            )
 
 
 def passes(config: InputConfig, feature: str, value: float) -> bool:
@@ -146,13 +177,13 @@ def _compare(values: np.ndarray, config: FilterConfig) -> np.ndarray:
     return np.asarray(_COMPARE[config.op](values, wanted), bool)
 
 
-def _check_value(column: FeatureColumn, config: FilterConfig) -> None:
+def _check_value(column: FeatureColumn, config: FilterConfig, setting: str) -> None:
     values: Sequence[Any] = config.value if isinstance(config.value, tuple) else (config.value,)
     is_text = column.spec.dtype == "bytes" and not column.wire.is_list
     if any(isinstance(value, str) != is_text for value in values):
         kind = "a list: its length is compared" if column.wire.is_list else column.spec.dtype
         raise ConfigError(
-            f"input.filter: feature {column.name!r} is {kind}",
+            f"{setting}: feature {column.name!r} is {kind}",
             received=config.value,
             allowed="text" if is_text else "a number",
         )

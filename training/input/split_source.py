@@ -19,7 +19,7 @@ from conf.errors import ConfigError, InputDataError, TooFewRowsError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.schema import canonical_json, fingerprint
-from conf.training.input import ClassBalanceConfig, InputConfig
+from conf.training.input import ClassBalanceConfig, FilterConfig, InputConfig
 from training.input.damage import DamagePolicy, InputCounts, warn_unlisted
 from training.input.decoded_rows import DecodedRows
 from training.input.epoch_plan import limit_rows, shard_for
@@ -41,11 +41,13 @@ class InputOptions:
         worker: Number of this worker and of all of them: each reads its own files and makes its
             part of the global batch.
         counts: Is told what was left out.
+        measured: What rows must pass beside the config's own filter: `evaluation.filter`.
     """
 
     binary_labels: tuple[str, ...] = ()
     worker: tuple[int, int] = (0, 1)
     counts: InputCounts = field(default_factory=InputCounts)
+    measured: tuple[FilterConfig, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,11 @@ class SplitSource:
     config: InputConfig
     options: InputOptions = field(default_factory=InputOptions)
     is_held_out: bool = False
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the manifest's counts alone tell how many rows there are."""
+        return self.config.is_exact and not self.options.measured
 
     @property
     def batch_size(self) -> int:
@@ -108,7 +115,7 @@ class SplitSource:
         is_shuffled = seed is not None
         check_format(manifest)
         warn_unlisted(str(self.version_dir), manifest)
-        row_filter = build_row_filter(manifest, config, self.is_held_out)
+        row_filter = build_row_filter(manifest, config, self.is_held_out, options.measured)
         balance = config.class_balance if is_shuffled else None
         plan = ReadPlan(
             columns=tuple(columns),
@@ -220,7 +227,7 @@ def build_size_error(source: SplitSource, rows: int) -> InputDataError:
 
 def _count_workers(source: SplitSource, file: Path | None) -> Sequence[int]:
     workers = source.options.worker[1]
-    if source.config.is_exact:
+    if source.is_exact:
         return [sum(rows for _, rows in source.ranges(worker)) for worker in range(workers)]
     return [_count_kept(source, worker, file) for worker in range(workers)]
 
@@ -232,7 +239,9 @@ def _count_kept(source: SplitSource, worker: int, file: Path | None) -> int:
         {
             "shards": [[s.path, s.crc32c] for s in source.manifest.split(source.split).shards],
             "version": f"{source.manifest.dataset_name}/{source.manifest.dataset_version}",
-            "filter": [item.model_dump(mode="json") for item in config.filter],
+            "filter": [
+                item.model_dump(mode="json") for item in (*config.filter, *source.options.measured)
+            ],
             "validation": config.validation and config.validation.model_dump(mode="json"),
             "held_out": source.is_held_out,
             "take": config.take,
@@ -252,7 +261,9 @@ def _count_kept(source: SplitSource, worker: int, file: Path | None) -> int:
 
 def _read_through(source: SplitSource, worker: int) -> int:
     workers = source.options.worker[1]
-    options = InputOptions(worker=(worker, workers), counts=InputCounts())
+    options = InputOptions(
+        worker=(worker, workers), counts=InputCounts(), measured=source.options.measured
+    )
     plain = source.config.model_copy(update={"cache": None, "cache_dir": None, "mix": ()})
     counted = SplitSource(
         source.version_dir, source.manifest, source.split, plain, options, source.is_held_out
@@ -298,11 +309,32 @@ class TrainingData:
         source = SplitSource(self.version_dir, self.manifest, "train", config)
         return count_steps(source, self.counts_file)
 
-    def held_out_rows(self, config: InputConfig) -> int:
+    def held_out_rows(self, config: InputConfig, measured: tuple[FilterConfig, ...] = ()) -> int:
         """Rows of train that `config.validation` keeps apart; counted as those of an epoch are.
+
+        Args:
+            config: How the train split is read.
+            measured: What the rows must pass as well.
 
         Raises:
             InputDataError: A shard is damaged.
         """
-        source = SplitSource(self.version_dir, self.manifest, "train", config, is_held_out=True)
+        source = SplitSource(
+            self.version_dir, self.manifest, "train", config, InputOptions(measured=measured), True
+        )
+        return count_rows(source, self.counts_file)
+
+    def measured_rows(self, split: str, measured: tuple[FilterConfig, ...]) -> int:
+        """Rows of a split that pass `evaluation.filter`.
+
+        Args:
+            split: Name of the split.
+            measured: The filter.
+
+        Raises:
+            InputDataError: There is no such split or feature, or a shard is damaged.
+            ConfigError: A value is not of the feature's type.
+        """
+        config, options = InputConfig(), InputOptions(measured=measured)
+        source = SplitSource(self.version_dir, self.manifest, split, config, options)
         return count_rows(source, self.counts_file)

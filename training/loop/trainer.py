@@ -60,7 +60,7 @@ from training.loop.step import (
     plan_shared_rows,
 )
 from training.loop.step_validation import StepPlan, StepValidations
-from training.loop.validation import Validate, build_step_validate, check_held_out
+from training.loop.validation import Validate, build_step_validate, check_validation
 from training.loop.warm_start import WarmStartReport, WarmTarget, transfer_weights
 from training.models.registry import build_model
 from training.monitoring.progress import TrainingProgress
@@ -210,7 +210,8 @@ class Trainer:
                 "input.on_corrupt leave rows out, and the steps of an epoch must be known"
             )
         steps = self._data.steps_per_epoch(config)
-        check_held_out(self._config, self._data)
+        if measured := check_validation(self._config, self._data):
+            self._progress.message(measured)
         return steps
 
     def _build_objective(self) -> Objective:

@@ -3,6 +3,7 @@
 The validation split is ranked. Rows of train that `input.validation` holds out stand in its
 place: ranked too where the objective is a softmax over items, so that each row is a positive;
 scored against their labels where it is binary, as rows of label 0 have no target to rank.
+Of both, `evaluation.filter` leaves the rows alone that it measures.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from itertools import islice
 from conf.errors import ConfigError, TooFewRowsError
 from conf.manifest import Manifest
 from conf.metrics import LOSS_METRIC
+from conf.training.input import describe_conditions
 from conf.training.models import BinaryConfig, RankingConfig
 from conf.training.train import TrainConfig
 from training.evaluation.evaluate import evaluate_full
@@ -22,6 +24,7 @@ from training.evaluation.protocols import TRAIN_SPLIT, warn_unmasked
 from training.evaluation.scorers import score_pairs
 from training.evaluation.task_metrics import TaskScores, compile_scores, summarize_tasks
 from training.input.batches import build_eval_dataset, build_held_out_dataset, read_batches
+from training.input.filters import EVALUATION_FILTER
 from training.input.split_source import InputOptions, TrainingData
 from training.models.model import Model
 from training.models.ranking import RankingModel
@@ -87,13 +90,40 @@ def build_step_validate(config: TrainConfig, data: TrainingData) -> Validate | N
     return validate
 
 
-def check_held_out(config: TrainConfig, data: TrainingData) -> None:
-    """Refuses an `input.validation` that holds out nothing.
+def check_validation(config: TrainConfig, data: TrainingData) -> str | None:
+    """Refuses an `input.validation` that holds out nothing, and a filter that leaves nothing.
+
+    Returns:
+        Which rows validation is of, in words, where `evaluation.filter` leaves some out.
 
     Raises:
-        TooFewRowsError: No key hashes into the share.
-        InputDataError: A shard is damaged.
+        TooFewRowsError: No key hashes into the share, or no row passes the filter.
+        InputDataError: A shard is damaged, or the filter names an unknown feature.
+        ConfigError: A value of the filter is not of its feature's type.
     """
+    _check_held_out(config, data)
+    measured = config.evaluation.filter
+    if not measured or not is_validated(config, data.manifest):
+        return None
+    if config.input.validation is None:
+        listed, what = data.manifest.split("validation").rows, "of the validation split"
+        rows = data.measured_rows("validation", measured)
+    else:
+        listed, what = data.held_out_rows(config.input), "that input.validation holds out"
+        rows = data.held_out_rows(config.input, measured)
+    conditions = describe_conditions(item.model_dump(mode="json") for item in measured)
+    if not rows:
+        raise TooFewRowsError(
+            f"{EVALUATION_FILTER} leaves no row to validate on",
+            received=f"{conditions}: none of {listed:,} rows {what}",
+            allowed="a filter that at least one of them passes",
+            fix=f"change {EVALUATION_FILTER}; features hold encoded values, such as the ids of a "
+            "vocabulary: `sluice inspect --head 5` shows them",
+        )
+    return f"validation is of {rows:,} of {listed:,} rows {what}: {conditions}"
+
+
+def _check_held_out(config: TrainConfig, data: TrainingData) -> None:
     if config.input.validation is not None and not data.held_out_rows(config.input):
         held_out = config.input.validation
         raise TooFewRowsError(
@@ -107,13 +137,14 @@ def check_held_out(config: TrainConfig, data: TrainingData) -> None:
 def _build_ranking(config: TrainConfig, data: TrainingData, batches: int | None) -> Validate:
     evaluation = config.evaluation
     held_out = None if config.input.validation is None else config.input
-    split = "validation" if held_out is None else TRAIN_SPLIT
+    split, measured = "validation" if held_out is None else TRAIN_SPLIT, evaluation.filter
     warn_unmasked(data.manifest, evaluation.mask_seen, split)
 
     def validate(model: Model) -> dict[str, float]:
         return evaluate_full(
             require_retrieval(model), data.version_dir, data.manifest, split,
             evaluation.ks, evaluation.mask_seen, evaluation.batch_size, held_out, batches,
+            measured,
         )  # fmt: skip
 
     return validate
@@ -121,6 +152,7 @@ def _build_ranking(config: TrainConfig, data: TrainingData, batches: int | None)
 
 def _build_task_metrics(config: TrainConfig, data: TrainingData, batches: int | None) -> Validate:
     where, batch_size = (data.version_dir, data.manifest), config.evaluation.batch_size
+    measured = config.evaluation.filter
     compiled = functools.cache(compile_scores)
 
     def validate(model: Model) -> dict[str, float]:
@@ -129,10 +161,14 @@ def _build_task_metrics(config: TrainConfig, data: TrainingData, batches: int | 
         scores = TaskScores(model, data.manifest, compiled(model))
         if config.input.validation is None:
             split = "validation"
-            dataset = build_eval_dataset(*where, split, batch_size, scores.inputs)
+            dataset = build_eval_dataset(
+                *where, split, batch_size, scores.inputs, measured=measured
+            )
         else:
-            split = TRAIN_SPLIT
-            dataset = build_held_out_dataset(*where, config.input, batch_size, scores.inputs)
+            split, options = TRAIN_SPLIT, InputOptions(measured=measured)
+            dataset = build_held_out_dataset(
+                *where, config.input, batch_size, scores.inputs, options=options
+            )
         for batch in islice(read_batches(dataset, *where, split), batches):
             scores.update(batch)
         return summarize_tasks(model, scores.result())
@@ -150,7 +186,7 @@ def _build_scoring(
         where = (data.version_dir, data.manifest)
         dataset = build_held_out_dataset(
             *where, config.input, config.evaluation.batch_size, (*towers.inputs, *scores.inputs),
-            options=InputOptions(binary_labels=(label,)),
+            options=InputOptions(binary_labels=(label,), measured=config.evaluation.filter),
         )  # fmt: skip
         for batch in islice(read_batches(dataset, *where, "train"), batches):
             scores.update(batch, score_pairs(towers, batch))

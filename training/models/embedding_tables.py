@@ -82,6 +82,7 @@ class TableBuilder:
     ) -> None:
         self._config, self._manifest, self._seed = config, manifest, seed
         by_name = {spec.name: spec for spec in specs}
+        self._specs = tuple(specs)
         self._of_feature: dict[str, _Dynamic] = {}
         self._keys: dict[str, KeySpace] = {}
         for name, table in config.embeddings.items():
@@ -126,16 +127,41 @@ class TableBuilder:
 
     def _refuse_keys(self, spec: FeatureSpec) -> None:
         """Refuses to read keys as numbers: their values say nothing."""
+        if not self._is_bare_key(spec):
+            return
+        bare = [other for other in self._specs if self._is_bare_key(other)]
+        tables = dict.fromkeys(other.table for other in bare)
+        dynamic = " ".join(f"--set model.embeddings.{table}.kind=dynamic" for table in tables)
+        raise ConfigError(
+            f"the model cannot read feature {spec.name!r}",
+            received="keys of 64 bits: " + ", ".join(f"{s.name} ({s.encoding})" for s in bare),
+            allowed="keys with a dynamic table, ids with a vocabulary, numbers",
+            fix=f"give the keys a dynamic table: {dynamic}; or encode them with a vocabulary"
+            + self._leave_out(spec),
+        )
+
+    def _is_bare_key(self, spec: FeatureSpec) -> bool:
+        """Whether a feature holds keys that no table is found by."""
         keys = self._manifest.keys
         is_key = spec.name in (keys.user, keys.item, keys.history, *self._manifest.histories)
         is_key = is_key or spec.encoding.startswith((KEY_PREFIX, "hash:"))
-        if spec.dtype == "int64" and is_key:
-            raise ConfigError(
-                f"the model cannot read feature {spec.name!r}",
-                received=f"keys of 64 bits: {spec.encoding}",
-                fix=f"set model.embeddings.{spec.table}.kind=dynamic, or encode it with a "
-                "vocabulary",
-            )
+        return spec.dtype == "int64" and is_key and not self.is_embedded(spec)
+
+    def _leave_out(self, spec: FeatureSpec) -> str:
+        """Returns how a feature is left out; nothing where the model cannot do without it."""
+        by_role = not hasattr(self._config, "features")
+        setting = f"{spec.role}_features" if by_role else "features"
+        named = getattr(self._config, setting, ())
+        if named is not None:
+            return f"; or leave them out of model.{setting}" if spec.name in named else ""
+        vectors = getattr(self._config, "vectors", {})
+        others = [
+            other.name
+            for other in self._specs
+            if not (self._is_bare_key(other) or (by_role and other.role != spec.role))
+            and (other.dtype != "bytes" or other.name in vectors)
+        ]
+        return f"; or leave them out: --set 'model.{setting}=[{', '.join(others)}]'"
 
     def plan_rows(
         self, spec: FeatureSpec, pooling: PoolingConfig | None = None, *, bias: bool = False

@@ -1,14 +1,15 @@
 """Raw rows of a file as the inputs of a model's encoders: CSV, JSON lines or Parquet.
 
 Columns are named as the raw inputs in `export.json`; inputs of one raw column may
-share theirs. Of further columns only the id is read. A value is missing where a field of CSV is
-empty, a value null, or a key of JSON absent. A list is a list; in CSV, its values stand between
-separators.
+share theirs. Of further columns only the id is read; the log names the others. A value is missing
+where a field of CSV is empty, a value null, or a key of JSON absent. A list is a list, or text as
+the build reads it; in CSV, its values stand between separators.
 """
 
 from __future__ import annotations
 
 import gzip
+import logging
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,8 +24,18 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from conf.errors import ConfigError, InputDataError
+from conf.paths import list_visible_files
 from training.scoring.input_columns import InputColumn
 from training.scoring.raw_inputs import Columns, RawColumns, decode_columns, parse_line, regroup
+
+_log = logging.getLogger("sluice.training.predict")
+
+
+def log_unread(place: str, found: Sequence[str], read: Sequence[str]) -> None:
+    """Logs the columns that nothing reads: one may be an input whose name is misspelt."""
+    unread = [name for name in found if name not in read]
+    if unread:
+        _log.info("%s: columns that the model does not read: %s", place, ", ".join(unread))
 
 
 @dataclass(frozen=True)
@@ -33,14 +44,15 @@ class RawFile:
 
     Attributes:
         path: `.csv`, `.tsv`, `.jsonl`, `.ndjson`, `.json` (lines too), each also with `.gz`, or
-            `.parquet`.
+            `.parquet`, which may be a folder of such files.
         id_column: Column that names the rows in what is written; None: their numbers do.
-        list_separator: What separates the values of a list in CSV.
+        list_separator: What separates the values of a list in CSV; None: what the build declares
+            of its column, else `|`.
     """
 
     path: Path
     id_column: str | None = None
-    list_separator: str = "|"
+    list_separator: str | None = None
 
 
 @dataclass(frozen=True)
@@ -91,8 +103,10 @@ class RawReader:
             )
         self._kind = kind.lower()
         self._find, self._read = readers[self._kind]
-        separator = file.list_separator if self._kind in (".csv", ".tsv") else None
-        self._columns = RawColumns(self.inputs, str(file.path), separator)
+        is_csv = self._kind in (".csv", ".tsv")
+        separator = file.list_separator if is_csv else None
+        place = str(file.path)
+        self._columns = RawColumns(self.inputs, place, separator, is_delimited=is_csv)
 
     def find_columns(self) -> list[str]:
         """Returns the names of the file's columns.
@@ -146,7 +160,9 @@ class RawReader:
         return RawRows(first, self._columns.build_ids(name, columns[name], first, id_type), inputs)
 
     def _choose(self, found: Sequence[str]) -> list[str]:
-        return self._columns.choose(found, self.file.id_column)
+        names = self._columns.choose(found, self.file.id_column)
+        log_unread(str(self.file.path), found, names)
+        return names
 
     def _find_csv(self) -> list[str]:
         with pa_csv.open_csv(str(self.file.path), *self._csv_options()) as reader:
@@ -171,14 +187,33 @@ class RawReader:
             for batch in regroup(reader, batch_size):
                 yield decode_columns(batch, names)
 
+    def _list_parquet(self) -> list[Path]:
+        """The file, or those of a folder in the order of their names."""
+        path = self.file.path
+        if not path.is_dir():
+            return [path]
+        return [part for part in list_visible_files(path) if part.suffix == ".parquet"]
+
     def _find_parquet(self) -> list[str]:
-        return list(pq.read_schema(self.file.path).names)
+        return [name for part in self._list_parquet()[:1] for name in pq.read_schema(part).names]
 
     def _read_parquet(self, batch_size: int) -> Iterator[Columns]:
-        names = self._choose(self._find_parquet())
-        with pq.ParquetFile(self.file.path) as parquet:
-            for batch in regroup(parquet.iter_batches(batch_size, columns=names), batch_size):
-                yield decode_columns(batch, names)
+        if not (found := self._find_parquet()):
+            return
+        names = self._choose(found)
+        for batch in regroup(self._read_parts(batch_size, names), batch_size):
+            yield decode_columns(batch, names)
+
+    def _read_parts(self, batch_size: int, names: list[str]) -> Iterator[pa.RecordBatch]:
+        schema = None
+        for part in self._list_parquet():
+            with pq.ParquetFile(part) as parquet:
+                for batch in parquet.iter_batches(batch_size, columns=names):
+                    chosen = batch.select(names)
+                    schema = schema or chosen.schema
+                    if not chosen.schema.equals(schema):
+                        raise pa.ArrowInvalid(f"{part} has columns of other types than the first")
+                    yield chosen
 
     def _find_keys(self) -> list[str]:
         return list(dict.fromkeys(name for row in self._parse_lines() for name in row))

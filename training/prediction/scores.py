@@ -1,15 +1,17 @@
-"""Scores of rows by a ranking model, of a file or a split: one per task, in the rows' order.
+"""Scores of rows, of a file or a split, in the rows' order.
 
-A row of the output has its number (`row`, from 1) or the id of the file, and a float32 per task;
-how it is written stands in `row_files.py`. The score of a binary task is the probability of label
-1, that of another one the label's value.
+A row of the output has its number (`row`, from 1) or the id of the file, and a float32 per score;
+how it is written stands in `row_files.py`. A ranking model gives one per task: the probability of
+label 1, or the label's value. A retrieval model gives `score`, the dot product of the row's user
+and its item, which orders its lists too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,19 +21,22 @@ from conf.atomic_output import atomic_file
 from conf.errors import ConfigError, InputDataError
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.protocols import require_rows
+from training.evaluation.scorers import score_pairs
 from training.evaluation.task_metrics import compile_scores
 from training.export.serving_encoders import (
     ServingEncoders,
     build_serving_encoders,
-    find_event_time,
 )
+from training.export.source_facts import read_source_facts
 from training.input.batches import Features, build_eval_dataset, read_batches
 from training.input.vocabularies import read_plan
+from training.models.model import Model
 from training.models.ranking import RankingModel
+from training.models.retrieval import RetrievalModel
 from training.prediction.raw_rows import RawFile, RawReader
 from training.prediction.row_files import RowWriter, check_format, to_arrow
 
-ROW_COLUMN = "row"
+ROW_COLUMN, SCORE_COLUMN = "row", "score"
 
 
 @dataclass(frozen=True)
@@ -55,10 +60,10 @@ def write_scores(
     """Scores rows; an earlier file is replaced when the new one is complete.
 
     Args:
-        trained: A ranking model.
+        trained: The model.
         target: File to write; its suffix says how.
-        split: Split to score.
-        file: Rows to score instead.
+        split: Split of events to score.
+        file: Rows to score instead; of a ranking model alone.
 
     Returns:
         Number of rows.
@@ -67,36 +72,42 @@ def write_scores(
         ConfigError: The format of a file is not known by its name, or the id is named as a task.
         InputDataError: A row is damaged or refused, or its score is no number.
     """
-    model = trained.model
-    if not isinstance(model, RankingModel):
-        raise TypeError(f"a {type(model).__name__} does not score rows")
-    tasks = [task.name for task in model.tasks]
+    names, compute = _find_scores(trained.model)
     name = ROW_COLUMN if file is None or file.id_column is None else file.id_column
-    check_output(target, name, tasks)
+    check_output(target, name, names)
     rows = read_split_rows(trained, split) if file is None else read_file_rows(trained, file)
-    score = compile_scores(model, model.predict)
     total = 0
     with atomic_file(target) as unfinished, RowWriter(unfinished, target.name) as writer:
         for batch in rows:
-            found = {n: np.asarray(v, np.float32) for n, v in score(batch.features).items()}
+            found = {n: np.asarray(v, np.float32) for n, v in compute(batch.features).items()}
             check_numbers(found, batch.first)
-            writer.write({name: batch.ids, **{task: to_arrow(found[task]) for task in tasks}})
+            writer.write({name: batch.ids, **{own: to_arrow(found[own]) for own in names}})
             total += len(batch.ids)
     return total
 
 
-def check_output(target: Path, id_column: str, tasks: list[str]) -> None:
+def _find_scores(model: Model) -> tuple[list[str], Callable[[Features], Mapping[str, Any]]]:
+    """Returns the names of a model's scores, and what computes them of encoded rows."""
+    if isinstance(model, RankingModel):
+        return [task.name for task in model.tasks], compile_scores(model, model.predict)
+    if isinstance(model, RetrievalModel):
+        towers = model
+        return [SCORE_COLUMN], lambda features: {SCORE_COLUMN: score_pairs(towers, features)}
+    raise TypeError(f"a {type(model).__name__} does not score rows")
+
+
+def check_output(target: Path, id_column: str, scores: list[str]) -> None:
     """Refuses a file of scores that cannot be written.
 
     Raises:
-        ConfigError: Its format is not known by its name, or the id is named as a task.
+        ConfigError: Its format is not known by its name, or the id is named as a score.
     """
     check_format(target)
-    if id_column in tasks:
+    if id_column in scores:
         raise ConfigError(
-            "the id has the name of a task, whose score is a column too",
+            "the id has the name of a score, which is a column too",
             received=id_column,
-            allowed=f"any name but {', '.join(tasks)}",
+            allowed=f"any name but {', '.join(scores)}",
             fix="rename the column of the input",
         )
 
@@ -135,8 +146,8 @@ def read_file_rows(
 def read_encoders(trained: TrainedModel, names: tuple[str, ...]) -> ServingEncoders:
     """Reads the encoders of some features of a run's dataset version."""
     plan = read_plan(trained.version_dir, trained.manifest)
-    event_time = find_event_time(trained.manifest)
-    return build_serving_encoders(trained.version_dir, plan, names, event_time)
+    facts = read_source_facts(trained.manifest)
+    return build_serving_encoders(trained.version_dir, plan, names, facts)
 
 
 def check_numbers(scores: Mapping[str, np.ndarray], first: int) -> None:

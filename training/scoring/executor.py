@@ -66,7 +66,9 @@ class RowSource:
         users_file: File of the export with encoded rows, of which partitions are slices; None: rows
             of raw values come from Spark.
         id_column: Column that names the rows; None: their numbers do.
-        list_separator: Separates the values of lists that come as text.
+        list_separator: Separates the values of lists that come as text; None: as the build read
+            them.
+        is_delimited: Whether rows are of CSV.
         is_json: Whether rows are lines of JSON.
     """
 
@@ -75,6 +77,7 @@ class RowSource:
     users_file: str | None = None
     id_column: str | None = None
     list_separator: str | None = None
+    is_delimited: bool = False
     is_json: bool = False
 
 
@@ -366,8 +369,9 @@ def choose_columns(task: ScoringTask) -> tuple[RawColumns, list[str]]:
     Raises:
         InputDataError: A column is missing.
     """
-    inputs, source = [InputColumn(**item) for item in task.inputs], task.source
-    columns = RawColumns(inputs, source.place, source.list_separator)
+    inputs, source = [InputColumn.from_json(item) for item in task.inputs], task.source
+    separator = source.list_separator
+    columns = RawColumns(inputs, source.place, separator, is_delimited=source.is_delimited)
     return columns, columns.choose(source.columns, source.id_column)
 
 

@@ -6,12 +6,13 @@ Like `training.scoring.raw_inputs` it is shipped to executors without TensorFlow
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
 
 import numpy as np
 
 from conf.dates import UNIT_WORDS, UNITS_PER_SECOND, find_date_unit, show_time
+from training.scoring.written_values import ISO, WrittenForm
 
 FINITE = "finite numbers up to 3.4e38, the largest float32"
 """What a model takes of numbers, in words."""
@@ -37,6 +38,7 @@ class InputColumn:
         time_kind: `event` where they are the times of the log, all of them dates since 1980, `date`
             where they are others of such a log; None: the log's times count from anywhere, or are
             not known.
+        written: How the source writes its column; None: values come as they are.
     """
 
     name: str
@@ -51,14 +53,35 @@ class InputColumn:
     is_required: bool = False
     time_unit: str | None = None
     time_kind: str | None = None
+    written: WrittenForm | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the input as a JSON object."""
-        return {
+        found = {
             name: value
             for name, value in asdict(self).items()
-            if name not in ("time_unit", "time_kind") or value is not None
+            if name not in ("time_unit", "time_kind", "written") or value is not None
         }
+        return found if self.written is None else {**found, "written": self.written.to_json()}
+
+    @classmethod
+    def from_json(cls, item: Mapping[str, Any]) -> Self:
+        """Builds an input from what `export.json` says of it; what it does not know is passed."""
+        known = {field.name for field in fields(cls)} - {"written"}
+        written = None if item.get("written") is None else WrittenForm(**item["written"])
+        return cls(**{n: value for n, value in item.items() if n in known}, written=written)
+
+    @property
+    def read_unit(self) -> str | None:
+        """Unit of the times that the model reads; None: it reads no times."""
+        if self.written is not None and self.written.time is not None:
+            return "ms"
+        return self.time_unit if self.dtype != "string" else None
+
+    @property
+    def time_form(self) -> str:
+        """How the source writes the times: text of a column of numbers is read as ISO 8601."""
+        return ISO if self.written is None or self.written.time is None else self.written.time
 
 
 def find_bad_number(values: np.ndarray) -> int | None:

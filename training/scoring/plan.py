@@ -253,7 +253,7 @@ def _read_candidates(
     """
     if file is None:
         return None
-    key = InputColumn(**exported.card["lists"]["item"])
+    key = InputColumn.from_json(exported.card["lists"]["item"])
     keys = pq.read_table(exported.directory / items_file, columns=[KEY])[KEY]
     parts = [rows.inputs[key.name] for rows in RawReader(RawFile(file), [key]).read(1 << 16)]
     given = pc.unique(pa.chunked_array([pa.array(part) for part in parts]).cast(keys.type))

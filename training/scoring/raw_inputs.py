@@ -1,16 +1,17 @@
 """Raw values of some rows as the inputs of a model: types, missing values, lists.
 
 Columns are named as the raw inputs in `export.json`, or as the columns of the source that these are
-made of; inputs of one raw column may share theirs. This module imports neither TensorFlow nor, when
+made of; inputs of one raw column may share theirs. Text is read as the build read it
+(`written_values`). This module imports neither TensorFlow nor, when
 its functions run, anything of Sluice: it is shipped to executors that have neither.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,6 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import InputDataError, did_you_mean
+from training.scoring.column_values import (
+    BAD_VALUES,
+    TYPES,
+    WORDS,
+    ColumnReader,
+    convert,
+    find_paired,
+)
 from training.scoring.input_columns import (
     FINITE,
     InputColumn,
@@ -27,17 +36,6 @@ from training.scoring.input_columns import (
     find_sources,
     find_wrong_times,
 )
-
-_TYPES = {
-    "int64": pa.int64(),
-    "float32": pa.float32(),
-    "float64": pa.float64(),
-    "string": pa.binary(),
-}
-_WORDS = {"int64": "whole numbers", "float32": "numbers", "float64": "numbers", "string": "text"}
-_BAD_VALUES = (pa.ArrowException, TypeError, ValueError, OverflowError)
-EXACT = 1 << 53
-"""Below it a float64 holds every whole number; one that is not below may have been another one."""
 
 Columns = Mapping[str, pa.Array | list[Any]]
 """Values of some rows by column, as they are given."""
@@ -49,14 +47,23 @@ class RawColumns:
     Args:
         inputs: The inputs.
         place: What messages call the rows: a file's path.
-        list_separator: Separates the values of lists that come as text; None: lists are lists.
+        list_separator: Separates the values of lists that come as text; None: what the build
+            declares, and nothing where it declares nothing.
+        is_delimited: Whether the rows are of CSV: lists of which the build declares nothing are
+            separated by `DEFAULT_SEPARATOR` there.
     """
 
     def __init__(
-        self, inputs: Sequence[InputColumn], place: str, list_separator: str | None = None
+        self,
+        inputs: Sequence[InputColumn],
+        place: str,
+        list_separator: str | None = None,
+        *,
+        is_delimited: bool = False,
     ) -> None:
         self.inputs = tuple(inputs)
         self._place, self._list_separator = place, list_separator
+        self._is_delimited = is_delimited
         self._names: dict[str, str] = {}
         self._sources: dict[str, str] = {}
 
@@ -76,7 +83,8 @@ class RawColumns:
                 and other.is_list == item.is_list
             ]
             source = sources.get(item.name, item.name)
-            present = [name for name in (item.name, source, *alike) if name in found]
+            paired = find_paired(item, self.inputs)
+            present = [name for name in (item.name, source, *alike, *paired) if name in found]
             self._names[item.name] = present[0] if present else item.name
             is_input = any(source == other.name for other in self.inputs)
             if not is_input and {item.name, source} <= set(found):
@@ -89,7 +97,7 @@ class RawColumns:
                 received=f"missing: {', '.join(missing)}; found: {', '.join(found)}",
                 allowed=", ".join(
                     f"{item.name}{_name_source(item, sources)} "
-                    f"({'list of ' if item.is_list else ''}{_WORDS[item.dtype]})"
+                    f"({'list of ' if item.is_list else ''}{WORDS[item.dtype]})"
                     for item in self.inputs
                 ),
                 fix=did_you_mean(missing[0], found) or "name the columns as export.json does",
@@ -121,10 +129,12 @@ class RawColumns:
         """
         if kind is None:
             kind = values.type if isinstance(values, pa.Array) else _infer_type(values)
+        found = kind
         try:
-            return _convert(values, kind)
-        except _BAD_VALUES:
-            self._refuse_first(name, values, kind, first, f"an id of {kind}")
+            return convert(values, found)
+        except BAD_VALUES:
+            read = partial(convert, target=found)
+            self._refuse_first(name, values, read, first, f"an id of {found}")
 
     def _build_input(self, item: InputColumn, columns: Columns, first: int) -> np.ndarray:
         name = self._names[item.name]
@@ -147,19 +157,12 @@ class RawColumns:
         self, item: InputColumn, name: str, values: pa.Array | list[Any], first: int
     ) -> pa.Array:
         """Returns the values of a column as the type of an input."""
-        dtype = _TYPES[item.dtype]
-        is_text = isinstance(values, pa.Array) and pa.types.is_string(values.type)
-        if item.is_list and is_text and self._list_separator is not None:
-            values = pc.split_pattern(values, self._list_separator)
-        target = pa.list_(dtype) if item.is_list else dtype
+        reader = self._find_reader(item, name)
         try:
-            array = _convert(values, target)
-        except _BAD_VALUES:
-            what = _WORDS[item.dtype]
-            if isinstance(values, pa.Array) and _is_temporal(values.type):
-                what += ", and times as numbers in the unit of the build's column"
-            allowed = f"a list of {what}" if item.is_list else what
-            self._refuse_first(name, values, target, first, allowed)
+            array = reader.convert(values)
+        except BAD_VALUES:
+            allowed = reader.describe()
+            self._refuse_first(name, values, reader.convert, first, allowed)
         self._check_finite(item, array, values, first)
         return array
 
@@ -183,7 +186,7 @@ class RawColumns:
 
     def _check_finite(self, item: InputColumn, array: pa.Array, given: Any, first: int) -> None:
         """Refuses numbers that are not finite; a missing value is null, and no number."""
-        if not pa.types.is_floating(_TYPES[item.dtype]):
+        if not pa.types.is_floating(TYPES[item.dtype]):
             return
         flat = array.flatten() if item.is_list else array
         bad = find_bad_number(flat.fill_null(0.0).to_numpy(zero_copy_only=False))
@@ -234,16 +237,25 @@ class RawColumns:
         padded[np.arange(width) < lengths[:, np.newaxis]] = flat.to_numpy(zero_copy_only=False)
         return padded
 
+    def _find_reader(self, item: InputColumn, name: str) -> ColumnReader:
+        is_paired = name in find_paired(item, self.inputs)
+        return ColumnReader(item, self._list_separator, self._is_delimited, is_paired)
+
     def _refuse_first(
-        self, name: str, values: Any, target: pa.DataType, first: int, allowed: str
+        self,
+        name: str,
+        values: Any,
+        convert: Callable[[Any], pa.Array],
+        first: int,
+        allowed: str,
     ) -> NoReturn:
-        """Refuses the first value that is not of a type."""
+        """Refuses the first value that cannot be converted."""
         for row in range(len(values)):
             try:
                 # Taken, not sliced: what is cast of a slice of lists are all values.
                 is_array = isinstance(values, pa.Array)
-                _convert(values.take([row]) if is_array else values[row : row + 1], target)
-            except _BAD_VALUES:
+                convert(values.take([row]) if is_array else values[row : row + 1])
+            except BAD_VALUES:
                 value = values[row].as_py() if isinstance(values, pa.Array) else values[row]
                 self._refuse(name, first + row, value, allowed)
         self._refuse(name, first, f"{len(values)} values", allowed)
@@ -311,74 +323,10 @@ def parse_line(place: str, number: int, line: str) -> dict[str, Any]:
     return row
 
 
-def _convert(values: pa.Array | list[Any], target: pa.DataType) -> pa.Array:
-    """Returns values as a type.
-
-    Raises:
-        pa.ArrowException, TypeError, ValueError or OverflowError: One is none of the type.
-    """
-    if not isinstance(values, pa.Array):
-        return pa.array(_check_json(values, target), target)
-    if _is_temporal(values.type) and values.type != target:
-        # A number of what unit: the build's column had one, the file's another.
-        raise pa.ArrowInvalid(f"values of type {values.type} cannot become {target}")
-    leaf, found = (getattr(kind, "value_type", kind) for kind in (target, values.type))
-    if pa.types.is_integer(leaf) and pa.types.is_floating(found):
-        _check_exact(values if found is values.type else values.flatten())
-    if pa.types.is_integer(leaf) and pa.types.is_string(found):
-        with suppress(pa.ArrowException):
-            return values.cast(target)
-        # Text such as 10.0: what pandas writes of whole numbers where one is missing.
-        as_floats = pa.list_(pa.float64()) if leaf is not target else pa.float64()
-        return _convert(values.cast(as_floats), target)
-    # Whole numbers become the nearest floats; floats become whole numbers only if they are.
-    is_rounded = pa.types.is_floating(leaf) and pa.types.is_integer(found)
-    return values.cast(target, safe=not is_rounded)
-
-
-def _check_json(values: list[Any], target: pa.DataType) -> list[Any]:
-    """Returns values of JSON that Arrow would take for others: it reads true as 1.0, 2.5 as 2."""
-    leaf = target.value_type if pa.types.is_list(target) else target
-    if not (pa.types.is_floating(leaf) or pa.types.is_integer(leaf)):
-        return values
-    if leaf is not target:
-        return [one if one is None else _check_json(list(one), leaf) for one in values]
-    kinds = set(map(type, values))
-    if not kinds <= {int, float, type(None)}:
-        raise TypeError(kinds)
-    if pa.types.is_floating(leaf):  # Arrow refuses whole numbers that a float32 rounds.
-        return values if int not in kinds else [v if v is None else float(v) for v in values]
-    if float not in kinds:
-        return values
-    return [to_whole(value) if type(value) is float else value for value in values]
-
-
-def to_whole(value: float) -> int:
-    """Returns a float that is a whole number as one: `10.0` is 10.
-
-    Raises:
-        ValueError: It is none, or not below 2^53, where it may have been another one.
-    """
-    if not value.is_integer() or abs(value) >= EXACT:
-        raise ValueError(f"{value} is no whole number below 2^53")
-    return int(value)
-
-
-def _check_exact(values: pa.Array) -> None:
-    """Refuses floats that may have been other whole numbers; whether they are any, a cast tells."""
-    if pc.any(pc.greater_equal(pc.abs(values), float(EXACT))).as_py():
-        raise pa.ArrowInvalid("whole numbers beyond 2^53")
-
-
-def _is_temporal(kind: pa.DataType) -> bool:
-    """Whether values are times, or lists of them."""
-    return bool(pa.types.is_temporal(getattr(kind, "value_type", kind)))
-
-
 def _infer_type(values: list[Any]) -> pa.DataType:
     try:
         return pa.array(values).type
-    except _BAD_VALUES:
+    except BAD_VALUES:
         return pa.string()
 
 

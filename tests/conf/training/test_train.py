@@ -329,6 +329,10 @@ def test_a_grid_has_as_many_trials_as_points(tmp_path: Path) -> None:
         ("space: {seed: [1]}", "number of trials"),
         ("sampler: grid\nspace: {seed: {low: 1, high: 2}}", "grid needs lists"),
         ("trials: 2\nspace: {name: [a, b]}", "cannot be tried"),
+        (
+            "trials: 2\nspace: {evaluation.filter: [[], [{feature: a, value: 1}]]}",
+            "which rows trials are measured on",
+        ),
         ("trials: 2\nspace: {seed: {low: 2, high: 1}}", "less than high"),
         ("trials: 2\nspace: {seed: {low: 0, high: 1, log: true}}", "low > 0"),
         ("trials: 2\nspace: {seed: {low: 0.5, high: 2, integer: true}}", "whole numbers"),

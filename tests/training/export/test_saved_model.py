@@ -249,6 +249,7 @@ def test_the_version_carries_no_other_variables(exported: Path, trained: Trained
 
 
 def test_users_are_stored_with_what_is_known_of_them(exported: Path, trained: TrainedModel) -> None:
+    assert (exported / "users.parquet").stat().st_mode & 0o137 == 0  # Owner and group alone.
     table = pq.read_table(exported / "users.parquet")
     names = [f"feature:{name}" for name in trained.model.user_inputs]
     assert table.column_names == ["key", *names, "seen"]

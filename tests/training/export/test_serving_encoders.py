@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import datetime
 import math
 from pathlib import Path
 
@@ -110,10 +111,13 @@ def test_times_that_may_be_of_the_unit_are_taken():
 
 
 @pytest.mark.parametrize("kind", [pa.timestamp("us"), pa.timestamp("ms", "UTC"), pa.date32()])
-def test_times_without_a_unit_of_the_build_s_are_refused(kind):
-    with pytest.raises(InputDataError, match="row 1: column") as refused:
-        read_times("ms", [0, 1], kind)
-    assert "the unit of the build's column" in refused.value.render()
+def test_times_with_a_unit_of_their_own_are_turned_into_the_build_s(kind):
+    moment = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+    given = (
+        moment.date() if kind == pa.date32() else moment if kind.tz else moment.replace(tzinfo=None)
+    )
+    for unit, expected in (("s", SECONDS[0]), ("ms", MILLISECONDS[0])):
+        assert read_times(unit, [given, None], kind).tolist()[0] == expected
 
 
 MAX_LEN = 3

@@ -36,7 +36,7 @@ from training.loop.epoch_records import (
     read_resumed_history,
     write_history,
 )
-from training.loop.validation import build_validate, check_held_out, is_validated
+from training.loop.validation import build_validate, check_validation, is_validated
 from training.models.registry import build_model
 from training.monitoring.progress import build_progress
 
@@ -235,7 +235,7 @@ def test_a_share_that_holds_out_nothing_is_refused(
     nothing = InputConfig(batch_size=32, validation={"hash_of": "user_id", "share": 1e-9})
     config = configure(tiny_version, input=nothing, root=str(tmp_path / "runs"))
     with pytest.raises(InputDataError, match="holds out no rows"):
-        check_held_out(config, TrainingData(tiny_version, tiny_manifest))
+        check_validation(config, TrainingData(tiny_version, tiny_manifest))
     with pytest.raises(InputDataError, match="holds out no rows"):
         fit_run(config, build_progress("json", 3600))
     assert not (tmp_path / "runs").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,7 @@ import tensorflow as tf
 from conf.errors import ConfigError, ExitCode, InputDataError, TrainingDivergedError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema, FeatureSpec
-from conf.training.models import RankingConfig
+from conf.training.models import DSSMConfig, RankingConfig
 from conf.training.train import TrainConfig
 from tests.training import tiny_dataset
 from tests.training.loop.test_trainer import Messages
@@ -458,6 +459,22 @@ def test_keys_are_not_read_as_numbers(tiny_manifest: Manifest) -> None:
     plain = change(tiny_manifest, "user_id", encoding="identity", **bare)
     with pytest.raises(ConfigError, match=r"(?s)user_id.*keys of 64 bits"):
         build(plain, "deepfm")
+    both = change(keyed, "user_id", encoding="hash:user_id", **bare)
+    title = add(both, FeatureSpec("title", "bytes", "item"))
+    with pytest.raises(ConfigError, match=r"user_id \(hash:user_id\), movie_id") as caught:
+        build(title, "deepfm")
+    advice = str(caught.value.fix)
+    for table in ("user_id", "movie_id"):
+        assert f"--set model.embeddings.{table}.kind=dynamic" in advice
+    [others] = re.findall(r"--set 'model\.features=\[(.*)\]'", advice)
+    assert not {"user_id", "movie_id", "title", "label"} & set(others.split(", "))
+    assert set(build(title, "deepfm", features=others.split(", ")).inputs) == set(
+        others.split(", ")
+    )
+    with pytest.raises(ConfigError, match=r"or leave them out of model\.features"):
+        build(keyed, "deepfm", features=["gender", "movie_id"])
+    with pytest.raises(ConfigError, match=r"'model\.user_features=\[gender, history\]'"):
+        build_model(DSSMConfig(), both, 1)
     dynamic = {"movie_id": {"kind": "dynamic"}}
     features = ["user_id", "movie_id"]
     assert "movie_id" in build(keyed, "deepfm", embeddings=dynamic, features=features).tables

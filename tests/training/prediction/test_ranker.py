@@ -297,7 +297,7 @@ GOOD = {"user_id": 1000, "gender": "F", "history": [101], "movie_id": 102, "genr
         ({"user_id": "x"}, "row 2: column 'user_id'"),
         ({"history": 7}, "row 2: column 'history'"),
         ({"history": ["a"]}, "row 2: column 'history'"),
-        ({"gender": 3}, "row 2: column 'gender'"),
+        ({"gender": 3.5}, "row 2: column 'gender'"),
     ],
 )
 def test_bad_rows_are_named(trained, tmp_path, change, said) -> None:
@@ -342,7 +342,7 @@ def test_formats_and_ids_that_do_not_fit_are_refused(trained, tmp_path) -> None:
         write_scores(trained, tmp_path / "out.parquet", "test", file)
     with pytest.raises(ConfigError, match="format of the output"):
         write_scores(trained, tmp_path / "out.csv", "test", file)
-    with pytest.raises(ConfigError, match="name of a task"):
+    with pytest.raises(ConfigError, match="name of a score"):
         write_scores(trained, tmp_path / "o.parquet", "test", RawFile(tmp_path / "a.csv", "click"))
 
 

@@ -1,0 +1,235 @@
+"""`evaluation.filter`: metrics of some rows alone are those of a split that has no others."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conf.errors import ConfigError, InputDataError, TooFewRowsError
+from conf.manifest import Manifest, ShardInfo, SplitInfo
+from conf.paths import read_manifest
+from conf.training.input import InputConfig
+from conf.training.train import TrainConfig
+from etl.tfrecord.codec.crc32c import crc32c
+from tests.training.tiny_dataset import TinyConfig, write_shard, write_tiny_dataset
+from tests.training.toy_models import TinyTowers
+from training.checkpoint.restore import TrainedModel
+from training.evaluation.comparison import compare_runs
+from training.evaluation.evaluate import evaluate_split
+from training.evaluation.item_index import build_item_index
+from training.evaluation.user_lists import ListScorer, UserReader
+from training.evaluation.written_lists import measure_lists
+from training.input.batches import build_eval_dataset
+from training.input.split_source import TrainingData
+from training.loop.validation import build_validate, check_validation
+from training.models.registry import build_model
+
+CONFIG = TinyConfig(users=30, events_per_user=14, leave_out=3, own_group=0.5)
+RELATED = [{"feature": "label", "value": 1}]
+SEVERAL = [
+    {"feature": "gender", "op": "in", "value": [2, 99]},
+    {"feature": "genres", "op": ">=", "value": 2},
+]
+RANKING = {
+    "kind": "ranking",
+    "network": "tests.training.toy_models:build_own_network",
+    "params": {"units": 8},
+    "pooling": {"history": {"combiner": "none"}},
+    "tasks": {
+        "click": {"label": "label"},
+        "value": {"label": "label", "objective": "squared_error"},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def version(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_dataset(tmp_path_factory.mktemp("filter"), config=CONFIG)
+
+
+@pytest.fixture(scope="module")
+def manifest(version: Path) -> Manifest:
+    return read_manifest(version)
+
+
+def _train(version: Path, manifest: Manifest, model: Any = None, **sections: Any) -> TrainedModel:
+    evaluation = {"ks": [3, 10], "sampled_negatives": None, **sections.pop("evaluation", {})}
+    given = {"dataset": "d", "name": "n", "evaluation": evaluation, **sections}
+    config = TrainConfig.model_validate(given if model is None else {**given, "model": model})
+    built = TinyTowers(manifest) if model is None else build_model(config.model, manifest, 3)
+    return TrainedModel(Path(), built, config, manifest, version)
+
+
+def _read_rows(version: Path, manifest: Manifest, split: str) -> list[dict[str, Any]]:
+    batches = build_eval_dataset(version, manifest, split, 1, ragged=("seen", "history", "genres"))
+    return [{name: value[0].numpy() for name, value in batch.items()} for batch in batches]
+
+
+def _passes(row: dict[str, Any], filters: list[dict[str, Any]]) -> bool:
+    is_related = row["label"] == 1
+    return is_related if filters is RELATED else row["gender"] == 2 and len(row["genres"]) >= 2
+
+
+def _keep_alone(
+    version: Path, manifest: Manifest, split: str, filters: list[dict[str, Any]], target: Path
+) -> Manifest:
+    """Writes the rows that pass as the split's one shard; returns the manifest of that version."""
+    rows = [row for row in _read_rows(version, manifest, split) if _passes(row, filters)]
+    assert 0 < len(rows) < manifest.split(split).rows
+    write_shard(target, rows, manifest.schema)
+    content = target.read_bytes()
+    name = str(target.relative_to(version))
+    shard = ShardInfo(name, len(rows), len(content), f"{crc32c(content):08x}")
+    splits = [SplitInfo(split, (shard,)) if s.name == split else s for s in manifest.splits]
+    return replace(manifest, splits=tuple(splits))
+
+
+@pytest.mark.parametrize("filters", [RELATED, SEVERAL])
+@pytest.mark.parametrize("model", [None, RANKING])
+def test_metrics_are_those_of_a_split_without_other_rows(
+    version: Path, manifest: Manifest, model: Any, filters: list[dict[str, Any]]
+) -> None:
+    asked = {"per": ["event"], "slices": ["gender"]}
+    alone = _keep_alone(version, manifest, "test", filters, version / "test" / "alone.tfrecord")
+    wanted = evaluate_split(_train(version, alone, model, evaluation=asked), "test")
+    trained = _train(version, manifest, model, evaluation={**asked, "filter": filters})
+    found = evaluate_split(trained, "test")
+    said = found.pop("filter")
+    assert json.loads(json.dumps(found)) == json.loads(json.dumps(wanted))
+    listed = manifest.split("test").rows
+    assert (said["rows"], said["of"]) == (alone.split("test").rows, listed)
+    assert [item["feature"] for item in said["conditions"]] == [f["feature"] for f in filters]
+    assert "filter" not in wanted
+    other = _train(version, manifest, model, evaluation={**asked, "filter": []})
+    compared = compare_runs(trained, other, "test")
+    assert (compared["filter"], compared["rows"]) == (said, said["rows"])
+    plain = compare_runs(*(_train(version, alone, model, evaluation=asked),) * 2, "test")
+    own = {name: values["run"] for name, values in compared["metrics"].items()}
+    assert own == {name: values["run"] for name, values in plain["metrics"].items()}
+
+
+def test_users_are_measured_by_the_events_that_pass(
+    version: Path, manifest: Manifest, tmp_path: Path
+) -> None:
+    trained = _train(version, manifest, evaluation={"per": ["user"], "filter": RELATED})
+    [protocol] = evaluate_split(trained, "test")["protocols"]
+    relevant: dict[int, set[int]] = {}
+    for row in _read_rows(version, manifest, "test"):
+        if _passes(row, RELATED):
+            relevant.setdefault(int(row["user_id"]), set()).add(int(row["movie_id"]))
+    everyone = _train(version, manifest, evaluation={"per": ["user"]})
+    index = build_item_index(everyone.model, version, manifest, 64)
+    reader = UserReader(everyone, "test", index, everyone.model.user_inputs, True)
+    lists = {}
+    for batch in reader.read():
+        ranked = ListScorer(everyone.model, index, 10).rank(batch).ids[:, :10]
+        lists |= dict(zip(batch.users.tolist(), ranked.tolist(), strict=True))
+    assert 0 < len(relevant) < len(lists)
+    recalls = [len(set(lists[user]) & items) / len(items) for user, items in relevant.items()]
+    assert protocol["rows"] == len(relevant)
+    assert protocol["relevant"] == sum(map(len, relevant.values()))
+    assert protocol["systems"]["model"]["recall@10"] == pytest.approx(np.mean(recalls))
+    compared = compare_runs(trained, everyone, "test")
+    assert compared["metrics"]["recall@10"]["other"] == pytest.approx(np.mean(recalls))
+
+
+def test_written_lists_are_measured_by_the_events_that_pass(
+    version: Path, manifest: Manifest, tmp_path: Path
+) -> None:
+    trained = _train(version, manifest, evaluation={"filter": RELATED})
+    file = tmp_path / "lists.jsonl"
+    users = [1000 + user for user in range(CONFIG.users)]
+    file.write_text("".join(f'{{"user": {u}, "items": [100, 101, 102]}}\n' for u in users))
+    found = measure_lists(trained, file, "test", [3])
+    rows = [row for row in _read_rows(version, manifest, "test") if _passes(row, RELATED)]
+    measured = len({int(row["user_id"]) for row in rows})
+    assert found["filter"]["rows"] == len(rows)
+    assert (found["rows"], found["lists_of_others"]) == (measured, CONFIG.users - measured)
+    file.write_text('{"row": 1, "items": [100, 101, 102]}\n')
+    with pytest.raises(ConfigError, match=r"evaluation\.filter leaves some out"):
+        measure_lists(trained, file, "test", [3])
+
+
+@pytest.mark.parametrize("held_out", [None, {"hash_of": "user_id", "share": 0.4}])
+@pytest.mark.parametrize(
+    "model",
+    [
+        None,
+        RANKING,
+        {"name": "mf", "objective": {"kind": "binary"}},
+    ],
+)
+def test_validation_is_of_the_rows_that_pass(
+    version: Path, manifest: Manifest, model: Any, held_out: Any
+) -> None:
+    sections = {} if held_out is None else {"input": {"validation": held_out}}
+    split = "validation" if held_out is None else "train"
+    trained = _train(version, manifest, model, evaluation={"filter": RELATED}, **sections)
+    alone = _keep_alone(version, manifest, split, RELATED, version / split / "alone.tfrecord")
+    plain = _train(version, alone, model, **sections)
+    data, others = TrainingData(version, manifest), TrainingData(version, alone)
+    validate, wanted = build_validate(trained.config, data), build_validate(plain.config, others)
+    assert validate is not None
+    assert wanted is not None
+    found = validate(trained.model)
+    assert found == wanted(trained.model)
+    assert found != build_validate(plain.config, data)(trained.model)  # type: ignore[misc]
+    rows = (
+        alone.split(split).rows
+        if held_out is None
+        else others.held_out_rows(InputConfig(validation=held_out))
+    )
+    said = check_validation(trained.config, data)
+    assert said is not None
+    assert said.startswith(f"validation is of {rows} of ")
+    assert said.endswith("label == 1")
+    assert check_validation(plain.config, data) is None
+
+
+@pytest.mark.parametrize(
+    ("condition", "error", "said"),
+    [
+        ({"feature": "label", "value": 7}, TooFewRowsError, "evaluation.filter leaves no row"),
+        ({"feature": "labels", "value": 1}, InputDataError, "evaluation.filter: dataset 'tiny'"),
+        ({"feature": "label", "value": "a"}, ConfigError, "evaluation.filter: feature 'label'"),
+    ],
+)
+@pytest.mark.parametrize("per", ["event", "user"])
+def test_filters_that_leave_nothing_or_do_not_fit_are_refused(
+    version: Path, manifest: Manifest, condition: dict[str, Any], error: type, said: str, per: str
+) -> None:
+    trained = _train(version, manifest, evaluation={"filter": [condition], "per": [per]})
+    for measure in (
+        lambda: evaluate_split(trained, "test"),
+        lambda: compare_runs(trained, trained, "test"),
+        lambda: check_validation(trained.config, TrainingData(version, manifest)),
+    ):
+        with pytest.raises(error, match=said):
+            measure()
+
+
+def test_messages_name_the_setting(version: Path, manifest: Manifest) -> None:
+    wrong = InputConfig.model_validate({"filter": [{"feature": "label", "value": "a"}]})
+    with pytest.raises(ConfigError, match=r"input\.filter: feature 'label'"):
+        TrainingData(version, manifest).steps_per_epoch(wrong)
+
+
+def test_users_outside_the_vocabulary_alone_are_no_users(version: Path, manifest: Manifest) -> None:
+    filters = [{"feature": "user_id", "op": "<", "value": 2}]
+    rows = [dict(row, user_id=1) for row in _read_rows(version, manifest, "test")[:5]]
+    target = version / "test" / "unnamed.tfrecord"
+    write_shard(target, rows, manifest.schema)
+    content = target.read_bytes()
+    shard = ShardInfo("test/unnamed.tfrecord", 5, len(content), f"{crc32c(content):08x}")
+    splits = [
+        SplitInfo("test", (*s.shards, shard)) if s.name == "test" else s for s in manifest.splits
+    ]
+    later = replace(manifest, splits=tuple(splits))
+    asked = {"per": ["user"], "filter": filters}
+    with pytest.raises(InputDataError, match=r"no record .* in the vocabulary"):
+        evaluate_split(_train(version, later, evaluation=asked), "test")

@@ -1,0 +1,149 @@
+"""A delta gives the next version an index like that of its base, or says what it lacks."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from conf.errors import ExitCode, InputDataError
+from conf.export import EMBEDDINGS_DIR, INDEX_DIR, ExportOptions, IndexOptions, list_versions
+from conf.run import read_json
+from conf.training.train import TrainConfig
+from jobs.cli import run_app
+from jobs.export import app as export_app
+from jobs.models import app as models_app
+from tests.training.tiny_dataset import write_tiny_dataset
+from training.checkpoint.restore import load_run
+from training.export.delta import apply_delta, find_base, write_delta
+from training.export.saved_model import write_export
+from training.fit import fit_run
+from training.monitoring.progress import NoProgress
+from training.serving.index_build import add_items, build_index
+from training.serving.known import read_vectors
+from training.serving.model_store import ModelStore
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model with one version, the run behind it and the next one, and what leads there."""
+
+    model: Path
+    runs: tuple[Path, Path]
+    delta: Path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    root = tmp_path_factory.mktemp("delta_index")
+    version = write_tiny_dataset(root / "data")
+    runs: list[Path] = []
+    for number in range(2):
+        warm = {"path": str(runs[0]), "moments": "reset"} if runs else None
+        config = TrainConfig.model_validate({
+            "dataset": str(version), "name": f"m{number}", "root": str(root / "runs"),
+            "model": {"name": "dssm", "embedding_dim": 4},
+            "input": {"batch_size": 64, "shuffle_buffer": 300},
+            "optimizer": {"learning_rate": 0.05},
+            "fit": {"epochs": 1, "early_stopping": None, "warm_start": warm},
+        })  # fmt: skip
+        runs.append(fit_run(config, NoProgress()))
+    write_export(load_run(runs[0]), ExportOptions(root / "models", "m"))
+    last = load_run(runs[1])
+    delta = write_delta(last, find_base(last, "start"), ExportOptions(root / "deltas", "m"))
+    return Served(root / "models" / "m", (runs[0], runs[1]), delta)
+
+
+@pytest.fixture
+def served(trained: Served, tmp_path: Path) -> Path:
+    model = tmp_path / "models" / "m"
+    shutil.copytree(trained.model, model)
+    return model
+
+
+def _index(model: Path, tmp_path: Path) -> Path:
+    """Indexes version 1, with a column, a goal of its own, and an item that was added."""
+    items = tmp_path / "items.csv"
+    items.write_text("movie_id,title\n" + "".join(f"{100 + i},film {i}\n" for i in range(20)))
+    build_index(model / "1", IndexOptions(items_file=items, k=7, recall=0.9))
+    new = tmp_path / "new.csv"
+    new.write_text("movie_id,genres,title\n9000,genre_1|genre_all,a new film\n")
+    return add_items(model / "1", new)[0]
+
+
+def test_the_index_of_the_base_is_built_anew(
+    trained: Served, served: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = read_json(_index(served, tmp_path) / "index.json")
+    assert run_app(models_app, ["apply", str(served), "--delta", str(trained.delta)]) == 0
+    shown = capsys.readouterr()
+    assert "built as the index of version 1, without 1 items that were added to it" in shown.out
+    assert "add them again by" in shown.err
+    version = served / "2"
+    about = read_json(version / INDEX_DIR / "1" / "index.json")
+    assert (about["kind"], about["goal"]) == (before["kind"], {"k": 7, "recall": 0.9})
+    assert about["rebuilt"] == {"version": "1", "index": "2", "added_items_left_out": 1}
+    items = pq.read_table(version / INDEX_DIR / "1" / "items.parquet")
+    titles = dict(zip(items["key"].to_pylist(), items["column:title"].to_pylist(), strict=True))
+    assert (titles[100], titles[119], titles[139]) == ("film 0", "film 19", None)
+    assert 9000 not in titles
+    # It is an index of the new vectors: the server takes it, and finds what an exact search finds.
+    old, new = (read_vectors(pq.read_table(served / n / EMBEDDINGS_DIR / "items.parquet"))
+                for n in ("1", "2"))  # fmt: skip
+    assert not np.allclose(old, new)
+    store = ModelStore(served.parent)
+    store.refresh()
+    known = store.get("m").known
+    assert (store.get("m").number, known.number) == (2, 1)
+    user = new[3] + 0.5
+    positions, _ = known.index.search(user, 5, np.ones(len(new), bool))
+    assert positions.tolist() == np.argsort(-(new @ user), kind="stable")[:5].tolist()
+
+
+def test_a_base_without_an_index_gives_none(trained: Served, served: Path) -> None:
+    assert not (apply_delta(trained.delta, served) / INDEX_DIR).exists()
+
+
+def test_a_damaged_index_is_refused_and_the_model_is_as_it_was(
+    trained: Served, served: Path, tmp_path: Path
+) -> None:
+    file = _index(served, tmp_path) / "items.parquet"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    with pytest.raises(InputDataError, match="which the next version's is to be like"):
+        apply_delta(trained.delta, served)
+    assert list_versions(served) == [1]
+
+
+def test_without_faiss_it_is_said_what_builds_the_index(
+    trained: Served, served: Path, tmp_path: Path, monkeypatch, caplog
+) -> None:
+    _index(served, tmp_path)
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    monkeypatch.delitem(sys.modules, "training.serving.index_build")
+    with caplog.at_level(logging.WARNING, "sluice"):
+        target = apply_delta(trained.delta, served)
+    assert not (target / INDEX_DIR).exists()
+    [said] = [r.getMessage() for r in caplog.records if r.name == "sluice.training.export"]
+    assert f"`sluice index --export {target}`" in said
+    assert "version 2 has no index, as version 1 had" in said
+    assert "[serve]" in said
+
+
+def test_a_server_and_an_export_say_that_there_is_no_index_any_more(
+    trained: Served, served: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = ModelStore(served.parent)
+    _index(served, tmp_path)
+    store.refresh()
+    command = ["--run", str(trained.runs[1]), "--to", str(served.parent), "--name", "m"]
+    assert run_app(export_app, command) == ExitCode.OK
+    assert f"sluice index --export {served / '2'}" in capsys.readouterr().out
+    store.refresh()
+    assert "version 2 of m has no index, as version 1 had" in capsys.readouterr().err
+    assert store.get("m").number == 2

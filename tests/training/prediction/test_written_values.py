@@ -1,0 +1,240 @@
+"""Raw values as the log writes them: times, lists and pairs in one text, decimals and booleans."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+
+from conf.errors import InputDataError
+from training.export.source_facts import SourceFacts
+from training.prediction.raw_rows import RawFile, RawReader
+from training.scoring.input_columns import InputColumn
+from training.scoring.written_values import find_forms, parse_time
+from training.serving.errors import RequestError
+from training.serving.tensors import parse_predict
+
+NULL = -(2**61)
+MOMENT = datetime.datetime(2026, 1, 31, 10, 30)
+MOMENT_MS = 1_769_855_400_000
+COLUMNS = [
+    {"name": "at", "type": "timestamp"},
+    {"name": "day", "type": "timestamp", "timestamp_format": "dd.MM.yyyy"},
+    {"name": "sent", "type": "timestamp", "timestamp_format": "epoch_s"},
+    {"name": "price", "type": "float32"},
+    {"name": "flag", "type": "string"},
+    {"name": "videos", "type": "list<int64>", "separator": " ",
+     "pair": {"name": "channels", "type": "int64", "separator": "_", "default": 0}},
+    {"name": "tags", "type": "list<string>", "separator": ";"},
+    {"name": "seen_at", "type": "int64"},
+]  # fmt: skip
+CONFIG = {
+    "events": {"source": "log", "history": "videos", "history_order": "oldest_first", "time": "at"},
+    "sources": {"log": {"columns": COLUMNS}},
+}
+
+
+def build_inputs(event_time: str | None = None) -> list[InputColumn]:
+    """An input of each column; `hour` is made of `at`, and `late` of seconds."""
+    config = {**CONFIG, "joins": []}
+    facts = SourceFacts(event_time, find_forms(config))
+
+    def scalar(name: str, column: str, dtype: str, null: Any) -> InputColumn:
+        return InputColumn(name, name, column, dtype, False, None, None, None, null)
+
+    def many(column: str, dtype: str, pad: Any) -> InputColumn:
+        return InputColumn(column, column, column, dtype, True, None, 9, pad, None)
+
+    late = facts.complete(scalar("late", "seen_at", "int64", NULL), "s")
+    plain = [
+        scalar("hour", "at", "int64", NULL),
+        scalar("day", "day", "int64", NULL),
+        scalar("sent", "sent", "int64", NULL),
+        scalar("price", "price", "float32", None),
+        scalar("flag", "flag", "string", "<null>"),
+        many("videos", "int64", -1),
+        many("channels", "int64", -1),
+        many("tags", "string", "<pad>"),
+    ]
+    return [*(facts.complete(item) for item in plain), late]
+
+
+WRITTEN: dict[str, Any] = {
+    "at": "2026-01-31T10:30:00Z", "day": "31.01.2026", "sent": MOMENT_MS // 1000, "price": 1.5,
+    "flag": "true", "videos": "12_3 7 12_4", "tags": "a;b", "seen_at": "2026-01-31 10:30:00",
+}  # fmt: skip
+"""A row as the log writes it."""
+READ: dict[str, Any] = {
+    "hour": MOMENT_MS, "day": 1_769_817_600_000, "sent": MOMENT_MS, "price": 1.5, "flag": b"true",
+    "videos": [12, 7, 12], "channels": [4, 0, 3], "tags": [b"a", b"b"], "late": MOMENT_MS // 1000,
+}  # fmt: skip
+Row = dict[str, Any]
+Read = Callable[[Path, list[Row]], dict[str, np.ndarray]]
+
+
+def read_file(path: Path, rows: list[Row]) -> dict[str, np.ndarray]:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    if path.suffix == ".csv":
+        texts = {n: [None if r.get(n) is None else str(r[n]) for r in rows] for n in names}
+        pa_csv.write_csv(pa.table({n: pa.array(t, pa.string()) for n, t in texts.items()}), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    [found] = RawReader(RawFile(path), build_inputs()).read(100)
+    return found.inputs
+
+
+def ask_server(rows: list[Row], event_time: str | None = None) -> dict[str, np.ndarray]:
+    inputs = build_inputs(event_time)
+    about = {item.name: json.loads(json.dumps(item.to_json())) for item in inputs}
+    types = {"int64": tf.int64, "float32": tf.float32, "string": tf.string}
+    specs = {
+        item.name: tf.TensorSpec([None, None] if item.is_list else [None], types[item.dtype])
+        for item in inputs
+    }
+    found, _ = parse_predict({"instances": rows}, specs, about)
+    return found
+
+
+READERS: dict[str, Read] = {
+    **{kind: (lambda folder, rows, kind=kind: read_file(folder / f"rows.{kind}", rows))
+       for kind in ("csv", "jsonl", "parquet")},
+    "server": lambda _, rows: ask_server(rows),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reader", list(READERS))
+def test_a_row_of_the_log_is_read_alike_everywhere(tmp_path: Path, reader: str) -> None:
+    shorter = {**WRITTEN, "videos": "5", "tags": "c"}
+    found = READERS[reader](tmp_path, [WRITTEN, shorter])
+    for name, value in READ.items():
+        np.testing.assert_array_equal(found[name][0], value, err_msg=name)
+    assert found["videos"][1].tolist() == [5, -1, -1]
+    assert found["channels"][1].tolist() == [0, -1, -1]
+
+
+@pytest.mark.parametrize("reader", ["jsonl", "parquet", "server"])
+def test_lists_are_lists_with_the_latest_first(tmp_path: Path, reader: str) -> None:
+    row = {**WRITTEN, "videos": [12, 7, 12], "channels": [4, 0, 3], "tags": ["a", "b"]}
+    found = READERS[reader](tmp_path, [row])
+    for name, value in READ.items():
+        np.testing.assert_array_equal(found[name][0], value, err_msg=name)
+
+
+def test_types_of_the_source_are_those_of_the_build(tmp_path: Path) -> None:
+    """Timestamps and dates of Parquet, decimals, booleans, and epochs as numbers."""
+    zone = datetime.timezone(datetime.timedelta(hours=2))
+    row = {
+        **WRITTEN,
+        "at": MOMENT.replace(tzinfo=datetime.UTC).astimezone(zone), "day": MOMENT.date(),
+        "sent": MOMENT, "price": decimal.Decimal("1.50"), "flag": True, "seen_at": MOMENT,
+    }  # fmt: skip
+    found = read_file(tmp_path / "rows.parquet", [row])
+    for name, value in READ.items():
+        np.testing.assert_array_equal(found[name][0], value, err_msg=name)
+    numbers = {**WRITTEN, "at": MOMENT_MS, "day": READ["day"], "sent": MOMENT_MS,
+               "seen_at": MOMENT_MS // 1000}  # fmt: skip
+    for reader in READERS.values():
+        found = reader(tmp_path, [numbers])
+        for name in ("hour", "day", "sent", "late"):
+            np.testing.assert_array_equal(found[name][0], READ[name], err_msg=name)
+    found = ask_server([{**WRITTEN, "flag": True}])
+    assert found["flag"][0] == b"true"
+
+
+@pytest.mark.parametrize("reader", list(READERS))
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("at", "31.01.2026", "ISO 8601"),
+        ("at", "01/31/2026", "ISO 8601"),
+        ("at", "2026-02-30", "ISO 8601"),
+        ("day", "2026-01-31", "text of the pattern 'dd.MM.yyyy'"),
+        ("seen_at", "31.01.2026", "a whole number of seconds"),
+        ("videos", "12_3  7", "entries 'value_second' between ' ', the latest last"),
+        ("videos", "12_3_4", "as the build reads it"),
+        ("videos", "_3", "as the build reads it"),
+        ("videos", "x", "as the build reads it"),
+    ],
+)
+def test_what_the_build_was_not_told_of_is_refused(
+    tmp_path: Path, reader: str, column: str, value: Any, said: str
+) -> None:
+    with pytest.raises((InputDataError, RequestError)) as caught:
+        READERS[reader](tmp_path, [WRITTEN, {**WRITTEN, column: value}])
+    assert said in str(caught.value)
+    assert repr(value) in str(caught.value)
+    if reader != "server":
+        assert "row 2" in str(caught.value)
+
+
+def test_second_values_need_the_text_that_holds_them(tmp_path: Path) -> None:
+    row = {**WRITTEN, "videos": [12, 7]}
+    with pytest.raises(InputDataError, match="text of entries"):
+        read_file(tmp_path / "rows.jsonl", [row])
+    with pytest.raises(RequestError, match="missing: channels"):
+        ask_server([row])
+
+
+def test_a_separator_of_one_s_own_goes_before(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    row = {**WRITTEN, "videos": "12|7|12", "channels": "4|0|3", "tags": "a|b"}
+    pa_csv.write_csv(pa.table({name: [str(value)] for name, value in row.items()}), path)
+    [found] = RawReader(RawFile(path, list_separator="|"), build_inputs()).read(9)
+    for name in ("videos", "channels", "tags"):
+        np.testing.assert_array_equal(found.inputs[name][0], READ[name], err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("text", "written", "expected"),
+    [
+        ("2026-01-31", "iso", MOMENT_MS - 37_800_000),
+        ("2026-1-31 10:30", "iso", MOMENT_MS),
+        ("2026-01-31T12:30:00.123456+02:00", "iso", MOMENT_MS + 123),
+        ("1969-12-31T23:59:59.9999", "iso", -1),
+        ("20260131", "yyyyMMdd", MOMENT_MS - 37_800_000),
+        ("31/Jan/2026:10:30:00 +0000", "dd/MMM/yyyy:HH:mm:ss Z", MOMENT_MS),
+        ("2026-01-31T10:30", "yyyy-MM-dd'T'HH:mm", MOMENT_MS),
+        (str(MOMENT_MS), "yyyyMMdd", MOMENT_MS),
+        ("5.0", "iso", 5),
+    ],
+)
+def test_times_as_logs_write_them(text: str, written: str, expected: int) -> None:
+    assert parse_time(text, written, "ms") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [("2026013", "yyyyMMdd"), ("20261301", "yyyyMMdd"), ("Sat", "EEE"), ("10:30", "iso")],
+)
+def test_what_is_no_time(text: str, written: str) -> None:
+    with pytest.raises(ValueError, match=r"is no time|month must be in"):
+        parse_time(text, written, "ms")
+
+
+def test_columns_that_nobody_reads_are_named(tmp_path: Path, caplog: Any) -> None:
+    caplog.set_level("INFO", "sluice.training.predict")
+    row = {**WRITTEN, "genr": "drama"}
+    read_file(tmp_path / "rows.jsonl", [row])
+    assert "columns that the model does not read: genr" in caplog.text
+    with pytest.raises(RequestError, match="unknown: genr"):
+        ask_server([row])
+    missing = {name: value for name, value in WRITTEN.items() if name != "price"} | {"prise": 1.0}
+    with pytest.raises(InputDataError, match="price"):
+        read_file(tmp_path / "rows.jsonl", [missing])
+
+
+def test_numbers_that_are_no_times_of_the_log_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="no time"):
+        ask_server([{**WRITTEN, "at": 20_260_131}], event_time="at")
