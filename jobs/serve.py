@@ -246,11 +246,11 @@ def build_config(app: Application, limits: ServerLimits) -> Config:
     return Config(
         app,
         http=build_protocol(limits.connections),
+        loop="uvloop",
         ws="none",
         backlog=BACKLOG,
         log_level="warning",
         access_log=False,
-        h11_max_incomplete_event_size=limits.connections.head_bytes,
         timeout_keep_alive=round(limits.connections.idle_seconds),
         timeout_graceful_shutdown=int(2 * limits.seconds),
         server_header=False,

@@ -105,7 +105,7 @@ TRAININGS = {
     "ml_100k_pairs": Training("ml_100k_pairs", "recall@20"),
     "ml_1m_dssm": Training("ml_1m", "hit_rate@50", real_settings=FEW),
     "ml_1m_mf": Training("ml_1m", "hit_rate@50", real_settings=FEW),
-    "ml_1m_ncf_mf": Training("ml_1m_ncf", "hit_rate@10", None, None, LONGER, FEW),
+    "ml_1m_ncf_mf": Training("ml_1m_ncf", "hit_rate@10", 0.01, None, LONGER, ("fit.epochs=1",)),
     "ml_1m_ratings": Training("ml_1m_ratings", "rmse", 0.95, None),
     "ml_1m_sasrec": Training("ml_1m_sasrec", "hit_rate@10", None, None, SEQUENCES, FEW_PIECES),
     "ml_1m_sequences": Training(

@@ -177,6 +177,8 @@ class Guard:
                 f"the head of a request may have {self._head_bytes} bytes; received {size}",
                 LONG_HEAD,
             )
+        if sum(name == b"host" for name, _ in scope["headers"]) > 1:
+            raise RequestError("Malformed request: it has several headers Host")
         found = {name: value.decode("latin-1") for name, value in scope["headers"]}
         host = found.get(b"host")
         if host is not None and not self._access.allows_host(host):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 import time
@@ -14,6 +13,7 @@ from importlib.resources import files
 from typing import Any
 
 import numpy as np
+import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
@@ -65,9 +65,6 @@ _TARGET = re.compile(
     r"(?P<model>[^/:]+)(?:/versions/(?P<version>\d+))?(?::(?P<method>[a-z]+)|(?P<part>/metadata))?"
 )
 METHODS = ("predict", "classify", "regress")
-PART_ROWS = 64
-"""Rows of an answer that are encoded at a time."""
-
 _log = logging.getLogger("sluice.training.serving")
 
 
@@ -329,22 +326,12 @@ async def _answer(server: Server, method: str, answer: Callable[[], Awaitable[by
 
 
 def encode_json(body: dict[str, Any]) -> bytes:
-    """Returns the bytes of a JSON object; a long list is encoded in parts, as each holds the GIL.
+    """Returns the bytes of a JSON object; its arrays become lists, floats as short as they can be.
 
     Args:
-        body: What it holds; a list may be long only where it stands in the object itself.
+        body: What it holds: JSON, and arrays of numbers.
     """
-    parts = (f"{json.dumps(name)}: {_encode(value)}" for name, value in body.items())
-    return f"{{{', '.join(parts)}}}".encode("utf-8", "replace")
-
-
-def _encode(value: Any) -> str:
-    if not isinstance(value, list) or len(value) <= PART_ROWS:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    starts = range(0, len(value), PART_ROWS)
-    parts = (json.dumps(value[n : n + PART_ROWS], ensure_ascii=False, allow_nan=False)[1:-1]
-             for n in starts)  # fmt: skip
-    return f"[{', '.join(parts)}]"
+    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _respond(body: bytes, status: int = 200) -> Response:

@@ -10,7 +10,7 @@ import asyncio
 import json
 from typing import Any
 
-from uvicorn.protocols.http.h11_impl import H11Protocol, h11  # uvicorn's own parser
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from training.serving.limits import ConnectionLimits
 
@@ -18,7 +18,7 @@ LINGER_SECONDS = 0.5
 """How long a connection that was refused stays, so that its client can read why."""
 
 
-class Connection(H11Protocol):
+class Connection(HttpToolsProtocol):
     """A connection with limits; `build_protocol` sets them."""
 
     limits = ConnectionLimits()
@@ -29,6 +29,7 @@ class Connection(H11Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
         self._has_begun = False
+        self._head_bytes: int | None = None
         if len(self.connections) < self.limits.count:
             super().connection_made(transport)
             self._await_head(self.limits.idle_seconds)
@@ -54,8 +55,10 @@ class Connection(H11Protocol):
             super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Reads what has come; a head that has begun must be whole in time."""
-        if self.flow is None:  # It was refused: what it sends is not read.
+        """Reads what has come; a head that has begun must be whole in time, and not be long."""
+        if (
+            self.flow is None or self.transport.is_closing()
+        ):  # What a refused one sends is not read.
             return
         if self._is_waiting and not self._has_begun:
             self._has_begun = True
@@ -64,6 +67,20 @@ class Connection(H11Protocol):
         if not self._is_waiting:
             self._has_begun = False
             self._stop(self._timer)
+        if self._head_bytes is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes > self.limits.head_bytes:
+                self.send_400_response("")
+
+    def on_message_begin(self) -> None:
+        """Begins to count the bytes of a head."""
+        super().on_message_begin()
+        self._head_bytes = 0
+
+    def on_headers_complete(self) -> None:
+        """Begins to answer; `Guard` measures heads that are whole."""
+        self._head_bytes = None
+        super().on_headers_complete()
 
     @property
     def _is_waiting(self) -> bool:
@@ -79,7 +96,7 @@ class Connection(H11Protocol):
         if self.transport.is_closing():
             self.transport.abort()
             return
-        if self._has_begun and self.conn.our_state is h11.IDLE:
+        if self._has_begun and self._is_waiting:
             seconds = self.limits.head_seconds
             message = f"the head of the request did not arrive within {seconds:g} s"
             self.transport.write(_build_answer(408, "Request Timeout", message))
@@ -88,11 +105,16 @@ class Connection(H11Protocol):
             self.transport.abort()
 
     def on_response_complete(self) -> None:
-        """Waits for the next request; one that was sent before this answer begins at once."""
+        """Waits for the next request; one that was sent before this answer begins at once.
+
+        A body that nobody has read, as the request was refused, would be read to its end first.
+        """
         self._await_head(self.limits.idle_seconds)
         super().on_response_complete()
         if not self._is_waiting:
             self._stop(self._timer)
+        elif self.cycle.more_body:
+            self.transport.close()
 
     def pause_writing(self) -> None:
         """Gives a client that does not read some time."""
@@ -106,7 +128,7 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answers what is no HTTP/1.1, as all errors are answered."""
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+        if self._is_waiting or not self.cycle.response_started:
             message = "Malformed request: this is no HTTP/1.1, or its head is too long"
             self.transport.write(_build_answer(400, "Bad Request", message))
         self.transport.close()

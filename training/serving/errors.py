@@ -39,8 +39,9 @@ def forget_frames(error: BaseException) -> None:
 
 
 def cut(text: str, most: int = MESSAGE_CHARACTERS) -> str:
-    """Returns a text with its end cut off where it is too long."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    """Returns a text without its end where it is too long, with `?` for halves of characters."""
+    text = text if len(text) <= most else f"{text[: most - 1]}…"
+    return text.encode("utf-8", "replace").decode()
 
 
 def hide_folders(text: str) -> str:

@@ -101,6 +101,10 @@ class ServedVersion:
         }
         self.saved_signatures = _read_signatures(path)
         _check_signatures(path, self.card, self._functions)
+        self._inputs = {
+            name: {item["name"]: item for item in about.get("inputs", ())}
+            for name, about in self.card["signatures"].items()
+        }
         self._costs = {name: SignatureCost.read(name, self.card) for name in self._functions}
         self._holds = {
             name: [(key, item["holds"]) for key, item in self.find_inputs(name).items()
@@ -149,8 +153,7 @@ class ServedVersion:
 
     def find_inputs(self, signature: str) -> Mapping[str, Mapping[str, Any]]:
         """Returns what `export.json` says of the inputs of a signature, by name."""
-        about = self.card["signatures"].get(signature, {}).get("inputs", ())
-        return {item["name"]: item for item in about}
+        return self._inputs.get(signature, {})
 
     def call(self, signature: str, inputs: Arrays) -> Arrays:
         """Calls a signature.

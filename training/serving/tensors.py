@@ -22,7 +22,6 @@ from itertools import islice
 from typing import Any, NoReturn
 
 import numpy as np
-import pyarrow as pa
 import tensorflow as tf
 
 from training.scoring.column_values import EXACT, to_text, to_whole
@@ -344,10 +343,16 @@ def _find_missing(name: str, about: Mapping[str, Any]) -> int | float | bytes:
 def _is_number(array: np.ndarray, dtype: tf.DType) -> bool:
     if dtype.is_floating:
         return array.dtype.kind in "iuf"
+    wanted = dtype.as_numpy_dtype
+    if array.dtype == wanted:
+        return True
     if array.dtype.kind == "f":  # A whole number may be written 10.0, where it is exact.
-        is_whole = (np.abs(array) < EXACT) & (array == np.floor(array))
-        return bool(is_whole.all() and array.min() >= dtype.min and array.max() <= dtype.max)
-    return bool(array.dtype.kind == "i" and array.min() >= dtype.min and array.max() <= dtype.max)
+        if not ((np.abs(array) < EXACT) & (array == np.floor(array))).all():
+            return False
+    elif array.dtype.kind != "i":
+        return False
+    bounds = np.iinfo(wanted)
+    return bool(array.min() >= bounds.min and array.max() <= bounds.max)
 
 
 def _read_numbers(value: Any, dtype: tf.DType) -> tuple[np.ndarray, np.ndarray | None]:
@@ -424,7 +429,7 @@ def show(value: Any) -> str:
 
 
 def format_predict(outputs: Mapping[str, np.ndarray], *, is_row: bool) -> dict[str, Any]:
-    """Returns the body of the answer to a `:predict` request."""
+    """Returns the body of the answer to a `:predict` request; numbers stay arrays."""
     values = {name: _to_json(name, value) for name, value in outputs.items()}
     only = next(iter(values.values())) if len(values) == 1 else None
     if not is_row:
@@ -439,15 +444,7 @@ def format_predict(outputs: Mapping[str, np.ndarray], *, is_row: bool) -> dict[s
 def _to_json(name: str, value: np.ndarray) -> Any:
     if value.dtype == object:
         return _map_nested(value.tolist(), name.endswith("_bytes"))
-    if value.dtype == np.float32:
-        return _shorten(value)
-    return value.tolist()
-
-
-def _shorten(value: np.ndarray) -> Any:
-    """Returns the shortest decimals that read back as the same float32."""
-    texts = pa.array(value.ravel()).cast(pa.string())
-    return texts.cast(pa.float64()).to_numpy().reshape(value.shape).tolist()
+    return np.ascontiguousarray(value) if value.ndim else value.item()
 
 
 def _map_nested(value: Any, as_bytes: bool) -> Any:

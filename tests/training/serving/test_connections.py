@@ -176,3 +176,18 @@ def test_files_for_connections_are_asked_for() -> None:
     with pytest.raises(ConfigError, match="as many files") as caught:
         allow_files(1 << 40)
     assert "--max-connections" in caught.value.fix
+
+
+def test_a_body_that_nobody_reads_ends_the_connection(port) -> None:
+    found = connect(
+        port, b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900000\r\n\r\n123"
+    )
+    text = read_all(found)
+    assert text.startswith(b"HTTP/1.1 200")
+    assert text.endswith(b"/x")
+
+
+def test_a_long_head_is_refused_before_it_ends(port) -> None:
+    found = connect(port, b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 5000)
+    status, said = read_error(found)
+    assert (status, "its head is too long" in said) == (b"400", True)
