@@ -1,4 +1,4 @@
-"""JSON of answers: floats as short as they can be, read back to the bit by somebody else's reader."""
+"""JSON of answers: short floats that somebody else reads back to the bit."""
 
 from __future__ import annotations
 
