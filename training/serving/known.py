@@ -61,15 +61,19 @@ class ItemColumns:
         self.names = tuple(table.column_names)
         found = {name: _list_places(self._table[name]) for name in self.names}
         self._places = {name: places for name, places in found.items() if places is not None}
+        self._json = {field.name for field in self._table.schema if _is_json(field.type)}
 
     def get(self, positions: np.ndarray) -> list[dict[str, Any]]:
         """Returns the columns of items; none of an item of which nothing is known."""
-        rows = self._table.take(pa.array(positions)).to_pylist()
+        found = self._table.take(pa.array(positions)).to_pydict()
+        columns = [
+            values if name in self._json else [_clean(value) for value in values]
+            for name, values in found.items()
+        ]
         return [
-            {name: _clean(value) for name, value in row.items()}
-            if any(value is not None for value in row.values()) else {}
-            for row in rows
-        ]  # fmt: skip
+            {} if row.count(None) == len(row) else dict(zip(self.names, row, strict=True))
+            for row in zip(*columns, strict=True)
+        ]
 
     def find(self, wanted: Mapping[str, Sequence[Any]]) -> np.ndarray:
         """Returns which items have one of the values of every column, `[items]`.
@@ -145,6 +149,12 @@ def _list_places(column: pa.ChunkedArray) -> _Places | None:
     counts = np.bincount(codes, minlength=len(encoded.dictionary))
     starts = np.concatenate(([0], np.cumsum(counts)))
     return _Places(encoded.dictionary, starts, positions[is_value][order].astype(np.int32))
+
+
+def _is_json(kind: pa.DataType) -> bool:
+    """Whether JSON knows all values of a type."""
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer, pa.types.is_boolean)
+    return any(test(kind) for test in tests)
 
 
 def _clean(value: Any) -> Any:

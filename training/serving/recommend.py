@@ -7,7 +7,6 @@ asked to be left out, and what a filter does not name is not among them.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+import orjson
 
 from conf.errors import ConfigError
 from conf.export import FEATURE_PREFIX, SEEN
@@ -373,7 +373,7 @@ def _describe(
     histories = {name: describe_history(known, name, row) for name in list_histories(first)}
     items = [
         {"item": known.keys[position],
-         **{name: float(str(value[place])) for name, value in scores.items()},
+         **{name: value[place] for name, value in scores.items()},
          **columns}
         for place, (position, columns) in enumerate(
             zip(order, known.get_columns(order), strict=True))
@@ -387,7 +387,7 @@ def _describe(
         "histories": histories,
         "models": [_describe_model(model) for model in models],
     }
-    return json.dumps(answer, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+    return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def list_histories(version: ServedVersion) -> list[str]:
