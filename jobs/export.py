@@ -247,6 +247,8 @@ def print_summary(target: Path) -> None:
     what = _describe_ranker(card) if "outputs" in card else _describe_towers(card["embeddings"])
     console.print(f"{card['model']}{what}, {total_bytes / 1e6:.1f} MB", soft_wrap=True)
     console.print(f"signatures: {', '.join(card['signatures'])}", soft_wrap=True)
+    if reason := card.get("no_item_scores"):
+        console.print(f"no signature score_items: {reason}", soft_wrap=True)
     users = card.get("embeddings", {}).get("users")
     if users and users["users_outside_vocabulary"]:
         console.print(

@@ -52,6 +52,9 @@ def main(
     ranker: Annotated[
         str | None, typer.Option(help="Model that ranks; needed where there are several.")
     ] = None,
+    no_ranker: Annotated[
+        bool, typer.Option("--no-ranker", help="Lists of the retrieval model alone.")
+    ] = False,
     items: Annotated[
         Path | None,
         typer.Option(help="Titles and columns of items; the first column is the key."),
@@ -97,6 +100,12 @@ def main(
     from training.stored_models import find_place
 
     setup_logging(log_format)
+    if no_ranker and ranker is not None:
+        raise ConfigError(
+            "--ranker names what orders lists, and --no-ranker says that nothing does",
+            received=f"--ranker {ranker} --no-ranker",
+            fix="leave one of them out",
+        )
     limit_log()
     signal.signal(signal.SIGTERM, _stop)  # While models load; later uvicorn drains first.
     access = Access(
@@ -112,7 +121,7 @@ def main(
     with quiet_tensorflow():
         from training.serving.app import Server, ServerConfig
         from training.serving.recommend import RecommendConfig
-    recommend = RecommendConfig(retrieval, ranker, items, blocked)
+    recommend = RecommendConfig(retrieval, ranker, items, blocked, not no_ranker)
     with bind_socket(host, port) as listener:  # A port that is taken is said before models load.
         if grpc_port is not None:
             bind_socket(host, grpc_port).close()

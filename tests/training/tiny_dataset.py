@@ -64,6 +64,8 @@ def write_encoders(
         "genres": "string",
         "label": "float32",
         "time": "int64",
+        "device": "string",
+        "rate": "float32",
     }
     columns = tuple(_column(spec, raw[spec.name]) for spec in schema.features)
     plan = EncoderPlan(schema, columns, tuple(specs))
@@ -76,12 +78,21 @@ def write_encoders(
 
 def _column(spec: FeatureSpec, raw: Any) -> ColumnEncoding:
     if not spec.encoding.startswith("hash:"):
-        return ColumnEncoding(spec.name, spec.name, raw, spec.encoding)
+        column = SOURCE_COLUMNS.get(spec.name, spec.name)
+        return ColumnEncoding(spec.name, column, raw, spec.encoding)
     inputs = (RawColumn(spec.name, raw, spec.is_list),)
     return ColumnEncoding(spec.name, spec.name, raw, spec.encoding, Hash(None), inputs)
 
 
 Row = dict[str, Any]
+SOURCE_COLUMNS = {"device": "client"}
+"""Columns of features that have another name."""
+CONTEXT_SOURCE: dict[str, Any] = {
+    "events": {"source": "log"},
+    "sources": {"log": {"columns": [{"name": "history", "type": "list<int64>", "separator": " "}]}},
+}
+"""How a log with `context` is written."""
+RATE_SOURCE = {"rolling": [{"name": "rate", "keys": ["user_id", "genres"]}]}
 
 
 @dataclass(frozen=True)
@@ -90,6 +101,8 @@ class TinyConfig:
 
     `timed`: rows have a feature `time`: `first_time`, and ten for each event of the user before it.
     `bought`: a second history, `bought`, of every other item, and no key names one.
+    `context`: rows have a `device`, `app` or `web`, and histories are written as text.
+    `rate`: rows have the rate of the user in the item's genre.
     """
 
     users: int = 60
@@ -108,6 +121,8 @@ class TinyConfig:
     timed: bool = False
     first_time: int = 0
     bought: bool = False
+    context: bool = False
+    rate: bool = False
 
 
 @dataclass
@@ -177,7 +192,15 @@ def write_tiny_dataset(
             for split, rows in splits.items()
             if split in ("train", "validation", "test") and rows
         },
-        source=SourceSnapshot(inputs=(), event_ts_ms_range=None, config={}, config_sha256="0" * 64),
+        source=SourceSnapshot(
+            inputs=(),
+            event_ts_ms_range=None,
+            config={
+                **(CONTEXT_SOURCE if config.context else {}),
+                **(RATE_SOURCE if config.rate else {}),
+            },
+            config_sha256="0" * 64,
+        ),
         counts=RowCounts(
             read={},
             quarantined={},
@@ -254,6 +277,7 @@ def _fit_vocabularies(log: _Log, config: TinyConfig) -> None:
         "gender": [log.genders[u] for u, _ in train],
         "movie_id": [i for _, i in train],
         "genres": [g for _, i in train for g in log.genres[i]],
+        **({"device": ["app", "web"]} if config.context else {}),
     }
     for name, values in tokens.items():
         unique, counts = np.unique(np.asarray(values), return_counts=True)
@@ -292,6 +316,10 @@ def _row(log: _Log, user: int, position: int, config: TinyConfig, *, held_out: b
     row["label"] = float(target % config.groups == user % config.groups)
     if config.timed:
         row["time"] = config.first_time + 10 * position
+    if config.context:
+        row["device"] = _encode(log, "device", ("app", "web")[(user + position) % 2])
+    if config.rate:
+        row["rate"] = (user + target) % 7 / 7
     if not held_out:
         del row["seen"]
     elif config.candidates:
@@ -375,6 +403,10 @@ def _schema(log: _Log, config: TinyConfig) -> FeatureSchema:
     ]
     if config.timed:
         features.append(FeatureSpec(name="time", dtype="int64", role="id"))
+    if config.context:
+        features.append(ids("device", "context", "device"))
+    if config.rate:
+        features.append(FeatureSpec(name="rate", dtype="float32", role="context"))
     if config.bought:
         features.append(ids("bought", "user", "movie_id", ragged=True, max_len=config.max_len))
     if config.candidates:

@@ -2,12 +2,13 @@
 
 A retrieval model: `user_embedding`, `item_embedding`, each also `…_encoded` and `…_examples`;
 `top_k`, the best items of the whole catalogue without those of `exclude`; `serving_default`, the
-same with a fixed `k` and nothing left out.
+same with a fixed `k` and nothing left out; `row_features`, what `user_embedding_encoded` takes.
 
 A ranking model: `serving_default`, `encoded`, `examples`, an output per task; `classify` and
 `regress` as TensorFlow Serving's APIs of these names call them; `candidates`, several items of
 each row by their raw features; `score_items` and `score_items_encoded`, the same by their keys;
-`rank_items` and `rank_items_encoded`, what orders these items: log-odds.
+`rank_items` and `rank_items_encoded`, what orders these items: log-odds; `row_features`, what the
+`…_encoded` ones take of a row.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from functools import partial
 
 import tensorflow as tf
 
+from conf.errors import ConfigError
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import ItemIndex, read_item_features
 from training.export.catalogue import NO_SCORE, Catalogue, CatalogueFeatures
@@ -31,12 +33,18 @@ from training.export.signatures import (
     Signature,
     Tensors,
 )
-from training.export.source_facts import read_source_facts
+from training.export.source_facts import (
+    find_item_columns,
+    find_pair_features,
+    read_source_facts,
+)
 from training.input.vocabularies import read_plan
 from training.models.ranking import RankingModel, Task
 from training.models.retrieval import RetrievalModel
 
 DEFAULT = "serving_default"
+ROW_FEATURES = "row_features"
+"""From raw values of a row to what the records hold: what a request says beside what is stored."""
 EMBEDDING = "embedding"
 
 
@@ -69,7 +77,11 @@ def build_retrieval_signatures(
         encoders: See `build_encoders`.
         index: The items' vectors; None: the dataset has no items, so that nothing is ranked.
         k: Length of the lists of `serving_default`.
+
+    Raises:
+        ConfigError: The user's side reads a column of the item.
     """
+    _refuse_pairs(trained, model)
     forms = _build_forms(trained, encoders)
     sides = {"user": (model.user_inputs, model.embed_users),
              "item": (model.item_inputs, model.embed_items)}  # fmt: skip
@@ -83,6 +95,7 @@ def build_retrieval_signatures(
             "_examples": forms.build_examples(names),
         }.items():
             signatures[f"{side}_{EMBEDDING}{suffix}"] = Signature(form, compute, outputs)
+    signatures[ROW_FEATURES] = forms.build_row_features(model.user_inputs)
     if index is None:
         default = signatures[f"user_{EMBEDDING}"]
         return {DEFAULT: default, **signatures}
@@ -90,6 +103,22 @@ def build_retrieval_signatures(
         **_build_rankings(model, forms, Catalogue(trained, encoders, index), index, k),
         **signatures,
     }
+
+
+def _refuse_pairs(trained: TrainedModel, model: RetrievalModel) -> None:
+    """Refuses a user's side that reads the item: it would have one vector for all items.
+
+    Raises:
+        ConfigError: It does.
+    """
+    plan = read_plan(trained.version_dir, trained.manifest)
+    if mixed := find_pair_features(trained.manifest, plan, model.user_inputs):
+        raise ConfigError(
+            "the user's side of the model reads features that are made of the item's columns: "
+            "nobody knows them before an item is found",
+            received=", ".join(mixed),
+            fix="train without them, or read them in a ranking model",
+        )
 
 
 def _name_embedding(
@@ -198,13 +227,11 @@ def _build_candidates(
     trained: TrainedModel, model: RankingModel, forms: FormBuilder
 ) -> dict[str, Signature]:
     """Builds the signatures that score several items of a row; none where it has no items."""
-    schema, key = trained.manifest.schema, trained.manifest.keys.item
-    plan = read_plan(trained.version_dir, trained.manifest)
-    of_items = [name for name in model.inputs if schema[name].role == "item"]
-    keyed = [*of_items, *([] if key is None else [key])]
-    columns = {column for name in keyed for column in plan.column(name).raw_columns}
-    others = [name for name in model.inputs if name not in of_items]
-    mixed = [name for name in others if columns & plan.column(name).raw_columns]
+    manifest = trained.manifest
+    plan = read_plan(trained.version_dir, manifest)
+    columns = find_item_columns(manifest, plan)
+    of_items = [name for name in model.inputs if manifest.schema[name].role == "item"]
+    mixed = find_pair_features(manifest, plan, model.inputs)
     raw = {
         item.name
         for item in forms.find_inputs(model.inputs)
@@ -217,9 +244,29 @@ def _build_candidates(
     first = next(item.name for item in forms.find_inputs(model.inputs) if item.name in raw)
     compute = partial(_score_pairs, model, frozenset((*of_items, *mixed)), first)
     found = {"candidates": Signature(form, compute, outputs)}
-    if key is None or mixed or not of_items:
+    if explain_no_item_scores(trained, model) is not None:
         return found
     return {**found, **_build_item_scores(trained, model, forms, of_items, outputs)}
+
+
+def explain_no_item_scores(trained: TrainedModel, model: RankingModel) -> str | None:
+    """Says why a ranking model has no `score_items`; None: it has one.
+
+    What the catalogue inside the graph does not hold of an item cannot be made of its key, and one
+    value for all items of a row would be wrong.
+    """
+    manifest = trained.manifest
+    if manifest.keys.item is None:
+        return "its dataset names no item (events.item)"
+    plan = read_plan(trained.version_dir, manifest)
+    if mixed := find_pair_features(manifest, plan, model.inputs):
+        return (
+            f"it reads {', '.join(mixed)}, made of columns of the item and not of role item: "
+            "their values are not known for other items than a row's own"
+        )
+    if not any(manifest.schema[name].role == "item" for name in model.inputs):
+        return "it reads no feature of role item"
+    return None
 
 
 def _score_pairs(
@@ -262,11 +309,12 @@ def _build_item_scores(
     kinds = {"score_items": (model.predict_candidates, outputs),
              "rank_items": (model.compute_candidate_logits, orders)}  # fmt: skip
     forms_of = {"": forms.build_raw(of_rows), "_encoded": forms.build_encoded(of_rows)}
-    return {
+    scores = {
         f"{name}{suffix}": build(form, *kind)
         for name, kind in kinds.items()
         for suffix, form in forms_of.items()
     }
+    return {**scores, ROW_FEATURES: forms.build_row_features(of_rows)}
 
 
 ScorePairs = Callable[[Tensors, Tensors, tf.Tensor], Tensors]

@@ -46,6 +46,7 @@ from training.export.model_signatures import (
     build_ranking_signatures,
     build_retrieval_signatures,
     describe_output,
+    explain_no_item_scores,
 )
 from training.export.serving_encoders import ServingEncoders
 from training.export.signatures import save_signatures
@@ -132,8 +133,10 @@ def write_version(
     if not isinstance(model, RankingModel):
         embeddings = staging / EMBEDDINGS_DIR
         parts["embeddings"] = write_embeddings(embeddings, trained, index)
-    elif "score_items" in signatures:
+    elif (reason := explain_no_item_scores(trained, model)) is None:
         parts["items"] = {"rows": write_item_keys(staging, trained)}
+    else:
+        parts["no_item_scores"] = reason
     if options.tables:
         found = {name: read_table_rows(table) for name, table in model.tables.items()}
         write_tables(staging / TABLES_DIR, found)

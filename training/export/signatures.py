@@ -133,6 +133,16 @@ class FormBuilder:
             ],
         )
 
+    def build_row_features(self, names: Collection[str]) -> Signature:
+        """Builds the signature that gives features as `build_encoded` takes them, of raw values."""
+        own = {self._names[name]: name for name in self._specs if name in names}
+
+        def compute(features: dict[str, tf.Tensor], _: Tensors) -> Tensors:
+            return {name: features[feature] for name, feature in own.items()}
+
+        means = {name: f"{feature}, as the records hold it" for name, feature in own.items()}
+        return Signature(self.build_raw(names), compute, means)
+
     def build_examples(self, names: Collection[str], name: str = EXAMPLES) -> InputForm:
         """Builds the form of serialized `tf.Example`s.
 

@@ -1,12 +1,13 @@
-"""What the manifest says of the source: its event times, and how its columns are written."""
+"""What the manifest says of the source: event times, how columns are written, which are items'."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from conf.dates import find_date_unit
+from conf.encoders import EncoderPlan
 from conf.manifest import Manifest
 from training.scoring.input_columns import InputColumn
 from training.scoring.written_values import WrittenForm, find_forms
@@ -50,3 +51,50 @@ def read_source_facts(manifest: Manifest) -> SourceFacts:
     if span is None or any(find_date_unit(end) != "ms" for end in span):
         return SourceFacts(None, forms)
     return SourceFacts((config.get("events") or {}).get("time"), forms)
+
+
+def find_item_columns(manifest: Manifest, plan: EncoderPlan) -> frozenset[str]:
+    """Returns the raw columns that differ from item to item.
+
+    These are the columns of features of role item, those of dictionaries that are joined by one of
+    them, and rolling counts and rates by keys one of which is one of them.
+
+    Args:
+        manifest: That of the dataset version.
+        plan: Its encoders.
+    """
+    schema, key = manifest.schema, manifest.keys.item
+    features = [*(spec.name for spec in schema.by_role("item")), *([] if key is None else [key])]
+    known = {column.feature: column for column in plan.columns}
+    found = {raw for name in features if name in known for raw in known[name].raw_columns}
+    config = manifest.source.config
+    for join in config.get("joins") or ():  # In order: a dictionary may bring another one's key.
+        if join.get("column") in found:
+            source = (config.get("sources") or {}).get(join.get("source")) or {}
+            names = {column["name"] for column in source.get("columns") or ()}
+            found |= names - {source.get("key")}
+    for rolling in config.get("rolling") or ():
+        if found & set(rolling.get("keys") or ()):
+            found.add(rolling["name"])
+    return frozenset(found)
+
+
+def find_pair_features(
+    manifest: Manifest, plan: EncoderPlan, features: Iterable[str]
+) -> tuple[str, ...]:
+    """Returns the features that are made of an item's column and are not of role item.
+
+    A cross of a category and a device is one, the rate of a user in a category, and an item's price
+    that has the role of context. Nothing knows their values for other items than a row's own.
+
+    Args:
+        manifest: That of the dataset version.
+        plan: Its encoders.
+        features: Those to choose from.
+    """
+    columns = find_item_columns(manifest, plan)
+    return tuple(
+        name
+        for name in features
+        if manifest.schema[name].role != "item" and columns & plan.column(name).raw_columns
+    )

@@ -28,6 +28,7 @@ from training.evaluation.item_index import (
 from training.evaluation.metrics import Pairs
 from training.evaluation.task_metrics import compile_scores
 from training.evaluation.user_rows import take_rows
+from training.export.source_facts import find_pair_features
 from training.input.batches import Batch, Features
 from training.input.vocabularies import read_key_vocabulary, read_plan
 from training.models.ranking import RankingModel, Task
@@ -169,7 +170,7 @@ class PairRanker(Ranker):
         self._task = _find_task(model, task)
         manifest = trained.manifest
         key = manifest.require_key("item")
-        _refuse_crosses(trained, model, key)
+        _refuse_crosses(trained, model)
         of_items = [n for n in model.inputs if manifest.schema[n].role == "item"]
         self.inputs = tuple(name for name in model.inputs if name not in of_items)
         self._compute = compile_scores(model)
@@ -345,16 +346,9 @@ def _find_task(model: RankingModel, name: str | None) -> Task:
     return tasks[name]
 
 
-def _refuse_crosses(trained: TrainedModel, model: RankingModel, key: str) -> None:
+def _refuse_crosses(trained: TrainedModel, model: RankingModel) -> None:
     plan = read_plan(trained.version_dir, trained.manifest)
-    schema = trained.manifest.schema
-    items = [key, *(spec.name for spec in schema.by_role("item"))]
-    of_items = {column for name in items for column in plan.column(name).raw_columns}
-    mixed = [
-        name
-        for name in model.inputs
-        if schema[name].role != "item" and of_items & plan.column(name).raw_columns
-    ]
+    mixed = find_pair_features(trained.manifest, plan, model.inputs)
     if mixed:
         raise ConfigError(
             "the model reads a feature that is made of the item and of other columns: it is not "

@@ -111,6 +111,7 @@ class Server:
         self.builder = Builder()
         self.batcher = Batcher(limits.calls, limits.request, self.metrics.batch_rows.observe)
         self.recommender = Recommender(self.store, self.batcher, self.builder, config.recommend)
+        self.store.check = self.recommender.check_version
 
     def parse(self, body: bytes) -> dict[str, Any]:
         """Reads the JSON object of a body.
@@ -267,10 +268,27 @@ def _match(target: str, verb: str) -> dict[str, Any]:
 
 
 def _add_recommend(app: FastAPI, server: Server) -> None:
+    @app.get("/v1/recommend/inputs")
+    async def get_inputs() -> Response:
+        async def answer() -> bytes:
+            return encode_json(server.recommender.describe_inputs())
+
+        return await _answer(server, "inputs", answer)
+
     @app.get("/v1/recommend")
-    async def get_recommend(user: str, k: int = 10, seen: bool = False) -> Response:
+    async def get_recommend(
+        request: Request, user: str, k: int = 10, seen: bool = False
+    ) -> Response:
         data = {"user": user, "k": k, "seen": seen}
-        return await _answer(server, "recommend", lambda: server.recommend(data, 0))
+
+        async def answer() -> bytes:
+            if unknown := [name for name in request.query_params if name not in data]:
+                raise RequestError(
+                    f"{unknown[0][:100]}: unknown; allowed: {', '.join(data)}; a POST may have more"
+                )
+            return await server.recommend(data, 0)
+
+        return await _answer(server, "recommend", answer)
 
     @app.post("/v1/recommend")
     async def post_recommend(request: Request) -> Response:

@@ -15,7 +15,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -339,6 +339,9 @@ class ModelStore:
         metrics: Told of each version and index that is loaded, or fails.
         files: What else is said of the items of all models.
         verify: Whether the SHA-256 of each file is compared before a version is loaded.
+
+    Attributes:
+        check: Refuses a new version by a SluiceError that says why; None: nothing does.
     """
 
     def __init__(
@@ -354,6 +357,7 @@ class ModelStore:
         self._source, self._poll_seconds = FollowedModels(directory), poll_seconds
         self._metrics, self._files = metrics or Metrics(), files
         self._models: dict[str, _Model] = {}
+        self.check: Callable[[ServedVersion], None] | None = None
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="model-store", daemon=True)
 
@@ -450,6 +454,8 @@ class ModelStore:
         start = time.monotonic()
         try:
             version = ServedVersion(path, self._files, verify=self._verify)
+            if self.check is not None:
+                self.check(version)
             requests = version.warm_up()
         except IncompleteVersionError as error:  # Still being copied, it seems: tried again.
             model.states[number] = (LOADING, cut(hide_folders(str(error))))

@@ -7,18 +7,20 @@ asked to be left out, and what a filter does not name is not among them.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import orjson
+import tensorflow as tf
 
 from conf.errors import ConfigError
 from conf.export import FEATURE_PREFIX, SEEN
-from training.scoring.input_columns import find_sources
+from training.scoring.input_columns import InputColumn, find_sources
 from training.serving.batching import Batcher, Builder
 from training.serving.errors import NOT_FOUND, RequestError, cut
 from training.serving.known import Known, Token
@@ -27,12 +29,20 @@ from training.serving.tensors import Arrays, build_array, show
 from training.serving.vector_index import Found
 from training.serving.written_json import SourceNames, name_inputs
 
+ROW_FEATURES = "row_features"
+"""Signature that gives what the `…_encoded` ones take of a row, of raw values."""
+SCORES = "score_items"
+"""Signature that gives the scores of items by their keys."""
+_ROW_SIGNATURES = {"retrieval": "user_embedding", "ranking": SCORES}
+"""Signature that takes raw values of a row, by the kind of the model."""
 ITEM_BYTES = 128
 """About so long is an item of the answer."""
 CALL_ITEMS = 20_000
 """Items that a ranking model scores in one call where nothing retrieves them."""
 
 Value = int | float | str
+
+_log = logging.getLogger("sluice.training.serving")
 
 LENGTH, CANDIDATES = 1000, 5000
 EXCLUDED, KEY_BYTES = 10_000, 1024
@@ -173,12 +183,14 @@ class RecommendConfig:
         items_file: Titles and further columns of the items, the first one the key; None: those of
             the index.
         blocked_file: Keys of items that are never recommended, one a line.
+        is_ranked: Whether a ranking model orders lists, where there is one.
     """
 
     retrieval: str | None = None
     ranker: str | None = None
     items_file: Path | None = None
     blocked_file: Path | None = None
+    is_ranked: bool = True
 
 
 class Recommender:
@@ -191,7 +203,8 @@ class Recommender:
         config: What answers.
 
     Raises:
-        ConfigError: A named model is not there, or of the other kind.
+        ConfigError: A named model is not there, or of the other kind; or the ranking model that
+            would order lists cannot.
     """
 
     def __init__(
@@ -206,6 +219,37 @@ class Recommender:
                     received=name,
                     allowed=", ".join(self._list(kind)) or "none",
                 )
+        for name in self._list("ranking"):
+            self.check_version(store.get(name))
+        if not any(self._can_recommend(name) for name in store.names):
+            _log.warning("/v1/recommend has no lists: %s", self._explain_none())
+
+    def check_version(self, version: ServedVersion) -> None:
+        """Refuses a version of the ranking model that orders lists, if it cannot order them.
+
+        Raises:
+            ConfigError: It cannot, and was named, or would be asked for each list.
+        """
+        config = self._config
+        if version.card["kind"] != "ranking" or not config.is_ranked:
+            return
+        rankers = {*self._list("ranking"), version.name}
+        is_chosen = config.ranker == version.name if config.ranker else rankers == {version.name}
+        found = [config.retrieval] if config.retrieval else self._list("retrieval")
+        retrieval = self._store.get(found[0]) if len(found) == 1 else None
+        if not is_chosen or (config.ranker is None and retrieval is None):
+            return  # It answers for itself, and orders nothing.
+        if (reason := explain_no_ranking(version, retrieval)) is not None:
+            raise ConfigError(
+                f"ranking model {version.name}, version {version.number}, cannot order lists",
+                received=reason,
+                fix="name another one by --ranker, or give --no-ranker: lists of the retrieval "
+                "model alone",
+            )
+
+    def _can_recommend(self, name: str) -> bool:
+        version = self._store.get(name)
+        return version.card["kind"] == "retrieval" or explain_no_ranking(version, None) is None
 
     def _list(self, kind: str) -> list[str]:
         return [n for n in self._store.names if self._store.get(n).card["kind"] == kind]
@@ -219,6 +263,39 @@ class Recommender:
             )
         return self._store.get(names[0]) if names else None
 
+    def _choose_models(self) -> tuple[ServedVersion | None, ServedVersion | None]:
+        """Returns what retrieves and what ranks.
+
+        Raises:
+            RequestError: There is neither, or there are several.
+        """
+        retrieval = self._choose("retrieval", self._config.retrieval)
+        ranker = None
+        if self._config.is_ranked:
+            ranker = self._choose("ranking", self._config.ranker)
+        if ranker is not None and SCORES not in ranker.signatures:
+            ranker = None  # It is alone: else it was refused when it was loaded.
+        if retrieval is None and ranker is None:
+            raise RequestError(self._explain_none(), NOT_FOUND)
+        return retrieval, ranker
+
+    def describe_inputs(self) -> dict[str, Any]:
+        """Returns what a request may say beside the user: inputs that are not stored of users.
+
+        Raises:
+            RequestError: No model recommends.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        for version in filter(None, self._choose_models()):
+            users = version.card["users"] or {}
+            known = {users.get("key")}
+            if version.known is not None and version.known.users is not None:
+                known |= set(users.get("features", ()))
+            for item in _describe_rows(version, _ROW_SIGNATURES[version.card["kind"]]):
+                if item["feature"] not in known:
+                    found.setdefault(item["name"], _describe_input(item))
+        return {"inputs": list(found.values())}
+
     async def recommend(self, request: RecommendRequest, size: int) -> bytes:
         """Returns the body of the answer.
 
@@ -229,16 +306,12 @@ class Recommender:
         Raises:
             RequestError: The request does not fit the models.
         """
-        retrieval = self._choose("retrieval", self._config.retrieval)
-        ranker = self._choose("ranking", self._config.ranker)
-        if ranker is not None and "score_items" not in ranker.signatures:
-            ranker = None
-        first = retrieval or ranker
-        if first is None:
-            raise RequestError(self._explain_none(), NOT_FOUND)
+        retrieval, ranker = self._choose_models()
+        models = [model for model in (retrieval, ranker) if model is not None]
+        first = models[0]
         known = _require_known(first)
         row = _find_user(known, request)
-        _check_features(request, [model for model in (retrieval, ranker) if model is not None])
+        _check_features(request, models)
         scores: dict[str, np.ndarray] = {}
         if retrieval is not None:
             vector = await self._embed(retrieval, known, request, row, size)
@@ -257,7 +330,8 @@ class Recommender:
 
     def _explain_none(self) -> str:
         """Says of each ranking model why it orders no items; there is no retrieval model."""
-        reasons = [f"{name} {_explain(self._store.get(name))}" for name in self._store.names]
+        models = [self._store.get(name) for name in self._store.names]
+        reasons = [f"{one.name} has no lists: {explain_no_ranking(one, None)}" for one in models]
         return f"no model of the server recommends items: {'; '.join(reasons)}"
 
     def _count(self, request: RecommendRequest, ranker: ServedVersion | None) -> int:
@@ -294,13 +368,42 @@ class Recommender:
         row: int | None,
         size: int,
     ) -> np.ndarray:
-        if row is not None and not request.features:
-            inputs = _encoded_inputs(version, "user_embedding_encoded", known, row)
-            found = await self._batcher.call(version, "user_embedding_encoded", inputs)
-        else:
-            inputs = await self._builder.run(size, _raw_inputs, version, "user_embedding", request)
-            found = await self._batcher.call(version, "user_embedding", inputs)
+        signature, inputs = await self._read_row(
+            version, "user_embedding", known, request, row, size
+        )
+        found = await self._batcher.call(version, signature, inputs)
         return found["embedding"][0]
+
+    async def _read_row(
+        self,
+        version: ServedVersion,
+        signature: str,
+        known: Known,
+        request: RecommendRequest,
+        row: int | None,
+        size: int,
+    ) -> tuple[str, Arrays]:
+        """Returns the signature to call, and what it takes of the row.
+
+        What is stored of a user stands where the request says nothing. It is stored as the records
+        hold it, so that what the request says beside it is brought into that form first.
+        """
+        stored = _find_stored(version, signature, known, request, row)
+        if row is None or not stored:
+            return signature, await self._builder.run(
+                size, _raw_inputs, version, signature, request, stored
+            )
+        encoded = f"{signature}_encoded"
+        inputs = _encoded_inputs(version, encoded, known, row, stored)
+        others = [
+            item["name"] for item in _describe_rows(version, encoded) if item["name"] not in inputs
+        ]
+        if others:
+            _require_row_features(version, others)
+            raw = await self._builder.run(size, _raw_inputs, version, ROW_FEATURES, request, stored)
+            made = await self._batcher.call(version, ROW_FEATURES, raw)
+            inputs |= {name: made[name] for name in others}
+        return encoded, inputs
 
     async def _rank(
         self,
@@ -313,13 +416,7 @@ class Recommender:
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         own = _require_known(ranker)
         row = _find_user(own, request)
-        signature = "score_items"
-        if row is not None and not request.features:
-            signature = "score_items_encoded"
-            _require_users_alone(ranker)
-            inputs = _encoded_inputs(ranker, signature, own, row)
-        else:
-            inputs = await self._builder.run(size, _raw_inputs, ranker, signature, request)
+        signature, inputs = await self._read_row(ranker, SCORES, own, request, row, size)
         name, spec = _find_items_input(ranker, signature)
         inputs[name] = await self._builder.run(
             8 * len(order), _read_items, known, name, order, spec
@@ -336,17 +433,28 @@ def _read_items(known: Known, name: str, order: np.ndarray, spec: Any) -> np.nda
     return build_array(name, [[known.keys[n] for n in order]], spec)
 
 
-def _explain(version: ServedVersion) -> str:
-    """Says why a ranking model has no `score_items`, from what its card knows."""
-    why = "has no signature score_items"
-    pairs = version.find_inputs("candidates").values()
-    if not pairs:
-        return f"{why}: none of its inputs is a feature of items"
-    keyed = {item["column"] for item in pairs if item.get("per") == "candidate"}
-    return (
-        f"{why}: its dataset names no item, or it reads no feature of role item but those that are "
-        f"made of the item and of the row together (inputs of items: {', '.join(sorted(keyed))})"
-    )
+def explain_no_ranking(ranker: ServedVersion, retrieval: ServedVersion | None) -> str | None:
+    """Says why a ranking model cannot order lists; None: it can.
+
+    Args:
+        ranker: The ranking model.
+        retrieval: What finds the items; None: the ranking model orders its catalogue.
+    """
+    if SCORES not in ranker.signatures:
+        why = "it reads no feature of role item that is made of the item alone"
+        return f"no signature {SCORES}, as {ranker.card.get('no_item_scores', why)}"
+    if ranker.known is None:
+        return "its export holds no items"
+    if retrieval is None or retrieval.known is None:
+        return None
+    name, spec = _find_items_input(ranker, SCORES)
+    keys = retrieval.known.keys
+    if keys and isinstance(keys[0], str) != (spec.dtype == tf.string):
+        kind = "text" if isinstance(keys[0], str) else "whole numbers"
+        return f"its input {name} is {spec.dtype.name}, and keys of {retrieval.name} are {kind}"
+    if ranker.known.position_of.keys().isdisjoint(retrieval.known.position_of):
+        return f"it knows none of the items of {retrieval.name}"
+    return None
 
 
 def _require_known(version: ServedVersion) -> Known:
@@ -421,40 +529,84 @@ def _find_items_input(version: ServedVersion, signature: str) -> tuple[str, Any]
     return name, version.find_specs(signature)[name]
 
 
-def _require_users_alone(version: ServedVersion) -> None:
-    features = set((version.card["users"] or {}).get("features", ()))
-    inputs = _describe_inputs(version, "score_items_encoded")
-    others = [i["name"] for i in inputs if "means" not in i and i["feature"] not in features]
-    if others:
+def _describe_rows(version: ServedVersion, signature: str) -> list[Mapping[str, Any]]:
+    """What `export.json` says of the inputs that are features of the row."""
+    return [item for item in _describe_inputs(version, signature) if "means" not in item]
+
+
+def _describe_input(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a person must know to give a value."""
+    return {
+        "name": item["name"],
+        "column": item["column"],
+        "type": item["dtype"],
+        "is_list": item["is_list"],
+        "is_required": item.get("is_required", False),
+        "is_time": InputColumn.from_json(item).read_unit is not None,
+    }
+
+
+def _find_stored(
+    version: ServedVersion,
+    signature: str,
+    known: Known,
+    request: RecommendRequest,
+    row: int | None,
+) -> frozenset[str]:
+    """Returns the features that are taken from what is stored of a user: all that are not given."""
+    if row is None or known.users is None:
+        return frozenset()
+    about = _describe_rows(version, signature)
+    given = _name_given(request, about)
+    read = {item["feature"] for item in about}
+    said = {item["feature"] for item in about if item["name"] in given}
+    return frozenset(read & set((version.card["users"] or {}).get("features", ())) - said)
+
+
+def _name_given(request: RecommendRequest, about: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    names = [item["name"] for item in about]
+    return name_inputs(request.features, names, SourceNames.build(about))
+
+
+def _require_row_features(version: ServedVersion, names: Sequence[str]) -> None:
+    if ROW_FEATURES not in version.signatures:
         raise RequestError(
-            f"{version.name} reads {', '.join(others)} of the request: give all that it reads of a "
-            "row in 'features'"
+            f"{version.name} reads {', '.join(names)} of the request beside what is stored of the "
+            "user, which an export of an earlier release cannot: export the run again"
         )
 
 
-def _encoded_inputs(version: ServedVersion, signature: str, known: Known, row: int) -> Arrays:
+def _encoded_inputs(
+    version: ServedVersion, signature: str, known: Known, row: int, stored: Collection[str]
+) -> Arrays:
+    """Returns what is stored of a user."""
     if known.users is None:
         raise RequestError("the export holds no users")
     specs, inputs = version.find_specs(signature), {}
     user = known.users.table.slice(row, 1)
-    for item in _describe_inputs(version, signature):
-        if "means" not in item:
+    for item in _describe_rows(version, signature):
+        if item["feature"] in stored:
             value = user[f"{FEATURE_PREFIX}{item['feature']}"].to_pylist()
             inputs[item["name"]] = build_array(item["name"], value, specs[item["name"]])
     return inputs
 
 
-def _raw_inputs(version: ServedVersion, signature: str, request: RecommendRequest) -> Arrays:
-    """Returns one row of raw values; what the request leaves out is missing."""
-    about = [item for item in _describe_inputs(version, signature) if "means" not in item]
+def _raw_inputs(
+    version: ServedVersion, signature: str, request: RecommendRequest, stored: Collection[str]
+) -> Arrays:
+    """Returns one row of raw values; what the request leaves out is missing.
+
+    What is stored must not be there: its place is filled, as a signature takes all of its inputs.
+    """
+    about = _describe_rows(version, signature)
     key = (version.card["users"] or {}).get("key")
     specs, inputs = version.find_specs(signature), {}
-    given = name_inputs(
-        request.features, [item["name"] for item in about], SourceNames.build(about)
-    )
+    given = _name_given(request, about)
     for item in about:
         value = given.get(item["name"])
-        if value is None and item["feature"] == key:
+        if value is None and item["feature"] in stored and item.get("is_required"):
+            value = "" if item["dtype"] == "string" else 0
+        elif value is None and item["feature"] == key:
             value = _read_key(request.user, item)
         inputs[item["name"]] = build_array(item["name"], [value], specs[item["name"]], item)
     return inputs
@@ -463,11 +615,10 @@ def _raw_inputs(version: ServedVersion, signature: str, request: RecommendReques
 def _check_features(request: RecommendRequest, models: Sequence[ServedVersion]) -> None:
     if request.user is None and not request.features:
         raise RequestError("a request needs 'user', 'features', or both")
-    signatures = {"retrieval": "user_embedding", "ranking": "score_items"}
     names: set[str] = set()
     for model in models:
-        about = _describe_inputs(model, signatures[model.card["kind"]])
-        names |= {item["name"] for item in about if "means" not in item}
+        about = _describe_rows(model, _ROW_SIGNATURES[model.card["kind"]])
+        names |= {item["name"] for item in about}
         names |= set(find_sources(about).values())
     if unknown := [name[:100] for name in request.features if name not in names][:1]:
         raise RequestError(f"unknown features {unknown}; allowed: {', '.join(sorted(names))}")

@@ -18,6 +18,7 @@ from conf.paths import read_manifest
 from conf.training.train import TrainConfig
 from tests.browser import Browser, run_browser, wait_for
 from tests.training.every_model import RANKING_MODELS, RETRIEVAL_MODELS
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel
 from training.export.saved_model import write_export
 from training.models.registry import build_model
@@ -155,6 +156,30 @@ def test_a_link_names_the_user(browser: Browser, url: str) -> None:
     browser.open(f"{url}/?user={USER}")
     wait_for(lambda: "items by" in browser.read("#status")[0])
     assert browser.run("return document.getElementById('user').value") == USER
+
+
+def test_the_page_asks_for_what_the_ranking_model_reads_of_a_request(
+    browser: Browser, tmp_path: Path
+) -> None:
+    version = write_tiny_dataset(tmp_path / "data", config=TinyConfig(users=12, context=True))
+    model = {"kind": "ranking", "network": "fm", "embedding_dim": 4, "embedding_stddev": 1.0}
+    config = TrainConfig.model_validate({"dataset": "d", "name": "scores", "model": model})
+    manifest = read_manifest(version)
+    built = build_model(config.model, manifest, 3)
+    run = TrainedModel(tmp_path / "run", built, config, manifest, version)
+    write_export(run, ExportOptions(tmp_path / "models"))
+    with serve(tmp_path / "models") as url:
+        shown = []
+        for device in ("", "app", "web"):
+            browser.open(f"{url}/?user={USER}&device={device}")
+            wait_for(lambda: "items by" in browser.read("#status")[0])
+            assert browser.read("#context label") == ["device"]
+            shown.append(browser.read("#items td"))
+        assert len({tuple(one) for one in shown}) == 3
+        browser.run("document.querySelector('#context input').value = 'app'")
+        browser.click("button")
+        wait_for(lambda: browser.read("#items td") == shown[1])
+        assert list_complaints(browser) == []
 
 
 def test_without_a_ranking_model_the_scores_are_those_of_the_retrieval(
