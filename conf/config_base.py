@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+import types
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from urllib.parse import urlparse
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from conf.errors import ConfigError
 from conf.paths import WRITABLE_STORES, local_path
@@ -16,10 +27,53 @@ Name = Annotated[str, Field(pattern=COLUMN_NAME_PATTERN, max_length=100)]
 """Name of a source, column or feature: plain, since it becomes a path, a key or an identifier."""
 
 
+_TRUTH_FOR_NUMBER = PydanticCustomError(
+    "truth_for_number", "Input should be a number, not a truth value"
+)
+
+
 class Strict(BaseModel):
-    """Base of all configs: frozen, unknown keys refused."""
+    """Base of all configs: frozen, unknown keys refused, a truth value is no number."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_truth_for_number(cls, data: Any) -> Any:
+        """Refuses `true` (and `yes`, `on`) where a number belongs: it would be read as 1."""
+        given = data if isinstance(data, Mapping) else {}
+        wrong = [
+            InitErrorDetails(type=_TRUTH_FOR_NUMBER, loc=(name,), input=value)
+            for name, value in given.items()
+            if isinstance(value, bool) and _is_number_alone(cls, name)
+        ]
+        if wrong:
+            raise ValidationError.from_exception_data(cls.__name__, wrong)
+        return data
+
+
+@cache
+def _is_number_alone(model: type[BaseModel], name: str) -> bool:
+    """Whether a field takes numbers, and no truth value."""
+    field = model.model_fields.get(name)
+    if field is None or any(isinstance(part, BeforeValidator) for part in field.metadata):
+        return False  # What reads a value before its type is checked may know truth values.
+    kinds = set(_list_kinds(field.annotation))
+    return bool(kinds & {int, float}) and not kinds & {bool, Any}
+
+
+def _list_kinds(annotation: Any) -> Iterator[Any]:
+    """The types that a value may have, of the members of unions and literals too."""
+    origin = get_origin(annotation)
+    if origin in (Union, types.UnionType):
+        for member in get_args(annotation):
+            yield from _list_kinds(member)
+    elif origin is Annotated:
+        yield from _list_kinds(get_args(annotation)[0])
+    elif origin is Literal:
+        yield from map(type, get_args(annotation))
+    else:
+        yield annotation
 
 
 def _check_published_root(root: str) -> str:
@@ -39,7 +93,7 @@ PublishedRoot = Annotated[str, AfterValidator(_check_published_root)]
 
 
 class StrictFinite(Strict):
-    """Base of the training configs: strict, and every number is finite."""
+    """Strict, and every number is finite: the training configs, bounds of columns, labels."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 

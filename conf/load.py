@@ -118,12 +118,42 @@ def _read_mapping(kind: str, source: str) -> dict[str, Any]:
             fix=did_you_mean(source, preset_names(kind)) if names else "correct the path",
         )
     try:
-        data = yaml.safe_load(text)
+        data = read_plain_yaml(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{source} is not valid YAML", received=str(error)) from error
     if not isinstance(data, dict):
         raise ConfigError(f"{source} must hold a mapping", received=type(data).__name__)
     return data
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Refuses a key that stands twice in one mapping: YAML's own reader keeps the last of them."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        # Looked at here, as a merge (`<<`) later adds keys that a mapping may well override.
+        node = super().compose_mapping_node(anchor)
+        marks: dict[tuple[str, str], yaml.Mark] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            first = marks.setdefault((key.tag, key.value), key.start_mark)
+            if first is not key.start_mark:
+                raise yaml.composer.ComposerError(
+                    f"the key {key.value!r} stands here",
+                    first,
+                    "and once more, in the same mapping",
+                    key.start_mark,
+                )
+        return node
+
+
+def read_plain_yaml(text: str) -> Any:
+    """Reads YAML of plain values; a key may stand only once in a mapping.
+
+    Raises:
+        YAMLError: The text is no YAML, or repeats a key.
+    """
+    return yaml.load(text, _UniqueKeyLoader)  # noqa: S506 - it is a SafeLoader
 
 
 def _read_text(path: Path) -> str:
@@ -143,7 +173,7 @@ def apply_override(data: dict[str, Any], override: str) -> None:
     if not equals or not key.strip():
         raise ConfigError("an override must be KEY=VALUE", received=override, allowed="a.b=c")
     try:
-        value = yaml.safe_load(raw) if raw else None
+        value = read_plain_yaml(raw) if raw else None
     except yaml.YAMLError as error:
         raise ConfigError("an override's value must be YAML", received=override) from error
     set_key(data, key, value, override)

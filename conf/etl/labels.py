@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from conf.config_base import Name, Strict
+from conf.config_base import Name, Strict, StrictFinite
 
 LabelValue = int | float | str
 
@@ -35,7 +35,7 @@ class ConversionConfig(Strict):
     )
 
 
-class LabelConfig(Strict):
+class LabelConfig(StrictFinite):
     """The label of an event: exactly one rule.
 
     `at_least`: 1 from that value of a numeric column on (a rating, a dwell time), else 0.

@@ -109,9 +109,10 @@ def check_references(config: BuildConfig) -> None:
     # What the contract names is checked with the contract, rule by rule.
     unknown = sorted(set(_joined_sources(config)) - set(config.sources))
     if unknown:
-        raise ValueError(f"not declared under `sources`: {', '.join(unknown)}")
+        shown = ", ".join(name or "''" for name in unknown)
+        raise ValueError(f"not declared under `sources`: {shown}")
     for source in (config.events.source, config.split.test_source, config.split.validation_source):
-        if source:
+        if source is not None:
             _check_events(config, source)
     _check_joins(config)
     _check_histories(config)
@@ -141,7 +142,7 @@ def _joined_sources(config: BuildConfig) -> tuple[str, ...]:
         *(join.source for join in config.joins),
         *(conversion.source for conversion in conversions),
     ]
-    return tuple(dict.fromkeys(name for name in used if name))
+    return tuple(dict.fromkeys(name for name in used if name is not None))
 
 
 def _check_events(config: BuildConfig, source: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from conf.config_base import Name, Strict
+from conf.config_base import Name, Strict, StrictFinite
 
 ColumnType = Literal[
     "int64",
@@ -77,7 +77,7 @@ class PairConfig(Strict):
         return ColumnConfig.model_validate({"name": self.name, "type": kind, "nullable": nullable})
 
 
-class ColumnConfig(Strict):
+class ColumnConfig(StrictFinite):
     """One declared column of a source.
 
     A value that does not parse as its type, is null although `nullable` is false, or lies

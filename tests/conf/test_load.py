@@ -12,7 +12,7 @@ import pytest
 from conf import errors
 from conf.errors import ConfigError, render_event
 from conf.etl.build import BuildConfig
-from conf.load import load_config, override_config, preset_names
+from conf.load import load_config, override_config, preset_names, read_yaml
 from conf.training.train import TrainConfig
 
 
@@ -36,6 +36,22 @@ def test_overrides_reach_nested_keys_and_lists():
     assert config.output.shards == 3
     assert config.sources["ratings"].columns[0].minimum == 5
     assert config.spark.conf == {"a.b": "c"}
+
+
+def test_a_key_that_stands_twice_is_refused_with_both_places(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("dataset: d\nname: mine\nfit: {epochs: 1}\nseed: 1\nfit:\n  epochs: 9\n")
+    with pytest.raises(ConfigError, match=r"'fit'[\s\S]*line 3[\s\S]*line 5"):
+        load_config(TrainConfig, "training", str(file))
+    with pytest.raises(ConfigError, match="must be YAML"):
+        load_config(TrainConfig, "training", "demo", ["fit={epochs: 1, epochs: 2}"])
+    # What a merge brings may be overridden, also where it is merged on.
+    file.write_text(
+        "dataset: d\nfit: &a {epochs: 1}\nname: mine\nmodel:\n"
+        "  params: {x: &b {<<: *a, epochs: 5}}\n"
+        "  params_of: {<<: *b, epochs: 6}\n"
+    )
+    assert read_yaml("training", str(file))["model"]["params_of"] == {"epochs": 6}
 
 
 def test_a_file_starts_from_those_that_it_includes(tmp_path):
