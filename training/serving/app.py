@@ -62,9 +62,10 @@ from training.serving.tensors import (
 )
 
 _TARGET = re.compile(
-    r"(?P<model>[^/:]+)(?:/versions/(?P<version>\d+))?(?::(?P<method>[a-z]+)|(?P<part>/metadata))?"
+    r"(?P<model>[^/:]+)(?:/versions/(?P<version>\d+)|/labels/(?P<label>[^/:]+))?(?::(?P<method>[a-z]+)|(?P<part>/metadata))?"
 )
 METHODS = ("predict", "classify", "regress")
+MOST_VERSION = 2**63 - 1
 _log = logging.getLogger("sluice.training.serving")
 
 
@@ -158,12 +159,9 @@ class Server:
         self, version: ServedVersion, data: dict[str, Any], size: int, method: str
     ) -> Arrays:
         signature = str(data.get("signature_name") or method)[:100]
-        about = version.card["signatures"].get(signature, {})
-        if about.get("method") != method:
-            version.find_specs(signature)
-            raise RequestError(f"signature {signature} is not for :{method}")
+        version.require_method(signature, method)
         check_context(data, self.limits.request)
-        holds = about["inputs"][0]["holds"]
+        holds = version.find_inputs(signature)["inputs"]["holds"]
         examples = await self.builder.run(size, parse_examples, data, holds)
         del data
         return await self.batcher.call(
@@ -239,9 +237,10 @@ def _add_models(app: FastAPI, server: Server) -> None:
     async def get_model(target: str) -> Response:
         async def answer() -> bytes:
             found = _match(target, "GET")
+            named = found["model"], found["version"], found["label"]
             if found["part"]:
-                return server.store.get(found["model"], found["version"]).metadata
-            return encode_json(server.store.describe(found["model"], found["version"]))
+                return server.store.get(*named).metadata
+            return encode_json(server.store.describe(*named))
 
         return await _answer(server, "metadata" if "/metadata" in target else "status", answer)
 
@@ -252,7 +251,7 @@ def _add_models(app: FastAPI, server: Server) -> None:
         async def answer() -> bytes:
             found = _match(target, "POST")
             handler = getattr(server, found["method"])
-            version = server.store.get(found["model"], found["version"])
+            version = server.store.get(found["model"], found["version"], found["label"])
             result: bytes = await handler(version, *await _read_request(request, server))
             return result
 
@@ -264,7 +263,12 @@ def _match(target: str, verb: str) -> dict[str, Any]:
     method = found["method"] if found else None
     if found is None or (verb == "POST") != (method in METHODS):
         raise RequestError(f"Malformed request: {verb} /v1/models/{target[:200]}")
-    return found.groupdict()
+    parts = found.groupdict()
+    if (number := parts["version"]) is not None:
+        if len(number) > len(str(MOST_VERSION)) or int(number) > MOST_VERSION:
+            raise RequestError(f"Failed to convert version: {number[:100]} to numeric.")
+        parts["version"] = str(int(number))
+    return parts
 
 
 def _add_recommend(app: FastAPI, server: Server) -> None:

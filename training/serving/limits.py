@@ -269,12 +269,8 @@ class SignatureCost:
                     )
         if not longest:
             return cost
-        cost = Cost(cost.rows, cost.pairs, max(cost.width, -(-longest // EXAMPLE_BYTES)))
-        check_count(
-            f"values (rows x bytes of the longest Example / {EXAMPLE_BYTES})",
-            cost.values, limits.values,
-        )  # fmt: skip
-        return cost
+        width = check_example_bytes(cost.rows, longest, limits)
+        return Cost(cost.rows, cost.pairs, max(cost.width, width))
 
     def measure_shapes(self, shapes: Mapping[str, Sequence[int]], limits: RequestLimits) -> Cost:
         """Returns what a call with inputs of given shapes takes; the lengths of texts are left out.
@@ -314,6 +310,23 @@ def check_count(what: str, count: int, most: int) -> None:
     """
     if count > most:
         raise RequestError(f"a request may have {most} {what}; received {count}")
+
+
+def check_example_bytes(rows: int, longest: int, limits: RequestLimits) -> int:
+    """Refuses serialized Examples that are too long together; returns the values that each counts.
+
+    Args:
+        rows: Examples.
+        longest: Bytes of the longest one.
+        limits: What they may take.
+
+    Raises:
+        RequestError: They take more.
+    """
+    width = -(-longest // EXAMPLE_BYTES)
+    what = f"values (rows x bytes of the longest Example / {EXAMPLE_BYTES})"
+    check_count(what, rows * width, limits.values)
+    return width
 
 
 def check_lists(rows: Iterable[Any], most: int) -> None:

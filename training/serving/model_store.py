@@ -52,6 +52,8 @@ from training.serving.metrics import Metrics
 from training.serving.tensors import Arrays, check_examples
 from training.stored_models import FollowedModels
 
+METHOD_PREFIX = "tensorflow/serving/"
+METHOD_WORDS = {"classify": "classification", "regress": "regression"}
 LOADING, AVAILABLE, END = "LOADING", "AVAILABLE", "END"
 _AROUND = re.compile(r"Graph execution error|Detected at node|\s*File |<stack traces|\s")
 CHECKED_AT_ONCE = 1 << 22
@@ -146,6 +148,21 @@ class ServedVersion:
                 f"allowed: {', '.join(self._specs)}"
             )
         return self._specs[signature]
+
+    def require_method(self, signature: str, method: str) -> None:
+        """Checks that a signature is one of `classify` or `regress`.
+
+        Raises:
+            RequestError: There is no such signature, or it is of another method.
+        """
+        about = self.card["signatures"].get(signature)
+        if about is None:
+            raise RequestError(f"No signature was found with the name: {signature[:100]}")
+        if (found := about.get("method", "predict")) != method:
+            raise RequestError(
+                f"Expected {METHOD_WORDS[method]} signature method_name to be "
+                f"{METHOD_PREFIX}{method}. Was: {METHOD_PREFIX}{found}"
+            )
 
     def find_cost(self, signature: str) -> SignatureCost:
         """Returns what makes calls of a signature expensive."""
@@ -391,12 +408,18 @@ class ModelStore:
         """Names of the models that answer."""
         return [name for name, model in self._models.items() if model.current is not None]
 
-    def get(self, name: str, number: str | None = None) -> ServedVersion:
+    def get(self, name: str, number: str | None = None, label: str | None = None) -> ServedVersion:
         """Returns the version of a model that answers.
 
+        Args:
+            name: Name of the model.
+            number: Its version, in digits; None: the newest one that works.
+            label: A label of versions, of which there are none.
+
         Raises:
-            RequestError: There is no such model or version, or it is not ready.
+            RequestError: There is no such model, version or label, or it is not ready.
         """
+        _refuse_label(label)
         model = self._models.get(name)
         wanted = f"Latest({name[:100]})" if number is None else f"Specific({name[:100]}, {number})"
         if model is None:
@@ -407,19 +430,22 @@ class ModelStore:
             raise RequestError(f"Servable not found for request: {wanted}", NOT_FOUND)
         return model.current
 
-    def describe(self, name: str, number: str | None = None) -> dict[str, Any]:
+    def describe(
+        self, name: str, number: str | None = None, label: str | None = None
+    ) -> dict[str, Any]:
         """Returns the states of a model's versions, newest first, as TensorFlow Serving says them.
 
+        Arguments are those of `get`; without a version all are described.
+
         Raises:
-            RequestError: There is no such model or version.
+            RequestError: There is no such model, version or label.
         """
+        _refuse_label(label)
         states = dict(self._models[name].states) if name in self._models else {}
         chosen = {n: s for n, s in states.items() if number is None or str(n) == number}
         if not chosen:
-            wanted = f" {number}" if number is not None else "s"
-            raise RequestError(
-                f"Could not find any version{wanted} of model {name[:100]}", NOT_FOUND
-            )
+            wanted = "any versions" if number is None else f"version {number}"
+            raise RequestError(f"Could not find {wanted} of model {name[:100]}", NOT_FOUND)
         return {
             "model_version_status": [
                 {
@@ -512,6 +538,11 @@ class ModelStore:
                 _log.error("new versions cannot be looked for: %s", _describe(error))
             except Exception:
                 _log.exception("the models could not be looked at; those loaded go on answering")
+
+
+def _refuse_label(label: str | None) -> None:
+    if label:
+        raise RequestError(f"Unrecognized servable version label: {label[:100]}")
 
 
 def _read_stamp(version: Path) -> tuple[float, ...]:

@@ -295,7 +295,7 @@ def _with(**changes) -> dict:
         ("scores:predict", _with(gender="x" * 200_001), 413, "longer than 200000 bytes"),
         ("scores:classify", {"examples": 3}, 400, "'examples', a list"),
         ("scores:classify", {"examples": [3]}, 400, "example 0 is no object"),
-        ("scores:regress", {"signature_name": "encoded", "examples": [1]}, 400, "not for :regress"),
+        ("scores:regress", {"signature_name": "encoded", "examples": [1]}, 400, "method_name to"),
     ],
 )  # fmt: skip
 def test_bad_requests_get_the_documented_answer(client, path, body, status, said) -> None:
@@ -624,8 +624,8 @@ def test_calls_by_grpc_are_answered_as_requests_are(server, trained, batch) -> N
     refused = [
         (build("none", inputs), StatusCode.NOT_FOUND, "Servable not found"),
         (old, StatusCode.NOT_FOUND, "Specific(scores, 9)"),
-        (build("scores", inputs, "no"), StatusCode.INVALID_ARGUMENT, '"no" not found'),
-        (build("scores", {}), StatusCode.INVALID_ARGUMENT, "missing: gender"),
+        (build("scores", inputs, "no"), StatusCode.FAILED_PRECONDITION, '"no" not found'),
+        (build("scores", {}), StatusCode.INVALID_ARGUMENT, "Missing but required: {gender"),
         (build("scores", wrong), StatusCode.INVALID_ARGUMENT, "user_id must be int64"),
         (bomb, StatusCode.INVALID_ARGUMENT, "64 rows; received 1000000000000"),
         (build("scores", {n: np.repeat(v, 10, 0) for n, v in inputs.items()}),
@@ -650,7 +650,7 @@ def test_calls_by_grpc_are_answered_as_requests_are(server, trained, batch) -> N
                     await stub.Predict(request)
                 assert caught.value.code() == code, caught.value.details()
                 assert said in caught.value.details()
-            with pytest.raises(AioRpcError, match="metadata_field must be"):
+            with pytest.raises(AioRpcError, match="at least one metadata_field"):
                 await stub.GetModelMetadata(about)
             about.metadata_field.append("signature_def")
             found = SignatureDefMap()
