@@ -8,10 +8,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from conf.errors import ConfigError, did_you_mean
+from conf.yaml_text import MOST_CHARACTERS, parse_yaml
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
@@ -117,48 +117,16 @@ def _read_mapping(kind: str, source: str) -> dict[str, Any]:
             allowed=f"a YAML file, or a preset: {names}" if names else "a YAML file",
             fix=did_you_mean(source, preset_names(kind)) if names else "correct the path",
         )
-    try:
-        data = read_plain_yaml(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{source} is not valid YAML", received=str(error)) from error
+    data = parse_yaml(text, source)
     if not isinstance(data, dict):
         raise ConfigError(f"{source} must hold a mapping", received=type(data).__name__)
     return data
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """Refuses a key that stands twice in one mapping: YAML's own reader keeps the last of them."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        # Looked at here, as a merge (`<<`) later adds keys that a mapping may well override.
-        node = super().compose_mapping_node(anchor)
-        marks: dict[tuple[str, str], yaml.Mark] = {}
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue
-            first = marks.setdefault((key.tag, key.value), key.start_mark)
-            if first is not key.start_mark:
-                raise yaml.composer.ComposerError(
-                    f"the key {key.value!r} stands here",
-                    first,
-                    "and once more, in the same mapping",
-                    key.start_mark,
-                )
-        return node
-
-
-def read_plain_yaml(text: str) -> Any:
-    """Reads YAML of plain values; a key may stand only once in a mapping.
-
-    Raises:
-        YAMLError: The text is no YAML, or repeats a key.
-    """
-    return yaml.load(text, _UniqueKeyLoader)  # noqa: S506 - it is a SafeLoader
-
-
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            return file.read(MOST_CHARACTERS + 1)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text", received=str(error)) from error
 
@@ -172,10 +140,7 @@ def apply_override(data: dict[str, Any], override: str) -> None:
     key, equals, raw = override.partition("=")
     if not equals or not key.strip():
         raise ConfigError("an override must be KEY=VALUE", received=override, allowed="a.b=c")
-    try:
-        value = read_plain_yaml(raw) if raw else None
-    except yaml.YAMLError as error:
-        raise ConfigError("an override's value must be YAML", received=override) from error
+    value = parse_yaml(raw, f"the value of {key.strip()}") if raw else None
     set_key(data, key, value, override)
 
 

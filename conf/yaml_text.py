@@ -1,0 +1,120 @@
+"""YAML of users: read by the safe loader, after what it holds has been measured.
+
+A text of a few hundred bytes may stand for billions of values, as an alias repeats all that its
+anchor holds, and may nest lists so deep that Python gives up. A key that stands twice in a mapping
+would win over the first one without a word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from conf.errors import ConfigError
+
+MOST_CHARACTERS = 1 << 20
+MOST_VALUES = 100_000
+"""Keys, values, lists and mappings, each counted as often as aliases repeat it."""
+MOST_NESTING = 50
+
+
+def parse_yaml(text: str, what: str) -> Any:
+    """Returns what a YAML text holds.
+
+    Args:
+        text: One document.
+        what: Names the text in messages.
+
+    Raises:
+        ConfigError: It is not valid YAML, is too long or too deep, stands for too many values, or
+            a mapping has a key twice.
+    """
+    if len(text) > MOST_CHARACTERS:
+        _refuse(what, f"{len(text):,} characters", f"{MOST_CHARACTERS:,} characters")
+    try:
+        _measure(text, what)
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{what} is not valid YAML", received=str(error)) from error
+    except (ValueError, OverflowError) as error:  # A date such as 2026-02-30.
+        raise ConfigError(f"{what} holds a value that YAML cannot read", received=error) from error
+
+
+@dataclass
+class _Node:
+    """A mapping or list whose end has not been seen.
+
+    Attributes:
+        anchor: Its name for aliases.
+        is_mapping: Whether it is a mapping.
+        values: Values so far, itself among them.
+        children: Keys and values that stand directly in it.
+        keys: Of a mapping, those that are plain.
+    """
+
+    anchor: str | None = None
+    is_mapping: bool = False
+    values: int = 1
+    children: int = 0
+    keys: set[str] = field(default_factory=set)
+
+
+def _measure(text: str, what: str) -> None:
+    """Refuses a text that would be too much, by its events, of which none builds anything."""
+    sizes: dict[str, int] = {}
+    open_nodes = [_Node()]
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_nodes.append(_Node(event.anchor, isinstance(event, yaml.MappingStartEvent)))
+            if len(open_nodes) > MOST_NESTING + 1:
+                _refuse(what, f"deeper nesting{_find_place(event)}", f"{MOST_NESTING} levels")
+            continue
+        if isinstance(event, yaml.CollectionEndEvent):
+            closed = open_nodes.pop()
+            anchor, size = closed.anchor, closed.values
+        elif isinstance(event, yaml.ScalarEvent):
+            anchor, size = event.anchor, 1
+            _check_key(open_nodes[-1], event, what)
+        elif isinstance(event, yaml.AliasEvent):
+            if any(node.anchor == event.anchor for node in open_nodes):
+                _refuse(what, f"a value that holds itself{_find_place(event)}", "its parts")
+            anchor, size = None, sizes.get(event.anchor, 1)
+        else:
+            continue
+        parent = open_nodes[-1]
+        parent.children += 1
+        parent.values += size
+        if anchor is not None:
+            sizes[anchor] = size
+        if parent.values > MOST_VALUES:
+            _refuse(what, f"more values{_find_place(event)}", f"{MOST_VALUES:,} values")
+
+
+def _check_key(parent: _Node, event: yaml.ScalarEvent, what: str) -> None:
+    """Refuses a key that stands twice; `<<`, which merges mappings, may."""
+    is_key = parent.is_mapping and parent.children % 2 == 0
+    if not is_key or event.value == "<<":
+        return
+    if event.value in parent.keys:
+        raise ConfigError(
+            f"{what} has a key twice in one mapping{_find_place(event)}",
+            received=event.value[:100],
+            allowed="each key once: YAML would keep the last and drop the others without a word",
+            fix="delete one of them, or put both contents below one key",
+        )
+    parent.keys.add(event.value)
+
+
+def _find_place(event: yaml.Event) -> str:
+    mark = event.start_mark
+    return "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
+
+
+def _refuse(what: str, received: str, allowed: str) -> None:
+    raise ConfigError(
+        f"{what} holds more than a config may",
+        received=received,
+        allowed=f"at most {allowed}; an alias counts as all that it repeats",
+    )

@@ -1,0 +1,84 @@
+"""YAML of users: what is too long, too deep, too much or said twice is refused unbuilt."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conf.errors import ConfigError, ExitCode
+from conf.yaml_text import MOST_CHARACTERS, MOST_NESTING, MOST_VALUES, parse_yaml
+from jobs.cli import main
+
+
+def build_bomb(levels: int = 30) -> str:
+    """Each line stands for nine times the values of the line before."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, levels)]
+    return "\n".join(lines)
+
+
+MANY = "[" + "x," * MOST_VALUES + "]"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (build_bomb(), "an alias counts as all that it repeats"),
+        ("a: &a [1, {b: *a}]", "a value that holds itself"),
+        ("a: " + MANY, f"{MOST_VALUES:,} values"),
+        ("[" * (MOST_NESTING + 1) + "]" * (MOST_NESTING + 1), f"{MOST_NESTING} levels"),
+        ("{a: " * 5000, f"{MOST_NESTING} levels"),
+        ("#" * (MOST_CHARACTERS + 1), f"{MOST_CHARACTERS:,} characters"),
+        ("a: 1\nb: 2\na: 3", "a key twice in one mapping (line 3, column 1)"),
+        ("x: {a: 1, b: {c: 1}, a: 2}", "a key twice"),
+        ("day: 2026-02-30", "cannot read"),
+        ("a: [1", "is not valid YAML"),
+        ("!!python/object/apply:os.system [ls]", "is not valid YAML"),
+    ],
+)
+def test_what_may_not_be_is_refused_soon(text: str, said: str) -> None:
+    start = time.process_time()
+    with pytest.raises(ConfigError) as caught:
+        parse_yaml(text, "build.yaml")
+    assert said in str(caught.value)
+    assert "build.yaml" in str(caught.value)
+    assert time.process_time() - start < 30.0
+
+
+def test_aliases_merges_and_equal_keys_of_other_mappings_may_be() -> None:
+    text = "base: &b {a: 1, c: 2}\nx: {<<: *b, a: 3}\ny: [*b, {a: 1}, {a: 2}]\n? [a, b]\n: 1"
+    with pytest.raises(ConfigError, match="is not valid YAML"):  # A list is no key in Python.
+        parse_yaml(text, "a file")
+    found = parse_yaml(text.partition("?")[0], "a file")
+    base = {"a": 1, "c": 2}
+    assert found == {"base": base, "x": {"a": 3, "c": 2}, "y": [base, {"a": 1}, {"a": 2}]}
+
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.text(max_size=8)
+DRAWN = st.recursive(
+    PLAIN,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=20,
+)
+
+
+@given(DRAWN, st.sampled_from([True, False, None]))
+def test_what_a_writer_of_yaml_has_written_is_read(value: object, flow: bool | None) -> None:
+    text = yaml.safe_dump(value, default_flow_style=flow, allow_unicode=True)
+    assert parse_yaml(text, "a file") == value
+
+
+@pytest.mark.parametrize("command", ["build", "train"])
+def test_the_commands_say_so_and_end_with_2(tmp_path: Path, capsys, command: str) -> None:
+    file = tmp_path / "bomb.yaml"
+    file.write_text(build_bomb())
+    assert main([command, str(file)]) == ExitCode.CONFIG
+    said = capsys.readouterr().err
+    assert "holds more than a config may" in said
+    assert "Traceback" not in said
+    assert main([command, str(file), "--set", f"name={'[' * 99}"]) == ExitCode.CONFIG
