@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from conf.errors import ConfigError, InputDataError
+from conf.manifest_checks import check_values
 from conf.schema import FeatureSchema, FeatureSpec, PackedSlot
 
 
@@ -465,8 +466,8 @@ class Manifest:
             origin: Where it came from, for the error message.
 
         Raises:
-            InputDataError: Not JSON, another format version, a key missing, or a schema that
-                does not match its fingerprint.
+            InputDataError: Not JSON, another format version, a key missing, a schema that does
+                not match its fingerprint, or a value that cannot be true.
         """
         try:
             data = json.loads(text)
@@ -485,9 +486,11 @@ class Manifest:
                 fix="read it with the version of Sluice that wrote it, or build again",
             )
         try:
-            return cls(**_manifest_fields(data, origin))
+            found = cls(**_manifest_fields(data, origin))
+            check_values(found, origin)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InputDataError(f"{origin} is not complete", received=repr(error)) from error
+        return found
 
 
 def _is_keyed_alike(history: FeatureSpec, item: FeatureSpec) -> bool:

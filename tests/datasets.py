@@ -34,7 +34,7 @@ def build_manifest(version_id: str) -> Manifest:
         created_at="2026-01-01T00:00:00+00:00",
         record_type="Example",
         compression=None,
-        splits=(SplitInfo("train", (ShardInfo("train/part-0", 1, 10, "00000000"),)),),
+        splits=(SplitInfo("train", (ShardInfo("train/part-0", 1, 16, "00000000"),)),),
         schema=FeatureSchema((FeatureSpec("u", "int64", "user", vocabulary_size=5),)),
         keys=DatasetKeys(user="u", item="i"),
         encoder_files=(),

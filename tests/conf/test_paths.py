@@ -33,7 +33,7 @@ from tests.datasets import build_manifest
 def publish(base: Path, version_id: str = "v1") -> Path:
     version = base / "versions" / version_id
     (version / "train").mkdir(parents=True)
-    (version / "train" / "part-0").write_bytes(b"x" * 10)
+    (version / "train" / "part-0").write_bytes(b"x" * 16)
     (version / "manifest.json").write_text(build_manifest(version_id).dumps())
     (base / "CURRENT").write_text(version_id + "\n")
     return version
@@ -108,7 +108,7 @@ def test_a_reader_may_do_without_a_shard_but_not_without_other_files(tmp_path):
         read_manifest(version, tolerates)
     shard.unlink()
     assert read_manifest(version, tolerates) == build_manifest("v1")
-    assert asked == [("train", 9, 10), ("train", None, 10)]
+    assert asked == [("train", 9, 16), ("train", None, 16)]
     data = json.loads((version / "manifest.json").read_text())
     data["splits"][0]["shards"][0]["path"] = "../../gone"
     (version / "manifest.json").write_text(json.dumps(data))

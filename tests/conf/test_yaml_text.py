@@ -59,10 +59,10 @@ def test_aliases_merges_and_equal_keys_of_other_mappings_may_be() -> None:
     assert found == {"base": base, "x": {"a": 3, "c": 2}, "y": [base, {"a": 1}, {"a": 2}]}
 
 
-PLAIN = st.none() | st.booleans() | st.integers() | st.text(max_size=8)
+TEXT = st.text("ab1 <&*:#-é'\n", max_size=6)
 DRAWN = st.recursive(
-    PLAIN,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner),
+    st.none() | st.booleans() | st.integers() | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner),
     max_leaves=20,
 )
 

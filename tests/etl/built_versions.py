@@ -82,5 +82,5 @@ def publish(paths: DatasetPaths, version_id: str) -> Path:
     manifest = replace(build_manifest(version_id), parent=read_current(paths))
     with stage_version(paths, version_id) as staging:
         (staging / "train").mkdir()
-        (staging / "train" / "part-0").write_bytes(b"x" * 10)
+        (staging / "train" / "part-0").write_bytes(b"x" * 16)
         return publish_version(paths, staging, manifest)

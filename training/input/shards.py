@@ -130,6 +130,11 @@ class ShardReader:
         self.position = block.first_record + len(block.index)
         return block
 
+    @property
+    def has_more(self) -> bool:
+        """Whether records follow the last one that was asked for, as far as they have been read."""
+        return self._rest is not None
+
     def _open(self, first: int) -> Iterator[RecordBlock]:
         shard, hook = self._shard, self._damage.hook(self._shard.path)
         if hook is not None:
@@ -249,6 +254,17 @@ def build_short_shard_error(shard: Shard, records: int) -> InputDataError:
     )
 
 
+def build_long_shard_error(shard: Shard) -> InputDataError:
+    """The error of a shard that goes on where the manifest says that it ends."""
+    return InputDataError(
+        f"{shard.path} does not end where the manifest says",
+        received=f"more than {shard.rows} records",
+        allowed=f"{shard.rows}, as the manifest says",
+        fix="the manifest or the shard was edited: restore it, roll back to an earlier version, or "
+        "build again",
+    )
+
+
 def decode_shard(shard: Shard, decoder: BlockDecoder, damage: DamagePolicy) -> DecodedRuns:
     """Decodes all records of a shard, to be kept."""
     runs: DecodedRuns = []
@@ -256,6 +272,8 @@ def decode_shard(shard: Shard, decoder: BlockDecoder, damage: DamagePolicy) -> D
     while (block := reader.read(shard.rows)) is not None:
         batch, sound = decode_records(decoder, block, shard.path, damage)
         runs += split_runs(block.first_record, batch, sound)
+    if reader.has_more and damage.on_corrupt == "fail":
+        raise build_long_shard_error(shard)
     return runs
 
 
@@ -326,7 +344,10 @@ class CachedReader:
 
     Attributes:
         position: Number of the record after the last that was returned.
+        has_more: False: what is kept ends where the manifest says.
     """
+
+    has_more = False
 
     def __init__(self, runs: DecodedRuns, first: int) -> None:
         self.position = first

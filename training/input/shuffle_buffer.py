@@ -37,6 +37,7 @@ from training.input.shards import (
     Shard,
     ShardCache,
     ShardReader,
+    build_long_shard_error,
     build_missing_shard_error,
     build_short_shard_error,
     decode_records,
@@ -228,6 +229,8 @@ class ShuffleBuffer:
         except OSError as error:
             raise build_missing_shard_error(shard, error) from error
         if records is None and reader.position >= shard.rows:
+            if reader.has_more and self._plan.damage.on_corrupt == "fail":
+                raise build_long_shard_error(shard)
             del self._readers[part.shard]  # closes the file
         elif records is None and self._plan.damage.on_corrupt == "fail" and reader.position < stop:
             raise build_short_shard_error(shard, reader.position)

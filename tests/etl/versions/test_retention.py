@@ -30,7 +30,7 @@ def test_rows_schema_vocabularies_config_and_statistics():
     spec = FeatureSpec("u", "int64", "user", vocabulary_size=7, encoding="u")
     new = replace(
         old,
-        splits=(SplitInfo("train", (ShardInfo("train/part-0", 3, 10, "0"),)),),
+        splits=(SplitInfo("train", (ShardInfo("train/part-0", 3, 16, "0"),)),),
         schema=FeatureSchema((spec, FeatureSpec("x", "float32", "context"))),
         source=SourceSnapshot((), None, {"name": "d", "history": {"max_len": 5}}, "1"),
         counts=RowCounts({"log": 4}, {"log": {}}, 1, {"train": 3}, {"duplicate": 1}),

@@ -119,7 +119,7 @@ def test_another_machine_goes_on_and_fetches_shards_when_it_reads_them(
     assert (version / MANIFEST_FILE).is_file()
     assert not (version / SHARD).exists()
     build_nothing(takes_shards=True)
-    assert (version / SHARD).read_bytes() == b"x" * 10
+    assert (version / SHARD).read_bytes() == b"x" * 16
     build_nothing(takes_shards=True)
     assert sum(line.endswith(SHARD) for line in store.log if line.startswith("get")) == 1
     assert not [line for line in store.log if line.startswith("put")]

@@ -107,6 +107,20 @@ def test_a_shard_that_is_shorter_than_the_manifest_says(tmp_path: Path, tiny_ver
         read(version, manifest)
 
 
+@pytest.mark.parametrize("cache", [None, "memory"])
+def test_a_shard_that_is_longer_than_the_manifest_says(
+    cache, tmp_path: Path, tiny_version: Path
+) -> None:
+    version = tmp_path / "long"
+    shutil.copytree(tiny_version, version)
+    manifest = read_manifest(version)
+    shard = version / "train" / "part-00001.tfrecord"
+    content = shard.read_bytes()
+    shard.write_bytes(content + content[: 16 + int.from_bytes(content[:8], "little")])
+    with pytest.raises(InputDataError, match=r"part-00001.* does not end where[\s\S]*than 195"):
+        read(version, manifest, cache=cache)
+
+
 def cut_shard(version: Path, records: int, more_bytes: int) -> int:
     """Cuts a train shard behind so many records; returns how many it had."""
     shard = version / "train" / "part-00001.tfrecord"

@@ -309,7 +309,7 @@ def test_only_the_first_line_of_an_error_is_shown() -> None:
 
 def publish(base: Storage, version_id: str = "v1") -> Storage:
     version = base.child(f"versions/{version_id}")
-    version.put("train/part-0", b"x" * 10)
+    version.put("train/part-0", b"x" * 16)
     version.put("manifest.json", build_manifest(version_id).dumps().encode())
     base.put("CURRENT", f"{version_id}\n".encode())
     return version
@@ -321,7 +321,7 @@ def test_local_paths_are_paths(tmp_path: Path) -> None:
         resolve_version(tmp_path)
     version = tmp_path / "versions" / "v1"
     (version / "train").mkdir(parents=True)
-    (version / "train" / "part-0").write_bytes(b"x" * 10)
+    (version / "train" / "part-0").write_bytes(b"x" * 16)
     (version / "manifest.json").write_text(build_manifest("v1").dumps())
     (tmp_path / "CURRENT").write_text("v1\n")
     assert resolve_version(find_path(str(tmp_path))) == version

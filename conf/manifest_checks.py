@@ -1,0 +1,92 @@
+"""What a manifest may say: it is read from a file that anybody may have changed.
+
+Readers size arrays and plans of epochs by it, so a wrong number could take all memory or for ever.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from conf.errors import InputDataError
+
+if TYPE_CHECKING:
+    from conf.manifest import FileInfo, Manifest, ShardInfo
+
+RECORD_BYTES = 16
+"""Bytes of the smallest record: TFRecord frames each by its length and two checksums."""
+MOST_COMPRESSED = 1032
+"""Bytes that a compressed one may become at most (DEFLATE, RFC 1951: 258 bytes of 2 bits)."""
+_CRC32C = re.compile(r"[0-9a-f]{8}")
+_TEXTS = ("dataset_name", "dataset_version", "created_at", "record_type", "code_version")
+
+
+def check_values(manifest: Manifest, origin: str) -> None:
+    """Refuses a manifest with a value of another type or range, or a file that is listed twice.
+
+    Args:
+        manifest: The manifest.
+        origin: Where it came from, for the message.
+
+    Raises:
+        InputDataError: There is one; names it.
+    """
+    for name in _TEXTS:
+        if not isinstance(getattr(manifest, name), str):
+            _refuse(origin, name, getattr(manifest, name), "text")
+    if not isinstance(manifest.compression, str | None):
+        _refuse(origin, "compression", manifest.compression, "text, or null")
+    names = [split.name for split in manifest.splits]
+    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        _refuse(origin, "splits", names, "names, each once")
+    seen: set[str] = set()
+    ratio = MOST_COMPRESSED if manifest.compression is not None else 1
+    for split in manifest.splits:
+        for shard in split.shards:
+            _check_file(origin, shard, seen)
+            _check_rows(origin, shard, ratio)
+    for file in manifest.other_files:
+        _check_file(origin, file, seen)
+    for name in ("read", "kept", "dropped", "drawn", "matched"):
+        _check_counts(origin, f"counts.{name}", getattr(manifest.counts, name))
+    _check_counts(origin, "vocabularies", manifest.vocabularies)
+
+
+def _check_file(origin: str, file: ShardInfo | FileInfo, seen: set[str]) -> None:
+    if not isinstance(file.path, str):
+        _refuse(origin, "a file's path", file.path, "text")
+    if file.path in seen:
+        _refuse(origin, "a file that is listed twice", file.path, "each file once")
+    seen.add(file.path)
+    if not _is_count(file.bytes):
+        _refuse(origin, f"bytes of {file.path}", file.bytes, "a whole number from 0 on")
+    if not isinstance(file.crc32c, str) or not _CRC32C.fullmatch(file.crc32c):
+        _refuse(origin, f"crc32c of {file.path}", file.crc32c, "8 hexadecimal digits")
+
+
+def _check_rows(origin: str, shard: ShardInfo, ratio: int) -> None:
+    if not _is_count(shard.rows):
+        _refuse(origin, f"rows of {shard.path}", shard.rows, "a whole number from 0 on")
+    most = shard.bytes * ratio // RECORD_BYTES
+    if shard.rows > most:
+        allowed = f"at most {most:,}: a record takes {RECORD_BYTES} bytes of {shard.bytes:,}"
+        _refuse(origin, f"rows of {shard.path}", f"{shard.rows:,}", allowed)
+
+
+def _check_counts(origin: str, name: str, counts: Any) -> None:
+    if not isinstance(counts, Mapping) or not all(map(_is_count, counts.values())):
+        _refuse(origin, name, counts, "whole numbers from 0 on, by name")
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _refuse(origin: str, what: str, received: Any, allowed: str) -> NoReturn:
+    raise InputDataError(
+        f"{origin} cannot be true: {what}",
+        received=str(received)[:200],
+        allowed=allowed,
+        fix="the file was edited or damaged; roll back to an earlier version, or build again",
+    )

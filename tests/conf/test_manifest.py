@@ -1,0 +1,102 @@
+"""Manifests that somebody has edited: refused when they are opened, and never waited for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.errors import ExitCode, InputDataError
+from conf.manifest import MANIFEST_FILE, Manifest
+from conf.paths import read_manifest
+from jobs.cli import main
+from tests.training.tiny_dataset import write_tiny_dataset
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def first_shard(data: dict[str, Any]) -> dict[str, Any]:
+    return data["splits"][0]["shards"][0]
+
+
+def set_shard(**values: Any) -> Change:
+    return lambda data: first_shard(data).update(values)
+
+
+def list_twice(data: dict[str, Any]) -> None:
+    data["splits"][0]["shards"].append(dict(first_shard(data)))
+
+
+CHANGES: dict[str, tuple[Change, str]] = {
+    "more rows than bytes": (set_shard(rows=10**15), "a record takes 16 bytes"),
+    "rows below 0": (set_shard(rows=-1), "a whole number from 0 on"),
+    "rows of another type": (set_shard(rows="12"), "a whole number from 0 on"),
+    "rows that are true": (set_shard(rows=True), "a whole number from 0 on"),
+    "rows with a fraction": (set_shard(rows=12.5), "a whole number from 0 on"),
+    "bytes of another type": (set_shard(bytes=None), "a whole number from 0 on"),
+    "no checksum": (set_shard(crc32c="xyz"), "8 hexadecimal digits"),
+    "a path that is none": (set_shard(path=["a"]), "text"),
+    "a shard listed twice": (list_twice, "each file once"),
+    "a split named twice": (lambda data: data["splits"].append(data["splits"][0]), "each once"),
+    "a name of another type": (lambda data: data.update(dataset_name=7), "text"),
+    "counts of text": (lambda data: data["counts"].update(kept={"train": "9"}), "by name"),
+    "a list for counts": (lambda data: data["counts"].update(read=[1]), "by name"),
+    "an unknown key": (lambda data: data.update(surprise=1), "surprise"),
+    "splits that are none": (lambda data: data.update(splits=7), "is not complete"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tiny_version(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_dataset(tmp_path_factory.mktemp("datasets"))
+
+
+@pytest.fixture
+def text(tiny_version: Path) -> str:
+    return (tiny_version / MANIFEST_FILE).read_text()
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_value_that_cannot_be_true_is_named(text: str, name: str) -> None:
+    change, said = CHANGES[name]
+    data = json.loads(text)
+    change(data)
+    with pytest.raises(InputDataError) as caught:
+        Manifest.loads(json.dumps(data), "a/manifest.json")
+    assert said in str(caught.value)
+    assert "a/manifest.json" in str(caught.value)
+
+
+def test_a_compressed_shard_may_hold_far_more_than_its_bytes(text: str) -> None:
+    data = json.loads(text)
+    rows = first_shard(data)["bytes"] * 1032 // 16
+    data["compression"] = "gzip"
+    first_shard(data)["rows"] = rows
+    assert Manifest.loads(json.dumps(data)).splits[0].shards[0].rows == rows
+    first_shard(data)["rows"] = rows + 1
+    with pytest.raises(InputDataError, match="at most"):
+        Manifest.loads(json.dumps(data))
+
+
+def test_what_was_written_is_read(text: str, tiny_version: Path) -> None:
+    assert Manifest.loads(text).dumps() == read_manifest(tiny_version).dumps()
+
+
+@pytest.mark.parametrize("name", ["more rows than bytes", "a shard listed twice", "counts of text"])
+def test_a_training_ends_with_3(tiny_version: Path, tmp_path: Path, capsys, name: str) -> None:
+    dataset = tmp_path / "edited"
+    version = dataset / "versions" / tiny_version.name
+    shutil.copytree(tiny_version, version)
+    (dataset / "CURRENT").write_text(tiny_version.name)
+    data = json.loads((version / MANIFEST_FILE).read_text())
+    CHANGES[name][0](data)
+    (version / MANIFEST_FILE).write_text(json.dumps(data))
+    code = main(["train", "demo", "--dataset", str(dataset), "--set", f"root={tmp_path / 'runs'}"])
+    said = capsys.readouterr().err
+    assert code == ExitCode.INPUT_REFUSED
+    assert "cannot be true" in said
+    assert "Traceback" not in said
