@@ -51,14 +51,14 @@ class _Node:
         is_mapping: Whether it is a mapping.
         values: Values so far, itself among them.
         children: Keys and values that stand directly in it.
-        keys: Of a mapping, those that are plain.
+        keys: Of a mapping, those that are plain, and where they stand.
     """
 
     anchor: str | None = None
     is_mapping: bool = False
     values: int = 1
     children: int = 0
-    keys: set[str] = field(default_factory=set)
+    keys: dict[str, str] = field(default_factory=dict)
 
 
 def _measure(text: str, what: str) -> None:
@@ -80,7 +80,7 @@ def _measure(text: str, what: str) -> None:
         elif isinstance(event, yaml.AliasEvent):
             if any(node.anchor == event.anchor for node in open_nodes):
                 _refuse(what, f"a value that holds itself{_find_place(event)}", "its parts")
-            anchor, size = None, sizes.get(event.anchor, 1)
+            anchor, size = None, sizes.get(str(event.anchor), 1)
         else:
             continue
         parent = open_nodes[-1]
@@ -97,14 +97,15 @@ def _check_key(parent: _Node, event: yaml.ScalarEvent, what: str) -> None:
     is_key = parent.is_mapping and parent.children % 2 == 0
     if not is_key or event.value == "<<":
         return
+    place = _find_place(event)
     if event.value in parent.keys:
         raise ConfigError(
-            f"{what} has a key twice in one mapping{_find_place(event)}",
-            received=event.value[:100],
+            f"{what} has a key twice in one mapping",
+            received=f"{event.value[:100]!r}{parent.keys[event.value]} and again{place}",
             allowed="each key once: YAML would keep the last and drop the others without a word",
             fix="delete one of them, or put both contents below one key",
         )
-    parent.keys.add(event.value)
+    parent.keys[event.value] = place
 
 
 def _find_place(event: yaml.Event) -> str:

@@ -43,7 +43,7 @@ def test_a_key_that_stands_twice_is_refused_with_both_places(tmp_path):
     file.write_text("dataset: d\nname: mine\nfit: {epochs: 1}\nseed: 1\nfit:\n  epochs: 9\n")
     with pytest.raises(ConfigError, match=r"'fit'[\s\S]*line 3[\s\S]*line 5"):
         load_config(TrainConfig, "training", str(file))
-    with pytest.raises(ConfigError, match="must be YAML"):
+    with pytest.raises(ConfigError, match="the value of fit has a key twice"):
         load_config(TrainConfig, "training", "demo", ["fit={epochs: 1, epochs: 2}"])
     # What a merge brings may be overridden, also where it is merged on.
     file.write_text(

@@ -34,7 +34,7 @@ MANY = "[" + "x," * MOST_VALUES + "]"
         ("[" * (MOST_NESTING + 1) + "]" * (MOST_NESTING + 1), f"{MOST_NESTING} levels"),
         ("{a: " * 5000, f"{MOST_NESTING} levels"),
         ("#" * (MOST_CHARACTERS + 1), f"{MOST_CHARACTERS:,} characters"),
-        ("a: 1\nb: 2\na: 3", "a key twice in one mapping (line 3, column 1)"),
+        ("a: 1\nb: 2\na: 3", "'a' (line 1, column 1) and again (line 3, column 1)"),
         ("x: {a: 1, b: {c: 1}, a: 2}", "a key twice"),
         ("day: 2026-02-30", "cannot read"),
         ("a: [1", "is not valid YAML"),
