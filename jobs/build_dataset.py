@@ -188,13 +188,16 @@ def _build(config: BuildConfig, request: RunRequest, told: LineageRun) -> Built:
     from etl.build import build_dataset, check_config
     from etl.tfrecord.files.working_copy import describe_place
     from etl.versions.stored import find_current, find_dataset
+    from etl.versions.working import require_free
     from jobs.support.spark_session import build_session, check_executors, check_work_dir
 
     told.inputs = _list_read(config)
     # What is wrong with the config or the paths is said before a JVM is started.
     check_config(config, request)
     inputs = find_inputs(config, request.dates)
-    before = find_current(find_dataset(config.output.root, config.name))
+    dataset = find_dataset(config.output.root, config.name)
+    require_free(dataset)
+    before = find_current(dataset)
     input_bytes = sum(file.bytes for file in inputs)
     has_files_alone = all(source.path is not None for source in config.sources.values())
     is_short = has_files_alone and input_bytes <= _SHORT_BUILD_BYTES

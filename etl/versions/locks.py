@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from conf.atomic_output import UNFINISHED_SUFFIX
-from conf.errors import UpstreamNotReadyError
+from conf.errors import ConfigError, UpstreamNotReadyError
 from conf.locks import hold_file_lock
 from conf.paths import STAGING_PREFIX, DatasetPaths
 from etl.tfrecord.commit.job import Owner, describe_process, is_dead
@@ -45,8 +45,16 @@ def hold_lock(paths: DatasetPaths) -> Iterator[None]:
 
     Raises:
         UpstreamNotReadyError: Another build holds it.
+        ConfigError: A file stands where the dataset's folder would be.
     """
-    paths.base.mkdir(parents=True, exist_ok=True)
+    try:
+        paths.base.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigError(
+            "the folder of the dataset cannot be made: a file stands in its place",
+            received=paths.base,
+            fix="name another folder by output.root, or move the file away",
+        ) from error
     refusal = UpstreamNotReadyError(
         f"another build of dataset {paths.name!r} is running",
         received=paths.base,

@@ -66,6 +66,17 @@ def hold_dataset(dataset: Dataset, *, takes_shards: bool = False) -> Iterator[Da
             raise
 
 
+def require_free(dataset: Dataset) -> None:
+    """Refuses a dataset that another build holds: said before a session is started for this one.
+
+    Raises:
+        UpstreamNotReadyError: Another build is running.
+        ConfigError: A file stands where the dataset's folder would be.
+    """
+    with hold_lock(dataset.here if isinstance(dataset, StoredDataset) else dataset):
+        pass
+
+
 def read_published(paths: DatasetPaths, version_id: str) -> Manifest:
     """Reads the manifest of a published version, and checks its files where they are all.
 

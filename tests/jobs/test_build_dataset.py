@@ -7,8 +7,10 @@ from datetime import datetime
 
 import pytest
 
-from conf.errors import ConfigError
+import jobs.support.spark_session
+from conf.errors import ConfigError, ExitCode
 from conf.paths import DatasetPaths, published_versions, resolve_version
+from etl.versions.locks import hold_lock
 from jobs.build_dataset import parse_dates
 from jobs.cli import main
 from jobs.support.terminal import list_overrides
@@ -41,6 +43,24 @@ def test_dry_run_prints_days_shards_and_estimated_sizes_and_touches_nothing(
     assert "ratings: 1 file" in page
     assert "about 14 records" in page
     assert not (tmp_path / "datasets").exists()
+
+
+def test_a_build_that_cannot_publish_ends_before_spark_starts(
+    config_file, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(
+        jobs.support.spark_session, "build_session", lambda *_, **__: pytest.fail("Spark")
+    )
+    paths = DatasetPaths(tmp_path / "datasets", "small")
+    with hold_lock(paths):
+        assert main(["build", str(config_file)]) == ExitCode.NOT_READY
+    assert "another build of dataset 'small' is running" in capsys.readouterr().err
+    root = tmp_path / "a file"
+    root.write_text("")
+    for place in (root, root / "inside"):
+        assert main(["build", str(config_file), "--set", f"output.root={place}"]) == ExitCode.CONFIG
+        assert "a file stands in its place" in capsys.readouterr().err
+    assert root.read_text() == ""
 
 
 @pytest.mark.parametrize(
