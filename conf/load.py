@@ -232,8 +232,10 @@ def _explain(cls: type[BaseModel], error: ValidationError, source: str | None) -
 
 
 def _advise_quotes(kind: str, value: Any) -> str | None:
-    """Says how YAML reads bare words such as `off` where text is wanted; None: it is not that."""
+    """Says how YAML reads bare words and numbers where text is wanted; None: it is not that."""
     is_text = kind in ("string_type", "invalid_key", "literal_error", "enum")
+    if kind == "string_type" and type(value) in (int, float):
+        return f"quote it: text is wanted; write '{value}'"
     if not is_text or not isinstance(value, bool):
         return None
     words, example = ("on, yes and true", "on") if value else ("off, no and false", "off")

@@ -138,6 +138,7 @@ def test_bad_values_are_config_errors(override):
     ("text", "said"),
     [("name: off", "off, no and false without quotes as False; write 'off'"),
      ("name: yes", "on, yes and true without quotes as True; write 'on'"),
+     ("name: 7", "text is wanted; write '7'"),
      ("{off: 1}", "quote it"), ("sources: {off: {path: a.csv}}", "quote it"),
      ("sources: {log: {path: a.csv, columns: [{name: on, type: long}]}}", "quote it")],
 )  # fmt: skip
