@@ -564,6 +564,8 @@ def _find_stored(
 
 
 def _name_given(request: RecommendRequest, about: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    if not request.features:
+        return {}
     names = [item["name"] for item in about]
     return name_inputs(request.features, names, SourceNames.build(about))
 
