@@ -222,7 +222,7 @@ class Recommender:
         for name in self._list("ranking"):
             self.check_version(store.get(name))
         if not any(self._can_recommend(name) for name in store.names):
-            _log.warning("/v1/recommend has no lists: %s", self._explain_none())
+            _log.info("/v1/recommend has no lists: %s", self._explain_none())
 
     def check_version(self, version: ServedVersion) -> None:
         """Refuses a version of the ranking model that orders lists, if it cannot order them.
@@ -249,7 +249,9 @@ class Recommender:
 
     def _can_recommend(self, name: str) -> bool:
         version = self._store.get(name)
-        return version.card["kind"] == "retrieval" or explain_no_ranking(version, None) is None
+        if version.card["kind"] == "retrieval":
+            return True
+        return self._config.is_ranked and explain_no_ranking(version, None) is None
 
     def _list(self, kind: str) -> list[str]:
         return [n for n in self._store.names if self._store.get(n).card["kind"] == kind]
@@ -331,7 +333,10 @@ class Recommender:
     def _explain_none(self) -> str:
         """Says of each ranking model why it orders no items; there is no retrieval model."""
         models = [self._store.get(name) for name in self._store.names]
-        reasons = [f"{one.name} has no lists: {explain_no_ranking(one, None)}" for one in models]
+        unused = "the server was started with --no-ranker"
+        reasons = [
+            f"{one.name} has no lists: {explain_no_ranking(one, None) or unused}" for one in models
+        ]
         return f"no model of the server recommends items: {'; '.join(reasons)}"
 
     def _count(self, request: RecommendRequest, ranker: ServedVersion | None) -> int:

@@ -162,7 +162,7 @@ def test_the_page_asks_for_what_the_ranking_model_reads_of_a_request(
     browser: Browser, tmp_path: Path
 ) -> None:
     version = write_tiny_dataset(tmp_path / "data", config=TinyConfig(users=12, context=True))
-    model = {"kind": "ranking", "network": "fm", "embedding_dim": 4, "embedding_stddev": 1.0}
+    model = {"kind": "ranking", "network": "fm", "embedding_dim": 4, "embedding_stddev": 0.3}
     config = TrainConfig.model_validate({"dataset": "d", "name": "scores", "model": model})
     manifest = read_manifest(version)
     built = build_model(config.model, manifest, 3)
