@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from itertools import islice
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -84,6 +85,10 @@ SIGNATURES, DEFAULT = "signature_def", "serving_default"
 STREAMS, IDLE_SECONDS = 256, 300.0
 """Calls of a connection at a time; until one without a call is closed."""
 NO_SPEC, NO_NAME = "Missing ModelSpec", "ModelSpec has no name specified."
+FIELDS = 100
+"""Fields of metadata that a call may ask for, of which there is one."""
+SHOWN = 3
+"""Unknown names of inputs that a message says."""
 MOST_AXES = 8
 """Axes of a tensor whose shape is looked at."""
 
@@ -253,6 +258,7 @@ class PredictionService(PredictionServiceServicer, ModelServiceServicer):
             raise RequestError(NO_SPEC)
         if not request.metadata_field:
             raise RequestError("GetModelMetadataRequest must specify at least one metadata_field")
+        check_count("metadata fields", len(request.metadata_field), FIELDS)
         for name in request.metadata_field:
             if name != SIGNATURES:
                 raise RequestError(f"Metadata field {name[:100]} is not supported")
@@ -321,8 +327,10 @@ def _check_inputs(given: Mapping[str, Any], specs: Mapping[str, tf.TensorSpec]) 
             f"input tensor alias not found in signature: {unknown[:100]}. Inputs expected to be in "
             f"the set {{{','.join(sorted(specs))}}}."
         )
-    extra = ",".join(sorted(name[:100] for name in set(given) - set(specs)))[:200]
-    missing = ",".join(sorted(set(specs) - set(given)))
+    # A message may hold any number of names: a few are looked at and said.
+    unknown_names = list(islice((name[:100] for name in given if name not in specs), SHOWN + 1))
+    extra = ",".join(sorted(unknown_names[:SHOWN])) + (",…" if len(unknown_names) > SHOWN else "")
+    missing = ",".join(sorted(name for name in specs if name not in given))
     raise RequestError(
         f"input size does not match signature: {len(given)}!={len(specs)}. Sent extra: {{{extra}}}."
         f" Missing but required: {{{missing}}}."

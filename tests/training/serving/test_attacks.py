@@ -198,7 +198,7 @@ def test_a_few_bytes_by_grpc_cannot_stand_for_many(server) -> None:
         (broad, "candidates, of all rows; received 400000"),
         (long, "values, rows x candidates x length of all inputs; received 16000"),
         (text, "bytes of text"),
-        (many, "unknown: x"),
+        (many, "Sent extra: {x"),
         (axes, "10002 axes"),
     ]
 

@@ -194,6 +194,9 @@ REFUSED: list[tuple[str, Any, StatusCode, str]] = [
      "GetModelMetadataRequest must specify at least one metadata_field"),
     ("GetModelMetadata", GetModelMetadataRequest(model_spec=spec(), metadata_field=["x"]), INVALID,
      "Metadata field x is not supported"),
+    ("GetModelMetadata", GetModelMetadataRequest(
+        model_spec=spec(), metadata_field=["signature_def"] * 101), INVALID,
+     "a request may have 100 metadata fields; received 101"),
     ("GetModelStatus", GetModelStatusRequest(), INVALID, "Missing ModelSpec"),
     ("GetModelStatus", GetModelStatusRequest(model_spec=spec("none")), StatusCode.NOT_FOUND,
      "Could not find any versions of model none"),
