@@ -43,7 +43,17 @@ from tests.bench.measurements import (
 )
 from tests.bench.serve.attack import attack, drive_attack, find_port
 from tests.bench.serve.fuzz import build_requests
-from tests.bench.serve.load import Request, Served, ask, drive, run_job, serve, summarize, take_core
+from tests.bench.serve.load import (
+    Request,
+    Served,
+    ask,
+    ask_by_wrk,
+    drive,
+    run_job,
+    serve,
+    summarize,
+    take_core,
+)
 from tests.bench.serve.models import FIRST_USER, USERS, build_ranking_row, export_models
 
 CONNECTIONS = (1, 8, 64)
@@ -134,6 +144,9 @@ def measure_ranking(bench: Bench) -> None:
         for connections in CONNECTIONS:
             found = ask(served, requests, connections, seconds=bench.arguments.seconds)
             bench.note("ranking", f"{connections} connections", found)
+            by_wrk = ask_by_wrk(served, requests[0], connections, bench.arguments.seconds)
+            if by_wrk is not None:
+                bench.note("ranking", f"{connections} connections, by wrk", by_wrk)
 
 
 def call_bare(job: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -114,6 +115,49 @@ def ask(
                 "count": count,
             }
         )
+
+
+def ask_by_wrk(
+    served: Served, request: Request, connections: int, seconds: int
+) -> dict[str, Any] | None:
+    """Sends one request over and over by `wrk`, a load tool in C; None: it is not installed.
+
+    Args:
+        served: The server.
+        request: Sent each time.
+        connections: How many there are; each waits for its answer.
+        seconds: How long.
+
+    Returns:
+        `p50` and `p99` in milliseconds, `per_s`, and `failed`: answers that are not 200.
+    """
+    if (command := shutil.which("wrk")) is None:
+        return None
+    verb, path, content = request
+    with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
+        script.write(f"wrk.method = {json.dumps(verb)}\nwrk.body = [==[{json.dumps(content)}]==]\n")
+        script.flush()
+        done = subprocess.run(
+            [command, "--threads", "1", "--connections", str(connections), "--latency",
+             "--duration", f"{seconds}s", "--timeout", "30s", "--script", script.name,
+             f"http://localhost:{served.port}{path}"],
+            capture_output=True, text=True, check=True, preexec_fn=lambda: take_core(1),
+        )  # fmt: skip
+    return _read_wrk(done.stdout)
+
+
+_WRK_MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
+
+
+def _read_wrk(text: str) -> dict[str, Any]:
+    found = {
+        f"p{percent}": float(value) * _WRK_MS[unit]
+        for percent, value, unit in re.findall(r"^\s*(50|99)%\s+([\d.]+)(us|ms|s)$", text, re.M)
+    }
+    failed = re.search(r"Non-2xx or 3xx responses: (\d+)", text)
+    per_s = re.search(r"Requests/sec:\s+([\d.]+)", text)
+    assert per_s is not None, text
+    return {**found, "per_s": float(per_s[1]), "failed": int(failed[1]) if failed else 0}
 
 
 def run_job(job: dict[str, Any]) -> dict[str, Any]:
