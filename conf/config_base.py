@@ -14,10 +14,8 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationError,
     model_validator,
 )
-from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from conf.errors import ConfigError
 from conf.paths import WRITABLE_STORES, local_path
@@ -25,11 +23,6 @@ from conf.paths import WRITABLE_STORES, local_path
 COLUMN_NAME_PATTERN = r"^[A-Za-z][A-Za-z0-9_]*$"
 Name = Annotated[str, Field(pattern=COLUMN_NAME_PATTERN, max_length=100)]
 """Name of a source, column or feature: plain, since it becomes a path, a key or an identifier."""
-
-
-_TRUTH_FOR_NUMBER = PydanticCustomError(
-    "truth_for_number", "Input should be a number, not a truth value"
-)
 
 
 class Strict(BaseModel):
@@ -41,14 +34,9 @@ class Strict(BaseModel):
     @classmethod
     def _refuse_truth_for_number(cls, data: Any) -> Any:
         """Refuses `true` (and `yes`, `on`) where a number belongs: it would be read as 1."""
-        given = data if isinstance(data, Mapping) else {}
-        wrong = [
-            InitErrorDetails(type=_TRUTH_FOR_NUMBER, loc=(name,), input=value)
-            for name, value in given.items()
-            if isinstance(value, bool) and _is_number_alone(cls, name)
-        ]
-        if wrong:
-            raise ValidationError.from_exception_data(cls.__name__, wrong)
+        for name, value in data.items() if isinstance(data, Mapping) else ():
+            if isinstance(value, bool) and _is_number_alone(cls, name):
+                raise ValueError(f"{name} must be a number, not a truth value; received {value}")
         return data
 
 

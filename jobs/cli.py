@@ -40,6 +40,7 @@ EXTRAS = {
     "uvicorn": "serve",
     "prometheus_client": "serve",
     "faiss": "serve",
+    "orjson": "serve",
     "grpc": "serve",
     "optuna": "sweep",
     "sqlalchemy": "sweep",

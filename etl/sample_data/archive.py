@@ -25,6 +25,8 @@ ARCHIVE_CARD_NAME = "DOWNLOAD.json"
 MAX_BYTES, MAX_UNPACKED_BYTES = 64 << 20, 512 << 20
 _ATTEMPTS, _TIMEOUT_S = 3, 30.0
 _BLOCK_BYTES = 1 << 16
+_NAME_BYTES, _LEVELS = 255, 32
+"""Bytes of a part of a name, as file systems take it, and parts of a path."""
 _RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -185,6 +187,7 @@ def _require_safe(entries: list[zipfile.ZipInfo], max_bytes: int) -> None:
                 allowed="plain, unencrypted files below one folder",
                 fix="do not use this archive; nothing was unpacked",
             )
+    _require_places(entries)
     # No entry gives more bytes than it states: zipfile stops there.
     if sum(entry.file_size for entry in entries) > max_bytes:
         raise InputDataError(
@@ -192,6 +195,26 @@ def _require_safe(entries: list[zipfile.ZipInfo], max_bytes: int) -> None:
             allowed=f"at most {max_bytes} bytes",
             fix="do not use this archive; nothing was unpacked",
         )
+
+
+def _require_places(entries: list[zipfile.ZipInfo]) -> None:
+    """Refuses names that a file system does not take, or of which one hides another."""
+    files, folders = set[str](), set[str]()
+    for entry in entries:
+        path = PurePosixPath(entry.filename)
+        is_long = any(len(part.encode()) > _NAME_BYTES for part in path.parts)
+        above = {str(parent) for parent in path.parents}
+        folders |= above
+        if is_long or str(path) in files | folders or above & files or len(path.parts) > _LEVELS:
+            shown = repr(entry.filename)
+            raise InputDataError(
+                "the archive has an entry that cannot be unpacked beside the others",
+                received=shown if len(shown) <= 200 else f"{shown[:200]}…",
+                allowed=f"each name once, no file where a folder is, {_NAME_BYTES} bytes for each "
+                f"part of a name, {_LEVELS} folders deep",
+                fix="do not use this archive; nothing was unpacked",
+            )
+        files.add(str(path))
 
 
 def _verify(path: Path, archive: Archive) -> None:

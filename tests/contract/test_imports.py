@@ -27,7 +27,6 @@ TENSORFLOW = {"tensorflow", "keras"}
 # Modules of the wire that are Spark's own side of it.
 SPARK_FACING = {"datasource"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-# Installed to be used beside Sluice: nothing imports it.
 IMPORT_NAMES = {
     "faiss-cpu": "faiss",
     "grpcio": "grpc",
@@ -38,7 +37,8 @@ IMPORT_NAMES = {
     "keras-rs": "keras_rs",
     "openlineage-python": "openlineage",
 }
-TOOLS = {"tensorboard"}
+# Used beside Sluice, or by the name that uvicorn knows: nothing imports them.
+TOOLS = {"httptools", "tensorboard", "uvloop"}
 
 
 def modules(package: str) -> list[Path]:

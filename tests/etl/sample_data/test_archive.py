@@ -172,6 +172,28 @@ def test_refuses_entries_that_leave_the_target(tmp_path, name):
     assert listed(tmp_path) == ["deep"]
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["ml-x/a", "ml-x/a"],
+        ["ml-x/a", "ml-x//a"],
+        ["ml-x/a", "ml-x/a/b"],
+        ["ml-x/a/b", "ml-x/a"],
+        ["ml-x/" + "n" * 300],
+        ["ml-x/" + "ü" * 200],
+        ["ml-x/" + "d/" * 99 + "f"],
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_refuses_entries_that_hide_each_other_or_have_long_names(tmp_path, names):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for name in names:
+            archive.writestr(name, b"x")
+    with pytest.raises(InputDataError, match="cannot be unpacked beside the others"):
+        unpack_zip(tmp_path / "a.zip", tmp_path / "out", 1_000)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.usefixtures("_no_waiting")
 def test_refuses_links(tmp_path):
     link = zipfile.ZipInfo("ml-x/users.dat")
