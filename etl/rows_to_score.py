@@ -118,10 +118,14 @@ def write_rows_to_score(
         with _lists_of_items(config) as encoders:
             frame = _choose_rows(prepared.frame, unlabelled, dates, encoders)
             record = _describe(config, dates, rows, dropped, counted.counts, columns)
-            _write(frame, columns, target, record)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with staged_directory(target) as staging:
+                _write(frame, columns, staging, record)
+                # While the rows of before are still in their place.
+                check_inputs_unchanged(spark, unlabelled, inputs, dates)
     finally:
         prepared.release()
-    check_inputs_unchanged(spark, unlabelled, inputs, dates)
+    logger.info("%s rows to score: %s", f"{rows:,}", target)
     return WrittenRows(target, rows, record["read"], record["bad"], dropped, tuple(columns))
 
 
@@ -306,20 +310,17 @@ def _describe(
 
 
 def _write(
-    frame: DataFrame, columns: Mapping[str, str], target: Path, record: Mapping[str, Any]
+    frame: DataFrame, columns: Mapping[str, str], staging: Path, record: Mapping[str, Any]
 ) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with staged_directory(target) as staging:
-        chosen = frame.select(*[F.col(column).alias(name) for name, column in columns.items()])
-        chosen.write.mode("overwrite").parquet(staging.as_uri())
-        parts = sorted(staging.glob("part-*.parquet"))
-        _check_count(parts, record["rows"])
-        for number, part in enumerate(parts):  # Spark's names are drawn anew in each run.
-            part.rename(staging / f"part-{number:05d}{ROWS_SUFFIX}")
-        for path in [staging / "_SUCCESS", *staging.glob(".*.crc")]:
-            path.unlink(missing_ok=True)
-        write_json(staging / RECORD_FILE, dict(record))
-    logger.info("%s rows to score: %s", f"{record['rows']:,}", target)
+    chosen = frame.select(*[F.col(column).alias(name) for name, column in columns.items()])
+    chosen.write.mode("overwrite").parquet(staging.as_uri())
+    parts = sorted(staging.glob("part-*.parquet"))
+    _check_count(parts, record["rows"])
+    for number, part in enumerate(parts):  # Spark's names are drawn anew in each run.
+        part.rename(staging / f"part-{number:05d}{ROWS_SUFFIX}")
+    for path in [staging / "_SUCCESS", *staging.glob(".*.crc")]:
+        path.unlink(missing_ok=True)
+    write_json(staging / RECORD_FILE, dict(record))
 
 
 def _check_count(parts: Sequence[Path], expected: int) -> None:

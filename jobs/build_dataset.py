@@ -95,7 +95,7 @@ def main(
     if rows_to is not None:
         given = {"--force": force, "--refit": refit, "--full": full}
         _refuse_options_of_versions(given)
-        print_rows(resolved, request.dates, rows_to, log_format, dry_run=dry_run)
+        print_rows(resolved, request.dates, local_path(rows_to), log_format, dry_run=dry_run)
         return 0
     if dry_run:
         planned = plan(resolved, request)

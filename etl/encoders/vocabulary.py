@@ -141,7 +141,9 @@ def read_token_file(path: Path, token_dtype: TokenDType) -> pa.Array:
 
 def _parse_tokens(data: bytes, path: Path) -> pa.Array:
     if path.suffix != _SUFFIX:
-        return pa.array(data.decode("utf-8").removesuffix("\n").replace("\r\n", "\n").split("\n"))
+        # Ends of lines first, or the last token of a file of Windows would keep its `\r`.
+        text = data.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
+        return pa.array(text.split("\n"))
     table = parse_parquet(data, str(path))
     if "token" not in table.schema.names:
         raise InputDataError(

@@ -148,11 +148,14 @@ def check_spans(config: BuildConfig, dates: DateRange | None) -> None:
     A run that replaces days of a dataset need not have each split.
 
     Raises:
-        ConfigError: A split ends before it begins, or lies outside the run's days.
+        ConfigError: A split ends before it begins or lies outside the run's days, or a window has
+            more splits than the run has days.
     """
     spans = plan_spans(config, dates)
     replaces = config.output.partition_overwrite == "dynamic"
     days = None if dates is None or replaces else dates
+    if days is not None and config.split.strategy == "sliding":
+        _check_days_of_window(config.split, days)
     span_ms = (-(2**63), 2**63) if days is None else days.span_ms
     empty = [name for name, span in spans.items() if not span.within(*span_ms)]
     if not empty:
@@ -166,6 +169,21 @@ def check_spans(config: BuildConfig, dates: DateRange | None) -> None:
         allowed="a time for each split" + (" in the run's days" if days is not None else ""),
         fix=_advise(config.split, spans, days),
     )
+
+
+def _check_days_of_window(split: SplitConfig, days: DateRange) -> None:
+    """Each split of a window has whole days, none of which another has, wherever it starts."""
+    names = ["train", *(["validation"] if split.validation_days else []), "test"]
+    given = len(days.days())
+    if given < len(names):
+        raise ConfigError(
+            "a split of the sliding window would be empty: the run has fewer days than the "
+            "window has splits",
+            received=f"{days.first} to {days.last}: {given} day{'s' * (given > 1)}",
+            allowed=f"a day or more for each of {', '.join(names)}",
+            fix="build more days by --date and --date-to, or split by `strategy: temporal` in "
+            "hours, such as `test: 3 hours`",
+        )
 
 
 def _advise(split: SplitConfig, spans: Mapping[str, SplitSpan], days: DateRange | None) -> str:

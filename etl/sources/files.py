@@ -74,7 +74,13 @@ def find_files(
         )
     files = tuple(describe_input(name, entry) for entry in sorted(found))
     if not any(file.bytes for file in files):
-        raise InputDataError(f"source {name!r} is empty", received=base)
+        what = f"{len(files)} file{'s' * (len(files) > 1)} without a byte, such as {files[0].path}"
+        raise InputDataError(
+            f"source {name!r} is empty",
+            received=what,
+            allowed="a row or more",
+            fix="bring the rows" + (", or build other days" if dates and by_day else ""),
+        )
     return files
 
 

@@ -246,11 +246,15 @@ def read_inputs(
         for name, source in declared.items()
     }  # fmt: skip
     files = tuple(file for source in sources.values() for file in source.files)
-    return sources, RunInputs((*files, *_find_token_files(config)), tables)
+    return sources, RunInputs((*files, *find_token_files(config)), tables)
 
 
-def _find_token_files(config: BuildConfig) -> Iterator[InputFile]:
-    """The files of vocabularies that are not fitted: inputs like those of sources."""
+def find_token_files(config: BuildConfig) -> Iterator[InputFile]:
+    """Finds the files of vocabularies that are not fitted: inputs like those of sources.
+
+    Raises:
+        InputDataError: There is no such file.
+    """
     given = {
         feature.vocabulary: feature.encoding.path
         for feature in config.features
@@ -301,7 +305,7 @@ def check_inputs_unchanged(
             )
         ]
     given = [file for file in inputs.files if file.source.startswith(_VOCABULARY)]
-    if given != list(_find_token_files(config)):
+    if given != list(find_token_files(config)):
         changes += [f"{file.source}: {file.path} was written" for file in given]
     if changes:
         shown = [*changes[:_SHOWN_CHANGES], *(["…"] if len(changes) > _SHOWN_CHANGES else [])]

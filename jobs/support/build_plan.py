@@ -50,20 +50,23 @@ def plan(config: BuildConfig, request: RunRequest) -> dict[str, Any]:
 
 
 def find_inputs(config: BuildConfig, dates: DateRange | None) -> list[InputFile]:
-    """Lists the input files of every source.
+    """Lists the input files of every source, once those of vocabularies are known to be there.
 
     Raises:
         ConfigError: There is no folder for sources.
-        InputDataError: A source file is missing or empty.
+        InputDataError: A file of a source or a vocabulary is missing, or a source is empty.
         UpstreamNotReadyError: A day of the run has no file yet.
     """
     from etl.sources.files import find_files
+    from etl.sources.snapshot import find_token_files
 
-    return [
+    found = [
         file
         for name, source in config.sources.items()
         for file in find_files(name, source, config.data_dir, dates)
     ]
+    list(find_token_files(config))
+    return found
 
 
 def list_lines(planned: Mapping[str, Any]) -> list[str]:

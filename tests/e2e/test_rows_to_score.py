@@ -24,6 +24,7 @@ from conf.etl.build import BuildConfig
 from conf.export import ExportOptions
 from conf.paths import read_manifest
 from conf.training.train import TrainConfig
+from etl import rows_to_score
 from etl.build import build_dataset
 from etl.rows_to_score import (
     RECORD_FILE,
@@ -334,6 +335,27 @@ def test_a_day_without_rows_leaves_the_earlier_ones(spark: Any, tmp_path: Path) 
     assert [file.name for file in target.iterdir()] == [RECORD_FILE]
 
 
+def test_an_input_that_changes_meanwhile_leaves_the_earlier_ones(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = write_log(tmp_path / "log", "csv", "absent")
+    target = tmp_path / "rows.parquet"
+    target.mkdir()
+    (target / RECORD_FILE).write_text("{}")
+    written = rows_to_score._write
+
+    def write_and_change(*arguments: Any) -> None:
+        written(*arguments)
+        [file] = log.rglob(f"{LAST}.csv")
+        file.write_text(file.read_text() + "\n")
+
+    monkeypatch.setattr(rows_to_score, "_write", write_and_change)
+    with pytest.raises(InputDataError, match="changed while it was read"):
+        write_rows_to_score(spark, build_config(log, "csv"), DateRange(LAST, LAST), target)
+    assert [file.name for file in target.iterdir()] == [RECORD_FILE]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["log", target.name]
+
+
 def test_the_plan_names_files_and_columns(tmp_path: Path, capsys: Any) -> None:
     config = build_config(write_log(tmp_path / "log", "csv", "absent"), "csv")
     file, target = tmp_path / "days.yaml", tmp_path / "rows.parquet"
@@ -347,6 +369,8 @@ def test_the_plan_names_files_and_columns(tmp_path: Path, capsys: Any) -> None:
     assert run_app(app, [*command, "--refit"]) == ExitCode.CONFIG
     assert "--rows-to with --refit" in capsys.readouterr().err
     assert run_app(app, [*command[:-1], str(tmp_path / "rows")]) == ExitCode.CONFIG
+    assert run_app(app, [*command[:-1], "s3://bucket/rows.parquet"]) == ExitCode.CONFIG
+    assert "must be on a file system" in capsys.readouterr().err
     target.write_text("mine")
     assert run_app(app, [*command, "--dry-run"]) == ExitCode.CONFIG
     assert "something else stands" in capsys.readouterr().err

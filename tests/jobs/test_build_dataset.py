@@ -104,6 +104,12 @@ def test_what_cannot_be_is_said_before_anything_starts(config_file, capsys, argu
     assert text in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_vocabulary_without_its_file_is_said_before_anything_starts(config_file, capsys):
+    own = "features.0.encoding={kind: vocabulary, name: own, path: none.txt}"
+    assert main(["build", str(config_file), "--set", own, "--dry-run"]) == 3
+    assert "vocabulary 'own' has no file" in capsys.readouterr().err
+
+
 def test_sizes_are_read_with_their_unit(config_file, capsys):
     for text, size in (("256MB", 256_000_000), ("1.5 GiB", 3 << 29), ("4096", 4096)):
         setting = f"output.shard_bytes={text}"

@@ -293,6 +293,9 @@ def test_tokens_of_a_file_keep_its_order(tmp_path, frame, rows):
     ]
     write_vocabulary(TABLE, tmp_path / "v.parquet")
     assert read_token_file(tmp_path / "v.parquet", "string").to_pylist() == ["b", "a"]
+    # As an editor of Windows writes it: neither mark is a part of a token.
+    (tmp_path / "windows.txt").write_bytes(b"\xef\xbb\xbfzz\r\nlast\r\n")
+    assert read_token_file(tmp_path / "windows.txt", "string").to_pylist() == ["zz", "last"]
     (tmp_path / "numbers.txt").write_text("7\n-3\n")
     assert read_token_file(tmp_path / "numbers.txt", "int64").to_pylist() == [7, -3]
 

@@ -116,6 +116,14 @@ def test_a_plan_that_leaves_a_split_empty_is_refused_without_spark(split, dates,
     assert (refused.value.exit_code, text in refused.value.render()) == (2, True)
 
 
+def test_a_window_of_more_splits_than_the_run_has_days_is_refused_wherever_it_starts():
+    two_days = DateRange(WEEK.first, WEEK.days()[1])
+    with pytest.raises(ConfigError, match="fewer days than") as refused:
+        check_config(config(**SLIDING), RunRequest(two_days))
+    assert "train, validation, test" in refused.value.render()
+    check_config(config(**{**SLIDING, "validation_days": None}), RunRequest(two_days))
+
+
 @pytest.mark.parametrize(
     "split",
     [

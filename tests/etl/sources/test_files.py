@@ -165,6 +165,10 @@ def test_an_empty_day_is_refused_unless_it_may_be(week):
         with pytest.raises(InputDataError, match=r"empty|nothing for 1") as refused:
             days_found(week, dates)
     assert "2024-03-03" in str(refused.value)
+    with pytest.raises(InputDataError, match="is empty") as alone:
+        days_found(week, days(4, 4))
+    assert "date=2024-03-03" in str(alone.value)
+    assert "build other days" in alone.value.render()
     with pytest.raises(UpstreamNotReadyError, match="no file yet for 2 of the run's days") as late:
         days_found(week, days(5, 7))
     assert "2024-03-05, 2024-03-06" in str(late.value)
