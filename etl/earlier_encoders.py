@@ -58,6 +58,15 @@ def find_earlier_encoders(
         )
     directory = paths.version(parent.version_id) / ENCODERS_DIR
     plan = read_plan(directory)
+    if plan.fingerprint != parent.manifest.encoders_fingerprint:
+        advice = "" if features.has_incremental_vocabulary else ", or fit anew by --refit"
+        raise InputDataError(
+            "the encoders of the current version, which the new one continues, were changed",
+            received=f"{directory}: fingerprint {plan.fingerprint}",
+            allowed=f"{parent.manifest.encoders_fingerprint}, as the manifest says",
+            fix="restore encoders.json, roll back to an earlier version by "
+            f"`sluice versions rollback`{advice}",
+        )
     kept = _find_kept(config, features, parent.manifest, plan) if keeps_numbers else frozenset()
     return EarlierEncoders(parent.version_id, directory, plan, kept)
 

@@ -139,6 +139,26 @@ def test_a_lost_file_of_the_version_before_is_named(versions):
     assert refused.value.exit_code == 3
 
 
+def test_numbers_that_were_changed_since_are_not_taken_over(versions):
+    config, (_, _, third) = versions
+    file = third.version / ENCODERS_DIR / "encoders.json"
+    written, center = file.read_text(), str(operations(third)["price"].center)
+    file.write_text(written.replace(center, center[:-1] + str((int(center[-1]) + 1) % 10)))
+    assert len(file.read_text()) == len(written)
+    paths = DatasetPaths(Path(config.output.root), config.name)
+    parent = read_parent(paths)
+    try:
+        with pytest.raises(InputDataError, match="were changed"):
+            find_earlier_encoders(
+                paths, config, check_config(config, RunRequest()), parent, keeps_numbers=True
+            )
+    finally:
+        file.write_text(written)
+    assert find_earlier_encoders(
+        paths, config, check_config(config, RunRequest()), parent, keeps_numbers=True
+    )
+
+
 def test_days_beside_others_are_not_fitted_anew(versions):
     config, _ = versions
     output = replace_output(config, partition_by=("date",), partition_overwrite="dynamic")
