@@ -38,7 +38,7 @@ from conf.etl.references import used_sources
 from conf.etl.split import SplitConfig
 from conf.run import write_json
 from conf.schema import fingerprint
-from etl.events.date_range import check_dates
+from etl.events.date_range import check_dates, name_outside
 from etl.events.event_log import kept, prepare_events
 from etl.events.histories import add_histories
 from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN
@@ -74,7 +74,8 @@ class WrittenRows:
         rows: Rows that were written.
         read: Rows that were read, by source.
         bad: Bad rows by source and reason.
-        dropped: Events of the days that are no rows, by reason.
+        dropped: Events that are no rows, by reason; with the bad and the written rows these are all
+            rows that were read of the log.
         columns: What a row holds.
     """
 
@@ -237,10 +238,10 @@ def choose_columns(config: BuildConfig) -> dict[str, str]:
 
 
 def _count_rows(events: DataFrame, dates: DateRange | None) -> tuple[int, dict[str, int]]:
-    """Counts the events of the days: those that become rows, and the others by reason."""
-    inside = events if dates is None else events.where(is_inside(dates))
-    reason = F.coalesce(DROP_COLUMN, NOT_SAMPLED_COLUMN).alias("__why")
-    found = {row["__why"]: row["count"] for row in inside.groupBy(reason).count().collect()}
+    """Counts the events: those that become rows, those of other days, and the others by reason."""
+    outside = [] if dates is None else [name_outside(dates)]
+    why = F.coalesce(*outside, DROP_COLUMN, NOT_SAMPLED_COLUMN).alias("__why")
+    found = {row["__why"]: row["count"] for row in events.groupBy(why).count().collect()}
     rows = found.pop(None, 0)
     if not rows:
         days = _ALL_DAYS if dates is None else f"{dates.first} to {dates.last}"

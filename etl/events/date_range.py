@@ -22,7 +22,7 @@ from etl.sources.bad_rows import find_last_day
 from etl.sources.times import Span
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 logger = logging.getLogger("sluice.build")
 
@@ -66,17 +66,22 @@ def _check_undated(config: BuildConfig) -> None:
             rule.find_day(None)
 
 
+def name_outside(dates: DateRange) -> Column:
+    """Names why an event is none of a run's days; null for those that are."""
+    _, end = dates.span_ms
+    reason = F.when(F.col(EVENT_TS_COLUMN) >= end, AFTER_DATES).otherwise(OUTSIDE_DATES)
+    return F.when(~is_inside(dates), reason)
+
+
 def count_outside(events: DataFrame, dates: DateRange) -> dict[str, dict[str, int]]:
     """Counts the kept events that would be samples but for the run's days.
 
     Returns:
         By reason, `outside_dates` (before the days) and `after_dates`, the events of each split.
     """
-    _, end = dates.span_ms
-    reason = F.when(F.col(EVENT_TS_COLUMN) >= end, AFTER_DATES).otherwise(OUTSIDE_DATES)
     rows = (
         events.where(F.col(NOT_SAMPLED_COLUMN).isNull() & ~is_inside(dates))
-        .groupBy(SPLIT_COLUMN, reason.alias("__why"))
+        .groupBy(SPLIT_COLUMN, name_outside(dates).alias("__why"))
         .count()
         .collect()
     )

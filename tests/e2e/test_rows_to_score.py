@@ -269,6 +269,10 @@ def test_predict_gives_the_scores_of_the_same_rows_with_labels(
     assert "clicked" not in pq.read_schema(rows / "part-00000.parquet").names
     record = json.loads((rows / RECORD_FILE).read_text())
     assert (record["rows"], record["dates"]) == (60, [str(LAST), str(LAST)])
+    # Each row that was read is written, or counted with the reason why it is not.
+    bad = sum(record["bad"].get("log", {}).values())
+    assert record["read"]["log"] == bad + sum(record["dropped"].values()) + 60
+    assert record["dropped"]["outside_dates"] > 0
     assert write_scores(trained, tmp_path / "own.parquet", "test", RawFile(rows, "row")) == 60
     check_scores(pq.read_table(tmp_path / "own.parquet").to_pandas(), expected)
 
