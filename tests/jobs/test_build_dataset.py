@@ -139,7 +139,7 @@ def test_list_shows_versions_and_the_current_one(dataset, capsys):
     assert main(["versions", "list", str(dataset.base), "--log-format", "json"]) == 0
     entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(e["version_id"], e["is_current"], e["parent"], e["bytes"]) for e in entries] == [
-        ("v1", False, None, 10), ("v2", False, "v1", 10), ("v3", True, "v2", 10),
+        ("v1", False, None, 16), ("v2", False, "v1", 16), ("v3", True, "v2", 16),
     ]  # fmt: skip
 
 
