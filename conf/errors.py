@@ -149,6 +149,14 @@ class TrainingCancelledError(TrainingInterruptedError):
     exit_code = ExitCode.INTERRUPTED
 
 
+def was_interrupted(error: BaseException) -> bool:
+    """Whether an error is of Ctrl-C, or came up while one was dealt with."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, KeyboardInterrupt):
+        found = found.__cause__ or found.__context__
+    return found is not None
+
+
 def _rebuild(
     cls: type[SluiceError], what: str, received: object, allowed: object, fix: str | None
 ) -> SluiceError:

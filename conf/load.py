@@ -79,7 +79,7 @@ def read_yaml(kind: str, source: str, includers: tuple[str, ...] = ()) -> dict[s
             received=" > ".join((*includers, source)),
             allowed=f"at most {_MOST_INCLUDES} levels",
         )
-    data = _read_mapping(kind, source)
+    data = _read_mapping(kind, source, includers)
     included = data.pop(INCLUDE, None)
     names = [included] if isinstance(included, str) else included or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -104,15 +104,16 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _read_mapping(kind: str, source: str) -> dict[str, Any]:
+def _read_mapping(kind: str, source: str, includers: tuple[str, ...]) -> dict[str, Any]:
     if source in preset_names(kind):
         text = (resources.files("conf") / "presets" / kind / f"{source}.yaml").read_text("utf-8")
     elif Path(source).is_file():
         text = _read_text(Path(source))
     else:
         names = ", ".join(preset_names(kind))
+        by = f", which {includers[-1]} includes" if includers else ""
         raise ConfigError(
-            "no such config",
+            f"no such config{by}",
             received=source,
             allowed=f"a YAML file, or a preset: {names}" if names else "a YAML file",
             fix=did_you_mean(source, preset_names(kind)) if names else "correct the path",

@@ -6,8 +6,11 @@ import errno
 import importlib
 import logging
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -18,10 +21,12 @@ from conf.errors import (
     ExitCode,
     InternalError,
     SluiceError,
+    TrainingInterruptedError,
     did_you_mean,
     install_hint,
     read_code_version,
     render_event,
+    was_interrupted,
 )
 
 # Which extra brings a package that a subcommand may find missing.
@@ -135,7 +140,8 @@ def run_app(
     try:
         command = typer.main.get_command(app)
         command.context_settings.setdefault("help_option_names", ["-h", "--help"])
-        result = command.main(args=arguments, prog_name=prog_name, standalone_mode=False)
+        with _unwind_at_sigterm():
+            result = command.main(args=arguments, prog_name=prog_name, standalone_mode=False)
         if result == _INTERRUPTED:
             raise KeyboardInterrupt
         return int(result) if isinstance(result, int) else ExitCode.OK
@@ -163,6 +169,28 @@ def run_app(
             "unexpected failure; what was published before is untouched"
         )
         return ExitCode.FAILED
+
+
+@contextmanager
+def _unwind_at_sigterm() -> Iterator[None]:
+    """Lets SIGTERM end the block as Ctrl-C does: what it began is cleared up, its end is told.
+
+    Handlers of the process that calls, as Airflow's, stay; training and serving set their own.
+    """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except Exception as error:
+        # Java may have had the signal too: what clears up fails for want of it.
+        if was_interrupted(error) and not isinstance(error, TrainingInterruptedError):
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _import(module: str) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,6 +40,8 @@ from jobs.support.trained_run import (
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from training.evaluation.replay import Served
+
 app = typer.Typer(add_completion=False)
 
 TEST_SPLIT = "test"
@@ -62,6 +65,9 @@ def main(
         typer.Option(
             help="Ask this server: http://host:port/v1/models/MODEL, or MODEL/versions/N."
         ),
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="File of the token that --endpoint asks for.")
     ] = None,
     checkpoint: CheckpointOption = CheckpointChoice.BEST,
     overrides: Annotated[
@@ -87,10 +93,15 @@ def main(
             received=f"--dataset {dataset}",
             fix="leave --dataset out",
         )
+    if token_file is not None and endpoint is None:
+        raise ConfigError(
+            "--token-file goes with --endpoint", received=f"--token-file {token_file}"
+        )
     place: dict[str, Any] = {"split": split, "dataset": dataset, "checkpoint": checkpoint}
     served = endpoint if saved_model is None else find_place(saved_model)
     if served is not None:
-        metrics = evaluate_served(run, served, **place, overrides=overrides or ())
+        token = None if token_file is None else _read_token(token_file)
+        metrics = evaluate_served(run, served, **place, overrides=overrides or (), token=token)
     elif predictions is not None:
         metrics = evaluate_lists(run, predictions, split=split, overrides=overrides or ())
     else:
@@ -104,6 +115,12 @@ def main(
         if "replay" in metrics:
             print_replay(metrics["replay"])
     return 0
+
+
+def _read_token(file: Path) -> str:
+    from training.serving.access import read_token  # Needs what the server needs.
+
+    return read_token(file)
 
 
 def evaluate(
@@ -163,6 +180,7 @@ def evaluate_served(
     dataset: str | None = None,
     checkpoint: str = CheckpointChoice.BEST,
     overrides: Sequence[str] = (),
+    token: str | None = None,
 ) -> dict[str, Any]:
     """Evaluates a run through what serves it, and writes `metrics-served.json`.
 
@@ -173,6 +191,7 @@ def evaluate_served(
         dataset: A later version of the run's dataset to measure on; None: its own.
         checkpoint: `best` or `last`.
         overrides: `evaluation.key=value` each.
+        token: What the server at a URL asks for, or None.
 
     Returns:
         The content of the file.
@@ -186,9 +205,19 @@ def evaluate_served(
     from training.stored_runs import bring_back
 
     trained = restore_for_evaluation(run_dir, checkpoint, overrides, dataset, split)
-    from training.evaluation.replay import Endpoint, SavedModel, refuse_differences, replay_split
+    from training.evaluation.replay import (
+        Endpoint,
+        SavedModel,
+        post_json,
+        refuse_differences,
+        replay_split,
+    )
 
-    client = Endpoint(served) if isinstance(served, str) else SavedModel(bring_version(served))
+    client: Served = (
+        Endpoint(served, partial(post_json, token=token))
+        if isinstance(served, str)
+        else SavedModel(bring_version(served))
+    )
     found, difference = replay_split(trained, split, client)
     metrics = {**found, "checkpoint": str(checkpoint), "served": str(served)}
     write_json(trained.run_dir / "metrics-served.json", metrics)

@@ -73,8 +73,7 @@ def rollback_command(
 ) -> int:
     """Make an earlier version current again; refuses a damaged one."""
     setup_logging(log_format)
-    found = find_dataset(dataset)
-    before, after = find_current(found), roll_back(found, to)
+    before, after = roll_back(find_dataset(dataset), to)
     if log_format is LogFormat.JSON:
         print(json.dumps({"before": before, "current": after}))
     else:

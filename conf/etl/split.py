@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from conf.config_base import Strict
 from conf.dates import read_duration
@@ -15,6 +15,23 @@ def _check_duration(value: bool | str) -> bool | str:
     if isinstance(value, str):
         read_duration(value)
     return value
+
+
+def _check_moment(value: object) -> object:
+    try:
+        if isinstance(value, str):
+            return datetime.datetime.fromisoformat(value)
+    except ValueError:
+        pass
+    if isinstance(value, str | bool | float):
+        raise ValueError(
+            f"{value!r} is no time: write 2026-01-31, 2026-01-31T12:00:00, or a whole number in "
+            "the log's unit without quotes"
+        )
+    return value
+
+
+_Moment = Annotated[int | datetime.datetime | None, BeforeValidator(_check_moment)]
 
 
 class SplitConfig(Strict):
@@ -58,12 +75,12 @@ class SplitConfig(Strict):
     validation_fraction: float = Field(
         0.1, gt=0, lt=1, description="temporal, hash: share of the validation split."
     )
-    test_from_ts: int | datetime.datetime | None = Field(
+    test_from_ts: _Moment = Field(
         None,
         description="temporal: first time of the test split: a date or timestamp (UTC unless it "
         "says another zone), or a number in the log's unit.",
     )
-    validation_from_ts: int | datetime.datetime | None = Field(
+    validation_from_ts: _Moment = Field(
         None, description="temporal: first time of the validation split, likewise."
     )
     key: str | None = Field(

@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from conf.atomic_output import UNFINISHED_SUFFIX, sync_directory, write_text_atomic
-from conf.errors import UpstreamNotReadyError
+from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.manifest import MANIFEST_FILE, Manifest
-from conf.paths import DatasetPaths
+from conf.paths import CURRENT_FILE, DatasetPaths, ReadablePath, published_versions
 from etl.tfrecord.commit.local_commit import TEMPORARY_PREFIX
 from etl.versions.locks import OWNER_FILE, TRASH_PREFIX, describe_self, hold_claim, remove_directory
 
@@ -104,11 +104,32 @@ def _remove_unfinished(staging: Path) -> None:
 
 
 def read_current(paths: DatasetPaths) -> str | None:
-    """Id that `CURRENT` holds, or None where there is none."""
+    """Id that `CURRENT` holds, or None where there is none.
+
+    Raises:
+        InputDataError: It is empty.
+    """
     try:
-        return paths.current.read_text(encoding="utf-8").strip() or None
+        current = paths.current.read_text(encoding="utf-8", errors="replace").strip()
     except FileNotFoundError:
         return None
+    check_current(current, paths.base)
+    return current
+
+
+def check_current(current: str, dataset: ReadablePath) -> None:
+    """Refuses an empty `CURRENT`: taken for none, it would let the next build begin anew.
+
+    Raises:
+        InputDataError: It is empty.
+    """
+    if not current:
+        raise InputDataError(
+            f"{CURRENT_FILE} of the dataset is empty",
+            received=dataset / CURRENT_FILE,
+            allowed=", ".join(published_versions(dataset)) or "the id of a published version",
+            fix="name one by `sluice versions rollback --to`; without versions, remove the file",
+        )
 
 
 def make_current(paths: DatasetPaths, version_id: str) -> None:

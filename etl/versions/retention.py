@@ -53,6 +53,7 @@ def list_versions(dataset: Dataset) -> list[VersionInfo]:
 
     Raises:
         UpstreamNotReadyError: There is no such dataset.
+        InputDataError: `CURRENT` is empty.
     """
     ids, current = published_versions(dataset.base), find_current(dataset)
     if not ids:
@@ -62,7 +63,10 @@ def list_versions(dataset: Dataset) -> list[VersionInfo]:
             allowed="the directory of a dataset: <output.root>/<name>",
             fix="build one by `sluice build`, or correct the path",
         )
-    return [_describe(dataset, version_id, version_id == current) for version_id in ids]
+    versions = [_describe(dataset, version_id, version_id == current) for version_id in ids]
+    if current is not None and current not in ids:
+        versions.append(VersionInfo(current, True, damage="CURRENT names it, and it is not there"))
+    return versions
 
 
 def _describe(dataset: Dataset, version_id: str, is_current: bool) -> VersionInfo:

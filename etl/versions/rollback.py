@@ -8,7 +8,7 @@ from etl.versions.publish import make_current
 from etl.versions.stored import Dataset, StoredDataset, find_current
 
 
-def roll_back(dataset: Dataset, version_id: str | None = None) -> str:
+def roll_back(dataset: Dataset, version_id: str | None = None) -> tuple[str | None, str]:
     """Makes another published version current; readers see the old one or the new.
 
     Args:
@@ -17,14 +17,14 @@ def roll_back(dataset: Dataset, version_id: str | None = None) -> str:
             built.
 
     Returns:
-        The version that is current now.
+        The version that was current, None where `CURRENT` named none, and the one that is now.
 
     Raises:
         ConfigError: There is no such version, or none before the current one.
         InputDataError: The version is damaged; the current one stays.
         UpstreamNotReadyError: Another process is publishing and does not end, or was faster.
     """
-    ids, current = published_versions(dataset.base), find_current(dataset)
+    ids, current = published_versions(dataset.base), _find_current(dataset)
     if version_id is None:
         version_id = _find_previous(dataset, ids, current)
         if version_id is None:
@@ -43,12 +43,20 @@ def roll_back(dataset: Dataset, version_id: str | None = None) -> str:
         )
     read_manifest(dataset.version(version_id))  # refuses a damaged one
     if version_id == current:
-        return version_id
+        return current, version_id
     if isinstance(dataset, StoredDataset):
         dataset.make_current(version_id, before=current)
     else:
         make_current(dataset, version_id)
-    return version_id
+    return current, version_id
+
+
+def _find_current(dataset: Dataset) -> str | None:
+    """Id of the current version; None where an empty `CURRENT` names none, which this mends."""
+    try:
+        return find_current(dataset)
+    except InputDataError:
+        return None
 
 
 def _find_previous(dataset: Dataset, ids: list[str], current: str | None) -> str | None:

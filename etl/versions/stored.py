@@ -22,7 +22,7 @@ from conf.paths import (
 from etl.tfrecord.files.locations import StoredPath, is_remote, parse_storage
 from etl.tfrecord.files.working_copy import WorkingCopy
 from etl.versions.locks import FOREIGN_STALE_S
-from etl.versions.publish import read_current, refuse_overtaken
+from etl.versions.publish import check_current, read_current, refuse_overtaken
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,11 @@ class StoredDataset:
 
         Raises:
             ConfigError: There is no such bucket.
+            InputDataError: It is empty.
         """
         current = self.copy.read_pointer()
+        if current is not None:
+            check_current(current, self.base)
         if current is None and not self.base.has_bucket():
             raise no_such_bucket(self.base)
         return current
@@ -158,5 +161,6 @@ def find_current(dataset: Dataset) -> str | None:
 
     Raises:
         ConfigError: The store cannot be reached or refuses, or has no such bucket.
+        InputDataError: It is empty.
     """
     return dataset.read_current() if isinstance(dataset, StoredDataset) else read_current(dataset)

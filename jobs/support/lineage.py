@@ -25,6 +25,7 @@ from conf.errors import (
     TrainingInterruptedError,
     install_hint,
     read_code_version,
+    was_interrupted,
 )
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def emit_lineage(job: str, dates: DateRange | None = None) -> Iterator[LineageRu
     try:
         yield told
     except BaseException as error:
-        stopped = isinstance(error, TrainingInterruptedError | KeyboardInterrupt)
+        stopped = isinstance(error, TrainingInterruptedError) or was_interrupted(error)
         emitter.emit("ABORT" if stopped else "FAIL", told, error)
         raise
     emitter.emit("COMPLETE", told)

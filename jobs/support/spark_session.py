@@ -189,9 +189,10 @@ def build_session(config: SparkConfig, app_name: str, *, is_short: bool = False)
     builder = SparkSession.builder.appName(app_name)
     for key, value in _settings(config, submitted, is_short).items():
         builder = builder.config(key, value)
-    # PySpark logs each failed query's context beside raising it.
-    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+    # PySpark logs each failed query's context beside raising it, Py4J a trace beside each error.
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger", "py4j"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(_is_no_interrupt)
     try:
         session = builder.getOrCreate()
     except PySparkRuntimeError as error:
@@ -208,6 +209,12 @@ def build_session(config: SparkConfig, app_name: str, *, is_short: bool = False)
     set_fast_plans(session, session.sparkContext.getConf())
     register_tfrecord(session)
     return session
+
+
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    """Whether a record is to be shown: Py4J logs a trace at Ctrl-C, by the root logger."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, KeyboardInterrupt)
 
 
 def check_executors(session: SparkSession) -> None:

@@ -1,9 +1,10 @@
-"""Whole builds: through spark-submit, and on a disk that fills."""
+"""Whole builds: through spark-submit, on a disk that fills, and ended by SIGTERM."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from etl.versions.run_fingerprint import RunRequest
 from jobs.cli import main
 from jobs.support.spark_session import ensure_java
 from tests.etl.logs import build_config, write_logs
+from tests.lineage import file_transport, read_events
 from tests.machine import fill, mount_small_disk
 
 SUBMIT_MARK = pytest.mark.slow
@@ -102,3 +104,33 @@ def test_full_disk_during_a_build_keeps_the_last_version(spark, small_disk, tmp_
     assert main(["inspect", str(root / "small"), "--verify"]) == 0
     again = build_dataset(spark, config, request=RunRequest(force=True))
     assert again.version != version
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("stage", ["read sources", "join and split events", "write records"])
+def test_sigterm_to_a_build_and_its_java_is_told_in_a_line(tmp_path, stage):
+    """Schedulers send it to all processes of a task."""
+    config = build_config(write_logs(tmp_path / "logs"), tmp_path / "datasets")
+    file, events = tmp_path / "build.yaml", tmp_path / "events.jsonl"
+    file.write_text(json.dumps(config.resolved()))
+    build = subprocess.Popen(
+        [sys.executable, "-m", "jobs.cli", "build", str(file)],
+        env={**os.environ, **file_transport(events)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert build.stderr is not None
+    lines = iter(build.stderr.readline, "")
+    assert any(line.rstrip().endswith(f" {stage} …") for line in lines)
+    os.killpg(build.pid, signal.SIGTERM)
+    rest = build.stderr.read()
+    assert build.wait(60) == 1
+    assert "error: interrupted; what was published before is untouched" in rest
+    assert "Traceback" not in rest
+    assert [event["eventType"] for event in read_events(events)] == ["START", "ABORT"]
+    assert main(["versions", "list", str(tmp_path / "datasets" / "small")]) == 4
+    again = sluice("build", str(file))
+    assert again.returncode == 0, again.stderr[-2000:]
+    assert sorted(os.listdir(tmp_path / "datasets" / "small")) == [".lock", "CURRENT", "versions"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -78,6 +79,23 @@ def test_errors_end_in_their_exit_code_without_a_trace(capsys, raised, code):
     err = capsys.readouterr().err
     assert err
     assert "Traceback" not in err
+
+
+def test_sigterm_lets_a_command_clear_up_as_ctrl_c_does(capsys):
+    app, told = typer.Typer(), []
+
+    @app.command()
+    def work() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        finally:
+            told.append("cleared up")
+
+    assert run_app(app, []) == 1
+    assert "interrupted; what was published before is untouched" in capsys.readouterr().err
+    assert told == ["cleared up"]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.parametrize("given", [["--log-format", "json"], ["--log-format=json"]])

@@ -80,12 +80,12 @@ class Endpoint:
 
     Args:
         url: That of the model: `http://host:port/v1/models/MODEL`, with a version or without.
-        post: Sends a request; None: over HTTP.
+        post: Sends a request; None: over HTTP, without a token.
         rows: Rows of a request, at most.
     """
 
     def __init__(self, url: str, post: PostJson | None = None, rows: int = 512) -> None:
-        self._url, self._post, self._rows = url.rstrip("/"), post or _post_json, rows
+        self._url, self._post, self._rows = url.rstrip("/"), post or post_json, rows
 
     def call(self, signature: str, inputs: Arrays) -> Arrays:
         """Returns the outputs of a signature.
@@ -136,13 +136,28 @@ def _encode_bytes(value: Any) -> Any:
         return {"b64": base64.b64encode(value).decode()}
 
 
-def _post_json(url: str, body: dict[str, Any]) -> tuple[int, Any]:
+def post_json(url: str, body: dict[str, Any], token: str | None = None) -> tuple[int, Any]:
+    """Sends JSON over HTTP.
+
+    Args:
+        url: Where to.
+        body: What is sent; NaN stands for missing numbers.
+        token: What the server asks for as `Authorization: Bearer …`, or None.
+
+    Returns:
+        The status, and the JSON of the answer.
+
+    Raises:
+        UpstreamNotReadyError: Nothing answers, or no JSON.
+    """
     import requests
 
     try:
-        # As text: requests refuses NaN, which stands for missing numbers.
-        header = {"Content-Type": "application/json"}
-        answer = requests.post(url, data=json.dumps(body), headers=header, timeout=120)
+        # As text: requests refuses NaN.
+        headers = {"Content-Type": "application/json"}
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        answer = requests.post(url, data=json.dumps(body), headers=headers, timeout=120)
         return answer.status_code, answer.json()
     except (requests.RequestException, ValueError) as error:
         raise UpstreamNotReadyError("the endpoint does not answer", received=error) from error

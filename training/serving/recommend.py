@@ -221,6 +221,12 @@ class Recommender:
                 )
         for name in self._list("ranking"):
             self.check_version(store.get(name))
+        for kind, is_open in (
+            ("retrieval", config.retrieval is None),
+            ("ranking", config.ranker is None and config.is_ranked),
+        ):
+            if is_open and len(names := self._list(kind)) > 1:
+                _log.warning("/v1/recommend refuses requests: %s", _ask_for_one(kind, names))
         if not any(self._can_recommend(name) for name in store.names):
             _log.info("/v1/recommend has no lists: %s", self._explain_none())
 
@@ -259,10 +265,7 @@ class Recommender:
     def _choose(self, kind: str, name: str | None) -> ServedVersion | None:
         names = [name] if name is not None else self._list(kind)
         if len(names) > 1:
-            raise RequestError(
-                f"several {kind} models answer: {', '.join(names)}; "
-                f"start the server with --{'retrieval' if kind == 'retrieval' else 'ranker'}"
-            )
+            raise RequestError(_ask_for_one(kind, names))
         return self._store.get(names[0]) if names else None
 
     def _choose_models(self) -> tuple[ServedVersion | None, ServedVersion | None]:
@@ -436,6 +439,13 @@ class Recommender:
 
 def _read_items(known: Known, name: str, order: np.ndarray, spec: Any) -> np.ndarray:
     return build_array(name, [[known.keys[n] for n in order]], spec)
+
+
+def _ask_for_one(kind: str, names: Sequence[str]) -> str:
+    return (
+        f"several {kind} models answer: {', '.join(names)}; "
+        f"start the server with --{'retrieval' if kind == 'retrieval' else 'ranker'}"
+    )
 
 
 def explain_no_ranking(ranker: ServedVersion, retrieval: ServedVersion | None) -> str | None:

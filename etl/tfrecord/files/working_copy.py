@@ -154,7 +154,7 @@ class WorkingCopy:
         """The entry that `CURRENT` names in the store; None where there is none."""
         with self.reaching():
             text = self.remote.read(CURRENT_FILE)
-        return None if text is None else text.decode("utf-8", "replace").strip() or None
+        return None if text is None else text.decode("utf-8", "replace").strip()
 
     def move_pointer(self, entry: str, expected: Callable[[str | None], bool]) -> bool:
         """Lets `CURRENT` name another entry, by a put with a condition.

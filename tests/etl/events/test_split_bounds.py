@@ -84,7 +84,10 @@ def test_durations_count_back_from_the_end_of_the_days():
             {"test": "1 day", "validation": False, "strategy": "hash"},
             "go with `strategy: temporal`",
         ),
-        ({"test_from_ts": "in March"}, "test_from_ts"),
+        ({"test_from_ts": "in March"}, "'in March' is no time: write 2026-01-31"),
+        ({"validation_from_ts": "07.01.2026"}, "'07.01.2026' is no time"),
+        ({"test_from_ts": True}, "True is no time"),
+        ({"test_from_ts": 1.5}, "1.5 is no time"),
     ],
 )
 def test_what_is_no_bound_or_says_it_twice_is_refused(split, text):

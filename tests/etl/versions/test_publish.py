@@ -199,7 +199,7 @@ def test_previous_is_what_was_current_before_whatever_lies_between(tmp_path):
         publish(paths, name)
     make_current(paths, "v1")
     publish(paths, "v3")  # its parent is v1, for v2 had been rolled back
-    assert roll_back(paths) == "v1"
+    assert roll_back(paths)[1] == "v1"
     assert resolve_version(paths.base).name == "v1"
     with pytest.raises(ConfigError, match="before the current one"):
         roll_back(paths)
@@ -221,7 +221,7 @@ def test_a_damaged_current_version_is_left_by_rolling_back(tmp_path):
     paths = DatasetPaths(tmp_path, "d")
     publish(paths, "v1")
     (publish(paths, "v2") / "manifest.json").write_text("{")
-    assert roll_back(paths) == "v1"
+    assert roll_back(paths)[1] == "v1"
 
 
 class Killed(BaseException):
@@ -322,3 +322,15 @@ def test_a_task_that_still_writes_cannot_bring_a_swept_build_back(tmp_path):
         task = WriteTask(attempt, "train/part-0", WriteOptions(str(staging)))
         task.write_all(iter([pa.record_batch({"u": [1]})]))
     assert os.listdir(paths.versions) == []
+
+
+def test_an_empty_pointer_is_damage_and_no_dataset_without_versions(tmp_path):
+    """Taken for none, it would let a build begin anew: vocabularies would be numbered afresh."""
+    paths = DatasetPaths(tmp_path, "d")
+    publish(paths, "v1")
+    paths.current.write_text("\n")
+    for act in (read_current, list_versions, lambda at: publish(at, "v2")):
+        with pytest.raises(InputDataError, match=r"of the dataset is empty(.|\n)*v1"):
+            act(paths)
+    assert roll_back(paths, "v1") == (None, "v1")
+    assert read_current(paths) == "v1"

@@ -145,3 +145,12 @@ def test_a_wrong_path_is_refused_and_left_alone(tmp_path):
     with pytest.raises(UpstreamNotReadyError, match="no published dataset version"):
         collect_garbage(DatasetPaths(tmp_path, "nothing"), 1, None)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_list_names_a_current_version_that_is_not_there(tmp_path):
+    paths = DatasetPaths(tmp_path, "d")
+    publish(paths, "v1")
+    make_current(paths, "v2")
+    here, gone = list_versions(paths)
+    assert (here.is_current, gone.version_id, gone.is_current) == (False, "v2", True)
+    assert gone.damage == "CURRENT names it, and it is not there"

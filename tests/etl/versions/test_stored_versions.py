@@ -209,7 +209,7 @@ def test_what_became_current_elsewhere_stays_so(store: FakeStore, machine: Machi
     build("v1")
     build("v2")
     machine("second")
-    assert roll_back(dataset()) == "v1"
+    assert roll_back(dataset())[1] == "v1"
     machine("first")
     assert read_current(build_nothing()) == "v1"
     assert dataset().read_current() == "v1"
@@ -229,6 +229,9 @@ def test_the_copy_forgets_what_went_there(store: FakeStore, machine: Machine) ->
 
 
 def test_a_pointer_that_leaves_the_copy_is_refused(store: FakeStore, machine: Machine) -> None:
+    dataset().copy.remote.put("CURRENT", b"\n")
+    with pytest.raises(InputDataError, match="CURRENT of the dataset is empty"):
+        dataset().read_current()
     dataset().copy.remote.put("CURRENT", b"../../elsewhere\n")
     with pytest.raises(InputDataError, match="names no version"):
         build("v1")
@@ -446,7 +449,7 @@ def test_real_servers_keep_versions(
     assert read_manifest(place.version(second.dataset_version)) == second
     with pytest.raises(UpstreamNotReadyError), hold_dataset(place) as paths:  # noqa: PT012
         publish(paths, "slower")
-        assert roll_back(place) == first
+        assert roll_back(place)[1] == first
     assert [v.version_id for v in list_versions(place)] == [first, second.dataset_version]
     assert capsys.readouterr().err == ""
     assert main(["versions", "gc", f"{root}/ours", "--keep", "1", "--older-than", "0"]) == 0

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.evaluation.replay import Endpoint
+from training.evaluation.replay import Endpoint, post_json
 from training.serving.tensors import parse_predict
 
 SPECS = {"vector": tf.TensorSpec([None], tf.string), "names": tf.TensorSpec([None, 2], tf.string)}
@@ -49,3 +52,28 @@ def test_what_is_no_text_goes_as_tensorflow_serving_asks():
     )
     [body] = asked
     assert body["inputs"] == {"vector": [{"b64": "mpmZmZmZuT8="}], "title": ["é"]}
+
+
+def test_a_token_goes_with_each_request():
+    seen: list[str | None] = []
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            seen.append(self.headers["Authorization"])
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"outputs": [0.5]}')
+
+        def log_message(self, *_: Any) -> None:
+            """Says nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/v1/models/m"
+        for token in (None, "t" * 16):
+            post = partial(post_json, token=token)
+            answer = Endpoint(url, post).call("serving_default", {"a": np.zeros(1)})
+            assert answer[""].tolist() == [0.5]
+        server.shutdown()
+    assert seen == [None, "Bearer " + "t" * 16]

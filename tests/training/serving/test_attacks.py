@@ -10,8 +10,10 @@ import shutil
 import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -30,7 +32,7 @@ from training.serving.access import ERROR_BYTES, Access
 from training.serving.app import Server, ServerConfig, build_app
 from training.serving.batching import Batcher
 from training.serving.errors import RequestError
-from training.serving.limits import CallLimits, RequestLimits, SignatureCost
+from training.serving.limits import CallLimits, ConnectionLimits, RequestLimits, SignatureCost
 from training.serving.prediction_service import run_service
 
 PREDICT, RECOMMEND = "/v1/models/scores:predict", "/v1/recommend"
@@ -219,6 +221,34 @@ def test_a_few_bytes_by_grpc_cannot_stand_for_many(server) -> None:
             good = build_call({**rows, "items": [[107, 101]]}, "score_items")
             answer = await stub.Predict(good, metadata=allowed)
             assert tf.make_ndarray(answer.outputs["click"]).shape == (1, 2)
+
+    asyncio.run(ask())
+
+
+def test_grpc_closes_connections_beyond_the_limit_and_takes_new_ones_later(server) -> None:
+    few = replace(server.limits, connections=ConnectionLimits(count=2))
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+
+    async def connect(port: int) -> tuple[asyncio.StreamWriter, bytes]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(preface)
+        try:
+            return writer, await asyncio.wait_for(reader.read(9), 10)
+        except ConnectionError:
+            return writer, b""
+
+    async def ask() -> None:
+        service = run_service(cast(Any, SimpleNamespace(limits=few)), "127.0.0.1:0")
+        async with service as port:
+            opened = [await connect(port) for _ in range(4)]
+            assert [bool(answer) for _, answer in opened] == [True, True, False, False]
+            for writer, _ in opened:
+                writer.close()
+            for _ in range(100):
+                if (await connect(port))[1]:
+                    return
+                await asyncio.sleep(0.05)
+        raise AssertionError("no connection is taken again")
 
     asyncio.run(ask())
 
