@@ -111,10 +111,9 @@ def _read_mapping(kind: str, source: str, includers: tuple[str, ...]) -> dict[st
         text = _read_text(Path(source))
     else:
         names = ", ".join(preset_names(kind))
-        by = f", which {includers[-1]} includes" if includers else ""
         raise ConfigError(
-            f"no such config{by}",
-            received=source,
+            "no such config",
+            received=f"{source}, which {includers[-1]} includes" if includers else source,
             allowed=f"a YAML file, or a preset: {names}" if names else "a YAML file",
             fix=did_you_mean(source, preset_names(kind)) if names else "correct the path",
         )

@@ -80,7 +80,7 @@ def test_a_file_starts_from_those_that_it_includes(tmp_path):
     [
         ("include: mine.yaml", "include each other in a circle"),
         ("include: other.yaml", "include each other in a circle"),
-        ("include: gone.yaml", "no such config, which .*mine.yaml includes"),
+        ("include: gone.yaml", r"no such config(.|\n)*gone.yaml, which .*mine.yaml includes"),
         ("include: {a: 1}", "must be a file or a list of files"),
         ("include: [1]", "must be a file or a list of files"),
     ],
