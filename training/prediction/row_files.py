@@ -90,7 +90,7 @@ class RowWriter:
             return
         ids, *others = columns.values()
         texts = [render_ids(ids), *(self._render(values) for values in others)]
-        names = [json.dumps(name) for name in columns]
+        names = [json.dumps(name, ensure_ascii=False) for name in columns]
         for row in zip(*texts, strict=True):
             pairs = zip(names, row, strict=True)
             line = ", ".join(f"{name}: {text}" for name, text in pairs)
@@ -127,7 +127,7 @@ def _decode(values: pa.Array) -> pa.Array:
 def render_id(value: object) -> str:
     """Returns an id as JSON: bytes as text, and what JSON does not know, such as times, too."""
     plain = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-    return json.dumps(plain, default=str)
+    return json.dumps(plain, default=str, ensure_ascii=False)
 
 
 def render_ids(ids: pa.Array) -> NDArray[np.object_]:

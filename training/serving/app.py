@@ -114,14 +114,16 @@ class Server:
         self.recommender = Recommender(self.store, self.batcher, self.builder, config.recommend)
         self.store.check = self.recommender.check_version
 
-    def parse(self, body: bytes) -> dict[str, Any]:
-        """Reads the JSON object of a body.
+    async def parse(self, body: bytes) -> dict[str, Any]:
+        """Reads the JSON object of a body; a long one beside the event loop.
+
+        Args:
+            body: UTF-8.
 
         Raises:
             RequestError: It is none, or holds more than a request may.
         """
-        check_json(body, self.limits.request.values)
-        return parse_json(body)
+        return await self.builder.run(len(body), _parse, body, self.limits.request.values)
 
     async def predict(self, version: ServedVersion, data: dict[str, Any], size: int) -> bytes:
         """Answers `:predict`.
@@ -177,6 +179,11 @@ class Server:
         self.store.stop()
         self.batcher.close()
         self.builder.close()
+
+
+def _parse(body: bytes, values: int) -> dict[str, Any]:
+    check_json(body, values)
+    return parse_json(body)
 
 
 def _count_bytes(outputs: Arrays) -> int:
@@ -383,7 +390,7 @@ async def _read_request(request: Request, server: Server) -> tuple[dict[str, Any
                     server.bodies.take(size - held)
                     held = size
                 chunks.append(chunk)
-        return server.parse(b"".join(chunks)), size
+        return await server.parse(b"".join(chunks)), size
     except TimeoutError as error:
         raise RequestError(
             f"Request body did not arrive within {limits.seconds:g} s", TIMED_OUT

@@ -28,7 +28,7 @@ class Connection(HttpToolsProtocol):
         """Takes a connection, or answers 503 where there are enough."""
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
-        self._has_begun = False
+        self._has_begun = self._is_lingering = False
         self._head_bytes: int | None = None
         if len(self.connections) < self.limits.count:
             super().connection_made(transport)
@@ -41,9 +41,7 @@ class Connection(HttpToolsProtocol):
         self.refused.add(self)
         message = f"the server is full: it has {self.limits.count} connections; try again later"
         transport.write(_build_answer(503, "Service Unavailable", message))
-        if transport.can_write_eof():
-            transport.write_eof()
-        self.loop.call_later(LINGER_SECONDS, transport.abort)
+        self._linger()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forgets a connection."""
@@ -56,10 +54,8 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Reads what has come; a head that has begun must be whole in time, and not be long."""
-        if (
-            self.flow is None or self.transport.is_closing()
-        ):  # What a refused one sends is not read.
-            return
+        if self._is_lingering or self.transport.is_closing():
+            return  # What a refused one sends is not read.
         if self._is_waiting and not self._has_begun:
             self._has_begun = True
             self._await_head(self.limits.head_seconds)
@@ -114,7 +110,19 @@ class Connection(HttpToolsProtocol):
         if not self._is_waiting:
             self._stop(self._timer)
         elif self.cycle.more_body:
-            self.transport.close()
+            self._stop(self._timer)
+            self.flow.resume_reading()
+            self._linger()
+
+    def _linger(self) -> None:
+        """Ends a connection whose client may still be sending.
+
+        A connection that is closed while bytes are unread is reset, and the answer with it.
+        """
+        self._is_lingering = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(LINGER_SECONDS, self.transport.abort)
 
     def pause_writing(self) -> None:
         """Gives a client that does not read some time."""

@@ -213,12 +213,17 @@ async def _keep_busy(
                 break
             start = time.perf_counter()
             writer.write(message)
-            head = await reader.readuntil(b"\r\n\r\n")
-            found = _LENGTH.search(head)
-            await reader.readexactly(int(found[1]) if found else 0)
+            try:
+                head = await reader.readuntil(b"\r\n\r\n")
+                found = _LENGTH.search(head)
+                await reader.readexactly(int(found[1]) if found else 0)
+                code = head[9:12].decode()
+            except (ConnectionError, asyncio.IncompleteReadError):
+                head, code = b"", "lost"
             times.append(time.perf_counter() - start)
-            codes[head[9:12].decode()] += 1
-            if b"connection: close" in head.lower():
+            codes[code] += 1
+            # After 413 the server reads nothing more.
+            if code in ("lost", "413") or b"connection: close" in head.lower():
                 writer.close()
                 reader, writer = await asyncio.open_connection("127.0.0.1", job["port"])
         writer.close()

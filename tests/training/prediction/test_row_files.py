@@ -98,3 +98,8 @@ def test_a_name_that_says_no_format_is_refused_with_those_that_do(name):
 
 def test_batch_scoring_has_the_same_formats():
     assert {f".{one}" for one in RowFormat} == set(ROW_FORMATS)
+
+
+def test_text_stands_in_json_as_people_write_it(tmp_path):
+    file = write(tmp_path / "lists.jsonl")
+    assert '"\u65e5\u672c"' in file.read_text(encoding="utf-8")

@@ -191,3 +191,10 @@ def test_a_long_head_is_refused_before_it_ends(port) -> None:
     found = connect(port, b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 5000)
     status, said = read_error(found)
     assert (status, "its head is too long" in said) == (b"400", True)
+
+
+def test_a_client_that_sends_more_than_is_read_gets_its_answer(port):
+    size = 8 << 20  # More than the buffers of both sides hold.
+    head = b"POST /refused HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % size
+    with connect(port, head, bytes(size)) as found:  # A reset would end the sending.
+        assert read_all(found).endswith(b"/refused")
