@@ -17,9 +17,11 @@ from tests.docs_site import (
     messages,
     preset_pages,
 )
+from tests.docs_site.blocks import TRANSLATED
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TRANSLATIONS = sorted([*ROOT.glob("*.zh.md"), *(ROOT / "docs").rglob("*.zh.md")])
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 SOURCE = re.compile(r"`((?:etl|training|jobs|conf|tests|docs)/[\w/.-]*[\w/])`")
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 MODULE = re.compile(r"python -m ((?:etl|training|jobs|tests)(?:\.[a-z_]+)+)(?![.\w])")
@@ -115,6 +117,37 @@ def test_figures_of_the_readme_stand_where_they_come_from():
         for number in re.findall(r"[0-9][0-9.,]*[0-9]|[0-9]", figure):
             assert number in source, f"{what}: {number} is neither in performance.md nor a preset"
         assert "`" in command
+
+
+def _read_code(page: Path) -> tuple[list[str], list[tuple[list[str], list[str]]]]:
+    """The code blocks of a page, and what stands in its tables that no translation changes."""
+    text = page.read_text(encoding="utf-8")
+    fenced = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+    rows = [line for line in fenced.sub("", text).splitlines() if line.startswith("|")]
+    inline = [re.findall(r"`[^`]+`", row) for row in rows]
+    numbers = [re.findall(r"[0-9][0-9.,]*[0-9]|[0-9]", re.sub(r"`[^`]+`", "", row)) for row in rows]
+    return fenced.findall(text), [
+        (sorted(a), sorted(b)) for a, b in zip(inline, numbers, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("page", TRANSLATIONS, ids=lambda page: page.name)
+def test_a_translated_page_has_the_code_and_the_figures_of_the_english_one(page):
+    english = page.with_name(page.name.replace(TRANSLATED, ".md"))
+    blocks_there, rows_there = _read_code(english)
+    blocks_here, rows_here = _read_code(page)
+    assert blocks_here == blocks_there, f"copy the code blocks of {english.name}"
+    assert rows_here == rows_there, f"the tables differ from those of {english.name}"
+
+
+def test_translated_pages_are_found():
+    names = [page.relative_to(ROOT).as_posix() for page in TRANSLATIONS]
+    assert names == ["README.zh.md", "docs/quickstart.zh.md"]
+    nav = (ROOT / "docs" / ".nav.yml").read_text(encoding="utf-8")
+    for page in TRANSLATIONS:
+        english = page.with_name(page.name.replace(TRANSLATED, ".md"))
+        assert f"({page.name})" in english.read_text(encoding="utf-8")
+        assert page.parent == ROOT or page.relative_to(ROOT / "docs").as_posix() in nav
 
 
 @pytest.mark.slow

@@ -70,11 +70,15 @@ class Block:
         return f"{self.page}:{self.line}"
 
 
+TRANSLATED = ".zh.md"
+
+
 def list_pages() -> list[Path]:
-    """Returns the pages that people write."""
+    """Returns the pages that people write; translated ones have the blocks of the English ones."""
     docs = ROOT / "docs"
     made = [docs / folder for folder in KEPT_FOLDERS]
     pages = [page for page in docs.rglob("*.md") if not set(made) & set(page.parents)]
+    pages = [page for page in pages if not page.name.endswith(TRANSLATED)]
     return [ROOT / "README.md", *sorted(pages)]
 
 
