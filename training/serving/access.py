@@ -41,13 +41,16 @@ DOCS_PATHS = ("/docs", "/redoc", "/docs/oauth2-redirect")
 ERROR_BYTES = 500
 """Longest body of an error."""
 TOKEN_CHARACTERS = (16, 4096)
-_HEADERS = (
+SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 )
+"""What each answer tells browsers."""
+POLICY = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+"""What a browser may load and run of an answer."""
 
 
 @dataclass(frozen=True)
@@ -133,10 +136,9 @@ class Guard:
 
     def __init__(self, app: Application, access: Access, head_bytes: int, page: str) -> None:
         self._app, self._access, self._head_bytes = app, access, head_bytes
-        policy = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
-        self._headers = [*_HEADERS, (b"content-security-policy", policy.encode())]
-        of_page = f"{policy}; connect-src 'self'; img-src 'self' data:; {_allow_inline(page)}"
-        self._page_headers = [*_HEADERS, (b"content-security-policy", of_page.encode())]
+        self._headers = [*SECURITY_HEADERS, (b"content-security-policy", POLICY.encode())]
+        of_page = f"{POLICY}; connect-src 'self'; img-src 'self' data:; {_allow_inline(page)}"
+        self._page_headers = [*SECURITY_HEADERS, (b"content-security-policy", of_page.encode())]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request."""
@@ -146,7 +148,7 @@ class Guard:
         path = scope["path"]
         headers = self._page_headers if path == "/" else self._headers
         if self._access.docs and path in DOCS_PATHS:
-            headers = list(_HEADERS)  # They load scripts from elsewhere.
+            headers = list(SECURITY_HEADERS)  # They load scripts from elsewhere.
 
         async def send_with_headers(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
@@ -181,6 +183,8 @@ class Guard:
             raise RequestError("Malformed request: it has several headers Host")
         found = {name: value.decode("latin-1") for name, value in scope["headers"]}
         host = found.get(b"host")
+        if host is None and scope["http_version"] == "1.1":
+            raise RequestError("Malformed request: it has no header Host, which HTTP/1.1 needs")
         if host is not None and not self._access.allows_host(host):
             raise RequestError(
                 f"this server is not asked by the name {cut(host, 100)}; allowed: "

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 import uvicorn
@@ -22,13 +24,31 @@ LIMITS = ConnectionLimits(
 )
 GET = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n"
 LONG = 64 << 20
+CHUNKED = b"POST /x HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+NOSNIFF = b"x-content-type-options: nosniff"
 
 
 async def answer(scope, receive, send) -> None:
-    """Answers with the path; `/long` with more than buffers hold."""
+    """Answers with the path; `/long` with more than buffers hold, `/slow` after a while.
+
+    `/read` and `/headers` read the body first, and answer with it or with the names of headers.
+    """
     if scope["type"] != "http":
         return
-    body = bytes(LONG) if scope["path"] == "/long" else scope["path"].encode()
+    path, body = scope["path"], scope["path"].encode()
+    if path == "/long":
+        body = bytes(LONG)
+    if path == "/slow":
+        await asyncio.sleep(0.3)
+    if path in ("/read", "/headers"):
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body, more = body + message["body"], message["more_body"]
+    if path == "/headers":
+        body = b",".join(name for name, _ in scope["headers"])
     size = [(b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": size})
     await send({"type": "http.response.body", "body": body})
@@ -117,8 +137,13 @@ def test_a_full_server_says_so_and_takes_the_next_when_one_has_left(port) -> Non
     kept = [connect(port, GET % b"first") for _ in range(LIMITS.count)]
     for found in kept:
         assert found.recv(12) == b"HTTP/1.1 200"
-    status, said = read_error(connect(port))
-    assert (status, "it has 3 connections" in said) == (b"503", True)
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        status, said = read_error(connect(port))
+        seconds.append(time.perf_counter() - start)
+        assert (status, "it has 3 connections" in said) == (b"503", True)
+    assert min(seconds) < 0.1  # The others may have waited for this machine.
     # What it is sent is not read, and does not keep it.
     assert read_error(connect(port, GET % b"more"))[0] == b"503"
     kept.pop().close()
@@ -198,3 +223,107 @@ def test_a_client_that_sends_more_than_is_read_gets_its_answer(port):
     head = b"POST /refused HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % size
     with connect(port, head, bytes(size)) as found:  # A reset would end the sending.
         assert read_all(found).endswith(b"/refused")
+
+
+@pytest.mark.parametrize("line", [b"y" * 1000, b"a:b\r\n" * 200, b"X: " + b"z" * 997])
+def test_what_follows_the_last_chunk_is_limited(port, line) -> None:
+    head = CHUNKED.replace(b"/x", b"/read")
+    with connect(port, head, b"2\r\nab\r\n0\r\nX: ") as found:
+        try:
+            for _ in range(200):
+                found.sendall(line)
+                time.sleep(0.001)
+        except ConnectionError:
+            pass
+        status, said = read_error(found)
+    assert (status, "is too long" in said) == (b"400", True)
+
+
+def test_chunks_that_come_in_small_parts_are_read(port) -> None:
+    with connect(port, CHUNKED.replace(b"/x", b"/read")) as found:
+        for _ in range(900):  # What is not body is longer than a head may be.
+            found.sendall(b"1;name=value\r\n")
+            found.sendall(b"a\r\n")
+        found.sendall(b"0\r\nX: y\r\n\r\n")
+        assert read_all(found).endswith(b"\r\n\r\n" + b"a" * 900)
+
+
+def test_what_follows_the_last_chunk_is_no_header(port) -> None:
+    head = CHUNKED.replace(b"/x", b"/headers")
+    text = read_all(connect(port, head + b"0\r\nHost: evil.example\r\nX: y\r\n\r\n"))
+    assert text.endswith(b"\r\n\r\nhost,transfer-encoding")
+
+
+def test_many_requests_in_one_write_are_answered(port) -> None:
+    request = GET % b"one"
+    assert 500 * len(request) > 4 * LIMITS.head_bytes
+    with connect(port, request * 500 + request[:20]) as found:
+        found.sendall(request[20:])
+        text = read_all(found)
+    assert text.count(b"HTTP/1.1 200") == 501
+    assert b"HTTP/1.1 400" not in text
+
+
+def test_requests_that_wait_are_few_and_the_rest_is_not_read(running, port) -> None:
+    _, server = running
+    found = connect(port, GET % b"slow")
+    found.settimeout(0.2)
+    sent = 0
+    with suppress(TimeoutError):
+        while sent < LONG:
+            sent += found.send((GET % b"slow") * 5000)
+    assert sent < LONG
+    [connection] = server.server_state.connections
+    assert len(connection.pipeline) < 200
+    most = 0
+    for _ in range(20):  # Each answer makes room for another request, not for another read.
+        time.sleep(0.1)
+        most = max(most, len(connection.pipeline))
+    assert most < 200
+    found.close()
+
+
+def test_a_client_that_asks_for_the_end_gets_its_answer_while_it_sends(port) -> None:
+    size = 8 << 20
+    for head in (
+        b"POST /refused HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d"
+        b"\r\n\r\n",
+        b"POST /refused HTTP/1.0\r\nContent-Length: %d\r\n\r\n",
+    ):
+        with connect(port, head % size, bytes(size)) as found:
+            text = read_all(found)
+        assert text.endswith(b"/refused")
+        assert b"connection: close" in text
+
+
+def test_a_long_answer_is_whole_though_the_body_was_not_read(port, monkeypatch) -> None:
+    monkeypatch.setattr("training.serving.connections.LINGER_SECONDS", 0.02)
+    head = b"POST /long HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000000\r\n\r\nabc"
+    with connect(port, head) as found:
+        size = 0
+        for _ in range(8):  # Longer than a connection stays whose answer is read.
+            time.sleep(0.025)
+            size += len(found.recv(4 << 20, socket.MSG_WAITALL))
+        size += len(read_all(found))
+    assert size > LONG
+
+
+def test_an_answer_that_nobody_reads_ends_though_the_body_was_not_read(running, port) -> None:
+    _, server = running
+    head = b"POST /long HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000000\r\n\r\nabc"
+    with connect(port, head):
+        wait_for(lambda: bool(server.server_state.connections))
+        wait_for(lambda: not server.server_state.connections)
+
+
+def test_refusals_of_connections_tell_browsers_what_they_may_not_do(port) -> None:
+    for sent in (b"no HTTP\r\n\r\n", b"GET / HTTP/1.1\r\nHost"):
+        text = read_all(connect(port, sent)).lower()
+        assert NOSNIFF in text
+        assert b"content-security-policy: default-src 'none'" in text
+        assert b"cache-control: no-store" in text
+
+
+def test_only_http_1_0_needs_no_host(port) -> None:
+    assert connect(port, b"GET / HTTP/1.1\r\n\r\n").recv(12) == b"HTTP/1.1 400"
+    assert connect(port, b"GET / HTTP/1.0\r\n\r\n").recv(12) == b"HTTP/1.1 200"
