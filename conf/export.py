@@ -30,6 +30,7 @@ from conf.paths import (
     require_bucket,
 )
 from conf.run import read_json
+from conf.schema import fingerprint
 
 EXPORT_FILE = "export.json"
 EXPORT_FORMAT_VERSION = 2
@@ -169,6 +170,27 @@ def read_card(version: ReadablePath) -> dict[str, Any]:
         InputDataError: It is damaged.
     """
     return read_json(version / EXPORT_FILE)
+
+
+def seal_card(card: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what `export.json` says with the fingerprint of all of it."""
+    rest = _drop_fingerprint(card)
+    return {**rest, "fingerprint": fingerprint(rest)}
+
+
+def is_sealed(card: Mapping[str, Any]) -> bool:
+    """Whether `export.json` says what was written: it is that of its fingerprint.
+
+    That of earlier exports is of the files alone, of versions made by a delta without the tables.
+    """
+    files = card["files"]
+    served = {name: info for name, info in files.items() if not name.startswith(f"{TABLES_DIR}/")}
+    known = (_drop_fingerprint(card), {"files": files}, {"files": served})
+    return any(fingerprint(content) == card["fingerprint"] for content in known)
+
+
+def _drop_fingerprint(card: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in card.items() if key != "fingerprint"}
 
 
 @dataclass(frozen=True)

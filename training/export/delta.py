@@ -35,6 +35,7 @@ from conf.export import (
     list_indexes,
     list_versions,
     read_card,
+    seal_card,
 )
 from conf.paths import ReadablePath
 from conf.run import DELTA_DIR, WARM_START_FILE, read_json, write_json
@@ -314,13 +315,13 @@ def apply_delta(path: ReadablePath, model: ReadablePath, keep: int | None = None
     ):
         newest = model / str(list_versions(model)[-1])
         card = read_card(newest)
-        if card["fingerprint"] == about["version"]["fingerprint"]:
+        if about["version"]["fingerprint"] in (card["fingerprint"], card.get("applied")):
             return bring(newest, is_card)
         base = bring(newest)
         _require_base(card, base, about)
         with held.next_version(keep) as (staging, target):
             found = _write_result(staging, base, delta, about)
-            write_json(staging / EXPORT_FILE, {**found, "version": target.name})
+            write_json(staging / EXPORT_FILE, seal_card({**found, "version": target.name}))
             if list_indexes(base):
                 _rebuild_index(staging, base, target)
         write_models_config(model.parent)
@@ -361,7 +362,8 @@ def _write_result(
         write_tables(staging / TABLES_DIR, tables)
         written = list_files(staging / TABLES_DIR)
         files |= {f"{TABLES_DIR}/{name}": info for name, info in written.items()}
-    return {**wanted, "delta": about["since"], "base_version": base.name, "files": files}
+    made_of = {"delta": about["since"], "applied": wanted["fingerprint"], "base_version": base.name}
+    return {**wanted, **made_of, "files": files}
 
 
 def _require_base(card: Mapping[str, Any], base: Path, about: Mapping[str, Any]) -> None:

@@ -33,11 +33,11 @@ from conf.export import (
     find_exports,
     list_files,
     list_models,
+    seal_card,
 )
 from conf.locks import hold_file_lock
 from conf.paths import ReadablePath
 from conf.run import EXPORT_DIR, write_json
-from conf.schema import fingerprint
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import ItemIndex, build_item_index
 from training.export.embeddings import write_embeddings, write_item_keys, write_users
@@ -153,7 +153,6 @@ def write_version(
         "dataset_version": manifest.dataset_version,
         "encoders_fingerprint": manifest.encoders_fingerprint,
         "tensorflow": tf.__version__,
-        "fingerprint": fingerprint({"files": files}),
         "tables": describe_tables(model),
         "users": users,
         "lists": _describe_lists(trained, encoders),
@@ -162,7 +161,7 @@ def write_version(
         "signatures": {name: signature.to_json() for name, signature in signatures.items()},
         "files": files,
     }
-    write_json(staging / EXPORT_FILE, card)
+    write_json(staging / EXPORT_FILE, seal_card(card))
 
 
 def _describe_lists(trained: TrainedModel, encoders: ServingEncoders) -> dict[str, Any]:

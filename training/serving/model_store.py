@@ -24,21 +24,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from google.protobuf import json_format
-from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
+from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow_serving.apis.prediction_log_pb2 import PredictionLog
 
-from conf.errors import InputDataError, SluiceError, UpstreamNotReadyError
-from conf.export import (
-    EXPORT_FILE,
-    INDEX_CARD,
-    INDEX_DIR,
-    WARMUP_FILE,
-    find_damage,
-    find_damaged,
-    read_card,
-)
+from conf.errors import SluiceError, UpstreamNotReadyError
+from conf.export import EXPORT_FILE, INDEX_CARD, INDEX_DIR, WARMUP_FILE, find_damage, read_card
 from conf.paths import ReadablePath, require_bucket
-from conf.schema import fingerprint
+from training.serving.card_checks import check_files, check_signatures, read_signatures
 from training.serving.errors import FAILED, NOT_FOUND, UNAVAILABLE, RequestError, cut, hide_folders
 from training.serving.known import (
     NO_FILES,
@@ -92,7 +84,7 @@ class ServedVersion:
         if damage := find_damage(path):
             raise IncompleteVersionError(damage)
         if verify:
-            _check_files(path, self.card)
+            check_files(path, self.card)
         self._files = files or NO_FILES
         self.known = None if files is None else read_known(path, self.card, files)
         self._model = tf.saved_model.load(str(path))
@@ -101,8 +93,8 @@ class ServedVersion:
             name: dict(function.structured_input_signature[1])
             for name, function in self._functions.items()
         }
-        self.saved_signatures = _read_signatures(path)
-        _check_signatures(path, self.card, self._functions)
+        self.saved_signatures = read_signatures(path)
+        check_signatures(path, self.card, self._functions)
         self._inputs = {
             name: {item["name"]: item for item in about.get("inputs", ())}
             for name, about in self.card["signatures"].items()
@@ -215,62 +207,6 @@ class ServedVersion:
         spec = {"name": self.name, "signature_name": "", "version": str(self.number)}
         metadata = {"signature_def": {"signature_def": found}}
         return json.dumps({"model_spec": spec, "metadata": metadata}).encode()
-
-
-def _check_files(version: Path, card: Mapping[str, Any]) -> None:
-    """Refuses a version with a file that holds other bytes than were exported.
-
-    Raises:
-        InputDataError: There is one, or the list of files is another one.
-    """
-    files = card["files"]
-    if fingerprint({"files": files}) != card["fingerprint"]:
-        damaged: str | None = f"{EXPORT_FILE}: the list of files is not that of the fingerprint"
-    else:
-        damaged = find_damaged(version, files)
-    if damaged is not None:
-        raise InputDataError(
-            f"version {version.name} of {version.parent.name} is not what was exported",
-            received=damaged,
-            fix="export the run again, or copy the version anew",
-        )
-
-
-KIND_SIGNATURES = {"retrieval": "user_embedding", "ranking": "encoded"}
-"""A signature that all models of a kind have, and those of no other."""
-
-
-def _check_signatures(version: Path, card: Mapping[str, Any], functions: Mapping[str, Any]) -> None:
-    """Refuses a version whose `export.json` describes another model than the SavedModel is.
-
-    Raises:
-        InputDataError: It does.
-    """
-    said = {
-        name: {item["name"] for item in about["inputs"]}
-        for name, about in card["signatures"].items()
-    }
-    held = {name: set(one.structured_input_signature[1]) for name, one in functions.items()}
-    kinds = [kind for kind, name in KIND_SIGNATURES.items() if name in held]
-    received = ""
-    if kinds != [card["kind"]]:
-        received = f"kind {card['kind']}, and signatures of {', '.join(kinds) or 'no kind'}"
-    elif wrong := sorted(n for n in {*said, *held} if said.get(n) != held.get(n)):
-        received = f"signature {wrong[0]} differs, or one of them does not have it"
-    if received:
-        raise InputDataError(
-            f"{EXPORT_FILE} of version {version.name} of {version.parent.name} and the SavedModel "
-            "beside it are not of one export",
-            received=received,
-            fix="export the run again",
-        )
-
-
-def _read_signatures(version: Path) -> dict[str, meta_graph_pb2.SignatureDef]:
-    """Reads the signatures as the SavedModel holds them."""
-    saved = saved_model_pb2.SavedModel.FromString((version / "saved_model.pb").read_bytes())
-    [graph] = [g for g in saved.meta_graphs if "serve" in g.meta_info_def.tags]
-    return {n: s for n, s in graph.signature_def.items() if not n.startswith("__")}
 
 
 def _describe_signature(signature: meta_graph_pb2.SignatureDef) -> dict[str, Any]:
@@ -406,7 +342,8 @@ class ModelStore:
     @property
     def names(self) -> list[str]:
         """Names of the models that answer."""
-        return [name for name, model in self._models.items() if model.current is not None]
+        models = list(self._models.items())  # The look-out may add one meanwhile.
+        return [name for name, model in models if model.current is not None]
 
     def get(self, name: str, number: str | None = None, label: str | None = None) -> ServedVersion:
         """Returns the version of a model that answers.

@@ -14,6 +14,8 @@ import tensorflow as tf
 from conf.delta import DELTA_FILE
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.export import EXPORT_FILE, ExportOptions, list_files, read_card
+from conf.run import write_json
+from conf.schema import fingerprint
 from conf.training.train import TrainConfig
 from etl.tfrecord.files.working_copy import WORK_DIR_VARIABLE
 from tests.fake_store import reached_as
@@ -24,6 +26,7 @@ from training.export.delta import apply_delta, find_base, write_delta
 from training.export.saved_model import write_export
 from training.fit import fit_run
 from training.monitoring.progress import NoProgress
+from training.serving.model_store import ServedVersion
 from training.stored_models import bring_version, describe, find_place
 
 pytestmark = pytest.mark.exhaustive
@@ -154,6 +157,25 @@ def test_a_store_follows_the_deltas(days: Days) -> None:
         assert len(store) == len(wanted)
         for keys, rows in parts:
             np.testing.assert_array_equal(store.pull(keys), rows)
+
+
+def test_what_was_applied_is_served(days: Days, tmp_path: Path) -> None:
+    for path in days.served[1:]:
+        assert (path / "tables").is_dir()
+        assert ServedVersion(path).warm_up() > 0
+    version = tmp_path / "m" / "2"
+    shutil.copytree(days.served[1], version)
+    card = read_card(version)
+    # As it was written before: by the fingerprint of the delta, which has no tables.
+    own = {name: info for name, info in card["files"].items() if not name.startswith("tables/")}
+    assert len(own) < len(card["files"])
+    before = {key: value for key, value in card.items() if key != "applied"}
+    write_json(version / EXPORT_FILE, {**before, "fingerprint": fingerprint({"files": own})})
+    assert ServedVersion(version).warm_up() > 0
+    text = (version / EXPORT_FILE).read_text()
+    (version / EXPORT_FILE).write_text(text.replace('"sha256": "', '"sha256": "0', 1))
+    with pytest.raises(InputDataError, match="not what was exported"):
+        ServedVersion(version)
 
 
 def test_a_delta_is_applied_once(days: Days) -> None:

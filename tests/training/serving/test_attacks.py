@@ -11,7 +11,6 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -26,7 +25,6 @@ from tensorflow_serving.apis.model_pb2 import ModelSpec
 from tensorflow_serving.apis.predict_pb2 import PredictRequest
 from tensorflow_serving.apis.prediction_service_pb2_grpc import PredictionServiceStub
 
-from conf.errors import UpstreamNotReadyError
 from tests.training.serving.tiny_models import PAD, ROW
 from training.serving.access import ERROR_BYTES, Access
 from training.serving.app import Server, ServerConfig, build_app
@@ -360,46 +358,6 @@ def test_a_client_that_leaves_is_no_error(client, server, caplog, monkeypatch) -
     assert client.post(PREDICT, json={}).status_code == 499
     assert [one for one in caplog.records if one.name.startswith("sluice")] == []
     assert 'method="predict",status="499"' in server.metrics.render().decode()
-
-
-def change(path: Path, position: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[position] ^= 1
-    path.write_bytes(bytes(content))
-
-
-@pytest.mark.parametrize(
-    "file", ["users.parquet", "embeddings/items.parquet", "variables/variables.data-00000-of-00001"]
-)
-def test_a_version_with_a_changed_bit_is_not_served(models, tmp_path, file) -> None:
-    version = tmp_path / "models" / "towers" / "1"
-    shutil.copytree(models / "towers" / "1", version)
-    change(version / file, -20)
-    with pytest.raises(UpstreamNotReadyError) as caught:
-        Server(ServerConfig(tmp_path / "models", 60.0))
-    assert f"{file}: SHA-256" in caught.value.received
-
-
-def test_a_version_is_what_its_card_says(models, tmp_path) -> None:
-    version = tmp_path / "models" / "towers" / "1"
-    shutil.copytree(models / "towers" / "1", version)
-    card = json.loads((version / "export.json").read_text())
-    signatures = {name: one for name, one in card["signatures"].items() if name != "top_k"}
-    files = {**card["files"], "users.parquet": {**card["files"]["users.parquet"], "sha256": "0"}}
-    for changed, said in (
-        ({"kind": "ranking"}, "kind ranking, and signatures of retrieval"),
-        ({"signatures": signatures}, "signature top_k differs"),
-        ({"files": files}, "not that of the fingerprint"),
-    ):
-        (version / "export.json").write_text(json.dumps({**card, **changed}))
-        with pytest.raises(UpstreamNotReadyError) as caught:
-            Server(ServerConfig(tmp_path / "models", 60.0))
-        assert said in caught.value.received
-    change(version / "users.parquet", -1)  # The letters by which Parquet is known.
-    (version / "export.json").write_text(json.dumps(card))
-    with pytest.raises(UpstreamNotReadyError, match="no exported model") as caught:
-        Server(ServerConfig(tmp_path / "models", 60.0, verify=False))
-    assert "SHA-256" not in caught.value.received
 
 
 def test_a_folder_that_vanishes_and_a_second_server_change_nothing(models, tmp_path) -> None:

@@ -1,0 +1,111 @@
+"""What is served is what was exported: files, `export.json` and SavedModel are of one export."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from conf.errors import UpstreamNotReadyError
+from conf.export import seal_card
+from conf.run import write_json
+from conf.schema import fingerprint
+from tests.training.serving.tiny_models import PAD
+from training.serving.app import Server, ServerConfig
+from training.serving.model_store import ModelStore
+
+
+def refuse(models: Path, *, verify: bool = True) -> str:
+    """Why no model of a directory is served."""
+    with pytest.raises(UpstreamNotReadyError, match="no exported model") as caught:
+        Server(ServerConfig(models, 60.0, verify=verify))
+    return str(caught.value.received)
+
+
+def change(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize(
+    "file", ["users.parquet", "embeddings/items.parquet", "variables/variables.data-00000-of-00001"]
+)
+def test_a_version_with_a_changed_bit_is_not_served(
+    models: Path, tmp_path: Path, file: str
+) -> None:
+    version = tmp_path / "models" / "towers" / "1"
+    shutil.copytree(models / "towers" / "1", version)
+    change(version / file, -20)
+    assert f"{file}: SHA-256" in refuse(tmp_path / "models")
+
+
+def test_a_card_with_a_change_is_not_served(models: Path, tmp_path: Path) -> None:
+    version = tmp_path / "models" / "scores" / "1"
+    shutil.copytree(models / "scores" / "1", version)
+    text = (version / "export.json").read_text()
+    for before, after in (
+        ('"per": "candidate"', '"per": "candidat%"'),
+        (f'"pad_token": {PAD}', f'"pad_token": {PAD + 1}'),
+        ('"sha256": "', '"sha256": "0'),
+        ('"rows": ', '"rows": 1'),
+    ):
+        assert before in text
+        (version / "export.json").write_text(text.replace(before, after, 1))
+        assert "export.json: what it says is not that of its fingerprint" in refuse(
+            tmp_path / "models"
+        )
+
+
+def test_a_card_of_before_is_served(models: Path, tmp_path: Path) -> None:
+    version = tmp_path / "models" / "towers" / "1"
+    shutil.copytree(models / "towers" / "1", version, ignore=shutil.ignore_patterns("index"))
+    card = json.loads((version / "export.json").read_text())
+    of_files = fingerprint({"files": card["files"]})
+    write_json(version / "export.json", {**card, "fingerprint": of_files})
+    store = ModelStore(tmp_path / "models")
+    store.refresh()
+    assert store.names == ["towers"]
+
+
+def test_a_version_is_what_its_card_says(models: Path, tmp_path: Path) -> None:
+    version = tmp_path / "models" / "towers" / "1"
+    shutil.copytree(models / "towers" / "1", version, ignore=shutil.ignore_patterns("index"))
+    card = json.loads((version / "export.json").read_text())
+
+    def set_input(**changed: object) -> dict:
+        about = card["signatures"]["user_embedding"]
+        inputs = [{**one, **changed} if one["name"] == "history" else one
+                  for one in about["inputs"]]  # fmt: skip
+        return {**card["signatures"], "user_embedding": {**about, "inputs": inputs}}
+
+    signatures = {name: one for name, one in card["signatures"].items() if name != "top_k"}
+    for changed, said in (
+        ({"kind": "ranking"}, "kind ranking, and signatures of retrieval"),
+        ({"signatures": signatures}, "signature top_k differs"),
+        ({"signatures": set_input(dtype="string")}, "signature user_embedding differs"),
+        ({"signatures": set_input(is_list=False)}, "signature user_embedding differs"),
+        ({"signatures": set_input(name="h")}, "signature user_embedding differs"),
+    ):
+        write_json(version / "export.json", seal_card({**card, **changed}))
+        assert said in refuse(tmp_path / "models")
+    change(version / "users.parquet", -1)  # The letters by which Parquet is known.
+    write_json(version / "export.json", card)
+    assert "SHA-256" not in refuse(tmp_path / "models", verify=False)
+
+
+def test_models_are_listed_while_one_is_added(models: Path) -> None:
+    store = ModelStore(models)
+
+    class Answering:
+        @property
+        def current(self) -> object:
+            store._models["late"] = cast("Any", SimpleNamespace(current=None))
+            return object()
+
+    store._models = {"towers": cast("Any", Answering())}
+    assert store.names == ["towers"]
