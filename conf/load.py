@@ -19,6 +19,8 @@ ConfigT = TypeVar("ConfigT", bound=BaseModel)
 INCLUDE = "include"
 """Key of a config file that names the files, or presets, that it starts from."""
 _MOST_INCLUDES = 8
+_MOST_FILES = 100
+"""Files that one config may be made of, each counted as often as it is included."""
 
 
 def load_config(
@@ -56,7 +58,7 @@ def preset_names(kind: str) -> list[str]:
     )
 
 
-def read_yaml(kind: str, source: str, includers: tuple[str, ...] = ()) -> dict[str, Any]:
+def read_yaml(kind: str, source: str) -> dict[str, Any]:
     """Reads a preset by name, or a YAML file by path, with what it includes under it.
 
     Mappings are merged key by key, later files over earlier ones and the file itself over all;
@@ -65,20 +67,27 @@ def read_yaml(kind: str, source: str, includers: tuple[str, ...] = ()) -> dict[s
     Args:
         kind: Preset folder, `etl` or `training`.
         source: Preset name, or path of a YAML file.
-        includers: The files that lead to this one, from the outermost on.
 
     Raises:
         ConfigError: There is neither, the content is not a YAML mapping, or files include each
-            other in a circle.
+            other in a circle, too deeply or too often.
     """
-    if source in includers or len(includers) > _MOST_INCLUDES:
-        raise ConfigError(
-            "config files include each other in a circle"
-            if source in includers
-            else "config files include each other too deeply",
-            received=" > ".join((*includers, source)),
-            allowed=f"at most {_MOST_INCLUDES} levels",
-        )
+    return _read_with_included(kind, source, (), [])
+
+
+def _read_with_included(
+    kind: str, source: str, includers: tuple[str, ...], read: list[str]
+) -> dict[str, Any]:
+    """Reads a file and what it includes.
+
+    Args:
+        kind: Preset folder.
+        source: Preset name, or path of a YAML file.
+        includers: The files that lead to this one, from the outermost on.
+        read: The files that were read so far; this one and those that it includes are added.
+    """
+    read.append(source)
+    _check_includes(source, includers, len(read))
     data = _read_mapping(kind, source, includers)
     included = data.pop(INCLUDE, None)
     names = [included] if isinstance(included, str) else included or []
@@ -91,8 +100,24 @@ def read_yaml(kind: str, source: str, includers: tuple[str, ...] = ()) -> dict[s
     merged: dict[str, Any] = {}
     for name in names:
         place = name if name in preset_names(kind) else str(Path(source).parent / name)
-        merged = _merge(merged, read_yaml(kind, place, (*includers, source)))
+        merged = _merge(merged, _read_with_included(kind, place, (*includers, source), read))
     return _merge(merged, data)
+
+
+def _check_includes(source: str, includers: tuple[str, ...], files: int) -> None:
+    how, allowed = "", f"at most {_MOST_INCLUDES} levels"
+    if source in includers:
+        how = "in a circle"
+    elif len(includers) > _MOST_INCLUDES:
+        how = "too deeply"
+    elif files > _MOST_FILES:
+        how, allowed = "too often", f"at most {_MOST_FILES} files, repeated ones counted each time"
+    if how:
+        raise ConfigError(
+            f"config files include each other {how}",
+            received=" > ".join((*includers, source)),
+            allowed=allowed,
+        )
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -196,7 +221,7 @@ def _step(node: Any, part: str, override: str) -> Any:
 
 
 def _index(node: list[Any], part: str, override: str) -> int:
-    if not part.isdigit() or int(part) >= len(node):
+    if not part.isdecimal() or len(part) > 9 or int(part) >= len(node):
         raise ConfigError(
             "a list element is named by its position",
             received=override,

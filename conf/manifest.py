@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from conf.errors import ConfigError, InputDataError
+from conf.json_text import parse_json
 from conf.manifest_checks import check_values
 from conf.schema import FeatureSchema, FeatureSpec, PackedSlot
 
@@ -470,8 +471,8 @@ class Manifest:
                 not match its fingerprint, or a value that cannot be true.
         """
         try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
+            data = parse_json(text)
+        except ValueError as error:
             raise InputDataError(
                 f"{origin} is not valid JSON",
                 received=str(error),

@@ -5,6 +5,7 @@ Readers size arrays and plans of epochs by it, so a wrong number could take all 
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -18,6 +19,9 @@ RECORD_BYTES = 16
 """Bytes of the smallest record: TFRecord frames each by its length and two checksums."""
 MOST_COMPRESSED = 1032
 """Bytes that a compressed one may become at most (DEFLATE, RFC 1951: 258 bytes of 2 bits)."""
+MOST_NUMBER = 2**63 - 1
+MOST_VALUES = 2**31
+"""Values of one list: a record is a message of less than 2 GiB."""
 _CRC32C = re.compile(r"[0-9a-f]{8}")
 _TEXTS = ("dataset_name", "dataset_version", "created_at", "record_type", "code_version")
 
@@ -51,11 +55,25 @@ def check_values(manifest: Manifest, origin: str) -> None:
     for name in ("read", "kept", "dropped", "drawn", "matched"):
         _check_counts(origin, f"counts.{name}", getattr(manifest.counts, name))
     _check_counts(origin, "vocabularies", manifest.vocabularies)
+    sizes = [shard.bytes for split in manifest.splits for shard in split.shards]
+    _check_lengths(origin, manifest.statistics, min(max(sizes, default=0) * ratio, MOST_VALUES))
+
+
+def count_most_rows(size: int, ratio: int) -> int:
+    """Returns how many records a file may hold at most.
+
+    Args:
+        size: Its bytes.
+        ratio: What each may become; see `MOST_COMPRESSED`.
+    """
+    return size * ratio // RECORD_BYTES
 
 
 def _check_file(origin: str, file: ShardInfo | FileInfo, seen: set[str]) -> None:
     if not isinstance(file.path, str):
         _refuse(origin, "a file's path", file.path, "text")
+    if posixpath.normpath(file.path) != file.path:  # Another name of a file, maybe of one listed.
+        _refuse(origin, "a file's path", file.path, posixpath.normpath(file.path))
     if file.path in seen:
         _refuse(origin, "a file that is listed twice", file.path, "each file once")
     seen.add(file.path)
@@ -68,10 +86,20 @@ def _check_file(origin: str, file: ShardInfo | FileInfo, seen: set[str]) -> None
 def _check_rows(origin: str, shard: ShardInfo, ratio: int) -> None:
     if not _is_count(shard.rows):
         _refuse(origin, f"rows of {shard.path}", shard.rows, "a whole number from 0 on")
-    most = shard.bytes * ratio // RECORD_BYTES
+    most = count_most_rows(shard.bytes, ratio)
     if shard.rows > most:
         allowed = f"at most {most:,}: a record takes {RECORD_BYTES} bytes of {shard.bytes:,}"
         _refuse(origin, f"rows of {shard.path}", f"{shard.rows:,}", allowed)
+
+
+def _check_lengths(origin: str, statistics: Any, most: int) -> None:
+    """Refuses longest lists that no shard has room for: readers size arrays by them."""
+    for split, features in statistics.items():
+        for name, found in features.items():
+            longest = found.get("length", {}).get("max")
+            if longest is not None and not (_is_count(longest) and longest <= most):
+                what = f"statistics.{split}.{name}.length.max"
+                _refuse(origin, what, longest, f"a whole number from 0 to {most:,}, or null")
 
 
 def _check_counts(origin: str, name: str, counts: Any) -> None:
@@ -80,7 +108,7 @@ def _check_counts(origin: str, name: str, counts: Any) -> None:
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
+    return type(value) is int and 0 <= value <= MOST_NUMBER
 
 
 def _refuse(origin: str, what: str, received: Any, allowed: str) -> NoReturn:

@@ -28,6 +28,7 @@ from typing import Any
 
 from conf.atomic_output import write_text_atomic
 from conf.errors import InputDataError, UpstreamNotReadyError
+from conf.json_text import parse_json
 from conf.locks import hold_file_lock
 from conf.paths import (
     CURRENT_FILE,
@@ -115,7 +116,7 @@ def read_json(path: ReadablePath) -> dict[str, Any]:
         InputDataError: It is not a JSON object.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UpstreamNotReadyError("a file of this run is missing", received=path) from error
     except ValueError as error:  # not JSON, or not even text

@@ -6,7 +6,6 @@ builder per kind of operation makes its encoder.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ import pyarrow.types as pt
 
 from conf.encoders import ENCODERS_FILE, IDENTITY, ColumnEncoding, EncoderPlan, RawColumn
 from conf.errors import InputDataError, did_you_mean
+from conf.json_text import parse_json
 from conf.operations import (
     Bucketize,
     Cross,
@@ -424,7 +424,7 @@ def read_plan(directory: Path) -> EncoderPlan:
     """
     path = directory / ENCODERS_FILE
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputDataError(
             f"cannot read the encoders of a dataset: {path}",

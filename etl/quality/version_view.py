@@ -12,6 +12,7 @@ from typing import Any
 from conf.atomic_output import write_text_atomic
 from conf.encoders import ENCODERS_DIR, ColumnEncoding, EncoderPlan
 from conf.errors import InputDataError, SluiceError
+from conf.json_text import parse_json
 from conf.manifest import MANIFEST_FILE, Manifest
 from conf.operations import (
     Bucketize,
@@ -59,7 +60,7 @@ def read_statistics(version: Path) -> dict[str, dict[str, Any]]:
     if not file.is_file():
         return {}
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = parse_json(file.read_text(encoding="utf-8"))
         if data["format_version"] != _FORMAT_VERSION:
             raise InputDataError(
                 f"{file} has another format version",

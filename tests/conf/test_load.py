@@ -92,6 +92,22 @@ def test_includes_that_lead_nowhere_are_refused(tmp_path, text, message):
         load_config(TrainConfig, "training", str(tmp_path / "mine.yaml"))
 
 
+def test_files_that_multiply_by_their_includes_are_refused_soon(tmp_path):
+    for number in range(8):
+        again = [f"{number + 1}.yaml"] * 20 if number < 7 else []
+        (tmp_path / f"{number}.yaml").write_text(f"include: {json.dumps(again)}\n")
+    start = time.process_time()
+    with pytest.raises(ConfigError, match=r"too often(.|\n)*at most 100 files"):
+        read_yaml("training", str(tmp_path / "0.yaml"))
+    assert time.process_time() - start < 10
+
+
+@pytest.mark.parametrize("position", ["9" * 5000, "\u00b2", "700"])
+def test_positions_that_a_list_does_not_have_are_refused(position):
+    with pytest.raises(ConfigError, match="a list element is named by its position"):
+        load_config(BuildConfig, "etl", "ml_1m", [f"features.{position}.name=x"])
+
+
 @pytest.mark.parametrize(
     ("override", "hint"),
     [

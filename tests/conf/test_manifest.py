@@ -13,8 +13,11 @@ import pytest
 from conf.errors import ExitCode, InputDataError
 from conf.manifest import MANIFEST_FILE, Manifest
 from conf.paths import read_manifest
+from conf.run import read_json
+from etl.encoders.pipeline import read_plan
 from jobs.cli import main
 from tests.training.tiny_dataset import write_tiny_dataset
+from training.checkpoint.checkpoint_files import read_checkpoint
 
 Change = Callable[[dict[str, Any]], None]
 
@@ -31,6 +34,17 @@ def list_twice(data: dict[str, Any]) -> None:
     data["splits"][0]["shards"].append(dict(first_shard(data)))
 
 
+def set_longest(value: Any) -> Change:
+    found = {"train": {"history": {"length": {"min": 0, "max": value}}}}
+    return lambda data: data.update(statistics=found)
+
+
+def list_by_another_name(data: dict[str, Any]) -> None:
+    shard = first_shard(data)
+    other = shard["path"].replace("/", "/./")
+    data["splits"][0]["shards"].append({**shard, "path": other})
+
+
 CHANGES: dict[str, tuple[Change, str]] = {
     "more rows than bytes": (set_shard(rows=10**15), "a record takes 16 bytes"),
     "rows below 0": (set_shard(rows=-1), "a whole number from 0 on"),
@@ -41,6 +55,11 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "no checksum": (set_shard(crc32c="xyz"), "8 hexadecimal digits"),
     "a path that is none": (set_shard(path=["a"]), "text"),
     "a shard listed twice": (list_twice, "each file once"),
+    "a shard by two names": (list_by_another_name, "a file's path"),
+    "a size beyond int64": (set_shard(bytes=10**4000), "a whole number from 0 on"),
+    "a list longer than a shard": (set_longest(10**12), "history.length.max"),
+    "a length of text": (set_longest("7"), "history.length.max"),
+    "lengths that are none": (lambda data: data["statistics"].update(train=[]), "is not complete"),
     "a split named twice": (lambda data: data["splits"].append(data["splits"][0]), "each once"),
     "a name of another type": (lambda data: data.update(dataset_name=7), "text"),
     "counts of text": (lambda data: data["counts"].update(kept={"train": "9"}), "by name"),
@@ -71,6 +90,21 @@ def test_a_value_that_cannot_be_true_is_named(text: str, name: str) -> None:
     assert "a/manifest.json" in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' + "9" * 5000 + "}", "{", "\x00"])
+def test_what_json_cannot_read_is_input_that_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InputDataError, match=r"a/manifest\.json is not valid JSON"):
+        Manifest.loads(text, "a/manifest.json")
+    (tmp_path / "export.json").write_text(text)
+    with pytest.raises(InputDataError, match="is not valid JSON"):
+        read_json(tmp_path / "export.json")
+    (tmp_path / "encoders.json").write_text(text)
+    with pytest.raises(InputDataError, match="cannot read the encoders"):
+        read_plan(tmp_path)
+    (tmp_path / "checkpoint.json").write_text(text)
+    with pytest.raises(InputDataError, match=r"checkpoint\.json"):
+        read_checkpoint(tmp_path)
+
+
 def test_a_compressed_shard_may_hold_far_more_than_its_bytes(text: str) -> None:
     data = json.loads(text)
     rows = first_shard(data)["bytes"] * 1032 // 16
@@ -80,6 +114,18 @@ def test_a_compressed_shard_may_hold_far_more_than_its_bytes(text: str) -> None:
     first_shard(data)["rows"] = rows + 1
     with pytest.raises(InputDataError, match="at most"):
         Manifest.loads(json.dumps(data))
+
+
+def test_the_longest_list_may_be_as_long_as_a_shard_has_room_for(text: str) -> None:
+    data = json.loads(text)
+    most = max(one["bytes"] for split in data["splits"] for one in split["shards"])
+    set_longest(most)(data)
+    assert Manifest.loads(json.dumps(data)).statistics["train"]["history"]["length"]["max"] == most
+    set_longest(most + 1)(data)
+    with pytest.raises(InputDataError, match=f"from 0 to {most:,}, or null"):
+        Manifest.loads(json.dumps(data))
+    set_longest(None)(data)
+    assert Manifest.loads(json.dumps(data)).statistics
 
 
 def test_what_was_written_is_read(text: str, tiny_version: Path) -> None:

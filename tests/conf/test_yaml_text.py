@@ -37,6 +37,10 @@ MANY = "[" + "x," * MOST_VALUES + "]"
         ("a: 1\nb: 2\na: 3", "'a' (line 1, column 1) and again (line 3, column 1)"),
         ("x: {a: 1, b: {c: 1}, a: 2}", "a key twice"),
         ("day: 2026-02-30", "cannot read"),
+        ("a: " + "9" * 5000, "a number of 5,000 characters"),
+        ("a: 0x" + "f" * 5000, "a number of 5,002 characters"),
+        ("a: !!int 0b" + "1" * 500_000, "a number of 500,002 characters"),
+        ("a: 1." + "1" * 500_000, "a number of 500,002 characters"),
         ("a: [1", "is not valid YAML"),
         ("!!python/object/apply:os.system [ls]", "is not valid YAML"),
     ],
@@ -48,6 +52,16 @@ def test_what_may_not_be_is_refused_soon(text: str, said: str) -> None:
     assert said in str(caught.value)
     assert "build.yaml" in str(caught.value)
     assert time.process_time() - start < 30.0
+
+
+def test_numbers_to_base_60_are_text() -> None:
+    many = ":".join(["1"] * (MOST_CHARACTERS // 2 - 10))
+    start = time.process_time()
+    for text in (many, f"!!int {many}", f"!!float {many}.5"):
+        assert parse_yaml(f"a: {text}", "a file") == {"a": text.rpartition(" ")[2]}
+    assert time.process_time() - start < 30.0
+    found = parse_yaml("[12:30:00, 1:30, 190:20.5, -1:1, 07, 1_000, 0x1F, 1.5, .inf, 2]", "a file")
+    assert found == ["12:30:00", "1:30", "190:20.5", "-1:1", 7, 1000, 31, 1.5, float("inf"), 2]
 
 
 def test_aliases_merges_and_equal_keys_of_other_mappings_may_be() -> None:
@@ -81,4 +95,6 @@ def test_the_commands_say_so_and_end_with_2(tmp_path: Path, capsys, command: str
     said = capsys.readouterr().err
     assert "holds more than a config may" in said
     assert "Traceback" not in said
-    assert main([command, str(file), "--set", f"name={'[' * 99}"]) == ExitCode.CONFIG
+    for value in ("[" * 99, "0x" + "f" * 5000, "9" * 5000):
+        assert main([command, "demo", "--set", f"name={value}"]) == ExitCode.CONFIG
+        assert "Traceback" not in capsys.readouterr().err

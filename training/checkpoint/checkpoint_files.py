@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from conf.atomic_output import sync_directory, write_text_atomic
 from conf.errors import InputDataError
+from conf.json_text import parse_json
 from conf.schema import fingerprint
 from training.checkpoint.resume_state import Position, ResumeState, parse_resume_state
 
@@ -113,7 +114,7 @@ def read_checkpoint(directory: Path) -> CheckpointMetadata:
         InputDataError: A file is missing, cut short or changed.
     """
     try:
-        content = json.loads((directory / METADATA_FILE).read_text(encoding="utf-8"))
+        content = parse_json((directory / METADATA_FILE).read_text(encoding="utf-8"))
         expected = content.pop("fingerprint")
         metadata = _parse_metadata(content)
         files = dict(content["files"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from conf.encoders import (
     VocabularySpec,
 )
 from conf.errors import InputDataError
+from conf.json_text import parse_json
 from conf.manifest import Manifest
 from conf.operations import Bucketize, Cross
 from conf.paths import ReadablePath
@@ -76,8 +76,8 @@ def read_plan(version_dir: ReadablePath, manifest: Manifest) -> EncoderPlan:
     """
     file = version_dir / ENCODERS_DIR / ENCODERS_FILE
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
+        data = parse_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise InputDataError(
             f"cannot read {file}", received=str(error), fix="build the dataset again"
         ) from error
