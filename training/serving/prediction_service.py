@@ -6,13 +6,10 @@ messages of what both servers refuse are TensorFlow Serving's.
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import islice
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import grpc
 import numpy as np
@@ -39,15 +36,7 @@ from tensorflow_serving.apis.inference_pb2 import (
 )
 from tensorflow_serving.apis.input_pb2 import Input
 from tensorflow_serving.apis.model_pb2 import ModelSpec
-from tensorflow_serving.apis.model_service_pb2_grpc import (
-    ModelServiceServicer,
-    add_ModelServiceServicer_to_server,
-)
 from tensorflow_serving.apis.predict_pb2 import PredictRequest, PredictResponse
-from tensorflow_serving.apis.prediction_service_pb2_grpc import (
-    PredictionServiceServicer,
-    add_PredictionServiceServicer_to_server,
-)
 from tensorflow_serving.apis.regression_pb2 import (
     RegressionRequest,
     RegressionResponse,
@@ -56,34 +45,15 @@ from tensorflow_serving.apis.regression_pb2 import (
 
 from training.serving.access import Access
 from training.serving.app import Server
-from training.serving.errors import (
-    EXPIRED,
-    FAILED,
-    INVALID,
-    NO_TOKEN,
-    NOT_FOUND,
-    TIMED_OUT,
-    TOO_LARGE,
-    UNAVAILABLE,
-    RequestError,
-    forget_frames,
-)
+from training.serving.calls import CallError, Calls
+from training.serving.errors import RequestError
 from training.serving.limits import check_count, check_example_bytes
 from training.serving.model_store import METHOD_PREFIX, METHOD_WORDS, ServedVersion
 from training.serving.tensors import Arrays, check_finite, check_times
 
-CODES = {
-    INVALID: grpc.StatusCode.INVALID_ARGUMENT,
-    NO_TOKEN: grpc.StatusCode.UNAUTHENTICATED,
-    NOT_FOUND: grpc.StatusCode.NOT_FOUND,
-    TIMED_OUT: grpc.StatusCode.DEADLINE_EXCEEDED,
-    EXPIRED: grpc.StatusCode.DEADLINE_EXCEEDED,
-    TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
-}
 SIGNATURES, DEFAULT = "signature_def", "serving_default"
-STREAMS, IDLE_SECONDS = 256, 300.0
-"""Calls of a connection at a time; until one without a call is closed."""
+STREAMS, IDLE_SECONDS, AGE_SECONDS = 256, 300.0, 600.0
+"""Calls of a connection at a time; until one without a call is closed, and until any is."""
 NO_SPEC, NO_NAME = "Missing ModelSpec", "ModelSpec has no name specified."
 FIELDS = 100
 """Fields of metadata that a call may ask for, of which there is one."""
@@ -92,92 +62,57 @@ SHOWN = 3
 MOST_AXES = 8
 """Axes of a tensor whose shape is looked at."""
 
-AnswerT = TypeVar("AnswerT")
 
-_log = logging.getLogger("sluice.training.serving")
-
-
-class CallError(RequestError):
-    """A call that TensorFlow Serving refuses with a code that the REST API has no status for.
-
-    Attributes:
-        code: The code.
-    """
-
-    def __init__(self, message: str, code: grpc.StatusCode) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-class PredictionService(PredictionServiceServicer, ModelServiceServicer):
+class PredictionService:
     """Answers calls; those that are not named here are unimplemented.
 
     Args:
         server: What answers.
-        access: Who may ask.
     """
 
-    def __init__(self, server: Server, access: Access) -> None:
-        self._server, self._access = server, access
+    def __init__(self, server: Server) -> None:
+        self._server = server
 
-    async def Predict(  # noqa: N802  The API's name.
-        self, request: PredictRequest, context: Any
-    ) -> PredictResponse:
-        """Calls a signature."""
-        return await self._answer("grpc_predict", context, lambda: self._predict(request))
+    def build_handlers(self, calls: Calls) -> list[grpc.GenericRpcHandler]:
+        """Builds the services.
 
-    async def Classify(  # noqa: N802  The API's name.
-        self, request: ClassificationRequest, context: Any
-    ) -> ClassificationResponse:
+        Args:
+            calls: Takes the calls.
+        """
+        build = calls.build_method
+        predictions = {
+            "Predict": build("grpc_predict", PredictRequest, self._predict),
+            "Classify": build("grpc_classify", ClassificationRequest, self._classify),
+            "Regress": build("grpc_regress", RegressionRequest, self._regress),
+            "MultiInference": build("grpc_multi_inference", MultiInferenceRequest, self._infer),
+            "GetModelMetadata": build("grpc_metadata", GetModelMetadataRequest, self._describe),
+        }
+        models = {"GetModelStatus": build("grpc_status", GetModelStatusRequest, self._find_states)}
+        services = {"PredictionService": predictions, "ModelService": models}
+        return [
+            grpc.method_handlers_generic_handler(f"tensorflow.serving.{name}", methods)
+            for name, methods in services.items()
+        ]
+
+    async def _classify(self, request: ClassificationRequest) -> ClassificationResponse:
         """Returns classes with their scores, for each Example."""
+        version, outputs = await self._call_examples(request, "classify")
+        spec = _build_spec(version, request.model_spec.signature_name)
+        return ClassificationResponse(model_spec=spec, result=_build_classes(outputs))
 
-        async def answer() -> ClassificationResponse:
-            version, outputs = await self._call_examples(request, "classify")
-            spec = _build_spec(version, request.model_spec.signature_name)
-            return ClassificationResponse(model_spec=spec, result=_build_classes(outputs))
-
-        return await self._answer("grpc_classify", context, answer)
-
-    async def Regress(  # noqa: N802  The API's name.
-        self, request: RegressionRequest, context: Any
-    ) -> RegressionResponse:
+    async def _regress(self, request: RegressionRequest) -> RegressionResponse:
         """Returns a value for each Example."""
+        version, outputs = await self._call_examples(request, "regress")
+        spec = _build_spec(version, request.model_spec.signature_name)
+        return RegressionResponse(model_spec=spec, result=_build_values(outputs))
 
-        async def answer() -> RegressionResponse:
-            version, outputs = await self._call_examples(request, "regress")
-            spec = _build_spec(version, request.model_spec.signature_name)
-            return RegressionResponse(model_spec=spec, result=_build_values(outputs))
-
-        return await self._answer("grpc_regress", context, answer)
-
-    async def MultiInference(  # noqa: N802  The API's name.
-        self, request: MultiInferenceRequest, context: Any
-    ) -> MultiInferenceResponse:
-        """Classifies and regresses the same Examples."""
-        return await self._answer("grpc_multi_inference", context, lambda: self._infer(request))
-
-    async def GetModelMetadata(  # noqa: N802  The API's name.
-        self, request: GetModelMetadataRequest, context: Any
-    ) -> GetModelMetadataResponse:
-        """Returns the signatures of a version."""
-
-        async def answer() -> GetModelMetadataResponse:
-            return self._describe(request)
-
-        return await self._answer("grpc_metadata", context, answer)
-
-    async def GetModelStatus(  # noqa: N802  The API's name.
-        self, request: GetModelStatusRequest, context: Any
-    ) -> GetModelStatusResponse:
+    async def _find_states(self, request: GetModelStatusRequest) -> GetModelStatusResponse:
         """Returns the states of a model's versions."""
-
-        async def answer() -> GetModelStatusResponse:
-            states = self._server.store.describe(*_read_spec(request))
-            return json_format.ParseDict(states, GetModelStatusResponse())
-
-        return await self._answer("grpc_status", context, answer)
+        states = self._server.store.describe(*_read_spec(request))
+        return json_format.ParseDict(states, GetModelStatusResponse())
 
     async def _predict(self, request: PredictRequest) -> PredictResponse:
+        """Calls a signature."""
         version = self._server.store.get(*_read_spec(request))
         signature = request.model_spec.signature_name or DEFAULT
         if signature not in version.signatures:
@@ -233,6 +168,7 @@ class PredictionService(PredictionServiceServicer, ModelServiceServicer):
         return await self._server.builder.run(size, _serialize, found, bool(shared))
 
     async def _infer(self, request: MultiInferenceRequest) -> MultiInferenceResponse:
+        """Classifies and regresses the same Examples."""
         if not request.tasks:
             raise RequestError(NO_NAME)
         name = request.tasks[0].model_spec.name
@@ -253,7 +189,8 @@ class PredictionService(PredictionServiceServicer, ModelServiceServicer):
                 result.regression_result.CopyFrom(_build_values(outputs))
         return answer
 
-    def _describe(self, request: GetModelMetadataRequest) -> GetModelMetadataResponse:
+    async def _describe(self, request: GetModelMetadataRequest) -> GetModelMetadataResponse:
+        """Returns the signatures of a version."""
         if not request.HasField("model_spec"):
             raise RequestError(NO_SPEC)
         if not request.metadata_field:
@@ -267,35 +204,6 @@ class PredictionService(PredictionServiceServicer, ModelServiceServicer):
         found = SignatureDefMap(signature_def=version.saved_signatures)
         answer.metadata[SIGNATURES].Pack(found)
         return answer
-
-    async def _answer(
-        self, method: str, context: Any, answer: Callable[[], Awaitable[AnswerT]]
-    ) -> AnswerT:
-        """Answers a call, whatever becomes of it, and counts it."""
-        start, status, message, code = time.monotonic(), 200, "", None
-        seconds = self._server.limits.seconds
-        try:
-            self._check_token(context)
-            return await asyncio.wait_for(answer(), 2 * seconds)
-        except RequestError as error:
-            status, message, code = error.status, error.message, getattr(error, "code", None)
-            forget_frames(error)
-        except TimeoutError as error:
-            status, message = EXPIRED, f"not answered within {seconds:g} s"
-            forget_frames(error)
-        except Exception:
-            _log.exception("a call failed")
-            status, message = FAILED, "the server could not answer; its log says why"
-        finally:
-            self._server.metrics.requests.labels(method, str(status)).inc()
-            self._server.metrics.seconds.labels(method).observe(time.monotonic() - start)
-        await context.abort(code or CODES.get(status, grpc.StatusCode.INTERNAL), message)
-        raise AssertionError("a call that is aborted does not go on")
-
-    def _check_token(self, context: Any) -> None:
-        given = {str(name): value for name, value in context.invocation_metadata() or ()}
-        if not self._access.allows_token(given.get("authorization")):
-            raise RequestError("a call needs the metadata authorization: Bearer TOKEN", NO_TOKEN)
 
 
 def _read_spec(request: Any) -> tuple[str, str | None, str]:
@@ -507,16 +415,20 @@ async def run_service(
         ("grpc.max_receive_message_length", limits.body_bytes),
         ("grpc.max_metadata_size", limits.connections.head_bytes),
         ("grpc.absolute_max_metadata_size", limits.connections.head_bytes),
+        # A few bytes can be compressed from a gigabyte: plain messages alone (bit 0).
+        ("grpc.compression_enabled_algorithms_bitset", 1),
         ("grpc.max_concurrent_streams", STREAMS),
         ("grpc.server_handshake_timeout_ms", round(limits.connections.head_seconds * 1000)),
         ("grpc.max_connection_idle_ms", round(IDLE_SECONDS * 1000)),
+        # A client that does not read its answers ends with its connection; others open another.
+        ("grpc.max_connection_age_ms", round(AGE_SECONDS * 1000)),
+        ("grpc.max_connection_age_grace_ms", round(2 * limits.seconds * 1000)),
         ("grpc.keepalive_time_ms", round(limits.connections.write_seconds * 1000)),
         ("grpc.keepalive_timeout_ms", round(limits.connections.write_seconds * 1000)),
     ]
     found = grpc.aio.server(options=options, maximum_concurrent_rpcs=limits.calls.waiting)
-    service = PredictionService(server, access or Access())
-    add_PredictionServiceServicer_to_server(service, found)
-    add_ModelServiceServicer_to_server(service, found)
+    calls = Calls(server, access or Access())
+    found.add_generic_rpc_handlers(PredictionService(server).build_handlers(calls))
     port = found.add_insecure_port(address)
     await found.start()
     try:
