@@ -6,11 +6,13 @@ import logging
 import re
 
 import pytest
+import tensorflow as tf
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
 from conf.errors import ConfigError
 from jobs.serve import LogLimit
+from tests.training.serving.tiny_models import ROW
 from training.serving.access import ERROR_BYTES, Access, Guard, read_token, refuse
 
 TOKEN = "0123456789abcdef" * 2
@@ -100,6 +102,26 @@ def test_errors_have_500_bytes_at_most(text) -> None:
     answer = refuse(text, 400)
     assert len(answer.body) <= ERROR_BYTES
     assert answer.body.startswith(b'{"error": "')
+
+
+def test_errors_over_http_name_no_folder_of_the_server(client, server, monkeypatch) -> None:
+    folder = "/srv/secret/models/scores/1"
+
+    def ask(error: Exception):
+        def fail(**inputs: tf.Tensor) -> None:
+            raise error
+
+        functions = server.store.get("scores")._functions
+        monkeypatch.setitem(functions, "serving_default", fail)
+        answer = client.post("/v1/models/scores:predict", json={"instances": [ROW]})
+        assert "secret" not in answer.text
+        assert len(answer.content) <= ERROR_BYTES
+        return answer.status_code, answer.json()["error"]
+
+    said = f"cannot read {folder}/vocabulary.txt: {'ü' * 3000}"
+    status, shown = ask(tf.errors.InvalidArgumentError(None, None, said))
+    assert (status, shown.startswith("cannot read vocabulary.txt: ")) == (400, True)
+    assert ask(OSError(2, "no such file", folder))[0] == 500
 
 
 def test_tokens_are_read_from_files(tmp_path) -> None:
