@@ -45,7 +45,7 @@ def check_values(manifest: Manifest, origin: str) -> None:
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         _refuse(origin, "splits", names, "names, each once")
     seen: set[str] = set()
-    ratio = MOST_COMPRESSED if manifest.compression is not None else 1
+    ratio = find_ratio(manifest.compression)
     for split in manifest.splits:
         for shard in split.shards:
             _check_file(origin, shard, seen)
@@ -59,12 +59,17 @@ def check_values(manifest: Manifest, origin: str) -> None:
     _check_lengths(origin, manifest.statistics, min(max(sizes, default=0) * ratio, MOST_VALUES))
 
 
+def find_ratio(compression: str | None) -> int:
+    """Returns how many bytes a byte of a file may become at most."""
+    return MOST_COMPRESSED if compression is not None else 1
+
+
 def count_most_rows(size: int, ratio: int) -> int:
     """Returns how many records a file may hold at most.
 
     Args:
         size: Its bytes.
-        ratio: What each may become; see `MOST_COMPRESSED`.
+        ratio: What each may become, see `find_ratio`.
     """
     return size * ratio // RECORD_BYTES
 

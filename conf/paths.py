@@ -331,9 +331,7 @@ def read_manifest(version: ReadablePath, tolerates: ToleratesShard | None = None
         InputDataError: The manifest is damaged, or a file is missing or has another size.
         ConfigError: The object store cannot be reached or refuses.
     """
-    find_bytes: Callable[[str], int | None] = partial(_find_bytes, version)
-    if isinstance(version, StoreDirectory):
-        find_bytes = version.list_bytes().get
+    find_bytes = open_sizes(version)
     file = version / MANIFEST_FILE
     try:
         text = file.read_text(encoding="utf-8")
@@ -371,6 +369,16 @@ def list_unlisted_files(version_dir: Path | str, manifest: Manifest) -> list[str
         if file.is_file()
     }
     return sorted(found - listed)
+
+
+def open_sizes(version: ReadablePath) -> Callable[[str], int | None]:
+    """Returns what gives the size of a file by its path below a directory; None: it is missing.
+
+    In an object store one listing gives all sizes.
+    """
+    if isinstance(version, StoreDirectory):
+        return version.list_bytes().get
+    return partial(_find_bytes, version)
 
 
 def _find_bytes(version: ReadablePath, relative: str) -> int | None:

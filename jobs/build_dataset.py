@@ -189,7 +189,13 @@ def _build(config: BuildConfig, request: RunRequest, told: LineageRun) -> Built:
     from etl.tfrecord.files.working_copy import describe_place
     from etl.versions.stored import find_current, find_dataset
     from etl.versions.working import require_free
-    from jobs.support.spark_session import build_session, check_executors, check_work_dir
+    from jobs.support.spark_session import (
+        build_session,
+        check_executors,
+        check_work_dir,
+        is_on_this_machine,
+        warm_workers,
+    )
 
     told.inputs = _list_read(config)
     # What is wrong with the config or the paths is said before a JVM is started.
@@ -206,6 +212,8 @@ def _build(config: BuildConfig, request: RunRequest, told: LineageRun) -> Built:
         session = build_session(config.spark, name, is_short=is_short)
         try:
             check_executors(session)
+            if is_short and is_on_this_machine(str(session.sparkContext.master)):
+                warm_workers(session)
             check_work_dir(session, config.output.root)
             memory = functools.partial(_peak_memory, session)
             result = build_dataset(session, config, memory, request, on_stage)

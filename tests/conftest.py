@@ -78,6 +78,7 @@ def kept_loggers() -> Iterator[None]:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The one Spark session of the suite."""
     from conf.etl.output import SparkConfig
+    from etl.tfrecord.datasource import register_tfrecord
     from jobs.support.spark_session import build_session
     from tests.object_servers import AWS_CREDENTIALS, AZURE_CREDENTIALS
 
@@ -99,6 +100,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         for name, value in {**AWS_CREDENTIALS, **AZURE_CREDENTIALS}.items():
             patch.setenv(name, value)
         session = build_session(config, "sluice-tests")
+        register_tfrecord(session)
     yield session
     session.stop()
 

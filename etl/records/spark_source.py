@@ -123,10 +123,14 @@ def _accumulate(options: WriteOptions, schema: pa.Schema) -> StatisticsAccumulat
     return StatisticsAccumulator(schema, focus, raw)
 
 
+RECORD_HOOKS = WriteHooks(open_encoders, build_statistics)
+"""What a build adds to a write."""
+
+
 class RecordDataSource(TFRecordDataSource):
     """`format("tfrecord")`, with the encoders and statistics of a build."""
 
-    hooks = WriteHooks(open_encoders, build_statistics)
+    hooks = RECORD_HOOKS
 
 
 class SluiceDataSource(RecordDataSource):

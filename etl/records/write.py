@@ -6,11 +6,10 @@ written as the records will be.
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +17,20 @@ from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
 from conf.manifest import ShardInfo
-from conf.schema import FeatureSchema, PackedSlot, dump_slots, plan_slots
+from conf.schema import FeatureSchema, PackedSlot, plan_slots
 from etl.events.splits import ALL_SPLITS, SPLIT_COLUMN, record_splits
 from etl.quality.label_statistics import LabelFocus
 from etl.records.jvm_connector import ConnectorWrite, move_shards, write_with_connector
 from etl.records.sharding import HASH_COLUMN, ShardPlan
+from etl.records.spark_source import RECORD_HOOKS
 from etl.records.train_counts import CountsRequest
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE, read_output_manifest
-from etl.tfrecord.files.data_files import ShardRange, dump_ranges
+from etl.tfrecord.files.data_files import ShardRange
 from etl.tfrecord.files.locations import Compression
+from etl.tfrecord.options import WriteOptions
+from etl.tfrecord.spark.schema import to_arrow_schema
+from etl.tfrecord.spark.write_job import run_write
+from etl.tfrecord.spark.write_plan import plan_write
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -127,45 +131,43 @@ def write_natively(
         One entry per shard: `path` (relative to the target), `rows`, `bytes`, `crc32c`,
         `partition`, `statistics`.
     """
-    output, lists = records_format.config.output, records_format.feature_lists
-    writer = (
-        # Not `tfrecord`: a JVM connector on the class path would silently take that name.
-        records.write.format("sluice")
-        .mode("overwrite")
-        .option("recordType", output.record_type)
-        .option("compression", output.compression or "none")
-        .option("deterministicNames", "true")
-        .option("shardPaths", dump_ranges(ranges))
-        .option("encoders", str(records_format.encoders))
-        .option("statistics", "true")
-    )
-    if records_format.slots:
-        writer = writer.option("packedSlots", dump_slots(records_format.slots))
-    if lists:
-        writer = writer.option("featureLists", json.dumps(lists))
-    if counts is not None:
-        writer = writer.option("statisticsCounts", counts.dumps())
-    for name, value in _label_options(records_format.config).items():
-        writer = writer.option(name, value)
-    writer.save(str(target))
-    # The commit runs in a process of Spark's: what it knows of the shards comes by this file.
+    options = _build_options(records_format, target, ranges, counts)
+    plan = plan_write(to_arrow_schema(records.schema), options, hooks=RECORD_HOOKS)
+    run_write(records, plan)
     committed = read_output_manifest(target)
     (target / COMMIT_FILE).unlink(missing_ok=True)
     return [] if committed is None else [vars(shard) for shard in committed.shards]
 
 
-def _label_options(config: BuildConfig) -> dict[str, str]:
-    """What the statistics compare with the label, where there is one."""
-    focus = _find_focus(config)
+def _build_options(
+    records_format: RecordFormat,
+    target: Path,
+    ranges: Sequence[ShardRange],
+    counts: CountsRequest | None,
+) -> WriteOptions:
+    output, focus = records_format.config.output, _find_focus(records_format.config)
+    options = WriteOptions(
+        directory=str(target.absolute()),
+        mode="overwrite",
+        record_type=output.record_type,
+        compression=RECORD_COMPRESSIONS[output.compression],
+        deterministic_names=True,
+        encoders=str(records_format.encoders.absolute()),
+        feature_lists=records_format.feature_lists,
+        statistics=True,
+        statistics_counts=None if counts is None else counts.dumps(),
+        slots=records_format.slots,
+        shard_ranges=tuple(ranges),
+    )
     if focus is None:
-        return {}
-    options = {"statisticsLabel": focus.label}
-    if focus.slices:
-        options["statisticsSlices"] = json.dumps(focus.slices)
-    if focus.weight is not None:
-        options["statisticsWeight"] = focus.weight
-        options["statisticsWeighted"] = json.dumps(focus.weighted)
-    return options
+        return options
+    return replace(
+        options,
+        statistics_label=focus.label,
+        statistics_slices=focus.slices,
+        statistics_weight=focus.weight,
+        statistics_weighted=focus.weighted if focus.weight is not None else (),
+    )
 
 
 def _find_focus(config: BuildConfig) -> LabelFocus | None:

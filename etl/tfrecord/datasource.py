@@ -13,7 +13,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -24,10 +23,10 @@ from pyspark.sql.types import StructType
 
 from etl.tfrecord.commit.committer import build_committer
 from etl.tfrecord.commit.local_commit import TaskResult
-from etl.tfrecord.files.data_files import find_stem
 from etl.tfrecord.options import parse_read_options, parse_write_options
-from etl.tfrecord.spark.loaded_code import freeze_loaded_code, freeze_planner
+from etl.tfrecord.spark.loaded_code import freeze_planner
 from etl.tfrecord.spark.schema import describe_columns, to_arrow_schema
+from etl.tfrecord.spark.write_job import write_partition
 from etl.tfrecord.spark.write_plan import NO_HOOKS, WriteHooks, WritePlan, plan_write
 
 if TYPE_CHECKING:
@@ -59,23 +58,7 @@ class TFRecordWriter(DataSourceArrowWriter):
         Raises:
             InputDataError: A value that the wire cannot carry; the attempt's files are removed.
         """
-        from etl.tfrecord.spark.write_task import WriteTask
-
-        context = TaskContext.get()
-        if context is None:
-            raise RuntimeError("TFRecordWriter.write runs inside a Spark task only")
-        options, job_id = self._plan.options, self._plan.job.job_id
-        partition = context.partitionId()
-        name = f"part-{partition:05d}"
-        attempt = f"{name}-attempt-{context.taskAttemptId()}"
-        stem = name if options.deterministic_names else f"{name}-{job_id}"
-        if options.shard_ranges:
-            stem = find_stem(options.shard_ranges, partition)
-        with build_committer(options).hold_attempt(job_id, attempt) as root:
-            sink = WriteTask(root, stem, options, self._plan.source, self._plan.hooks)
-            shards = sink.write_all(iterator, f"Spark partition {partition}")
-        freeze_loaded_code()
-        return TaskMessage(TaskResult(partition, attempt, shards))
+        return TaskMessage(write_partition(self._plan, iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Runs on the driver side once all tasks have succeeded: publishes their shards."""

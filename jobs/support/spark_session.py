@@ -15,7 +15,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +29,7 @@ from conf.etl.output import SparkConfig
 from conf.paths import local_path
 
 if TYPE_CHECKING:
+    from pyarrow import RecordBatch
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
@@ -162,8 +165,12 @@ FAST_PLANS = {
 }
 
 
+SHORT_PARTITIONS = 2
+"""Of a shuffle of short work, where each task costs more than the rows that it gets."""
+
+
 def build_session(config: SparkConfig, app_name: str, *, is_short: bool = False) -> SparkSession:
-    """Builds or joins the Spark session, with the `tfrecord` format registered.
+    """Builds or joins the Spark session.
 
     Under spark-submit the cluster, memory and packages are the submitter's business: only what
     the job's correctness needs is set here, and what makes its plans fast where nobody says else.
@@ -184,8 +191,6 @@ def build_session(config: SparkConfig, app_name: str, *, is_short: bool = False)
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
-    from etl.tfrecord.datasource import register_tfrecord
-
     builder = SparkSession.builder.appName(app_name)
     for key, value in _settings(config, submitted, is_short).items():
         builder = builder.config(key, value)
@@ -204,10 +209,9 @@ def build_session(config: SparkConfig, app_name: str, *, is_short: bool = False)
     if not submitted:
         # Every failure of a task reaches this process as an exception that says the same.
         session.sparkContext.setLogLevel("OFF")
-        if not _is_on_this_machine(config.master):
+        if not is_on_this_machine(config.master):
             _ship_code(session.sparkContext)
     set_fast_plans(session, session.sparkContext.getConf())
-    register_tfrecord(session)
     return session
 
 
@@ -215,6 +219,33 @@ def _is_no_interrupt(record: logging.LogRecord) -> bool:
     """Whether a record is to be shown: Py4J logs a trace at Ctrl-C, by the root logger."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, KeyboardInterrupt)
+
+
+def warm_workers(session: SparkSession) -> None:
+    """Lets Spark's Python workers start, and import what a write needs, beside other work.
+
+    Else the write waits for that, at the end of a build whose other stages need no Python. Spark
+    ends workers that have been idle for a minute, so that this helps short builds alone.
+
+    Args:
+        session: A session on this machine.
+    """
+    cores = session.sparkContext.defaultParallelism
+
+    def warm() -> None:
+        rows = session.range(0, cores, 1, cores)
+        with suppress(Exception):  # Whoever needs the workers is told what is wrong with them.
+            rows.mapInArrow(_import_in_worker, "id long").count()
+
+    threading.Thread(target=warm, daemon=True).start()
+
+
+def _import_in_worker(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
+    import etl.encoders.pipeline
+    import etl.quality.statistics
+    import etl.tfrecord.spark.write_task  # noqa: F401
+
+    yield from batches
 
 
 def check_executors(session: SparkSession) -> None:
@@ -227,7 +258,7 @@ def check_executors(session: SparkSession) -> None:
     """
     from etl.tfrecord.spark.failures import import_in_task
 
-    if not _is_on_this_machine(str(session.sparkContext.master)):
+    if not is_on_this_machine(str(session.sparkContext.master)):
         import_in_task(session.sparkContext)
 
 
@@ -245,7 +276,7 @@ def check_work_dir(session: SparkSession, root: str) -> None:
     from etl.tfrecord.files.working_copy import WORK_DIR_VARIABLE
 
     master = str(session.sparkContext.master)
-    if is_remote(root) and not _is_on_this_machine(master) and WORK_DIR_VARIABLE not in os.environ:
+    if is_remote(root) and not is_on_this_machine(master) and WORK_DIR_VARIABLE not in os.environ:
         raise ConfigError(
             "executors on other machines cannot write to the build's directory on this one",
             received=f"output.root {root}, master {master}, no {WORK_DIR_VARIABLE}",
@@ -255,7 +286,8 @@ def check_work_dir(session: SparkSession, root: str) -> None:
         )
 
 
-def _is_on_this_machine(master: str) -> bool:
+def is_on_this_machine(master: str) -> bool:
+    """Whether a master's tasks run in the driver's process."""
     return master.startswith("local")  # `local[…]`; `local-cluster[…]` has executors of its own
 
 
@@ -361,15 +393,18 @@ def _settings(config: SparkConfig, submitted: bool, is_short: bool) -> dict[str,
     }
     if submitted:
         return needed
+    partitions = config.shuffle_partitions
+    if is_short:
+        partitions = min(partitions, SHORT_PARTITIONS)
     here = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     return {
         "spark.master": config.master,
         "spark.driver.memory": config.driver_memory,
-        "spark.sql.shuffle.partitions": str(config.shuffle_partitions),
+        "spark.sql.shuffle.partitions": str(partitions),
         "spark.driver.extraJavaOptions": " ".join(java_options(is_short)),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         # Executors of other machines have to reach the driver.
-        **(here if _is_on_this_machine(config.master) else {}),
+        **(here if is_on_this_machine(config.master) else {}),
         **needed,
     }

@@ -121,6 +121,7 @@ def main() -> None:
     import warnings
 
     from conf.etl.output import SparkConfig
+    from etl.tfrecord.datasource import register_tfrecord
     from jobs.support.spark_session import build_session
 
     conf = json.loads(sys.argv[1])
@@ -129,6 +130,7 @@ def main() -> None:
         spark = build_session(
             SparkConfig(master="local[2]", shuffle_partitions=4, conf=conf), "connector"
         )
+        register_tfrecord(spark)
     print(REPLY + "{}", flush=True)
     for line in sys.stdin:
         request = json.loads(line)

@@ -133,6 +133,39 @@ def test_a_run_on_what_is_left_goes_on(dataset: Path, tmp_path: Path, capsys, mo
     assert not (tmp_path / "more").exists()
 
 
+def edit_shard(dataset: Path, number: int, **values: object) -> None:
+    """Changes what the manifest says of a shard of train."""
+    manifest = json.loads((dataset / "manifest.json").read_text())
+    [train] = [split for split in manifest["splits"] if split["name"] == "train"]
+    train["shards"][number].update(values)
+    (dataset / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_no_more_rows_are_planned_than_a_damaged_shard_could_hold(
+    is_there: bool, dataset: Path, tmp_path: Path
+) -> None:
+    edit_shard(dataset, 1, bytes=16 * 10**15, rows=10**15)
+    if not is_there:
+        (dataset / "train" / "part-00001.tfrecord").unlink()
+    assert train(dataset, tmp_path / "runs", "skip_shard") == 0
+    [history] = (tmp_path / "runs" / "t" / "runs").glob("*/history.json")
+    epoch = json.loads(history.read_text())[0]
+    assert epoch["left_out"] == {"shards": 1}
+    assert epoch["examples"] == (ROWS - OF_A_SHARD) // 64 * 64
+
+
+def test_a_shard_with_more_records_than_the_manifest_says_ends_the_run(
+    dataset: Path, tmp_path: Path, capsys
+) -> None:
+    edit_shard(dataset, 1, rows=OF_A_SHARD - 1)
+    assert train(dataset, tmp_path / "runs", "fail") == 3
+    told = json.loads(capsys.readouterr().err.splitlines()[-1])
+    assert told["event"] == "error"
+    assert f"more than {OF_A_SHARD - 1} records" in told["received"]
+    assert not (tmp_path / "runs" / "t" / "CURRENT").exists()
+
+
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_what_a_model_is_measured_on_has_to_be_whole(
     split: str, dataset: Path, tmp_path: Path, capsys

@@ -12,12 +12,14 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from conf.atomic_output import write_text_atomic
 from conf.errors import ConfigError, InputDataError, TooFewRowsError
 from conf.manifest import Manifest
-from conf.paths import ReadablePath
+from conf.manifest_checks import count_most_rows, find_ratio
+from conf.paths import ReadablePath, open_sizes
 from conf.schema import canonical_json, fingerprint
 from conf.training.input import ClassBalanceConfig, FilterConfig, InputConfig
 from training.input.damage import DamagePolicy, InputCounts, warn_unlisted
@@ -93,9 +95,22 @@ class SplitSource:
 
     def ranges(self, worker: int) -> tuple[tuple[int, int], ...]:
         """First record and number of records that a worker reads of each filled shard."""
-        shards = filled_shards(self.manifest, self.split)
-        rows = limit_rows([shard.rows for shard in shards], self.config.take)
+        rows = limit_rows(self._possible_rows, self.config.take)
         return shard_for(rows, worker, self.options.worker[1])
+
+    @cached_property
+    def _possible_rows(self) -> list[int]:
+        """Records of each filled shard, no more than it can hold where damage is tolerated.
+
+        The manifest may say anything of a shard that is missing or of another size. One that is
+        missing has a record, so that it is looked for.
+        """
+        shards = filled_shards(self.manifest, self.split)
+        if self.config.on_corrupt == "fail":
+            return [shard.rows for shard in shards]
+        find_bytes, ratio = open_sizes(self.version_dir), find_ratio(self.manifest.compression)
+        most = [count_most_rows(find_bytes(shard.path) or 0, ratio) for shard in shards]
+        return [min(s.rows, max(1, rows)) for s, rows in zip(shards, most, strict=True)]
 
     def plan(
         self, columns: Sequence[FeatureColumn], seed: int | None, buffer_rows: int | None = None

@@ -18,11 +18,12 @@ from conf.errors import ConfigError, did_you_mean
 from etl.tfrecord.commit.committer import build_committer
 from etl.tfrecord.commit.job import SaveMode
 from etl.tfrecord.commit.output_manifest import OutputManifest
-from etl.tfrecord.datasource import find_source, register_tfrecord
+from etl.tfrecord.datasource import find_source
 from etl.tfrecord.options import SAVE_MODES, parse_write_options
 from etl.tfrecord.row_errors import refuse_unknown
 from etl.tfrecord.spark.failures import translate_failure
 from etl.tfrecord.spark.schema import describe_columns, to_arrow_schema
+from etl.tfrecord.spark.write_job import run_write
 from etl.tfrecord.spark.write_plan import WritePlan, plan_write
 from etl.tfrecord.types.features import RecordType
 from etl.tfrecord.types.policies import ColumnPolicy, option_name
@@ -261,12 +262,8 @@ def write_tfrecords(
     holds_output = committer.check_mode(plan.options.mode)  # refuses early what it protects
     if plan.options.mode == "ignore" and holds_output:
         return committer.read() or plan.job.description
-    register_tfrecord(spark)
-    spark_mode = "overwrite" if plan.options.mode == "overwrite" else "append"
-    options = config.to_options(str(path), plan.options.mode, plan.job.job_id)
     try:
-        writer = repartition_rows(frame, config).write.format(_FORMAT)
-        writer.mode(spark_mode).options(**options).save()
+        run_write(repartition_rows(frame, config), plan)
     except PySparkException as error:
         cause = translate_failure(error)
         if cause is None:

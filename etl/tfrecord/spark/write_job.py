@@ -1,0 +1,102 @@
+"""A write as one Spark job: tasks write files and tell of them, the driver publishes them.
+
+Spark's own writer (`etl.tfrecord.datasource`) starts a process each to look the format up, to plan
+the write and to commit it, one after another. Who has planned a write needs none of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from conf.manifest import ShardInfo
+from etl.tfrecord.commit.committer import build_committer
+from etl.tfrecord.commit.local_commit import TaskResult
+from etl.tfrecord.commit.output_manifest import TaskShard, WrittenShard
+from etl.tfrecord.files.data_files import find_stem
+from etl.tfrecord.spark.loaded_code import freeze_loaded_code
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from etl.tfrecord.spark.write_plan import WritePlan
+
+_RESULT = "result"
+
+
+def write_partition(plan: WritePlan, batches: Iterator[pa.RecordBatch]) -> TaskResult:
+    """Writes a Spark partition's rows to files of this attempt; runs in a task.
+
+    Args:
+        plan: The write, whose job has begun.
+        batches: Batches of the partition.
+
+    Returns:
+        The attempt, for the commit; the protocol: `etl.tfrecord.commit.local_commit`.
+
+    Raises:
+        InputDataError: A value that the wire cannot carry; the attempt's files are removed.
+    """
+    from etl.tfrecord.spark.write_task import WriteTask
+
+    context = TaskContext.get()
+    if context is None:
+        raise RuntimeError("write_partition runs inside a Spark task only")
+    options, job_id = plan.options, plan.job.job_id
+    partition = context.partitionId()
+    name = f"part-{partition:05d}"
+    attempt = f"{name}-attempt-{context.taskAttemptId()}"
+    stem = name if options.deterministic_names else f"{name}-{job_id}"
+    if options.shard_ranges:
+        stem = find_stem(options.shard_ranges, partition)
+    with build_committer(options).hold_attempt(job_id, attempt) as root:
+        sink = WriteTask(root, stem, options, plan.source, plan.hooks)
+        shards = sink.write_all(batches, f"Spark partition {partition}")
+    freeze_loaded_code()
+    return TaskResult(partition, attempt, shards)
+
+
+def run_write(rows: DataFrame, plan: WritePlan) -> None:
+    """Writes rows and publishes the files; where a task fails for good, no trace is left.
+
+    Args:
+        rows: Columns as planned.
+        plan: The write.
+
+    Raises:
+        PySparkException: A task failed.
+        UpstreamNotReadyError: Another job published meanwhile what this one would replace.
+    """
+    committer = build_committer(plan.options)
+    committer.begin(plan.job)
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        result = write_partition(plan, batches)
+        yield pa.RecordBatch.from_pydict({_RESULT: [json.dumps(asdict(result))]})
+
+    try:
+        found = rows.mapInArrow(write, f"{_RESULT} string").collect()
+    except BaseException:
+        committer.discard(plan.job.job_id)
+        raise
+    committer.publish(plan.job, [_read_result(json.loads(row[0])) for row in found])
+
+
+def _read_result(data: dict[str, Any]) -> TaskResult:
+    return TaskResult(data["partition"], data["attempt"], tuple(map(_read_shard, data["shards"])))
+
+
+def _read_shard(data: dict[str, Any]) -> TaskShard:
+    shard = data["shard"]
+    written = WrittenShard(
+        ShardInfo(**shard["info"]),
+        tuple(shard["split_offsets"]),
+        shard["statistics"],
+        shard["has_index"],
+    )
+    return TaskShard(written, data["partition_values"])
