@@ -17,6 +17,8 @@ from conf.paths import ReadablePath, list_folders
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 WITHDRAWN_DIR = ".withdrawn"
+PRIVATE = 0o640
+"""Mode of files that hold what users did: for their owner and group alone."""
 
 
 @contextmanager

@@ -231,6 +231,22 @@ def local_path(uri: str | os.PathLike[str]) -> Path:
     )
 
 
+def check_below(path: str) -> str:
+    """Returns the path of an input as it is, unless it is relative and leaves its folder by `..`.
+
+    Raises:
+        ValueError: It does.
+    """
+    parsed = urlparse(path)
+    named = unquote(parsed.path) if parsed.scheme == "file" else path
+    if ".." in Path(named).parts and not named.startswith(("/", "~")):
+        raise ValueError(
+            f"{path!r} leads out of the folder of the data by `..`; name a folder above by --data "
+            "(or `data_dir`), or give an absolute path"
+        )
+    return path
+
+
 @dataclass(frozen=True)
 class DatasetPaths:
     """The paths of one named dataset."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 from pyspark.sql import functions as F
 
-from conf.atomic_output import staged_directory
+from conf.atomic_output import PRIVATE, staged_directory
 from conf.dates import DateRange
 from conf.encoders import ENCODERS_DIR
 from conf.errors import (
@@ -318,6 +318,7 @@ def _write(
     parts = sorted(staging.glob("part-*.parquet"))
     _check_count(parts, record["rows"])
     for number, part in enumerate(parts):  # Spark's names are drawn anew in each run.
+        part.chmod(part.stat().st_mode & PRIVATE)
         part.rename(staging / f"part-{number:05d}{ROWS_SUFFIX}")
     for path in [staging / "_SUCCESS", *staging.glob(".*.crc")]:
         path.unlink(missing_ok=True)

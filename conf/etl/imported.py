@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from conf.config_base import PublishedRoot, Strict
+from conf.paths import check_below
 from conf.schema import DType, Role
 
 SplitName = Literal["train", "validation", "test", "catalog", "users"]
@@ -136,6 +137,8 @@ class ImportConfig(Strict):
     def _consistent(self) -> ImportConfig:
         if not self.splits.get("train"):
             raise ValueError("`splits` needs files of `train`")
+        for path in (path for paths in self.splits.values() for path in paths):
+            check_below(path)
         names = [feature.name for feature in self.features]
         repeated = [name for name, count in Counter(names).items() if count > 1]
         if repeated:

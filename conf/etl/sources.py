@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from conf.config_base import Name, Strict, StrictFinite
+from conf.paths import check_below
 
 ColumnType = Literal[
     "int64",
@@ -443,6 +444,8 @@ class SourceConfig(Strict):
 
     def _check_days(self) -> None:
         in_path = DATE_FIELD in (self.path or "")
+        day_format = "" if self.days is None else self.days.format
+        check_below((self.path or "").replace(DATE_FIELD, day_format))
         if (self.path or "").count(DATE_FIELD) > 1:
             raise ValueError("`path` has {date} more than once; name the day once")
         if self.days is None:

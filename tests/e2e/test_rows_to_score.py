@@ -266,6 +266,7 @@ def test_predict_gives_the_scores_of_the_same_rows_with_labels(
     trained: TrainedModel, expected: pd.Series, rows: Path, tmp_path: Path
 ) -> None:
     assert [file.name for file in sorted(rows.iterdir())] == [RECORD_FILE, "part-00000.parquet"]
+    assert (rows / "part-00000.parquet").stat().st_mode & 0o137 == 0  # Owner and group alone.
     assert "clicked" not in pq.read_schema(rows / "part-00000.parquet").names
     record = json.loads((rows / RECORD_FILE).read_text())
     assert (record["rows"], record["dates"]) == (60, [str(LAST), str(LAST)])

@@ -236,6 +236,7 @@ def test_unfinished_empty_and_unlike_files_are_refused(files):
     ("change", "message"),
     [
         ({"splits": {"test": ["test*"]}}, "needs files of `train`"),
+        ({"splits": {"train": ["train*", "../x/*"]}}, "leads out of the folder of the data"),
         ({"features": [FEATURES[0], FEATURES[0]]}, "declared twice: user"),
         ({"packed": {"feature": ["user", "other"]}}, "'other' is no declared feature"),
         ({"packed": {"feature": ["user", "profile"]}}, "must be one scalar"),
@@ -258,6 +259,10 @@ def test_the_command_shows_its_plan_and_imports(files, tmp_path, capsys):
     assert planned["features"]["history"] == "list of int64"
     assert planned["features"]["user"] == "int64"
     assert not (files.parent / "datasets").exists()
+    outside = {**data, "splits": {"train": ["../outside"]}}
+    (tmp_path / "outside.yaml").write_text(json.dumps(outside))
+    assert main(["data", "import", str(tmp_path / "outside.yaml"), "--data", str(files)]) == 2
+    assert "leads out of the folder" in capsys.readouterr().err
     assert main(arguments) == 0
     assert "80 train, 40 test records" in capsys.readouterr().out
     assert main(["data", "import", "none.yaml"]) == 2

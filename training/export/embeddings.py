@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import tensorflow as tf
 
+from conf.atomic_output import PRIVATE
 from conf.export import FEATURE_PREFIX, ID, ITEMS_FILE, KEY, SEEN, USERS_FILE, VECTOR
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import (
@@ -33,8 +34,6 @@ from training.evaluation.item_index import (
 from training.input.batches import build_eval_dataset, read_batches
 from training.input.vocabularies import Vocabulary, read_key_vocabulary
 
-PRIVATE = 0o640
-"""Mode of files that hold what users did: for their owner and group alone."""
 ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
 
 

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
-from conf.atomic_output import atomic_file, write_text_atomic
+from conf.atomic_output import PRIVATE, atomic_file, write_text_atomic
 from conf.errors import ConfigError
 from conf.locks import hold_file_lock
 from conf.manifest import MANIFEST_FILE
@@ -238,9 +238,11 @@ class WorkingCopy:
         file.parent.mkdir(parents=True, exist_ok=True)
         with self.reaching():
             source = self.remote.open_input(key)
-        with source, atomic_file(file) as unfinished, unfinished.open("wb") as target:
-            while data := self._read(source):
-                target.write(data)
+        with source, atomic_file(file) as unfinished:
+            unfinished.touch(mode=PRIVATE)  # It may hold histories of users.
+            with unfinished.open("wb") as target:
+                while data := self._read(source):
+                    target.write(data)
 
     def _read(self, source: BinaryIO) -> bytes:
         with self.reaching():

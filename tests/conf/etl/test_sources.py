@@ -48,6 +48,11 @@ LIST = {"name": "ids", "type": "list<int64>"}
         ({"days": {}}, "needs {date} in `path`"),
         ({"days": {"column": "nope"}}, "needs {date} in `path`"),
         ({"path": "{date}/{date}"}, "more than once"),
+        ({"path": "../in"}, r"leads out of the folder of the data by `\.\.`"),
+        ({"path": "a/../../in/*.csv"}, "leads out of the folder"),
+        ({"path": "file:../in"}, "leads out of the folder"),
+        ({"path": "file:%2e%2e/in"}, "leads out of the folder"),
+        ({"path": "a/{date}", "days": {"format": "../../%Y-%m-%d"}}, "leads out of the folder"),
         ({"path": "{date}", "days": {"format": "%m-%d"}}, "does not tell year, month and day"),
     ],
 )
@@ -57,6 +62,11 @@ def test_contradictions_are_refused(changes, message):
         del data["path"]
     with pytest.raises(ValidationError, match=message):
         SourceConfig.model_validate(data)
+
+
+@pytest.mark.parametrize("path", ["/a/../in", "file:///a/../in", "~/../in", "a..b/..c", "in/"])
+def test_absolute_paths_and_names_with_points_are_taken(path):
+    assert SourceConfig.model_validate({"path": path, "columns": [INT]}).path == path
 
 
 def test_a_sparse_format_brings_its_columns_and_a_dated_path_its_days():

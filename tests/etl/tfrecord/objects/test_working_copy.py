@@ -78,6 +78,20 @@ def test_hidden_files_and_the_pointer_stay_where_they_are(
     assert held(there) == {"a": "1", "b/x": "2"}
 
 
+def test_what_is_brought_here_is_for_its_owner_and_group(
+    copies: Callable[[str], WorkingCopy],
+) -> None:
+    here, there, other = copies("here"), copies("there"), copies("other")
+    write(here, users__parquet="1", b="2")
+    here.push()
+    there.pull()
+    other.fetch_missing()
+    for copy in (there, other):
+        assert held(copy) == {"users/parquet": "1", "b": "2"}
+        for name in ("users/parquet", "b"):
+            assert (copy.local / name).stat().st_mode & 0o137 == 0
+
+
 def test_a_large_file_arrives_whole(
     copies: Callable[[str], WorkingCopy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
