@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
-import numpy as np
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -34,28 +33,16 @@ from training.serving.errors import (
     RequestError,
     forget_frames,
 )
+from training.serving.examples import parse_examples
 from training.serving.known import read_item_files
-from training.serving.limits import (
-    FULL_BODIES,
-    SMALL_BYTES,
-    Budget,
-    ServerLimits,
-    check_context,
-    check_json,
-    check_lists,
-)
+from training.serving.limits import FULL_BODIES, SMALL_BYTES, Budget, ServerLimits, check_json
 from training.serving.metrics import Metrics
 from training.serving.model_store import ModelStore, ServedVersion
-from training.serving.recommend import (
-    RecommendConfig,
-    Recommender,
-    describe_limits,
-    parse_recommend,
-)
+from training.serving.recommend import RecommendConfig, Recommender
+from training.serving.recommend_request import describe_limits
 from training.serving.tensors import (
     Arrays,
     format_predict,
-    parse_examples,
     parse_json,
     parse_predict,
     read_signature_name,
@@ -110,7 +97,8 @@ class Server:
         self.store.start()
         self.bodies = Budget(FULL_BODIES * limits.body_bytes, "bytes of bodies")
         self.builder = Builder()
-        self.batcher = Batcher(limits.calls, limits.request, self.metrics.batch_rows.observe)
+        observe = self.metrics.batch_rows.observe
+        self.batcher = Batcher(limits.calls, limits.request, observe, self.builder)
         self.recommender = Recommender(self.store, self.batcher, self.builder, config.recommend)
         self.store.check = self.recommender.check_version
 
@@ -135,11 +123,10 @@ class Server:
         """
         signature = read_signature_name(data)
         specs, about = version.find_specs(signature), version.find_inputs(signature)
-        columns = data.get("inputs")
-        lists = columns.values() if isinstance(columns, dict) else (columns,)
-        check_lists((data.get("instances"), *lists), self.limits.request.rows)
-        inputs, is_row = await self.builder.run(size, parse_predict, data, specs, about)
-        del data, columns, lists  # While it waits a request holds its arrays alone.
+        inputs, is_row = await self.builder.run(
+            size, parse_predict, data, specs, about, self.limits.request
+        )
+        del data  # While it waits a request holds its arrays alone.
         outputs = await self.batcher.call(version, signature, inputs)
         return await self.builder.run(_count_bytes(outputs), _encode_predict, outputs, is_row)
 
@@ -160,19 +147,17 @@ class Server:
     async def _call_examples(
         self, version: ServedVersion, data: dict[str, Any], size: int, method: str
     ) -> Arrays:
-        signature = str(data.get("signature_name") or method)[:100]
+        signature = read_signature_name(data, method)
         version.require_method(signature, method)
-        check_context(data, self.limits.request)
         holds = version.find_inputs(signature)["inputs"]["holds"]
-        examples = await self.builder.run(size, parse_examples, data, holds)
+        limits = self.limits.request
+        examples = await self.builder.run(size, parse_examples, data, holds, limits)
         del data
-        return await self.batcher.call(
-            version, signature, {"inputs": np.array(examples, dtype=object)}
-        )
+        return await self.batcher.call(version, signature, {"inputs": examples})
 
     async def recommend(self, data: dict[str, Any], size: int) -> bytes:
         """Answers `/v1/recommend`; arguments as those of `predict`."""
-        return await self.recommender.recommend(parse_recommend(data), size)
+        return await self.recommender.recommend(data, size)
 
     def close(self) -> None:
         """Ends the look-out for new versions, and the threads."""
@@ -242,7 +227,7 @@ def build_app(
 def _add_models(app: FastAPI, server: Server) -> None:
     @app.get("/v1/models/{target:path}")
     async def get_model(target: str) -> Response:
-        async def answer() -> bytes:
+        async def answer(_: asyncio.Timeout) -> bytes:
             found = _match(target, "GET")
             named = found["model"], found["version"], found["label"]
             if found["part"]:
@@ -255,11 +240,12 @@ def _add_models(app: FastAPI, server: Server) -> None:
     async def post_model(target: str, request: Request) -> Response:
         method = target.rpartition(":")[2]
 
-        async def answer() -> bytes:
+        async def answer(time_left: asyncio.Timeout) -> bytes:
             found = _match(target, "POST")
             handler = getattr(server, found["method"])
             version = server.store.get(found["model"], found["version"], found["label"])
-            result: bytes = await handler(version, *await _read_request(request, server))
+            read = await _read_request(request, server, time_left)
+            result: bytes = await handler(version, *read)
             return result
 
         return await _answer(server, method if method in METHODS else "unknown", answer)
@@ -281,7 +267,7 @@ def _match(target: str, verb: str) -> dict[str, Any]:
 def _add_recommend(app: FastAPI, server: Server) -> None:
     @app.get("/v1/recommend/inputs")
     async def get_inputs() -> Response:
-        async def answer() -> bytes:
+        async def answer(_: asyncio.Timeout) -> bytes:
             return encode_json(server.recommender.describe_inputs())
 
         return await _answer(server, "inputs", answer)
@@ -292,10 +278,11 @@ def _add_recommend(app: FastAPI, server: Server) -> None:
     ) -> Response:
         data = {"user": user, "k": k, "seen": seen}
 
-        async def answer() -> bytes:
-            if unknown := [name for name in request.query_params if name not in data]:
+        async def answer(_: asyncio.Timeout) -> bytes:
+            unknown = next((name for name in request.query_params if name not in data), None)
+            if unknown is not None:
                 raise RequestError(
-                    f"{unknown[0][:100]}: unknown; allowed: {', '.join(data)}; a POST may have more"
+                    f"{unknown[:100]}: unknown; allowed: {', '.join(data)}; a POST may have more"
                 )
             return await server.recommend(data, 0)
 
@@ -303,8 +290,8 @@ def _add_recommend(app: FastAPI, server: Server) -> None:
 
     @app.post("/v1/recommend")
     async def post_recommend(request: Request) -> Response:
-        async def answer() -> bytes:
-            return await server.recommend(*await _read_request(request, server))
+        async def answer(time_left: asyncio.Timeout) -> bytes:
+            return await server.recommend(*await _read_request(request, server, time_left))
 
         return await _answer(server, "recommend", answer)
 
@@ -333,11 +320,21 @@ def _add_rest(app: FastAPI, server: Server, page: str) -> None:
         return Response(server.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 
-async def _answer(server: Server, method: str, answer: Callable[[], Awaitable[bytes]]) -> Response:
-    """Answers a request, whatever becomes of it, and counts it."""
+async def _answer(
+    server: Server, method: str, answer: Callable[[asyncio.Timeout], Awaitable[bytes]]
+) -> Response:
+    """Answers a request, whatever becomes of it, and counts it.
+
+    Args:
+        server: What answers.
+        method: Names it in the metrics.
+        answer: Gives the body of the answer. It is given the time that it has, which is none while
+            it reads a body.
+    """
     start = time.monotonic()
     try:
-        response = _respond(await asyncio.wait_for(answer(), 2 * server.limits.seconds))
+        async with asyncio.timeout(server.limits.seconds) as time_left:
+            response = _respond(await answer(time_left))
     except RequestError as error:
         response = refuse(error.message, error.status)
         forget_frames(error)
@@ -367,8 +364,15 @@ def _respond(body: bytes, status: int = 200) -> Response:
     return Response(body, status, media_type="application/json")
 
 
-async def _read_request(request: Request, server: Server) -> tuple[dict[str, Any], int]:
+async def _read_request(
+    request: Request, server: Server, time_left: asyncio.Timeout
+) -> tuple[dict[str, Any], int]:
     """Reads the JSON object of a body, and how many bytes it came in.
+
+    Args:
+        request: The request.
+        server: What answers.
+        time_left: Until the answer; it begins when the body has arrived, which has its own time.
 
     Raises:
         RequestError: It is too long, does not arrive in time, is not what `Server.parse` takes, or
@@ -380,6 +384,7 @@ async def _read_request(request: Request, server: Server) -> tuple[dict[str, Any
     if length.isdigit() and int(length[:20]) > limits.body_bytes:
         raise refusal
     chunks, size = [], 0
+    time_left.reschedule(None)
     try:
         async with asyncio.timeout(limits.seconds):
             async for chunk in request.stream():
@@ -390,6 +395,7 @@ async def _read_request(request: Request, server: Server) -> tuple[dict[str, Any
                     server.bodies.take(size - held)
                     held = size
                 chunks.append(chunk)
+        time_left.reschedule(asyncio.get_running_loop().time() + limits.seconds)
         return await server.parse(b"".join(chunks)), size
     except TimeoutError as error:
         raise RequestError(

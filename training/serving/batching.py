@@ -11,19 +11,22 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
 from training.serving.errors import UNAVAILABLE, RequestError
+from training.serving.examples import count_lists
 from training.serving.limits import (
+    EXAMPLE_BYTES,
     WAITING_VALUES,
     Budget,
     CallLimits,
     Cost,
     RequestLimits,
     SignatureCost,
+    check_count,
 )
 from training.serving.model_store import ServedVersion
 from training.serving.tensors import Arrays
@@ -72,12 +75,18 @@ class Batcher:
         calls: What is called at a time, and what may wait.
         request: What one request may ask for.
         on_batch: Told the rows of each call.
+        builder: Looks at long inputs.
     """
 
     def __init__(
-        self, calls: CallLimits, request: RequestLimits, on_batch: Callable[[int], None]
+        self,
+        calls: CallLimits,
+        request: RequestLimits,
+        on_batch: Callable[[int], None],
+        builder: Builder,
     ) -> None:
         self._calls, self._request, self._on_batch = calls, request, on_batch
+        self._builder = builder
         self._pool = ThreadPoolExecutor(calls.threads, "model", use_one_thread)
         self._queues: dict[Hashable, deque[_Waiting]] = {}
         self._running: dict[Hashable, int] = {}
@@ -90,6 +99,11 @@ class Batcher:
         """Candidates of one request at most."""
         return self._request.pairs
 
+    @property
+    def most_values(self) -> int:
+        """Values of one request at most."""
+        return self._request.values
+
     async def call(self, version: ServedVersion, signature: str, inputs: Arrays) -> Arrays:
         """Returns the outputs of a signature for the rows of a request.
 
@@ -98,16 +112,35 @@ class Batcher:
                 too many requests wait.
         """
         version.find_specs(signature)
-        cost = version.find_cost(signature).measure(inputs, self._request)
         if self.waiting >= self._calls.waiting:
             raise RequestError("too many requests are waiting; try again later", UNAVAILABLE)
-        self._held.take(cost.values)
         self.waiting += 1
+        held = 0
         try:
+            cost = await self._measure(version, signature, inputs)
+            self._held.take(cost.values)
+            held = cost.values
             return await self._enqueue(version, signature, inputs, cost)
         finally:
             self.waiting -= 1
-            self._held.give_back(cost.values)
+            self._held.give_back(held)
+
+    async def _measure(self, version: ServedVersion, signature: str, inputs: Arrays) -> Cost:
+        """Returns what a call takes; texts and Examples that are many are looked at beside the
+        event loop."""
+        limit = version.find_cost(signature)
+        size = sum(value.nbytes for value in inputs.values() if value.dtype == object)
+        cost = await self._builder.run(size, limit.measure, inputs, self._request)
+        for name in limit.examples:
+            size = cost.values * EXAMPLE_BYTES
+            lists = cost.width * EXAMPLE_BYTES  # Of a few bytes each one may be a value.
+            if size > AT_ONCE_BYTES:
+                holds = version.find_inputs(signature)[name]["holds"]
+                lists = await self._builder.run(size, count_lists, inputs[name], holds)
+            what = "values of lists in Examples, padded to the longest"
+            check_count(what, cost.rows * lists, self._request.values)
+            cost = replace(cost, width=max(cost.width, lists))
+        return cost
 
     async def run(self, function: Callable[..., ResultT], *args: Any) -> ResultT:
         """Returns what a function gives on one of the threads."""

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +82,9 @@ class ItemColumns:
         Raises:
             RequestError: There is no such column.
         """
-        if unknown := [name[:100] for name in wanted if name not in self._places][:1]:
+        if (name := next((n for n in wanted if n not in self._places), None)) is not None:
             raise RequestError(
-                f"filter names unknown columns {unknown}; allowed: {', '.join(self._places)}"
+                f"filter names unknown columns {[name[:100]]}; allowed: {', '.join(self._places)}"
             )
         allowed = np.ones(self._table.num_rows, bool)
         for name, values in wanted.items():
@@ -270,6 +271,13 @@ class Users:
             return np.zeros(0, np.int64)
         return np.asarray(self.table[column][row].values.to_numpy(zero_copy_only=False))
 
+    def count_values(self, row: int, columns: Iterable[str]) -> int:
+        """Returns how many values lists of a user hold; other columns are left out."""
+        names = set(self.table.column_names)
+        lists = [self.table[name][row] for name in columns if name in names]
+        found = [one.values for one in lists if isinstance(one, pa.ListScalar)]
+        return sum(len(values) for values in found if values is not None)
+
 
 @dataclass(frozen=True)
 class Known:
@@ -294,6 +302,17 @@ class Known:
     index: VectorIndex | None = None
     number: int | None = None
     users: Users | None = None
+
+    @cached_property
+    def _tensor(self) -> np.ndarray:
+        is_text = bool(self.keys) and isinstance(self.keys[0], str)
+        keys = [str(key).encode() for key in self.keys] if is_text else self.keys
+        return np.array(keys, object if is_text else np.int64)
+
+    def get_keys(self, positions: np.ndarray) -> np.ndarray:
+        """Returns the keys of items as tensors hold them: int64, or bytes."""
+        found: np.ndarray = self._tensor[positions]
+        return found
 
     def find_positions(self, ids: np.ndarray) -> np.ndarray:
         """Returns the positions of items; unknown ones are left out."""
@@ -345,7 +364,7 @@ def read_known(
     position_of = {str(key): position for position, key in enumerate(found)}
     allowed = np.ones(len(found), bool)
     allowed[[position_of[key] for key in files.blocked if key in position_of]] = False
-    return Known(
+    known = Known(
         keys=found,
         ids=table[ID].drop_null().to_numpy(),
         position_of=position_of,
@@ -355,6 +374,8 @@ def read_known(
         number=number,
         users=users or _read_users(version),
     )
+    known.get_keys(np.zeros(0, np.int64))  # What it gathers once is not left to a request.
+    return known
 
 
 def _read_items(version: Path) -> pa.Table | None:

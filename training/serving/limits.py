@@ -18,11 +18,20 @@ from training.serving.errors import UNAVAILABLE, RequestError
 NESTING = 32
 """Lists and objects inside each other."""
 EXAMPLE_BYTES = 32
-"""Bytes of a serialized Example that count as one value: no list in it holds more values."""
+"""Bytes of a serialized Example that count as one value. A list may hold one value a byte: lists
+are counted beside (`count_lists` of `examples`)."""
 CATALOGUE_SCORES = 1 << 26
 """Scores of a call that ranks the whole catalogue, rows x items: 256 MB."""
 JOINED_PAIRS = 4096
 """Pairs of rows and candidates of a call that several requests share; more gains nothing."""
+CALL_ITEMS = 20_000
+"""Items that a ranking model scores in one call where nothing retrieves them."""
+STREAMS, IDLE_SECONDS, AGE_SECONDS = 256, 300.0, 600.0
+"""gRPC calls of a connection at a time; until one without a call is closed, and until any is."""
+FIELDS = 100
+"""Fields of metadata that a gRPC call may ask for, of which there is one."""
+MOST_AXES = 8
+"""Axes of a tensor of gRPC."""
 SMALL_BYTES = 1 << 16
 """Bodies up to this length are read even where others fill the memory that bodies may take."""
 FULL_BODIES = 32
@@ -88,7 +97,7 @@ class ServerLimits:
 
     Attributes:
         body_bytes: Longest body.
-        seconds: Time until a body has arrived, and then until it is answered.
+        seconds: Time until a body has arrived, and as much until it is answered.
         request: Of one request.
         calls: Of all of them together.
         connections: Of those that carry them.
@@ -115,6 +124,7 @@ class ServerLimits:
             "text_bytes": request.text_bytes,
             "example_bytes_per_value": EXAMPLE_BYTES,
             "catalogue_scores": CATALOGUE_SCORES,
+            "catalogue_items": min(CALL_ITEMS, request.pairs),
             "calls": calls.threads,
             "waiting_requests": calls.waiting,
             "waiting_values": WAITING_VALUES * request.values,
@@ -123,6 +133,11 @@ class ServerLimits:
             "head_seconds": connections.head_seconds,
             "idle_seconds": connections.idle_seconds,
             "write_seconds": connections.write_seconds,
+            "grpc_calls": STREAMS,
+            "grpc_idle_seconds": IDLE_SECONDS,
+            "grpc_age_seconds": AGE_SECONDS,
+            "grpc_metadata_fields": FIELDS,
+            "grpc_axes": MOST_AXES,
         }
 
 
@@ -220,12 +235,15 @@ class SignatureCost:
         length: Input that says how long lists shall be; None: there is none.
         examples: Inputs of serialized Examples.
         catalogue: Items of the catalogue that each row is compared with; 0: it is not.
+        repeated: Inputs of a row that the model repeats for each of its candidates, as a feature is
+            made of them and of the candidate.
     """
 
     candidates: tuple[str, ...] = ()
     length: str | None = None
     examples: tuple[str, ...] = ()
     catalogue: int = 0
+    repeated: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, name: str, card: Mapping[str, Any]) -> SignatureCost:
@@ -236,12 +254,18 @@ class SignatureCost:
         lists = is_retrieval and any(output["name"] == "items" for output in outputs)
         extra = [item["name"] for item in inputs if "means" in item]
         paired = [item["name"] for item in inputs if item.get("per") == "candidate"]
+        pairs = {item["feature"] for item in inputs if item["name"] in paired}
         rows = card.get("embeddings", {}).get("items", {}).get("rows", 0)
         return cls(
             candidates=tuple(paired if lists else [*paired, *extra]),
             length=extra[-1] if lists and extra else None,
             examples=tuple(item["name"] for item in inputs if "holds" in item),
             catalogue=int(rows) if lists else 0,
+            repeated=tuple(
+                item["name"]
+                for item in inputs
+                if item.get("per") == "row" and item["feature"] in pairs
+            ),
         )
 
     def measure(self, inputs: Mapping[str, np.ndarray], limits: RequestLimits) -> Cost:
@@ -263,10 +287,8 @@ class SignatureCost:
                 found = max(map(len, value.ravel().tolist()))
                 if name in self.examples:
                     longest = max(longest, found)
-                elif found > limits.text_bytes:
-                    raise RequestError(
-                        f"input {name}: a text may have {limits.text_bytes} bytes; received {found}"
-                    )
+                else:
+                    check_text(name, found, limits)
         if not longest:
             return cost
         width = check_example_bytes(cost.rows, longest, limits)
@@ -285,7 +307,10 @@ class SignatureCost:
             check_count(what, rows, self._most_rows)
         pairs = max((prod(shapes[n][:2]) for n in self.candidates if n in shapes), default=0)
         check_count("candidates, of all rows", pairs, limits.pairs)
-        values = sum(map(prod, shapes.values()))
+        each = max((shapes[n][1] for n in self.candidates if n in shapes), default=1)
+        values = sum(
+            prod(shape) * (each if name in self.repeated else 1) for name, shape in shapes.items()
+        )
         check_count("values, rows x candidates x length of all inputs", values, limits.values)
         return Cost(rows, pairs, -(-values // rows) if rows else 0)
 
@@ -310,6 +335,18 @@ def check_count(what: str, count: int, most: int) -> None:
     """
     if count > most:
         raise RequestError(f"a request may have {most} {what}; received {count}")
+
+
+def check_text(name: str, size: int, limits: RequestLimits) -> None:
+    """Refuses a text of an input that is too long.
+
+    Raises:
+        RequestError: It has more bytes than a text may have.
+    """
+    if size > limits.text_bytes:
+        raise RequestError(
+            f"input {name}: a text may have {limits.text_bytes} bytes; received {size}"
+        )
 
 
 def check_example_bytes(rows: int, longest: int, limits: RequestLimits) -> int:
@@ -340,14 +377,14 @@ def check_lists(rows: Iterable[Any], most: int) -> None:
             check_count("rows", len(values), most)
 
 
-def check_context(data: Mapping[str, Any], limits: RequestLimits) -> None:
-    """Refuses examples, of which each gets a copy of the context, that are too many values.
+def check_context(
+    examples: Sequence[Any], context: Mapping[str, Any], limits: RequestLimits
+) -> None:
+    """Refuses examples that are too many, or too many values: each gets a copy of the context.
 
     Raises:
         RequestError: They are.
     """
-    examples, context = data.get("examples"), data.get("context")
-    check_lists((examples,), limits.rows)
-    if isinstance(examples, list) and isinstance(context, dict):
-        width = sum(len(one) if isinstance(one, list) else 1 for one in context.values())
-        check_count("values of a context, times examples", width * len(examples), limits.values)
+    check_count("rows", len(examples), limits.rows)
+    width = sum(len(one) if isinstance(one, list) else 1 for one in context.values())
+    check_count("values of a context, times examples", width * len(examples), limits.values)

@@ -47,20 +47,22 @@ from training.serving.access import Access
 from training.serving.app import Server
 from training.serving.calls import CallError, Calls
 from training.serving.errors import RequestError
-from training.serving.limits import check_count, check_example_bytes
+from training.serving.limits import (
+    AGE_SECONDS,
+    FIELDS,
+    IDLE_SECONDS,
+    MOST_AXES,
+    STREAMS,
+    check_count,
+    check_example_bytes,
+)
 from training.serving.model_store import METHOD_PREFIX, METHOD_WORDS, ServedVersion
 from training.serving.tensors import Arrays, check_finite, check_times
 
 SIGNATURES, DEFAULT = "signature_def", "serving_default"
-STREAMS, IDLE_SECONDS, AGE_SECONDS = 256, 300.0, 600.0
-"""Calls of a connection at a time; until one without a call is closed, and until any is."""
 NO_SPEC, NO_NAME = "Missing ModelSpec", "ModelSpec has no name specified."
-FIELDS = 100
-"""Fields of metadata that a call may ask for, of which there is one."""
 SHOWN = 3
 """Unknown names of inputs that a message says."""
-MOST_AXES = 8
-"""Axes of a tensor whose shape is looked at."""
 
 
 class PredictionService:

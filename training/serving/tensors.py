@@ -27,18 +27,20 @@ import tensorflow as tf
 from training.scoring.column_values import EXACT, to_text, to_whole
 from training.scoring.input_columns import (
     FINITE,
-    InputColumn,
     find_bad_number,
     find_missing,
     find_wrong_times,
 )
 from training.scoring.written_values import scale_epochs
 from training.serving.errors import RequestError
+from training.serving.limits import RequestLimits, check_lists
 from training.serving.written_json import (
     SourceNames,
     build_filler,
     check_padding,
+    find_source_names,
     name_inputs,
+    read_column,
     read_written,
 )
 
@@ -56,6 +58,7 @@ class _Short(reprlib.Repr):
 _SHORT = _Short()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 100
 _SHORT.maxlist, _SHORT.maxdict, _SHORT.maxlevel = 20, 10, 4
+_LEAVES = {int, float, type(None), list}
 _KINDS = {"i": "whole numbers", "f": "numbers", "O": "text"}
 
 
@@ -82,20 +85,27 @@ def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def read_signature_name(data: Mapping[str, Any]) -> str:
-    """Returns the signature that a request names; `serving_default` where it names none.
+def read_signature_name(data: Mapping[str, Any], default: str = "serving_default") -> str:
+    """Returns the signature that a request names.
+
+    Args:
+        data: The body.
+        default: What is returned where it names none.
 
     Raises:
         RequestError: The name is no text.
     """
-    name = data.get("signature_name") or "serving_default"
+    name = data.get("signature_name") or default
     if not isinstance(name, str):
         raise RequestError(f"'signature_name' must be a string; received {show(name)}")
     return name
 
 
 def parse_predict(
-    data: Mapping[str, Any], specs: Specs, about: Inputs | None = None
+    data: Mapping[str, Any],
+    specs: Specs,
+    about: Inputs | None = None,
+    limits: RequestLimits | None = None,
 ) -> tuple[Arrays, bool]:
     """Reads the inputs of a `:predict` request.
 
@@ -103,27 +113,28 @@ def parse_predict(
         data: Its body.
         specs: Shape and type of each input.
         about: What `export.json` says of them; None: nothing stands for a missing value.
+        limits: How many rows there may be, and values of lists that are padded; None: the defaults.
 
     Returns:
         The inputs, and whether they came in the row form.
 
     Raises:
-        RequestError: An input is missing, unknown, of another shape or type, or not finite.
+        RequestError: An input is missing, unknown, of another shape or type, or not finite; or
+            there are too many rows.
     """
     is_row = "instances" in data
     if is_row == ("inputs" in data):
         raise RequestError("Request must hold either 'instances' or 'inputs', and not both")
-    unknown = [key for key in data if key not in ("instances", "inputs", "signature_name")][:1]
-    if unknown:
-        raise RequestError(
-            f"Request holds unknown keys {unknown}; allowed: instances, inputs, signature_name"
-        )
-    about = about or {}
-    sources = SourceNames.build(about.values())
+    allowed = ("instances", "inputs", "signature_name")
+    if (unknown := next((key for key in data if key not in allowed), None)) is not None:
+        raise RequestError(f"Request holds unknown keys {[unknown]}; allowed: {', '.join(allowed)}")
+    about, limits = about or {}, limits or RequestLimits()
+    given = data["instances" if is_row else "inputs"]
+    check_lists(given.values() if isinstance(given, dict) else (given,), limits.rows)
     read = _read_rows if is_row else _read_columns
-    columns = read(data["instances" if is_row else "inputs"], specs, sources)
+    columns = read(given, specs, find_source_names(about))
     inputs = {
-        name: build_array(name, columns[name], spec, about.get(name))
+        name: build_array(name, columns[name], spec, about.get(name), limits.values)
         for name, spec in specs.items()
     }
     if is_row and len({len(value) for value in inputs.values()}) > 1:
@@ -177,7 +188,11 @@ def check_names(given: Collection[str], specs: Specs, where: str = "") -> None:
 
 
 def build_array(
-    name: str, value: Any, spec: tf.TensorSpec, about: Mapping[str, Any] | None = None
+    name: str,
+    value: Any,
+    spec: tf.TensorSpec,
+    about: Mapping[str, Any] | None = None,
+    most: int = RequestLimits.values,
 ) -> np.ndarray:
     """Returns JSON values as an array.
 
@@ -186,15 +201,16 @@ def build_array(
         value: Nested lists; null where a value is missing.
         spec: Shape and type that they must have.
         about: What `export.json` says of the input; None: nothing stands for a missing value.
+        most: Values that lists may have in place of which null or text stands.
 
     Raises:
         RequestError: They have another one, a number is not finite, or nothing stands for null.
     """
     is_text = spec.dtype == tf.string
     is_list = bool(about and about.get("is_list"))
-    value = read_written(value, spec.shape.rank - is_list, about)
+    value = read_written(value, spec.shape.rank - is_list, about, most)
     if about and is_list:
-        value = _fill_lists(value, spec.shape.rank - 1, about)
+        value = _fill_lists(value, spec.shape.rank - 1, about, most)
     try:
         array, is_null = _read_text(name, value) if is_text else _read_numbers(value, spec.dtype)
     except (ValueError, OverflowError, TypeError, RecursionError):
@@ -218,23 +234,24 @@ def build_array(
     return array
 
 
-def _fill_lists(value: Any, depth: int, about: Mapping[str, Any]) -> Any:
+def _fill_lists(value: Any, depth: int, about: Mapping[str, Any], most: int) -> Any:
     """Returns nested lists with padding for null, which means the empty list.
 
     Args:
         value: The lists stand in it `depth` lists deep.
         depth: 1 for `[rows, length]`.
         about: What `export.json` says of the input; encoded ids are padded with 0.
+        most: Values that all lists may have.
     """
     if not isinstance(value, list):
         return value
     if depth > 1:
-        return [_fill_lists(one, depth - 1, about) for one in value]
+        return [_fill_lists(one, depth - 1, about, most) for one in value]
     if all(one is not None for one in value):
         return value
     widths = [len(one) for one in value if isinstance(one, list)]
     width = about.get("length") or max(widths, default=1)
-    check_padding(about["name"], width, len(value))
+    check_padding(about["name"], width, len(value), most)
     filler = build_filler(about["dtype"], about.get("pad_token"))
     return [[filler] * width if one is None else one for one in value]
 
@@ -252,8 +269,7 @@ def check_times(name: str, values: np.ndarray, about: Mapping[str, Any] | None) 
     """
     if not about or about.get("time_unit") is None:
         return
-    item = InputColumn.from_json(about)
-    if (fault := find_wrong_times(item, values)) is not None:
+    if (fault := find_wrong_times(read_column(about), values)) is not None:
         raise RequestError(
             f"input {name} {fault.problem}; received {fault.received}; allowed: {fault.allowed}"
         )
@@ -299,10 +315,7 @@ def check_examples(serialized: np.ndarray, holds: Sequence[Mapping[str, Any]]) -
     }
     if not wanted:
         return
-    try:
-        found = tf.io.parse_example(serialized, wanted)
-    except tf.errors.InvalidArgumentError as error:
-        raise RequestError(str(error.message).partition("\n")[0][:300]) from error
+    found = parse_serialized(serialized, wanted)
     for name in names:
         values = found[name].values.numpy()
         if (bad := find_bad_number(values)) is not None:
@@ -313,6 +326,25 @@ def check_examples(serialized: np.ndarray, holds: Sequence[Mapping[str, Any]]) -
             )
     for name, item in timed.items():
         check_times(name, found[name].values.numpy(), item)
+
+
+def parse_serialized(serialized: np.ndarray, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns features of serialized `tf.Example`s.
+
+    Args:
+        serialized: `[rows]` of bytes.
+        wanted: How each is parsed, by name.
+
+    Raises:
+        RequestError: A feature is of another type, or these are no Examples.
+    """
+    try:
+        found: dict[str, Any] = tf.io.parse_example(serialized, wanted)
+    except tf.errors.InvalidArgumentError as error:
+        raise RequestError(str(error.message).partition("\n")[0][:300]) from error
+    except UnicodeDecodeError as error:  # TensorFlow's message quotes bytes that are no text.
+        raise RequestError("Could not parse the inputs: they hold a broken Example") from error
+    return found
 
 
 def _may_hold_bad_floats(serialized: np.ndarray) -> bool:
@@ -361,13 +393,10 @@ def _read_numbers(value: Any, dtype: tf.DType) -> tuple[np.ndarray, np.ndarray |
     Raises:
         TypeError, ValueError or OverflowError: They are none, or lists differ in length.
     """
+    _check_leaves(value)
     array = np.array(value)
     if array.dtype != object:
-        if array.dtype.kind in "iuf" and _has_booleans(value):
-            raise TypeError("NumPy takes true for 1 beside numbers")
         return array, None
-    if not set(map(type, array.ravel())) <= {int, float, type(None)}:
-        raise TypeError(array.dtype)
     is_null = _find_nulls(array)
     numbers = np.where(is_null, 0, array)
     if not dtype.is_floating:
@@ -376,11 +405,20 @@ def _read_numbers(value: Any, dtype: tf.DType) -> tuple[np.ndarray, np.ndarray |
     return numbers.astype(np.float64), is_null
 
 
-def _has_booleans(value: Any) -> bool:
-    if not isinstance(value, list):
-        return isinstance(value, bool)
-    kinds = set(map(type, value))
-    return bool in kinds or (list in kinds and any(map(_has_booleans, value)))
+def _check_leaves(value: Any) -> None:
+    """Refuses what is no number, and not null, before NumPy makes anything of it.
+
+    NumPy takes true for 1 beside numbers, and gives all texts the room of the longest one.
+
+    Raises:
+        TypeError: There is such a value.
+    """
+    kinds = set(map(type, value)) if isinstance(value, list) else {type(value)}
+    if not kinds <= _LEAVES:
+        raise TypeError(kinds)
+    if list in kinds:
+        for one in value:
+            _check_leaves(one)
 
 
 def _read_text(name: str, value: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -456,52 +494,3 @@ def _map_nested(value: Any, as_bytes: bool) -> Any:
         except UnicodeDecodeError:
             pass
     return {"b64": base64.b64encode(value).decode()}
-
-
-def parse_examples(data: Mapping[str, Any], holds: Sequence[Mapping[str, Any]]) -> list[bytes]:
-    """Reads the examples of a `:classify` or `:regress` request.
-
-    Args:
-        data: Its body: `examples`, and `context`, features that all of them have.
-        holds: What `export.json` says of the raw inputs.
-
-    Returns:
-        Serialized `tf.Example`s.
-
-    Raises:
-        RequestError: A feature is unknown, or not of its type.
-    """
-    examples, context = data.get("examples"), data.get("context", {})
-    if not isinstance(examples, list) or not examples or not isinstance(context, dict):
-        raise RequestError("Request must hold 'examples', a list of at least one object")
-    about = {item["name"]: item for item in holds}
-    sources = SourceNames.build(holds)
-    built = []
-    for number, example in enumerate(examples):
-        if not isinstance(example, dict):
-            raise RequestError(f"example {number} is no object: {show(example)}")
-        features = {
-            name: _build_feature(name, value, about)
-            for name, value in name_inputs({**context, **example}, about, sources).items()
-            if value is not None  # It is missing.
-        }
-        message = tf.train.Example(features=tf.train.Features(feature=features))
-        built.append(message.SerializeToString())
-    return built
-
-
-def _build_feature(
-    name: str, value: Any, about: Mapping[str, Mapping[str, Any]]
-) -> tf.train.Feature:
-    if name not in about:
-        raise RequestError(f"unknown feature {name[:100]}; allowed: {', '.join(about)}")
-    value = read_written(value, 0, about[name])
-    values = value if isinstance(value, list) else [value]
-    spec = tf.TensorSpec([None], tf.as_dtype(about[name]["dtype"]))
-    array = build_array(name, values, spec)
-    check_times(name, array, about[name])
-    if spec.dtype == tf.string:
-        return tf.train.Feature(bytes_list=tf.train.BytesList(value=array.tolist()))
-    if spec.dtype == tf.int64:
-        return tf.train.Feature(int64_list=tf.train.Int64List(value=array.tolist()))
-    return tf.train.Feature(float_list=tf.train.FloatList(value=array.tolist()))

@@ -3,18 +3,58 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache, wraps
+from typing import Any, TypeVar
 
 from training.scoring.column_values import ColumnReader, find_paired
 from training.scoring.input_columns import InputColumn, find_padding, find_sources
 from training.scoring.written_values import parse_entries, parse_entry, parse_time
 from training.serving.errors import RequestError
+from training.serving.limits import RequestLimits
 
-PADDED_VALUES = 250_000
-"""Most values of an input with null or text for lists, of which a few bytes could ask for any
-number."""
+FoundT = TypeVar("FoundT")
+
+KEPT = 4096
+"""Objects of `export.json` of which something is kept."""
+
+
+class _Same:
+    """A key that is equal where it is of the same object."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+
+def once_per_object(find: Callable[[Any], FoundT]) -> Callable[[Any], FoundT]:
+    """Wraps a function of a part of `export.json`, whose answers are kept by the part itself.
+
+    What `export.json` says is read once and never changed, and each request needs it in another
+    form.
+    """
+
+    @lru_cache(KEPT)
+    def find_once(key: _Same) -> FoundT:
+        return find(key.value)
+
+    @wraps(find)
+    def found(value: Any) -> FoundT:
+        return find_once(_Same(value))
+
+    return found
+
+
+@once_per_object
+def read_column(item: Mapping[str, Any]) -> InputColumn:
+    """Returns an input as `export.json` describes it."""
+    return InputColumn.from_json(item)
 
 
 @dataclass(frozen=True)
@@ -35,11 +75,23 @@ class SourceNames:
         said = [item for item in about if "column" in item]
         if not any(item.get("written") for item in said):
             return cls(find_sources(said), {})
-        inputs = [InputColumn.from_json(item) for item in said]
+        inputs = [read_column(item) for item in said]
         found = {item.name: find_paired(item, inputs) for item in inputs}
         return cls(
             find_sources(said), {name: columns for name, columns in found.items() if columns}
         )
+
+
+@once_per_object
+def name_items(items: Sequence[Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
+    """Returns what `export.json` says of inputs by their names."""
+    return {item["name"]: item for item in items}
+
+
+@once_per_object
+def find_source_names(about: Mapping[str, Mapping[str, Any]]) -> SourceNames:
+    """Returns the columns that stand for inputs, by what `export.json` says of each."""
+    return SourceNames.build(about.values())
 
 
 def name_inputs(
@@ -85,24 +137,27 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def read_written(value: Any, depth: int, about: Mapping[str, Any] | None) -> Any:
+def read_written(
+    value: Any, depth: int, about: Mapping[str, Any] | None, most: int = RequestLimits.values
+) -> Any:
     """Returns JSON values of which text is read as the build reads it.
 
     Args:
         value: The values of rows stand in it `depth` lists deep.
         depth: 1 for `[rows]` and `[rows, length]`, 0 for the value of one row.
         about: What `export.json` says of the input; None: it is of no source.
+        most: Values that lists of text may have, padded.
 
     Raises:
-        RequestError: Text is not what the build reads.
+        RequestError: Text is not what the build reads, or holds more values.
     """
     if not about or "column" not in about:
         return value
-    item = InputColumn.from_json(about)
+    item = read_column(about)
     form = item.written
     if item.is_list:
         has_form = form is not None and form.separator is not None
-        return _read_lists(value, depth, item) if has_form else value
+        return _read_lists(value, depth, item, most) if has_form else value
     if item.read_unit is None and (form is None or form.pair_separator is None):
         return value
     return _map_rows(value, depth, lambda one: _read_scalar(one, item))
@@ -120,22 +175,22 @@ def _read_scalar(value: Any, item: InputColumn) -> Any:
         raise _refuse(value, item) from error
 
 
-def _read_lists(value: Any, depth: int, item: InputColumn) -> Any:
+def _read_lists(value: Any, depth: int, item: InputColumn, most: int) -> Any:
     """Returns lists of one length, where some of them came as text."""
     rows = list(_list_rows(value, depth))
     if item.written is None or not any(isinstance(row, str) for row in rows):
         return value
     form, lists = item.written, []
     # Before it is taken apart: a text of a few bytes per entry becomes far more.
-    most = max(row.count(form.separator or "") + 1 for row in rows if isinstance(row, str))
-    check_padding(item.name, most, len(rows))
+    longest = max(row.count(form.separator or "") + 1 for row in rows if isinstance(row, str))
+    check_padding(item.name, longest, len(rows), most)
     for row in rows:
         try:
             lists.append(parse_entries(row, form, item.dtype) if isinstance(row, str) else row)
         except (ValueError, OverflowError) as error:
             raise _refuse(row, item) from error
     width = item.length or max((len(one) for one in lists if isinstance(one, list)), default=1) or 1
-    check_padding(item.name, width, len(rows))
+    check_padding(item.name, width, len(rows), most)
     filler = build_filler(item.dtype, item.pad_token)
     filled = iter(lists)
 
@@ -147,16 +202,22 @@ def _read_lists(value: Any, depth: int, item: InputColumn) -> Any:
     return _map_rows(value, depth, fill)
 
 
-def check_padding(name: str, width: int, rows: int) -> None:
-    """Refuses rows whose padding would be beyond all measure.
+def check_padding(name: str, width: int, rows: int, most: int) -> None:
+    """Refuses lists in place of which null or text stands: a few bytes could ask for any number.
+
+    Args:
+        name: Name of the input.
+        width: Values of the longest list, which all others are padded to.
+        rows: Lists.
+        most: Values that all of them may have.
 
     Raises:
-        RequestError: They would be more than `PADDED_VALUES` values.
+        RequestError: They would have more.
     """
-    if width * rows > PADDED_VALUES:
+    if width * rows > most:
         raise RequestError(
             f"input {name} has null or text in place of a list beside lists of {width:,} values: "
-            f"with {rows:,} rows more than {PADDED_VALUES:,} values; ask for fewer rows"
+            f"with {rows:,} rows more than {most:,} values; ask for fewer rows"
         )
 
 

@@ -28,7 +28,7 @@ from tensorflow_serving.apis.prediction_service_pb2_grpc import PredictionServic
 from tests.training.serving.tiny_models import PAD, ROW
 from training.serving.access import ERROR_BYTES, Access
 from training.serving.app import Server, ServerConfig, build_app
-from training.serving.batching import Batcher
+from training.serving.batching import Batcher, Builder
 from training.serving.errors import RequestError
 from training.serving.limits import CallLimits, ConnectionLimits, RequestLimits, SignatureCost
 from training.serving.prediction_service import run_service
@@ -93,7 +93,7 @@ def test_long_requests_for_lists_end_at_their_first_error(client, body, said) ->
 
 
 def test_what_a_request_costs_does_not_grow_with_what_is_wrong_in_it() -> None:
-    from training.serving.recommend import parse_recommend
+    from training.serving.recommend_request import parse_recommend
 
     def read(body: dict) -> int:
         def parse() -> None:
@@ -315,7 +315,9 @@ def test_what_waits_too_long_is_never_called_and_a_full_queue_says_so() -> None:
     rows = [np.full((1, 2 + n), n) for n in range(4)]
 
     async def run() -> None:
-        batcher = Batcher(CallLimits(threads=1, waiting=3), RequestLimits(), lambda rows: None)
+        batcher = Batcher(
+            CallLimits(threads=1, waiting=3), RequestLimits(), lambda rows: None, Builder()
+        )
         tasks = [
             asyncio.create_task(batcher.call(version, "s", {"items": row})) for row in rows[:3]
         ]
@@ -342,7 +344,7 @@ def test_requests_for_many_candidates_do_not_share_a_call() -> None:
     rows = np.zeros((1, 2500))
 
     async def run() -> None:
-        batcher = Batcher(CallLimits(threads=1), RequestLimits(), lambda rows: None)
+        batcher = Batcher(CallLimits(threads=1), RequestLimits(), lambda rows: None, Builder())
         await asyncio.gather(*(batcher.call(version, "s", {"items": rows}) for _ in range(5)))
         batcher.close()
 
@@ -351,7 +353,7 @@ def test_requests_for_many_candidates_do_not_share_a_call() -> None:
 
 
 def test_a_client_that_leaves_is_no_error(client, server, caplog, monkeypatch) -> None:
-    async def leave(request, server) -> None:
+    async def leave(request, server, time_left) -> None:
         raise ClientDisconnect
 
     monkeypatch.setattr("training.serving.app._read_request", leave)

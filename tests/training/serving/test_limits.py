@@ -108,9 +108,9 @@ def test_requests_share_a_call_only_within_the_limits_of_one() -> None:
 
 
 def test_a_context_is_multiplied_by_the_examples() -> None:
-    check_context({"context": {"a": [1] * 100}, "examples": [{}] * 8}, LIMITS)
+    check_context([{}] * 8, {"a": [1] * 100}, LIMITS)
     with pytest.raises(RequestError, match="times examples; received 1600"):
-        check_context({"context": {"a": [1] * 199, "b": 2}, "examples": [{}] * 8}, LIMITS)
+        check_context([{}] * 8, {"a": [1] * 199, "b": 2}, LIMITS)
 
 
 def test_what_all_requests_hold_has_a_limit() -> None:
@@ -137,7 +137,7 @@ def test_errors_are_short_and_name_no_folders() -> None:
 
 def test_every_limit_is_documented() -> None:
     guide = GUIDE.read_text(encoding="utf-8")
-    from training.serving.recommend import describe_limits
+    from training.serving.recommend_request import describe_limits
 
     names = {**ServerLimits().describe(), **describe_limits()}
     assert [name for name in names if f"`{name}`" not in guide] == []

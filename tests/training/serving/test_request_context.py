@@ -212,7 +212,7 @@ def test_several_ranking_models_are_said_at_start(models, tmp_path, caplog) -> N
 
 
 def test_a_ranking_model_of_other_items_is_refused(models, tmp_path) -> None:
-    from training.serving.recommend import explain_no_ranking
+    from training.serving.list_models import explain_no_ranking
 
     server = Server(ServerConfig(models, 60.0))
     towers, scores = server.store.get("towers"), server.store.get("scores")

@@ -15,7 +15,9 @@ from training.prediction.raw_rows import RawFile, RawReader
 from training.scoring.input_columns import InputColumn, find_wrong_times
 from training.scoring.raw_inputs import RawColumns
 from training.serving.errors import RequestError
-from training.serving.tensors import build_array, check_examples, parse_examples, parse_predict
+from training.serving.examples import parse_examples
+from training.serving.limits import RequestLimits
+from training.serving.tensors import build_array, check_examples, parse_predict
 
 NULL, PAD = -(2**61), -(2**63)
 HOUR = InputColumn("hour", "hour", "ts", "int64", False, None, None, None, NULL,
@@ -68,7 +70,7 @@ def test_times_of_another_unit_are_refused_in_every_way_in(tmp_path, values, sai
         lambda: parse_predict({"inputs": columns}, specs(INPUTS), about(INPUTS)),
         lambda: build_array("hour", values, specs(INPUTS)["hour"], HOUR.to_json()),
         lambda: parse_examples(
-            {"examples": [{"hour": value} for value in values]}, [HOUR.to_json()]
+            {"examples": [{"hour": value} for value in values]}, [HOUR.to_json()], RequestLimits()
         ),
         lambda: check_examples(examples(values), [HOUR.to_json()]),
     )
@@ -115,7 +117,8 @@ def test_inputs_may_have_the_names_of_the_source_s_columns(tmp_path) -> None:
         assert found.keys() == own.keys()
         for name, values in own.items():
             assert found[name].tolist() == values.tolist()
-    [example] = parse_examples({"examples": [{"user_id": "u1"}]}, [USER.to_json()])
+    asked = {"examples": [{"user_id": "u1"}]}
+    [example] = parse_examples(asked, [USER.to_json()], RequestLimits())
     assert "uid" in tf.train.Example.FromString(example).features.feature
     both = {**ROW, "user_id": "u2"}
     with pytest.raises(RequestError, match="uid is made of user_id, and both are given and differ"):

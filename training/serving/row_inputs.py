@@ -1,0 +1,194 @@
+"""Inputs of a row: what a request says of the user, and what is stored where it says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from conf.export import FEATURE_PREFIX
+from training.scoring.input_columns import find_sources
+from training.serving.errors import RequestError
+from training.serving.known import Known, Token
+from training.serving.model_store import ServedVersion
+from training.serving.recommend_request import RecommendRequest
+from training.serving.tensors import Arrays, build_array
+from training.serving.written_json import SourceNames, name_inputs, once_per_object, read_column
+
+ROW_FEATURES = "row_features"
+"""Signature that gives what the `…_encoded` ones take of a row, of raw values."""
+SCORES = "score_items"
+"""Signature that gives the scores of items by their keys."""
+ROW_SIGNATURES = {"retrieval": "user_embedding", "ranking": SCORES}
+"""Signature that takes raw values of a row, by the kind of the model."""
+_MOST_KEY = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class RowInputs:
+    """Inputs of a signature that are features of the row.
+
+    Attributes:
+        items: What `export.json` says of each.
+    """
+
+    items: Sequence[Mapping[str, Any]]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of the inputs."""
+        return tuple(item["name"] for item in self.items)
+
+    @cached_property
+    def allowed(self) -> frozenset[str]:
+        """Names that a request may use: those of the inputs, and of the source's columns."""
+        return frozenset({*self.names, *find_sources(self.items).values()})
+
+    @cached_property
+    def sources(self) -> SourceNames:
+        """Columns that stand for the inputs."""
+        return SourceNames.build(self.items)
+
+    def name_given(self, features: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns what a request says, by the names of the inputs."""
+        return name_inputs(features, self.names, self.sources) if features else {}
+
+
+@once_per_object
+def _find_rows(inputs: Sequence[Mapping[str, Any]]) -> RowInputs:
+    return RowInputs([item for item in inputs if "means" not in item])
+
+
+def find_row_inputs(version: ServedVersion, signature: str) -> RowInputs:
+    """Returns the inputs of a signature that are features of the row."""
+    return _find_rows(_list_inputs(version, signature))
+
+
+def find_items_input(version: ServedVersion, signature: str) -> tuple[str, Any]:
+    """Returns name and specification of the input that takes keys of items."""
+    name = next(item["name"] for item in _list_inputs(version, signature) if "means" in item)
+    return name, version.find_specs(signature)[name]
+
+
+def _list_inputs(version: ServedVersion, signature: str) -> Sequence[Mapping[str, Any]]:
+    inputs: Sequence[Mapping[str, Any]] = version.card["signatures"][signature]["inputs"]
+    return inputs
+
+
+def describe_input(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a person must know to give a value."""
+    return {
+        "name": item["name"],
+        "column": item["column"],
+        "type": item["dtype"],
+        "is_list": item["is_list"],
+        "is_required": item.get("is_required", False),
+        "is_time": read_column(item).read_unit is not None,
+    }
+
+
+def check_features(request: RecommendRequest, models: Sequence[ServedVersion]) -> None:
+    """Refuses features that no model reads.
+
+    Raises:
+        RequestError: There is one, or the request says nothing of a user.
+    """
+    if request.user is None and not request.features:
+        raise RequestError("a request needs 'user', 'features', or both")
+    rows = [find_row_inputs(model, ROW_SIGNATURES[model.card["kind"]]) for model in models]
+    names = frozenset().union(*(row.allowed for row in rows))
+    if (unknown := next((name for name in request.features if name not in names), None)) is None:
+        return
+    raise RequestError(f"unknown features {[unknown[:100]]}; allowed: {', '.join(sorted(names))}")
+
+
+def find_stored(
+    version: ServedVersion,
+    signature: str,
+    known: Known,
+    request: RecommendRequest,
+    row: int | None,
+) -> frozenset[str]:
+    """Returns the features that are taken from what is stored of a user: all that are not given."""
+    if row is None or known.users is None:
+        return frozenset()
+    inputs = find_row_inputs(version, signature)
+    given = inputs.name_given(request.features)
+    read = {item["feature"] for item in inputs.items}
+    said = {item["feature"] for item in inputs.items if item["name"] in given}
+    return frozenset(read & set((version.card["users"] or {}).get("features", ())) - said)
+
+
+def require_row_features(version: ServedVersion, names: Sequence[str]) -> None:
+    """Checks that a model can encode what a request says beside what is stored.
+
+    Raises:
+        RequestError: It cannot.
+    """
+    if ROW_FEATURES not in version.signatures:
+        raise RequestError(
+            f"{version.name} reads {', '.join(names)} of the request beside what is stored of the "
+            "user, which an export of an earlier release cannot: export the run again"
+        )
+
+
+def read_encoded(
+    version: ServedVersion, signature: str, known: Known, row: int, stored: Collection[str]
+) -> Arrays:
+    """Returns what is stored of a user."""
+    if known.users is None:
+        raise RequestError("the export holds no users")
+    specs, inputs = version.find_specs(signature), {}
+    user = known.users.table.slice(row, 1)
+    for item in find_row_inputs(version, signature).items:
+        if item["feature"] in stored:
+            value = user[f"{FEATURE_PREFIX}{item['feature']}"].to_pylist()
+            inputs[item["name"]] = build_array(item["name"], value, specs[item["name"]])
+    return inputs
+
+
+def read_raw(
+    version: ServedVersion,
+    signature: str,
+    request: RecommendRequest,
+    stored: Collection[str],
+    most: int,
+) -> Arrays:
+    """Returns one row of raw values; what the request leaves out is missing.
+
+    What is stored must not be there: its place is filled, as a signature takes all of its inputs.
+
+    Args:
+        version: What is called.
+        signature: Of the version.
+        request: What is said of the user.
+        stored: Features that come from what is stored.
+        most: Values that a list of text may have.
+
+    Raises:
+        RequestError: A value is not of its type, or must be there and is not.
+    """
+    key = (version.card["users"] or {}).get("key")
+    about = find_row_inputs(version, signature)
+    specs, inputs = version.find_specs(signature), {}
+    given = about.name_given(request.features)
+    for item in about.items:
+        name, value = item["name"], given.get(item["name"])
+        if value is None and item["feature"] in stored and item.get("is_required"):
+            value = "" if item["dtype"] == "string" else 0
+        elif value is None and item["feature"] == key:
+            value = _read_key(request.user, item)
+        inputs[name] = build_array(name, [value], specs[name], item, most)
+    return inputs
+
+
+def _read_key(user: Token | None, item: Mapping[str, Any]) -> Token | None:
+    """Returns the key of a user as the model takes it; None: it knows nobody by such a key."""
+    if user is None or item["dtype"] == "string":
+        return None if user is None else str(user)
+    try:
+        key = int(user)
+    except ValueError:
+        return None  # Text where users are numbers.
+    return key if -_MOST_KEY - 1 <= key <= _MOST_KEY else None
