@@ -8,6 +8,8 @@ import gc
 import json
 import shutil
 import sys
+import threading
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -294,8 +296,6 @@ class SlowVersion:
     """Stands for a version whose calls wait until they may end."""
 
     def __init__(self) -> None:
-        import threading
-
         self.called, self.may_end = [], threading.Event()
 
     def find_specs(self, signature: str) -> dict:
@@ -350,6 +350,96 @@ def test_requests_for_many_candidates_do_not_share_a_call() -> None:
 
     asyncio.run(run())
     assert version.called == [(1, 2500)] * 5
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (PREDICT, {"instances": [ROW]}),
+        (RECOMMEND, {"user": 1003}),
+        ("/v1/models/scores:regress", {"examples": [{}]}),
+    ],
+)
+def test_an_answer_has_its_time_from_the_body_on(client, server, monkeypatch, path, body) -> None:
+    async def never(*_: Any) -> None:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(server.batcher, "call", never)
+    monkeypatch.setattr(server, "limits", replace(server.limits, seconds=1.0))
+    start = time.monotonic()
+    answer = client.post(path, json=body)
+    assert (answer.status_code, answer.json()["error"]) == (504, "not answered within 1 s")
+    assert 1.0 <= time.monotonic() - start < 1.9  # Once, not once for the body and once more.
+
+
+def test_long_bodies_are_checked_beside_the_event_loop(client, monkeypatch) -> None:
+    threads: dict[str, str] = {}
+
+    def watch(name: str) -> None:
+        module, _, function = name.rpartition(".")
+        called = getattr(sys.modules[f"training.serving.{module}"], function)
+
+        def note(*args: Any) -> Any:
+            threads[name] = threading.current_thread().name
+            return called(*args)
+
+        monkeypatch.setattr(f"training.serving.{name}", note)
+
+    bodies = {
+        "app.parse_predict": (PREDICT, {"inputs": {"history": [[1] * 9000]}}),
+        "app.parse_examples": ("/v1/models/scores:regress", {"context": {"history": [1] * 9000}}),
+        "recommend.parse_recommend": (RECOMMEND, {"user": 1003, "exclude": [1] * 9000}),
+        "recommend.check_features": (RECOMMEND, {"user": 1003, "features": {"x": [1] * 9000}}),
+    }
+    for name, (path, body) in bodies.items():
+        watch(name)
+        assert client.post(path, json=body).status_code in (200, 400)
+    assert {name: thread.partition("_")[0] for name, thread in threads.items()} == dict.fromkeys(
+        bodies, "builder"
+    )
+
+
+def test_many_texts_are_measured_beside_the_event_loop() -> None:
+    version = SlowVersion()
+    version.may_end.set()
+    threads: list[str] = []
+
+    class Watched(SignatureCost):
+        def measure(self, inputs: Any, limits: RequestLimits) -> Any:
+            threads.append(threading.current_thread().name)
+            return super().measure(inputs, limits)
+
+    version.find_cost = lambda signature: Watched()  # type: ignore[method-assign]
+
+    async def run() -> None:
+        builder = Builder()
+        batcher = Batcher(CallLimits(threads=1), RequestLimits(), lambda rows: None, builder)
+        for count in (10, 5000):
+            texts = np.array([[b"x"] * count], object)
+            await batcher.call(cast(Any, version), "s", {"items": texts})
+        batcher.close()
+        builder.close()
+
+    asyncio.run(run())
+    assert [name.partition("_")[0] for name in threads] == ["MainThread", "builder"]
+
+
+@pytest.mark.parametrize("method", ["classify", "regress"])
+@pytest.mark.parametrize("name", [["x" * 1000] * 150, {"a": 1}, 3])
+def test_a_name_that_is_no_text_is_not_written_out(client, method, name) -> None:
+    asked = {"signature_name": name, "examples": [{}]}
+    status, said = refuse(client, f"/v1/models/scores:{method}", asked)
+    assert (status, said.startswith("'signature_name' must be a string; received")) == (400, True)
+
+
+@pytest.mark.parametrize("user", [2**63, -(2**63) - 1, 10**30])
+def test_a_user_beyond_64_bits_is_unknown(client, user) -> None:
+    by_get = client.get(RECOMMEND, params={"user": str(user), "k": 3}).json()
+    found = client.post(RECOMMEND, json={"user": user, "k": 3})
+    assert found.status_code == 200, found.text
+    assert (found.json()["user"], found.json()["known"]) == (user, False)
+    cold = client.post(RECOMMEND, json={"user": "nobody", "k": 3}).json()
+    assert found.json()["items"] == by_get["items"] == cold["items"]
 
 
 def test_a_client_that_leaves_is_no_error(client, server, caplog, monkeypatch) -> None:

@@ -80,6 +80,20 @@ def test_shapes_are_measured_before_tensors_are_filled(cost, shapes, said) -> No
         cost.measure_shapes(shapes, LIMITS)
 
 
+def test_inputs_that_a_feature_joins_with_the_candidate_count_for_each() -> None:
+    inputs = [
+        {"name": "history", "feature": "cross", "per": "row"},
+        {"name": "price", "feature": "cross", "per": "candidate"},
+        {"name": "viewed", "feature": "viewed", "per": "row"},
+    ]
+    card = {"kind": "ranking", "signatures": {"candidates": {"inputs": inputs}}}
+    cost = SignatureCost.read("candidates", card)
+    shapes = {"history": [2, 9], "price": [2, 20], "viewed": [2, 40]}
+    assert cost.measure_shapes(shapes, LIMITS).values == 2 * (9 * 20 + 20 + 40)
+    with pytest.raises(RequestError, match="length of all inputs; received 1120"):
+        cost.measure_shapes({**shapes, "history": [2, 25]}, LIMITS)
+
+
 def test_lists_texts_and_examples_are_measured() -> None:
     def texts(*values: bytes) -> np.ndarray:
         return np.array(values, object)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
@@ -26,6 +28,7 @@ from training.export.saved_model import write_export
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
 from training.serving.app import Server, ServerConfig, build_app
+from training.serving.known import Known, Users
 from training.serving.recommend import RecommendConfig
 
 RANKER = {"kind": "ranking", "network": "fm", "embedding_dim": 4, "embedding_stddev": 1.0}
@@ -209,6 +212,69 @@ def test_several_ranking_models_are_said_at_start(models, tmp_path, caplog) -> N
     caplog.clear()
     Server(ServerConfig(tmp_path / "m", 60.0, recommend=RecommendConfig(ranker="second"))).close()
     assert not caplog.records
+
+
+def test_a_new_retrieval_model_whose_items_cannot_be_ordered_is_not_served(rated, tmp_path) -> None:
+    shutil.copytree(rated / "rates", tmp_path / "m" / "rates")
+    server = Server(ServerConfig(tmp_path / "m", 60.0))
+    try:
+        shutil.copytree(rated / "towers", tmp_path / "m" / "towers")
+        server.store.refresh()
+        assert server.store.names == ["rates"]
+        [state] = server.store.describe("towers")["model_version_status"]
+        said = state["status"]["error_message"]
+        assert "rates, version 1, beside towers, version 1, cannot order lists" in said
+        assert "made of columns of the item" in said
+    finally:
+        server.close()
+
+
+def test_a_new_retrieval_version_must_fit_the_ranking_model(models) -> None:
+    server = Server(ServerConfig(models, 60.0))
+    server.close()
+    towers, check = server.store.get("towers"), server.recommender.check_version
+    check(towers)
+    other = copy.copy(towers)
+    other.known = replace(towers.known, position_of={"x": 0})
+    with pytest.raises(ConfigError, match="cannot order lists") as caught:
+        check(other)
+    assert "knows none of the items of towers" in str(caught.value)
+
+
+def test_a_second_ranking_model_leaves_lists_to_the_first(models, tmp_path, caplog) -> None:
+    shutil.copytree(models, tmp_path / "m")
+    server = Server(ServerConfig(tmp_path / "m", 60.0))
+    with TestClient(build_app(server), "http://localhost") as client:
+        before = ask(client, user=1003)
+        shutil.copytree(models / "scores", tmp_path / "m" / "another")
+        server.store.refresh()
+        assert sorted(server.store.names) == ["another", "scores", "towers"]
+        assert ask(client, user=1003) == before
+        answer = client.get("/v1/recommend?user=1003&k=2").json()
+        assert [model["name"] for model in answer["models"]] == ["towers", "scores"]
+    [said] = [one.message for one in caplog.records if "another" in one.message]
+    assert said.startswith("ranking model another is new beside scores, which goes on answering")
+
+
+def test_keys_are_gathered_once_as_tensors_hold_them() -> None:
+    def know(*keys: Any) -> Known:
+        return Known(list(keys), np.zeros(0, np.int64), {}, np.ones(len(keys), bool))
+
+    order = np.array([2, 0])
+    for known, wanted in (
+        (know(7, 8, 2**62), [2**62, 7]),
+        (know("a", "b", "ü"), ["ü".encode(), b"a"]),
+    ):
+        assert known.get_keys(order).tolist() == wanted
+        assert known._tensor is known._tensor
+    assert know(1).get_keys(order[:0]).dtype == np.int64
+
+
+def test_values_of_a_user_s_lists_are_counted() -> None:
+    columns = {"feature:seen": [[1, 2], []], "feature:bought": [[7], None], "feature:age": [3, 4]}
+    users = Users(pa.table({"key": ["a", "b"], **columns}), {"a": 0, "b": 1})
+    assert users.count_values(0, columns) == 3
+    assert users.count_values(1, [*columns, "feature:other"]) == 0
 
 
 def test_a_ranking_model_of_other_items_is_refused(models, tmp_path) -> None:

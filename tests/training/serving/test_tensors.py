@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -188,3 +189,39 @@ def test_other_floats_are_none(tmp_path, value) -> None:
     for values in (pa.array([1.0, value]), pa.array(["1", str(value)])):
         with pytest.raises(InputDataError, match="rows, row 2"):
             columns.build({"count": values}, 1)
+
+
+@pytest.mark.parametrize("values", [["x" * 20_000, *["a"] * 2000], [["x" * 20_000, *[1] * 2000]]])
+def test_text_among_numbers_is_refused_before_it_takes_room(values) -> None:
+    """An array of texts has the room of the longest one for each: 160 MB here."""
+    spec = tf.TensorSpec([None] * np.ndim(values[0][:1]) + [None], tf.int64)
+    tracemalloc.start()
+    try:
+        with pytest.raises(RequestError, match="must be whole numbers"):
+            build_array("count", values, spec)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_padding_is_bounded_by_the_values_of_a_request() -> None:
+    rows = {"instances": [{"viewed": ["a"] * 90}, {"viewed": None}]}
+    limits = RequestLimits(values=179)
+    with pytest.raises(RequestError, match="with 2 rows more than 179 values"):
+        parse_predict(rows, specs((VIEWED,)), about((VIEWED,)), limits)
+    found, _ = parse_predict(rows, specs((VIEWED,)), about((VIEWED,)), RequestLimits(values=180))
+    assert found["viewed"].shape == (2, 90)
+
+
+def test_what_the_card_says_is_read_once(monkeypatch) -> None:
+    said, count = about(INPUTS), []
+    read = InputColumn.from_json
+    monkeypatch.setattr(InputColumn, "from_json", lambda item: count.append(item) or read(item))
+    first = parse_predict({"instances": [ROW]}, specs(INPUTS), said)[0]
+    needed = len(count)
+    second = parse_predict({"instances": [ROW]}, specs(INPUTS), said)[0]
+    assert 0 < needed == len(count) <= len(INPUTS)
+    assert first.keys() == second.keys()
+    changed = {**said, "hour": {**said["hour"], "time_unit": "s", "time_kind": "event"}}
+    with pytest.raises(RequestError, match="input hour"):  # Another object is read anew.
+        parse_predict({"instances": [ROW]}, specs(INPUTS), changed)
