@@ -221,7 +221,7 @@ def _is_no_interrupt(record: logging.LogRecord) -> bool:
     return not isinstance(error, KeyboardInterrupt)
 
 
-def warm_workers(session: SparkSession) -> None:
+def warm_workers(session: SparkSession) -> threading.Thread:
     """Lets Spark's Python workers start, and import what a write needs, beside other work.
 
     Else the write waits for that, at the end of a build whose other stages need no Python. Spark
@@ -229,6 +229,9 @@ def warm_workers(session: SparkSession) -> None:
 
     Args:
         session: A session on this machine.
+
+    Returns:
+        The thread that waits for them.
     """
     cores = session.sparkContext.defaultParallelism
 
@@ -237,7 +240,9 @@ def warm_workers(session: SparkSession) -> None:
         with suppress(Exception):  # Whoever needs the workers is told what is wrong with them.
             rows.mapInArrow(_import_in_worker, "id long").count()
 
-    threading.Thread(target=warm, daemon=True).start()
+    thread = threading.Thread(target=warm, daemon=True)
+    thread.start()
+    return thread
 
 
 def _import_in_worker(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:

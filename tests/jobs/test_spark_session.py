@@ -14,6 +14,7 @@ from pyspark import SparkConf
 
 import sluice_recsys
 from conf.errors import ConfigError
+from conf.etl.output import SparkConfig
 from jobs.support import spark_session
 from jobs.support.spark_session import java_options, set_fast_plans, set_java_locale
 
@@ -187,3 +188,20 @@ def test_a_stub_that_does_not_start_is_not_java(tmp_path, monkeypatch):
     monkeypatch.setattr(spark_session.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="none was found"):
         spark_session.ensure_java()
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_short", "partitions"), [(8, False, 8), (8, True, 2), (1, True, 1)]
+)
+def test_short_work_has_few_partitions(asked, is_short, partitions):
+    config = SparkConfig(master="local[2]", shuffle_partitions=asked)
+    settings = spark_session._settings(config, submitted=False, is_short=is_short)
+    assert settings["spark.sql.shuffle.partitions"] == str(partitions)
+
+
+def test_workers_get_ready_beside_other_work(spark):
+    warming = spark_session.warm_workers(spark)
+    assert spark.range(5).count() == 5
+    warming.join(120)
+    assert not warming.is_alive()
+    assert spark.sparkContext.statusTracker().getActiveJobsIds() == []

@@ -81,10 +81,10 @@ def run_write(rows: DataFrame, plan: WritePlan) -> None:
 
     try:
         found = rows.mapInArrow(write, f"{_RESULT} string").collect()
+        committer.publish(plan.job, [_read_result(json.loads(row[0])) for row in found])
     except BaseException:
         committer.discard(plan.job.job_id)
         raise
-    committer.publish(plan.job, [_read_result(json.loads(row[0])) for row in found])
 
 
 def _read_result(data: dict[str, Any]) -> TaskResult:
