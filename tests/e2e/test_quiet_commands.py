@@ -71,6 +71,15 @@ def test_a_command_that_reads_weights_is_quiet(folder: Path) -> None:
 
 # In the order of the chain: later ones read what earlier ones write.
 COMMANDS = (
+    "data generate --out logs --ratings 3000",
+    "data clicks --out clicks --sessions 500",
+    "build demo --data logs --set output.root=built --dry-run",
+    "build demo --data logs --set output.root=built",
+    "build demo --data logs --set output.root=built",
+    "build demo --data logs --rows-to rows.parquet",
+    "versions list built/demo",
+    "inspect built/demo",
+    "convert rows.parquet rows.tfrecord --option nulls=default",
     "train towers.yaml",
     "train ranker.yaml",
     "train towers.yaml --dry-run",
