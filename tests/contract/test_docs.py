@@ -24,6 +24,7 @@ TRANSLATIONS = sorted([*ROOT.glob("*.zh.md"), *(ROOT / "docs").rglob("*.zh.md")]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 SOURCE = re.compile(r"`((?:etl|training|jobs|conf|tests|docs)/[\w/.-]*[\w/])`")
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 MODULE = re.compile(r"python -m ((?:etl|training|jobs|tests)(?:\.[a-z_]+)+)(?![.\w])")
 
 
@@ -43,6 +44,14 @@ def test_what_a_page_names_exists(page):
 def test_no_page_holds_two_versions_of_a_passage(page):
     marks = re.compile(r"^(?:<{7}|>{7}) ", re.MULTILINE)
     assert not marks.search(page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_table_is_cut_in_two(page):
+    """A row behind an empty line is a header, or it is shown as text."""
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    cut = re.findall(r"(?<=\n)\n(\|[^\n]*)\n(?!\| ?:?-)", text)
+    assert not cut
 
 
 def test_generated_pages_of_the_checkout_are_those_of_the_code():
@@ -122,11 +131,10 @@ def test_figures_of_the_readme_stand_where_they_come_from():
 def _read_code(page: Path) -> tuple[list[str], list[tuple[list[str], list[str]]]]:
     """The code blocks of a page, and what stands in its tables that no translation changes."""
     text = page.read_text(encoding="utf-8")
-    fenced = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-    rows = [line for line in fenced.sub("", text).splitlines() if line.startswith("|")]
+    rows = [line for line in FENCED.sub("", text).splitlines() if line.startswith("|")]
     inline = [re.findall(r"`[^`]+`", row) for row in rows]
     numbers = [re.findall(r"[0-9][0-9.,]*[0-9]|[0-9]", re.sub(r"`[^`]+`", "", row)) for row in rows]
-    return fenced.findall(text), [
+    return FENCED.findall(text), [
         (sorted(a), sorted(b)) for a, b in zip(inline, numbers, strict=True)
     ]
 
