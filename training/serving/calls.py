@@ -42,7 +42,7 @@ CODES = {
     TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
     UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
 }
-ARRIVING, HURRIED_SECONDS = 64, 1.0
+ARRIVING, HURRIED_SECONDS = 64, 0.5
 """Messages that may take their time to arrive; how long earlier ones have beyond that number."""
 
 RequestT = TypeVar("RequestT", bound=Message)
@@ -171,7 +171,8 @@ class Calls:
         if len(self._arriving) > ARRIVING:
             earliest = next(iter(self._arriving))
             until = self._arriving.pop(earliest) + HURRIED_SECONDS
-            earliest.reschedule(min(until, earliest.when() or until))
+            if not earliest.expired():
+                earliest.reschedule(min(until, earliest.when() or until))
 
 
 def _parse(kind: type[RequestT], body: bytes) -> RequestT:

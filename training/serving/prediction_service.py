@@ -428,7 +428,8 @@ async def run_service(
         ("grpc.keepalive_time_ms", round(limits.connections.write_seconds * 1000)),
         ("grpc.keepalive_timeout_ms", round(limits.connections.write_seconds * 1000)),
     ]
-    found = grpc.aio.server(options=options, maximum_concurrent_rpcs=limits.calls.waiting)
+    # Most may have no message yet; those that have one are not refused for them.
+    found = grpc.aio.server(options=options, maximum_concurrent_rpcs=4 * limits.calls.waiting)
     calls = Calls(server, access or Access())
     found.add_generic_rpc_handlers(PredictionService(server).build_handlers(calls))
     port = found.add_insecure_port(address)

@@ -20,6 +20,8 @@ from tensorflow_serving.apis.predict_pb2 import PredictRequest
 from tensorflow_serving.apis.prediction_service_pb2_grpc import PredictionServiceStub
 
 from training.serving.access import Access
+from training.serving.calls import Calls
+from training.serving.errors import RequestError
 from training.serving.metrics import Metrics
 from training.serving.prediction_service import run_service
 
@@ -102,6 +104,30 @@ def test_calls_that_never_send_make_place_for_those_that_do(server) -> None:
             one.cancel()
 
     run(changed, ask)
+
+
+def test_a_call_may_begin_while_another_runs_out_of_time(server, monkeypatch) -> None:
+    monkeypatch.setattr("training.serving.calls.ARRIVING", 1)
+    calls = Calls(copy_server(server, seconds=0.1), Access())
+    second: list[asyncio.Task[bytes]] = []
+
+    async def ask() -> None:
+        loop = asyncio.get_running_loop()
+        first = asyncio.create_task(calls._read(stay_silent()))
+        await asyncio.sleep(0)
+        [timer] = calls._arriving
+        when = timer.when()
+        assert when is not None
+        # Begins in the moment between the end of the first one's time and its refusal.
+        loop.call_at(
+            when - 1e-9, lambda: second.append(loop.create_task(calls._read(stay_silent())))
+        )
+        with pytest.raises(RequestError, match="did not arrive"):
+            await first
+        with pytest.raises(RequestError, match="did not arrive"):
+            await second[0]
+
+    asyncio.run(ask())
 
 
 def test_a_token_is_looked_at_before_a_message_arrives(server) -> None:
