@@ -381,6 +381,8 @@ def _read_tensor(name: str, tensor: Any) -> np.ndarray:
         values = np.asarray(tf.make_ndarray(tensor))
     except (TypeError, ValueError, IndexError) as error:
         raise RequestError(f"input {name} does not decode: {error}") from error
+    if values.dtype == object and not tensor.string_val:  # TensorFlow fills it with str.
+        values = np.full(values.shape, b"", object)
     check_finite(name, values)
     return values
 

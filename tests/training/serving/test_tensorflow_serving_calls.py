@@ -224,6 +224,17 @@ def test_bytes_that_are_no_example_and_numbers_that_are_not_finite_are_refused(c
     assert "user_id" in found[1]
 
 
+def test_a_tensor_of_text_without_values_holds_empty_ones(call) -> None:
+    empty = tf.make_tensor_proto([b""])
+    bare = tf.make_tensor_proto([b""])
+    del bare.string_val[:]
+    named = spec(signature="examples")
+    requests = [PredictRequest(model_spec=named, inputs={"examples": n}) for n in (empty, bare)]
+    expected, found = call("Predict", *requests)
+    assert found == expected
+    assert tf.make_ndarray(found.outputs["click"]).shape == (1,)
+
+
 def test_states_of_versions(call) -> None:
     one, both = call(
         "GetModelStatus",
