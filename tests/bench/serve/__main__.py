@@ -3,8 +3,8 @@
     ranking     500 candidates of one user, at 1, 8 and 64 connections
     recommend   lists out of a large catalogue, by each kind of index; recall, memory
     memory      resident memory over many requests
-    reload      a new version, and a new index, under load: no request may fail
-    fuzz        broken requests: no 500, the process lives
+    reload      twenty new versions under load: no request may fail
+    fuzz        broken requests and calls by gRPC: no 500, no INTERNAL, the process lives
     attack      requests that ask for far more than they say: /healthz meanwhile, memory after
 
 The server has one core, the client another, where there are two. Models are drawn, not trained.
@@ -19,7 +19,9 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,8 +43,9 @@ from tests.bench.measurements import (
     describe_machine,
     run_bench,
 )
-from tests.bench.serve.attack import attack, drive_attack, find_port
+from tests.bench.serve.attack import attack
 from tests.bench.serve.fuzz import build_requests
+from tests.bench.serve.fuzz_calls import drive_calls
 from tests.bench.serve.load import (
     Request,
     Served,
@@ -55,12 +58,17 @@ from tests.bench.serve.load import (
     take_core,
 )
 from tests.bench.serve.models import FIRST_USER, USERS, build_ranking_row, export_models
+from tests.bench.serve.raw_attacks import drive_attack, find_port
 
 CONNECTIONS = (1, 8, 64)
 HEALTH_MS = 50
 """Longest answer of /healthz that is aimed at."""
 BATCHES = 20
 """Looks at the memory."""
+RELOADS, RELOAD_SECONDS = 20, 120
+"""New versions under load; until one must answer."""
+REFUSALS = {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "UNIMPLEMENTED"}
+"""What may come of a broken call by gRPC."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -206,6 +214,10 @@ def _measure_lists(bench: Bench, served: Served, kind: str) -> None:
     for connections in CONNECTIONS[1:]:
         found = ask(served, plain, connections, seconds=seconds)
         bench.note("recommend", f"{kind}, all items, {connections} connections", found)
+    for connections in (CONNECTIONS[0], CONNECTIONS[-1]):
+        by_wrk = ask_by_wrk(served, plain[0], connections, seconds)
+        if by_wrk is not None:
+            bench.note("recommend", f"{kind}, {connections} connections, by wrk", by_wrk)
     bench.note("recommend", f"{kind}, memory", {"resident MiB": served.read_mib()})
 
 
@@ -233,22 +245,47 @@ def measure_memory(bench: Bench) -> None:
 
 
 def measure_reload(bench: Bench) -> None:
-    """Publishes a version under load."""
+    """Publishes versions under load, one after the other."""
     models = _join_models(bench)
     requests = [*bench.build_rankings(), *build_lists()]
     seconds = max(10, bench.arguments.seconds)
     with serve(models, "--poll", "0.5") as served, ThreadPoolExecutor(1) as pool:
         ask(served, requests, 8, seconds=3)
         before = ask(served, requests, 8, seconds=seconds)
-        bench.note("reload", "before", before)
-        load = pool.submit(ask, served, requests, 8, seconds=seconds)
-        for name in ("ranker", "towers"):
-            staging = models / f".{name}"
-            shutil.copytree(models / name / "1", staging)
-            staging.rename(models / name / "2")
-        bench.note("reload", "two new versions meanwhile", load.result())
-        state = ask(served, [("GET", "/healthz", None)], 1, count=1)
-        bench.note("reload", "after", {"MiB": served.read_mib(), "codes": state["codes"]})
+        bench.note("reload", "before", {**before, "MiB": served.read_mib()})
+        published, rounds = pool.submit(_publish, models, served), []
+        while not published.done():
+            rounds.append(ask(served, requests, 8, seconds=seconds))
+        codes = sum((Counter(one["codes"]) for one in rounds), Counter[str]())
+        longest = {name: max(one[name] for one in rounds) for name in ("p99", "max")}
+        bench.note("reload", f"{RELOADS} new versions meanwhile", {
+            **longest, "count": codes.total(), "codes": dict(codes), **published.result()
+        })  # fmt: skip
+        bench.note("reload", "after", {**ask(served, requests, 8, seconds=seconds),
+                                       "MiB": served.read_mib()})  # fmt: skip
+
+
+def _publish(models: Path, served: Served) -> dict[str, float]:
+    """Publishes versions of both models in turn; each when the one before it answers."""
+    times = []
+    for count in range(RELOADS):
+        name, number = ("ranker", "towers")[count % 2], 2 + count // 2
+        start = time.perf_counter()
+        staging = models / f".{name}"
+        shutil.copytree(models / name / "1", staging, copy_function=os.link)
+        staging.rename(models / name / str(number))
+        while _read_versions(served)[name] != number:
+            if time.perf_counter() - start > RELOAD_SECONDS:
+                raise RuntimeError(f"version {number} of {name} does not answer")
+            time.sleep(0.05)
+        times.append(time.perf_counter() - start)
+    return {"seconds until one answers": max(times), "reloads": len(times)}
+
+
+def _read_versions(served: Served) -> dict[str, int]:
+    with urllib.request.urlopen(f"http://localhost:{served.port}/healthz", timeout=60) as answer:
+        found: dict[str, int] = json.load(answer)["models"]
+    return found
 
 
 def _join_models(bench: Bench) -> Path:
@@ -261,22 +298,32 @@ def _join_models(bench: Bench) -> Path:
 
 
 def measure_fuzz(bench: Bench) -> None:
-    """Sends broken requests."""
-    models = _join_models(bench)
+    """Sends broken requests, and broken calls by gRPC."""
+    models, port = _join_models(bench), find_port()
     blocked, columns = (str(bench.directory / n) for n in ("blocked.txt", "columns.parquet"))
-    with serve(models, "--blocked", blocked, "--items", columns) as served:
-        cards = [read_card(models / name / "1") for name in ("ranker", "towers")]
-        left, codes, seed = bench.arguments.requests, dict[str, int](), 0
-        while left > 0:
-            requests = build_requests(cards, np.random.default_rng(seed), min(left, 5000))
-            found = ask(served, requests, 8, count=len(requests))["codes"]
-            codes = {code: codes.get(code, 0) + found.get(code, 0) for code in {*codes, *found}}
-            left, seed = left - len(requests), seed + 1
+    options = ("--blocked", blocked, "--items", columns, "--grpc-port", str(port))
+    with serve(models, *options) as served:
+        paths = [models / name / "1" for name in ("ranker", "towers")]
+        codes = _fuzz_requests(bench, served, [read_card(path) for path in paths])
+        calls = run_job({"what": "calls", "port": port, "cards": [str(path) for path in paths],
+                         "count": max(1, bench.arguments.requests // 10)})  # fmt: skip
         good = ask(served, bench.build_rankings(), 1, count=20)["codes"]
         bench.note("fuzz", f"{bench.arguments.requests} requests", {"codes": codes,
                    "whole requests afterwards": good, "MiB": served.read_mib()})  # fmt: skip
+        bench.note("fuzz", "calls by gRPC", {"codes": calls, "count": sum(calls.values())})
         if set(codes) - {"200", "400", "404", "413"} or set(good) != {"200"}:
             bench.report.skip(f"FUZZ FAILED: {codes}, afterwards {good}")
+        if set(calls) - REFUSALS:
+            bench.report.skip(f"FUZZ FAILED: {calls} by gRPC")
+
+
+def _fuzz_requests(bench: Bench, served: Served, cards: Sequence[dict[str, Any]]) -> dict[str, int]:
+    left, codes, seed = bench.arguments.requests, Counter[str](), 0
+    while left > 0:
+        requests = build_requests(cards, np.random.default_rng(seed), min(left, 5000))
+        codes.update(ask(served, requests, 8, count=len(requests))["codes"])
+        left, seed = left - len(requests), seed + 1
+    return dict(codes)
 
 
 def measure_attack(bench: Bench) -> None:
@@ -332,6 +379,8 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
         return drive(job)
     if what == "attack":
         return drive_attack(job)
+    if what == "calls":
+        return drive_calls(job)
     if what == "bare":
         return call_bare(job)
     if what == "models":

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import socket
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from tests.bench.serve.load import Request, Served, ask, run_job, take_core
+from tests.bench.serve.load import Request, Served, ask, run_job
+from tests.bench.serve.raw_attacks import CONNECTIONS, SILENT, STREAMS
 
-CONNECTIONS = 4
-"""That attack at a time."""
-SILENT = 600
-"""Connections that say nothing; more than a server takes."""
 HEALTH: Request = ("GET", "/healthz", None)
 
 
@@ -40,6 +33,8 @@ def build_attacks(row: Mapping[str, Any]) -> dict[str, Request]:
         one = {**row, "items": [101] * items}
         return predict({"signature_name": "score_items", "instances": [one] * rows})
 
+    texts = ["x" * 3_900_000, *["a"] * 200]
+    context = {"context": {"gender": "x" * 60_000}, "examples": [{}] * 1024}
     return {
         "1.2 MB of wrong keys": recommend({"user": 1003, "exclude": [None] * 200_000}),
         "40,000 unknown keys": recommend({f"key{n}": 1 for n in range(40_000)}),
@@ -54,6 +49,10 @@ def build_attacks(row: Mapping[str, Any]) -> dict[str, Request]:
         "nested lists": predict('{"instances": ' + "[" * 1_000_000),
         "a text of 3 MB": recommend({"user": "x" * 3_000_000}),
         "a user id of 10 MB": recommend({"user": "x" * 10_000_000}),
+        "text among numbers": predict({"inputs": {"user_id": texts}}),
+        "a context of 60 kB for 1,024 examples": ("POST", "/v1/models/ranker:classify", context),
+        "a signature's name of 1.2 MB": predict({"signature_name": [None] * 200_000,
+                                                 "instances": [row]}),
         "digits": predict('{"instances": [' + "9" * 1_000_000 + "]}"),
     }  # fmt: skip
 
@@ -72,10 +71,16 @@ def attack(
         name: partial(_repeat, served, request, seconds)
         for name, request in build_attacks(row).items()
     }
-    calls = {"what": "attack", "port": grpc_port, "seconds": seconds}
-    works["one value for 400,000, by gRPC"] = partial(run_job, {**calls, "kind": "broadcast"})
-    silent = {**calls, "port": served.port, "kind": "silent"}
-    works[f"{SILENT} silent connections"] = partial(run_job, silent)
+    jobs = {
+        "one value for 400,000, by gRPC": ("broadcast", grpc_port),
+        f"{CONNECTIONS} x {STREAMS} silent calls, by gRPC": ("streams", grpc_port),
+        f"{SILENT} silent connections": ("silent", served.port),
+        "a trailer without an end": ("trailer", served.port),
+        "a flood of requests, no answer read": ("flood", served.port),
+    }
+    for name, (kind, port) in jobs.items():
+        job = {"what": "attack", "kind": kind, "port": port, "seconds": seconds}
+        works[name] = partial(run_job, job)
     ask(served, [HEALTH], 1, seconds=2)
     yield "nothing", {**ask(served, [HEALTH], 1, seconds=seconds), "MiB": served.read_mib()}
     for name, work in works.items():
@@ -90,60 +95,3 @@ def attack(
 def _repeat(served: Served, request: Request, seconds: int) -> dict[str, int]:
     codes: dict[str, int] = ask(served, [request], CONNECTIONS, seconds=seconds)["codes"]
     return codes
-
-
-def drive_attack(job: dict[str, Any]) -> dict[str, int]:
-    """Does the job of an attack that is no HTTP request; in a process of its own."""
-    take_core(1)
-    drive = _call if job["kind"] == "broadcast" else _keep_silent
-    return dict(drive(job["port"], time.perf_counter() + job["seconds"]))
-
-
-def _keep_silent(port: int, stop: float) -> Counter[str]:
-    async def open_one() -> str:
-        start = time.perf_counter()
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        head = await reader.read(12)  # Until it is refused, or closed.
-        writer.close()
-        if not head:
-            return "closed"
-        tenths = 1 + int((time.perf_counter() - start) * 10)
-        return f"{head[9:].decode()} within {tenths / 10} s"
-
-    async def run() -> Counter[str]:
-        tasks = [asyncio.create_task(open_one()) for _ in range(SILENT)]
-        await asyncio.wait(tasks, timeout=stop - time.perf_counter())
-        for task in tasks:
-            task.cancel()
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-        return Counter(one if isinstance(one, str) else "open" for one in ended)
-
-    return asyncio.run(run())
-
-
-def _call(port: int, stop: float) -> Counter[str]:
-    import grpc
-    import tensorflow as tf
-    from tensorflow_serving.apis.predict_pb2 import PredictRequest
-    from tensorflow_serving.apis.prediction_service_pb2_grpc import PredictionServiceStub
-
-    request = PredictRequest()
-    request.model_spec.name, request.model_spec.signature_name = "ranker", "score_items"
-    for name, value in (("user_id", [1003]), ("gender", ["F"]), ("history", [[101]])):
-        request.inputs[name].CopyFrom(tf.make_tensor_proto(value))
-    request.inputs["items"].CopyFrom(tf.make_tensor_proto([[101]], tf.int64))
-    request.inputs["items"].tensor_shape.dim[1].size = 400_000
-    stub, codes = PredictionServiceStub(grpc.insecure_channel(f"127.0.0.1:{port}")), Counter[str]()
-    while time.perf_counter() < stop:
-        try:
-            stub.Predict(request, timeout=60)
-            codes["OK"] += 1
-        except grpc.RpcError as error:
-            codes[error.code().name] += 1
-    return codes
-
-
-def find_port() -> int:
-    """Returns a port that is free."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])

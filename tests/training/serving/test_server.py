@@ -589,9 +589,12 @@ def test_the_bench_measures_every_section(tmp_path) -> None:
     assert found["skipped"] == []
     loads = [one["details"] for one in found["measurements"] if "p99" in one["details"]]
     attacks = [one for one in loads if "attack" in one]
-    assert len(attacks) == 16
+    assert len(attacks) == 22
     assert all("200" not in one["attack"] for one in attacks[:2])
-    assert all(set(one.get("codes", {"200"})) == {"200"} for one in loads)
+    for one in found["measurements"]:  # Silent connections fill the server for a while.
+        allowed = {"200", "503"} if "silent connections" in one["name"] else {"200"}
+        if "p99" in one["details"]:
+            assert set(one["details"].get("codes", {"200"})) <= allowed, one
     assert {one["section"] for one in found["measurements"]} == {
         "ranking", "recommend", "memory", "reload", "fuzz", "attack"}  # fmt: skip
 
