@@ -27,6 +27,7 @@ from conf.atomic_output import atomic_file
 from conf.errors import DISTRIBUTION, ConfigError, InternalError, install_hint, read_code_version
 from conf.etl.output import SparkConfig
 from conf.paths import local_path
+from jobs.support.java_classes import ARCHIVE_OPTION, find_archive, share_classes
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -381,6 +382,9 @@ def java_options(is_short: bool = False) -> list[str]:
         options.append("-XX:+UseParallelGC")
     if is_short:
         options.append("-XX:TieredStopAtLevel=1")
+    home = os.environ.get("JAVA_HOME")
+    if home is not None and ARCHIVE_OPTION not in given:
+        options += share_classes(find_archive(Path(home)))
     return options
 
 

@@ -15,7 +15,7 @@ from pyspark import SparkConf
 import sluice_recsys
 from conf.errors import ConfigError
 from conf.etl.output import SparkConfig
-from jobs.support import spark_session
+from jobs.support import java_classes, spark_session
 from jobs.support.spark_session import java_options, set_fast_plans, set_java_locale
 
 ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -205,3 +205,44 @@ def test_workers_get_ready_beside_other_work(spark):
     warming.join(120)
     assert not warming.is_alive()
     assert spark.sparkContext.statusTracker().getActiveJobsIds() == []
+
+
+def test_java_reads_the_archive_of_its_own_spark_alone(tmp_path, monkeypatch):
+    home = tmp_path / "java-home-1"
+    (home / "lib").mkdir(parents=True)
+    archive = java_classes.find_archive(home)
+    assert archive.parent == tmp_path
+    for name in spark_session._JAVA_OPTIONS_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert not any(java_classes.ARCHIVE_OPTION in option for option in java_options())
+    archive.touch()
+    assert f"{java_classes.ARCHIVE_OPTION}{archive}" in java_options()
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", f"{java_classes.ARCHIVE_OPTION}/theirs")
+    assert not any(java_classes.ARCHIVE_OPTION in option for option in java_options())
+    os.utime(home / "lib", ns=(1, 1))  # Another Java: its classes may differ.
+    assert java_classes.find_archive(home) != archive
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_an_archive_is_made_of_what_a_build_loads(tmp_path, monkeypatch):
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    for name in (*spark_session._JAVA_OPTIONS_VARIABLES, "SPARK_CONF_DIR"):
+        environment.pop(name, None)
+    command = [sys.executable, "-m", "jobs.support.java_classes"]
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    (archive,) = (tmp_path / "sluice").glob("*.jsa")
+    assert archive.stat().st_size > 50e6
+    loaded = tmp_path / "loaded.log"
+    code = (
+        "from conf.etl.output import SparkConfig\n"
+        "from jobs.support.spark_session import build_session\n"
+        "print(build_session(SparkConfig(master='local[1]'), 'test').range(3).count())"
+    )
+    environment["SPARK_SUBMIT_OPTS"] = f"-Xlog:class+load:file={loaded}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "3\n"
+    assert loaded.read_text().count("shared objects file (top)") > 5000
