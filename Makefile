@@ -45,7 +45,7 @@ $(READY): requirements.lock requirements-jre.lock pyproject.toml
 	    $(BIN)/python -m pip install -q --require-hashes --no-deps -r requirements-jre.lock; }
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	$(BIN)/python -m etl.tfrecord.warm
-	-$(BIN)/python -m jobs.support.java_classes >/dev/null
+	-$(BIN)/python -m jobs.support.warm_java >/dev/null
 	@touch $@
 
 demo: $(READY)

@@ -44,7 +44,10 @@ _CODE_GENERATION = {
     "spark.sql.codegen.factoryMode": "FALLBACK" if IS_EXHAUSTIVE else "NO_CODEGEN",
 }
 # Of what a command that runs in this process logs to; see `jobs.support.terminal`.
-_COMMAND_LOGGERS = ("sluice", "etl", "training")
+_AS_THEY_WERE = {
+    logger: (tuple(logger.handlers), logger.level, logger.propagate)
+    for logger in map(logging.getLogger, ("sluice", "etl", "training"))
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -65,12 +68,13 @@ def _guess_seconds(item: pytest.Item) -> int:
 
 @pytest.fixture(autouse=True)
 def kept_loggers() -> Iterator[None]:
-    """Puts loggers back: a command leaves them with a stream that ends with its test."""
-    loggers = [logging.getLogger(name) for name in _COMMAND_LOGGERS]
-    before = [(logger.handlers, logger.level, logger.propagate) for logger in loggers]
+    """Puts loggers back: a command leaves them with a stream that ends with its test.
+
+    As they were when the process began: a fixture of a module may run a command before.
+    """
     yield
-    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
-        logger.handlers, logger.propagate = handlers, propagate
+    for logger, (handlers, level, propagate) in _AS_THEY_WERE.items():
+        logger.handlers, logger.propagate = list(handlers), propagate
         logger.setLevel(level)
 
 
