@@ -22,6 +22,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from etl.tfrecord.commit.committer import build_committer
+from etl.tfrecord.commit.job import find_jvm
 from etl.tfrecord.commit.local_commit import TaskResult
 from etl.tfrecord.options import parse_read_options, parse_write_options
 from etl.tfrecord.spark.loaded_code import freeze_planner
@@ -129,7 +130,7 @@ class TFRecordDataSource(DataSource):
         types = {field.name: field.dataType.simpleString() for field in schema.fields}
         columns = describe_columns(schema, options)
         plan = plan_write(to_arrow_schema(schema), options, types, columns, self.hooks)
-        build_committer(options).begin(plan.job)
+        build_committer(options).begin(plan.job, find_jvm())
         return TFRecordWriter(plan)
 
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from etl.tfrecord.commit.job import SaveMode, holds_output, take_baseline
+from etl.tfrecord.commit.job import Owner, SaveMode, holds_output, take_baseline
 from etl.tfrecord.commit.local_commit import (
     JobPlan,
     TaskResult,
@@ -51,9 +51,9 @@ class LocalCommitter:
         take_baseline(Path(self.directory), mode)
         return holds_output(Path(self.directory))
 
-    def begin(self, plan: JobPlan) -> None:
+    def begin(self, plan: JobPlan, owner: Owner | None) -> None:
         """Opens a job; see `begin_job`."""
-        begin_job(self.directory, plan)
+        begin_job(self.directory, plan, owner)
 
     def hold_attempt(self, job_id: str, name: str) -> AbstractContextManager[Path | Storage]:
         """Gives a task attempt a directory of its own."""
@@ -76,9 +76,9 @@ class LocalCommitter:
 class StagedCommitter(LocalCommitter):
     """A directory that nobody reads before its owner, a build, publishes it as a whole."""
 
-    def begin(self, plan: JobPlan) -> None:
+    def begin(self, plan: JobPlan, owner: Owner | None) -> None:
         """Opens a job."""
-        create_temporary(self.directory, plan.job_id)
+        create_temporary(self.directory, plan.job_id, owner=owner)
 
     def publish(self, plan: JobPlan, results: Sequence[TaskResult]) -> bool:
         """Moves the shards to their paths."""
@@ -101,9 +101,9 @@ class ObjectCommitter:
         check_writable(self.storage)
         return check_mode(self.storage, mode).holds_output
 
-    def begin(self, plan: JobPlan) -> None:
-        """Opens a job."""
-        begin_object_job(self.storage, plan)
+    def begin(self, plan: JobPlan, owner: Owner | None) -> None:
+        """Opens a job; see `begin_object_job`."""
+        begin_object_job(self.storage, plan, owner)
 
     def hold_attempt(self, job_id: str, name: str) -> AbstractContextManager[Path | Storage]:
         """Gives a task attempt a place of its own."""

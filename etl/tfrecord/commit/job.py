@@ -138,7 +138,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class Owner:
-    """The process without which a job cannot commit: the driver's.
+    """The process without which a job cannot commit: the driver's JVM, or its Python.
 
     Attributes:
         boot_id: Id of the host's current run.
@@ -169,7 +169,15 @@ class Owner:
             raise ValueError("no owner record") from error
 
 
-def find_owner() -> Owner | None:
+def find_this_process() -> Owner | None:
+    """Describes this process; None where the host does not tell."""
+    try:
+        return describe_process(os.getpid())
+    except OSError:
+        return None
+
+
+def find_jvm() -> Owner | None:
     """Finds the driver's JVM among this process's ancestors.
 
     Returns:

@@ -29,7 +29,6 @@ from etl.tfrecord.commit.job import (
     Owner,
     SaveMode,
     check_baseline,
-    find_owner,
     holds_output,
     is_dead,
     take_baseline,
@@ -259,7 +258,7 @@ class JobPlan:
         return self.mode == "append" or (self.mode == "overwrite" and self.replaces_partitions)
 
 
-def begin_job(directory: str | Path, plan: JobPlan) -> None:
+def begin_job(directory: str | Path, plan: JobPlan, owner: Owner | None) -> None:
     """Prepares the output directory before the first task.
 
     What an interrupted write left there is settled, and what dead jobs left is removed.
@@ -267,6 +266,7 @@ def begin_job(directory: str | Path, plan: JobPlan) -> None:
     Args:
         directory: Output directory; made where it is not there.
         plan: What the job is to publish.
+        owner: The process without which it cannot commit; None: not known.
 
     Raises:
         ConfigError: The mode forbids the write, or the shards would not fit those that stay.
@@ -283,7 +283,7 @@ def begin_job(directory: str | Path, plan: JobPlan) -> None:
             merge_description(committed, plan.description, root)
             if plan.mode == "append" and committed is not None:
                 refuse_missing([root / shard.path for shard in committed.shards], root)
-        create_temporary(root, plan.job_id, baseline, find_owner())
+        create_temporary(root, plan.job_id, baseline, owner)
 
 
 def _make_directory(root: Path) -> None:

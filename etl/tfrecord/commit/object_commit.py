@@ -21,7 +21,6 @@ from etl.tfrecord.commit.job import (
     Baseline,
     Owner,
     SaveMode,
-    find_owner,
     is_dead,
     refuse_changed,
     refuse_output,
@@ -55,18 +54,19 @@ def temporary_storage(storage: Storage, job_id: str) -> Storage:
     return storage.child(f"{TEMPORARY_PREFIX}{job_id}")
 
 
-def create_job(storage: Storage, job_id: str, baseline: Baseline) -> None:
+def create_job(storage: Storage, job_id: str, baseline: Baseline, owner: Owner | None) -> None:
     """Opens a job, before its tasks start.
 
     Args:
         storage: Output directory.
         job_id: The job.
         baseline: What the output directory held at this moment.
+        owner: The process without which the job cannot commit; None: not known.
 
     Raises:
         ConfigError: There is such a job already.
     """
-    temporary, owner = temporary_storage(storage, job_id), find_owner()
+    temporary = temporary_storage(storage, job_id)
     data = {"owner": None if owner is None else asdict(owner), "baseline": baseline.dumps()}
     if not _write_job(temporary, data, None):
         raise ConfigError(
@@ -239,12 +239,13 @@ def check_mode(storage: Storage, mode: SaveMode) -> ObjectView:
     return view
 
 
-def begin_object_job(storage: Storage, plan: JobPlan) -> None:
+def begin_object_job(storage: Storage, plan: JobPlan, owner: Owner | None) -> None:
     """Prepares the output directory before the first task; changes nothing that is visible.
 
     Args:
         storage: Output directory.
         plan: What the job is to publish.
+        owner: The process without which it cannot commit; None: not known.
 
     Raises:
         ConfigError: The mode forbids the write, or the shards would not fit those that stay.
@@ -256,7 +257,7 @@ def begin_object_job(storage: Storage, plan: JobPlan) -> None:
     if plan.keeps_shards:
         _merge(storage, plan, view)
     digests = view.digest_partitions() if plan.mode == "overwrite" else {}
-    create_job(storage, plan.job_id, Baseline(digests, view.job_ids))
+    create_job(storage, plan.job_id, Baseline(digests, view.job_ids), owner)
 
 
 def publish_objects(storage: Storage, plan: JobPlan, results: Sequence[TaskResult]) -> bool:

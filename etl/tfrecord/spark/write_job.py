@@ -16,6 +16,7 @@ from pyspark import TaskContext
 
 from conf.manifest import ShardInfo
 from etl.tfrecord.commit.committer import build_committer
+from etl.tfrecord.commit.job import find_this_process
 from etl.tfrecord.commit.local_commit import TaskResult
 from etl.tfrecord.commit.output_manifest import TaskShard, WrittenShard
 from etl.tfrecord.files.data_files import find_stem
@@ -73,7 +74,7 @@ def run_write(rows: DataFrame, plan: WritePlan) -> None:
         UpstreamNotReadyError: Another job published meanwhile what this one would replace.
     """
     committer = build_committer(plan.options)
-    committer.begin(plan.job)
+    committer.begin(plan.job, find_this_process())
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         result = write_partition(plan, batches)

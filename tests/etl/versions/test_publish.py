@@ -252,7 +252,7 @@ JOB = JobPlan("j", "overwrite", False, OutputManifest("Example", None, (), {}, (
 def write_shards(staging: Path) -> tuple[ShardInfo, ...]:
     """Writes two shards as a build's tasks and their commit do."""
     committer = StagedCommitter(str(staging))
-    committer.begin(JOB)
+    committer.begin(JOB, None)
     results = []
     for partition in range(2):
         with committer.hold_attempt("j", f"attempt-{partition}") as attempt:
@@ -313,7 +313,7 @@ def test_a_task_that_still_writes_cannot_bring_a_swept_build_back(tmp_path):
     paths = DatasetPaths(tmp_path, "d")
     staging = paths.staging("v0")
     committer = StagedCommitter(str(staging))
-    committer.begin(JOB)
+    committer.begin(JOB, None)
     with (  # noqa: PT012
         pytest.raises(FileNotFoundError),
         committer.hold_attempt("j", "late") as attempt,

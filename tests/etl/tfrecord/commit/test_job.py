@@ -18,7 +18,7 @@ from etl.tfrecord.commit.job import (
     Owner,
     check_baseline,
     describe_process,
-    find_owner,
+    find_jvm,
     holds_output,
     is_dead,
     take_baseline,
@@ -120,9 +120,9 @@ def test_nothing_is_known_of_other_hosts_and_containers() -> None:
 def test_without_a_jvm_above_there_is_no_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     # There may be one in earnest: build servers are written in Java.
     monkeypatch.setattr(job, "_executable", lambda pid: "python3")
-    assert find_owner() is None
+    assert find_jvm() is None
     monkeypatch.setattr(job, "_executable", lambda pid: {os.getppid(): "java"}.get(pid, "sh"))
-    assert find_owner() == describe_process(os.getppid())
+    assert find_jvm() == describe_process(os.getppid())
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"pid": 1}', "null"])

@@ -54,7 +54,7 @@ def write_task(
 
 
 def run_job(root: Path, job: str, mode: str = "overwrite", tasks: tuple[int, ...] = (0,)) -> None:
-    begin_job(root, plan(job, mode))
+    begin_job(root, plan(job, mode), None)
     publish(root, plan(job, mode), [write_task(root, job, k) for k in tasks])
 
 
@@ -76,7 +76,7 @@ def inodes(root: Path) -> dict[str, int]:
 
 
 def test_publish_lists_shards_by_partition_and_marks_success(tmp_path: Path) -> None:
-    begin_job(tmp_path, plan("j"))
+    begin_job(tmp_path, plan("j"), None)
     results = [write_task(tmp_path, "j", p) for p in (2, 0)]
     publish(tmp_path, plan("j"), [results[0], TaskResult(1, "none"), results[1]])
     assert {p.name for p in tmp_path.iterdir()} == MARKS | {
@@ -113,7 +113,7 @@ def test_files_of_other_connectors_are_replaced_as_well(tmp_path: Path) -> None:
 def test_a_missing_attempt_publishes_nothing_and_keeps_the_old(tmp_path: Path, mode: str) -> None:
     run_job(tmp_path, "a")
     before = inodes(tmp_path)
-    begin_job(tmp_path, plan("b", mode))
+    begin_job(tmp_path, plan("b", mode), None)
     results = [write_task(tmp_path, "b", p) for p in (0, 1)]
     temporary = temporary_directory(tmp_path, "b")
     (temporary / results[1].attempt / "part-1-b-c000.tfrecord").write_bytes(b"cut")
@@ -124,10 +124,10 @@ def test_a_missing_attempt_publishes_nothing_and_keeps_the_old(tmp_path: Path, m
 
 
 def test_an_error_while_publishing_takes_everything_back(tmp_path, monkeypatch) -> None:
-    begin_job(tmp_path, plan("a", by="p"))
+    begin_job(tmp_path, plan("a", by="p"), None)
     write_partitioned(tmp_path, "a", [1, 2], plan("a", by="p"))
     before = inodes(tmp_path)
-    begin_job(tmp_path, plan("b", by="p"))
+    begin_job(tmp_path, plan("b", by="p"), None)
 
     def fail(path: Path, text: str) -> None:
         raise OSError(28, "No space left on device")
@@ -140,7 +140,7 @@ def test_an_error_while_publishing_takes_everything_back(tmp_path, monkeypatch) 
 
 
 def test_a_late_attempt_neither_brings_the_job_back_nor_breaks_it(tmp_path: Path) -> None:
-    begin_job(tmp_path, plan("a"))
+    begin_job(tmp_path, plan("a"), None)
     result = write_task(tmp_path, "a")
     with (  # noqa: PT012
         pytest.raises(FileNotFoundError),
@@ -177,7 +177,7 @@ def test_a_staged_directory_gets_no_shard_where_an_attempt_is_missing(tmp_path: 
 
 
 def test_attempts_that_lost_are_not_published(tmp_path: Path) -> None:
-    begin_job(tmp_path, plan("a"))
+    begin_job(tmp_path, plan("a"), None)
     result = write_task(tmp_path, "a")
     twin = temporary_directory(tmp_path, "a") / "part-0-attempt-9"
     twin.mkdir()
@@ -191,7 +191,7 @@ def test_attempts_that_lost_are_not_published(tmp_path: Path) -> None:
 def test_statistics_that_are_no_json_change_nothing(tmp_path: Path) -> None:
     run_job(tmp_path, "a")
     before = inodes(tmp_path)
-    begin_job(tmp_path, plan("b"))
+    begin_job(tmp_path, plan("b"), None)
     result = write_task(tmp_path, "b")
     (item,) = result.shards
     bad = replace(item, shard=replace(item.shard, statistics={"x": object()}))
@@ -203,7 +203,7 @@ def test_statistics_that_are_no_json_change_nothing(tmp_path: Path) -> None:
 
 def test_an_overwrite_refuses_to_lose_what_another_job_published_meanwhile(tmp_path: Path) -> None:
     run_job(tmp_path, "a")
-    begin_job(tmp_path, plan("slow"))
+    begin_job(tmp_path, plan("slow"), None)
     result = write_task(tmp_path, "slow")
     run_job(tmp_path, "quick", "append")
     before = visible(tmp_path)
@@ -217,7 +217,7 @@ def test_an_overwrite_refuses_to_lose_what_another_job_published_meanwhile(tmp_p
 
 def test_two_overwrites_at_once_the_second_is_refused(tmp_path: Path) -> None:
     for job in ("x", "y"):
-        begin_job(tmp_path, plan(job))
+        begin_job(tmp_path, plan(job), None)
     results = {job: write_task(tmp_path, job) for job in ("x", "y")}
     publish(tmp_path, plan("x"), [results["x"]])
     with pytest.raises(UpstreamNotReadyError, match="by job x"):
@@ -226,7 +226,7 @@ def test_two_overwrites_at_once_the_second_is_refused(tmp_path: Path) -> None:
 
 def test_appends_at_once_both_succeed(tmp_path: Path) -> None:
     for job in ("x", "y"):
-        begin_job(tmp_path, plan(job, "append"))
+        begin_job(tmp_path, plan(job, "append"), None)
     results = {job: write_task(tmp_path, job) for job in ("x", "y")}
     for job in ("y", "x"):
         publish(tmp_path, plan(job, "append"), [results[job]])
@@ -234,7 +234,7 @@ def test_appends_at_once_both_succeed(tmp_path: Path) -> None:
 
 
 def test_an_append_after_an_overwrite_that_began_later_adds(tmp_path: Path) -> None:
-    begin_job(tmp_path, plan("x", "append"))
+    begin_job(tmp_path, plan("x", "append"), None)
     result = write_task(tmp_path, "x")
     run_job(tmp_path, "y")
     publish(tmp_path, plan("x", "append"), [result])
@@ -242,8 +242,8 @@ def test_an_append_after_an_overwrite_that_began_later_adds(tmp_path: Path) -> N
 
 
 def test_error_and_ignore_look_at_the_start_and_again_at_commit(tmp_path: Path) -> None:
-    begin_job(tmp_path, plan("e", "errorifexists"))
-    begin_job(tmp_path, plan("i", "ignore"))
+    begin_job(tmp_path, plan("e", "errorifexists"), None)
+    begin_job(tmp_path, plan("i", "ignore"), None)
     results = {job: write_task(tmp_path, job) for job in ("e", "i")}
     run_job(tmp_path, "quick", "append")
     with pytest.raises(UpstreamNotReadyError, match="by job quick"):
@@ -252,16 +252,16 @@ def test_error_and_ignore_look_at_the_start_and_again_at_commit(tmp_path: Path) 
     discard_temporary(tmp_path, "e")
     assert visible(tmp_path) == {"part-0-quick-c000.tfrecord"}
     with pytest.raises(ConfigError, match="holds data already"):
-        begin_job(tmp_path, plan("e2", "errorifexists"))
+        begin_job(tmp_path, plan("e2", "errorifexists"), None)
 
 
 def test_dynamic_overwrites_of_different_partitions_both_succeed(tmp_path: Path) -> None:
     run_plan = plan("a", by="p")
-    begin_job(tmp_path, run_plan)
+    begin_job(tmp_path, run_plan, None)
     write_partitioned(tmp_path, "a", [1, 2, 3], run_plan)
     plans = {job: plan(job, dynamic=True, by="p") for job in ("x", "y", "z")}
     for job in plans:
-        begin_job(tmp_path, plans[job])
+        begin_job(tmp_path, plans[job], None)
     write_partitioned(tmp_path, "x", [1], plans["x"])
     write_partitioned(tmp_path, "y", [2, 4], plans["y"])
     with pytest.raises(UpstreamNotReadyError, match=r"(?s)p=4.*by job x, y"):
@@ -276,7 +276,7 @@ def test_a_job_that_fails_to_publish_does_not_stop_another(tmp_path, monkeypatch
     """Files taken back to their place are the same files as before."""
     run_job(tmp_path, "a")
     for job in ("x", "y"):
-        begin_job(tmp_path, plan(job))
+        begin_job(tmp_path, plan(job), None)
     results = {job: write_task(tmp_path, job) for job in ("x", "y")}
     with monkeypatch.context() as patch:
         patch.setattr(local_commit, "write_text_atomic", lambda path, text: 1 / 0)
@@ -292,25 +292,23 @@ def test_a_damaged_manifest_stops_an_append_but_not_an_overwrite(tmp_path: Path)
     run_job(tmp_path, "a")
     (tmp_path / "_sluice_commit.json").write_text("{")
     with pytest.raises(InputDataError, match="damaged"):
-        begin_job(tmp_path, plan("b", "append"))
+        begin_job(tmp_path, plan("b", "append"), None)
     run_job(tmp_path, "c")
     assert [s.job_id for s in read_output_manifest(tmp_path).shards] == ["c"]
 
 
-def test_begin_job_sweeps_what_a_dead_driver_left(tmp_path: Path, monkeypatch) -> None:
+def test_begin_job_sweeps_what_a_dead_driver_left(tmp_path: Path) -> None:
     from etl.tfrecord.commit.job import describe_process
 
     child = os.fork()
     if child == 0:  # pragma: no cover - waits to be killed
         os.pause() if hasattr(os, "pause") else __import__("signal").pause()
-    monkeypatch.setattr(local_commit, "find_owner", lambda: describe_process(child))
-    begin_job(tmp_path, plan("dead"))
-    monkeypatch.undo()
-    begin_job(tmp_path, plan("b"))
+    begin_job(tmp_path, plan("dead"), describe_process(child))
+    begin_job(tmp_path, plan("b"), None)
     assert temporary_directory(tmp_path, "dead").exists()
     os.kill(child, 9)
     os.waitpid(child, 0)
-    begin_job(tmp_path, plan("c"))
+    begin_job(tmp_path, plan("c"), None)
     assert not temporary_directory(tmp_path, "dead").exists()
     assert temporary_directory(tmp_path, "b").exists()
 

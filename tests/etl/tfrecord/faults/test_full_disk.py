@@ -27,7 +27,7 @@ def run_job(root: Path, job: str, rows: range) -> None:
     plan = JobPlan(job, "overwrite", False, description)
     options = WriteOptions(str(root), limits=ShardLimits(rows=20), index=True)
     try:
-        begin_job(root, plan)
+        begin_job(root, plan, None)
         with hold_attempt(root, job, "attempt") as attempt:
             batch = pa.record_batch({"id": list(rows)})
             shards = WriteTask(attempt, f"part-{job}", options).write_all(iter([batch]))

@@ -65,7 +65,9 @@ def owner(monkeypatch: pytest.MonkeyPatch, live_owner: Owner) -> Callable[[Owner
     """Sets the process that jobs from here on belong to; at first this one."""
 
     def choose(chosen: Owner | None) -> None:
-        monkeypatch.setattr("etl.tfrecord.commit.object_commit.find_owner", lambda: chosen)
+        monkeypatch.setattr(
+            "tests.etl.tfrecord.objects.word_jobs.find_this_process", lambda: chosen
+        )
 
     choose(live_owner)
     return choose

@@ -203,7 +203,7 @@ def write(root: Storage, batch: pa.RecordBatch = BATCH, **options: str) -> JobPl
     parsed = parse_write_options(given, overwrite=options.get("saveMode") == "overwrite")
     plan = plan_write(batch.schema, parsed, {"d": "string"})
     committer = ObjectCommitter(root)
-    committer.begin(plan.job)
+    committer.begin(plan.job, None)
     with committer.hold_attempt(plan.job.job_id, "attempt-0") as place:
         sink = WriteTask(place, f"part-00000-{plan.job.job_id}", plan.options, plan.source)
         shards = sink.write_all(iter([batch]))
@@ -329,7 +329,7 @@ def test_a_failed_task_leaves_nothing(object_input_root: Storage) -> None:
                                                  partition_by=("d",), storage=object_input_root),
                       {"d": "string"})  # fmt: skip
     committer = ObjectCommitter(object_input_root)
-    committer.begin(plan.job)
+    committer.begin(plan.job, None)
     with (  # noqa: PT012
         pytest.raises(ZeroDivisionError),
         committer.hold_attempt(plan.job.job_id, "attempt-0") as place,

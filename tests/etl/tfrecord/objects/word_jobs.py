@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Set
 
 from conf.manifest import ShardInfo
-from etl.tfrecord.commit.job import SaveMode
+from etl.tfrecord.commit.job import SaveMode, find_this_process
 from etl.tfrecord.commit.local_commit import JobPlan, TaskResult
 from etl.tfrecord.commit.object_commit import begin_object_job, hold_object_attempt, publish_objects
 from etl.tfrecord.commit.object_view import read_object_manifest, view_directory
@@ -33,7 +33,7 @@ class Job:
         self.results: list[TaskResult] = []
 
     def begin(self) -> Job:
-        begin_object_job(self.root, self.plan)
+        begin_object_job(self.root, self.plan, find_this_process())
         return self
 
     def run_tasks(self) -> Job:
