@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -136,14 +136,28 @@ def run_app(
     Users' mistakes end in a message and an exit code, not in a stack trace.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    json_lines = wants_json(arguments)
-    try:
+
+    def call() -> object:
         command = typer.main.get_command(app)
         command.context_settings.setdefault("help_option_names", ["-h", "--help"])
         with _unwind_at_sigterm():
             result = command.main(args=arguments, prog_name=prog_name, standalone_mode=False)
         if result == _INTERRUPTED:
             raise KeyboardInterrupt
+        return result
+
+    return run_reported(call, wants_json(arguments))
+
+
+def run_reported(call: Callable[[], object], json_lines: bool) -> int:
+    """Calls what a job does and returns its exit code; mistakes end in a message.
+
+    Args:
+        call: Returns the exit code, or another thing where all went well.
+        json_lines: Whether the message is a line of JSON.
+    """
+    try:
+        result = call()
         return int(result) if isinstance(result, int) else ExitCode.OK
     except typer.TyperException as error:
         # A usage error knows how to show itself with the command's usage line.

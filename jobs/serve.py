@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import resource
 import signal
 import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from conf.errors import ConfigError
+from jobs.support.processes import Supervisor
 from jobs.support.terminal import LogFormat, LogFormatOption, quiet_tensorflow, setup_logging
 from training.serving.limits import CallLimits, ConnectionLimits, RequestLimits, ServerLimits
 
@@ -20,7 +27,7 @@ if TYPE_CHECKING:
     from uvicorn import Config
 
     from training.serving.access import Access, Application
-    from training.serving.app import Server
+    from training.serving.server_config import ServerConfig
 
 app = typer.Typer(add_completion=False)
 
@@ -29,6 +36,9 @@ BACKLOG = 256
 """Connections that are taken in one go."""
 OTHER_FILES = 256
 """Open files beside those of connections."""
+PAGES_DIR = "pages"
+SHARED_COUNTS = "PROMETHEUS_MULTIPROC_DIR"
+"""Where Prometheus keeps the counts of all processes; read when it is imported."""
 KINDS = 1000
 """Kinds of messages that are counted."""
 
@@ -76,7 +86,12 @@ def main(
     docs: Annotated[bool, typer.Option("--docs", help="Show pages about the API at /docs.")] = (
         False
     ),
-    threads: Annotated[int, typer.Option(min=1, help="Calls of models at the same time.")] = 2,
+    processes: Annotated[
+        int, typer.Option(min=1, help="Processes that answer; weights and vectors are shared.")
+    ] = 1,
+    threads: Annotated[
+        int, typer.Option(min=1, help="Calls of models at the same time, of each process.")
+    ] = 2,
     max_body_mb: Annotated[int, typer.Option(min=1, help="Longest body of a request.")] = (
         DEFAULTS.body_bytes >> 20
     ),
@@ -88,7 +103,7 @@ def main(
         int, typer.Option(min=1, help="Most values of a request: rows x candidates x length.")
     ] = _REQUEST.values,
     max_connections: Annotated[
-        int, typer.Option(min=1, help="Most connections at a time.")
+        int, typer.Option(min=1, help="Most connections at a time, of each process.")
     ] = _CONNECTIONS.count,
     timeout: Annotated[
         float, typer.Option(min=0.1, help="Seconds for a body to arrive, and for an answer.")
@@ -97,6 +112,7 @@ def main(
 ) -> int:
     """Answer TensorFlow Serving's REST API, /v1/recommend, and people who open / in a browser."""
     from training.serving.access import Access, read_token
+    from training.serving.server_config import RecommendConfig, ServerConfig
     from training.stored_models import find_place
 
     setup_logging(log_format)
@@ -118,17 +134,20 @@ def main(
         CallLimits(threads),
         ConnectionLimits(max_connections),
     )
-    with quiet_tensorflow():
-        from training.serving.app import Server, ServerConfig
-        from training.serving.recommend import RecommendConfig
     recommend = RecommendConfig(retrieval, ranker, items, blocked, not no_ranker)
+    config = ServerConfig(find_place(models), poll, limits, recommend, verify)
+    serving = Serving(config, access, grpc_port, log_format)
     with bind_socket(host, port) as listener:  # A port that is taken is said before models load.
         if grpc_port is not None:
             bind_socket(host, grpc_port).close()
         allow_files(max_connections)
-        server = Server(ServerConfig(find_place(models), poll, limits, recommend, verify))
-        run_server(server, listener, access, grpc_port)
-    return 0
+        if processes == 1:
+            return serve(serving, listener, partial(print, flush=True))
+        with share_folder() as folder:
+            serving = replace(serving, config=replace(config, pages=folder / PAGES_DIR))
+            work = partial(serve_process, serving, listener)
+            supervisor = Supervisor(work, processes, forget_counts)
+            return supervisor.run(lambda text: print(f"{text}, {processes} processes", flush=True))
 
 
 def allow_files(connections: int) -> None:
@@ -219,31 +238,84 @@ def _stop(*_: Any) -> None:
     raise SystemExit(0)
 
 
-def run_server(
-    server: Server, listener: socket.socket, access: Access, grpc_port: int | None = None
-) -> None:
-    """Answers requests until SIGTERM or Ctrl-C; those that have begun are answered first."""
-    import uvicorn
+@dataclass(frozen=True)
+class Serving:
+    """What a process of the server does.
 
-    from training.serving.app import build_app
+    Attributes:
+        config: What it serves.
+        access: Who may ask.
+        grpc_port: Port of gRPC; None: none.
+        log_format: How progress is written.
+    """
 
+    config: ServerConfig
+    access: Access
+    grpc_port: int | None = None
+    log_format: LogFormat = LogFormat.TEXT
+
+
+@contextmanager
+def share_folder() -> Iterator[Path]:
+    """Gives processes a folder of what they share, removed at the end; in `TMPDIR`, as all such."""
+    with tempfile.TemporaryDirectory(prefix="sluice-serve-", ignore_cleanup_errors=True) as name:
+        counts = Path(name) / "counts"
+        counts.mkdir()
+        os.environ[SHARED_COUNTS] = str(counts)
+        yield Path(name)
+
+
+def forget_counts(process: int) -> None:
+    """Takes a process that has ended out of the gauges of all."""
+    from prometheus_client.multiprocess import mark_process_dead
+
+    mark_process_dead(process)
+
+
+def serve_process(serving: Serving, listener: socket.socket, tell: Callable[[str], None]) -> int:
+    """Serves in a process of its own; mistakes end in a message and an exit code."""
+    from jobs.cli import run_reported
+
+    setup_logging(serving.log_format)
+    limit_log()
+    signal.signal(signal.SIGTERM, _stop)
+    return run_reported(
+        partial(serve, serving, listener, tell), serving.log_format is LogFormat.JSON
+    )
+
+
+def serve(serving: Serving, listener: socket.socket, tell: Callable[[str], None]) -> int:
+    """Answers requests until SIGTERM or Ctrl-C; those that have begun are answered first.
+
+    Args:
+        serving: What is served.
+        listener: Where connections come in.
+        tell: Given what answers where, as soon as it does.
+    """
+    with quiet_tensorflow():
+        import uvicorn
+
+        from training.serving.app import Server, build_app
+
+    server = Server(serving.config)
     listener.listen(BACKLOG)
     host, port = listener.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host
-    beside = None
-    if grpc_port is not None:
+    beside, also = None, ""
+    if serving.grpc_port is not None:
         from training.serving.prediction_service import run_service
 
-        beside = run_service(server, f"{host}:{grpc_port}", access)
+        beside = run_service(server, f"{host}:{serving.grpc_port}", serving.access)
+        also = f", by gRPC at {host}:{serving.grpc_port}"
     # What is loaded stays: a collection of what requests leave need not look at it, and the second
     # one tells Python how little else there is, so that it collects that soon.
     gc.collect()
     gc.freeze()
     gc.collect()
-    config = build_config(build_app(server, access, beside), server.limits)
-    also = "" if grpc_port is None else f", by gRPC at {host}:{grpc_port}"
-    print(f"serving {', '.join(server.store.names)} at http://{host}:{port}{also}", flush=True)
+    config = build_config(build_app(server, serving.access, beside), server.limits)
+    tell(f"serving {', '.join(server.store.names)} at http://{host}:{port}{also}")
     uvicorn.Server(config).run(sockets=[listener])
+    return 0
 
 
 def build_config(app: Application, limits: ServerLimits) -> Config:

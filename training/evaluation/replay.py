@@ -23,6 +23,7 @@ from conf.schema import PAD_ID
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.other_version import RawRanking, RawTowers
+from training.export.loaded_model import LoadedModel
 from training.export.model_signatures import build_encoders
 from training.export.serving_encoders import RawInput, name_inputs
 from training.input.batches import Features
@@ -55,7 +56,7 @@ class SavedModel:
     """
 
     def __init__(self, version: Path) -> None:
-        self._model = tf.saved_model.load(str(version))
+        self._model = LoadedModel(version)
 
     def call(self, signature: str, inputs: Arrays) -> Arrays:
         """Returns the outputs of a signature.
@@ -65,10 +66,7 @@ class SavedModel:
         """
         if signature not in self._model.signatures:
             raise _refuse_output(f"signature {signature}", self._model.signatures)
-        function = self._model.signatures[signature]
-        specs = function.structured_input_signature[1]
-        outputs = function(**{n: tf.constant(v, specs[n].dtype) for n, v in inputs.items()})
-        return {name: value.numpy() for name, value in outputs.items()}
+        return self._model.call(signature, inputs)
 
 
 REQUEST_VALUES = 200_000

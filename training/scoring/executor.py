@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -19,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import tensorflow as tf
 from numpy.typing import NDArray
 
 from conf.atomic_output import atomic_file
@@ -33,6 +31,7 @@ from training.evaluation.item_index import (
     rank_top_k,
 )
 from training.evaluation.metrics import MISSING, Pairs
+from training.export.loaded_model import LoadedModel
 from training.prediction.predict import build_lists
 from training.prediction.rankers import (
     PAIRS_AT_ONCE,
@@ -234,19 +233,13 @@ class Served:
     """
 
     def __init__(self, task: ScoringTask, directory: Path) -> None:
-        with suppress(RuntimeError):  # TensorFlow has begun before, with threads of its own.
-            tf.config.threading.set_intra_op_parallelism_threads(task.threads)
-            tf.config.threading.set_inter_op_parallelism_threads(task.threads)
         self.task = task
-        self._model = tf.saved_model.load(str(directory))
-        self._function = self._model.signatures[task.signature]
-        self._specs = self._function.structured_input_signature[1]
+        self._model = LoadedModel(directory, threads=task.threads)
         self._items = None if task.lists is None else _read_items(directory, task.lists)
 
     def call(self, inputs: Arrays) -> Arrays:
         """Returns the outputs of the signature."""
-        given = {n: tf.constant(v, self._specs[n].dtype) for n, v in inputs.items()}
-        return {name: value.numpy() for name, value in self._function(**given).items()}
+        return self._model.call(self.task.signature, inputs)
 
     def rank(self, rows: InputRows) -> dict[str, pa.Array]:
         """Returns the lists of rows, with what names them first.

@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
@@ -20,7 +19,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from conf.paths import ReadablePath
 from training.serving.access import Access, Guard, refuse
 from training.serving.batching import Batcher, Builder
 from training.serving.errors import (
@@ -35,11 +33,12 @@ from training.serving.errors import (
 )
 from training.serving.examples import parse_examples
 from training.serving.known import read_item_files
-from training.serving.limits import FULL_BODIES, SMALL_BYTES, Budget, ServerLimits, check_json
+from training.serving.limits import FULL_BODIES, SMALL_BYTES, Budget, check_json
 from training.serving.metrics import Metrics
-from training.serving.model_store import ModelStore, ServedVersion
-from training.serving.recommend import RecommendConfig, Recommender
+from training.serving.model_store import Loading, ModelStore, ServedVersion
+from training.serving.recommend import Recommender
 from training.serving.recommend_request import describe_limits
+from training.serving.server_config import ServerConfig
 from training.serving.tensors import (
     Arrays,
     format_predict,
@@ -54,25 +53,6 @@ _TARGET = re.compile(
 METHODS = ("predict", "classify", "regress")
 MOST_VERSION = 2**63 - 1
 _log = logging.getLogger("sluice.training.serving")
-
-
-@dataclass(frozen=True)
-class ServerConfig:
-    """What is served.
-
-    Attributes:
-        directory: Directory of models, local or in an object store.
-        poll_seconds: How often it is looked at for new versions and indexes.
-        limits: What one request may cost.
-        recommend: What answers `/v1/recommend`.
-        verify: Whether the SHA-256 of each file of a version is compared before it is loaded.
-    """
-
-    directory: ReadablePath
-    poll_seconds: float = 2.0
-    limits: ServerLimits = field(default_factory=ServerLimits)
-    recommend: RecommendConfig = field(default_factory=RecommendConfig)
-    verify: bool = True
 
 
 class Server:
@@ -90,10 +70,10 @@ class Server:
     def __init__(self, config: ServerConfig) -> None:
         limits = config.limits
         self.metrics, self.limits = Metrics(), limits
+        self.is_one_of_several = config.pages is not None
         files = read_item_files(config.recommend.items_file, config.recommend.blocked_file)
-        self.store = ModelStore(
-            config.directory, config.poll_seconds, self.metrics, files, verify=config.verify
-        )
+        loading = Loading(files, config.verify, config.pages)
+        self.store = ModelStore(config.directory, config.poll_seconds, self.metrics, loading)
         self.store.start()
         self.bodies = Budget(FULL_BODIES * limits.body_bytes, "bytes of bodies")
         self.builder = Builder()

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
 from conf.errors import InputDataError
 from conf.export import EXPORT_FILE, find_damaged, is_sealed
@@ -37,19 +36,20 @@ def check_files(version: Path, card: Mapping[str, Any]) -> None:
         )
 
 
-def check_signatures(version: Path, card: Mapping[str, Any], functions: Mapping[str, Any]) -> None:
+def check_signatures(
+    version: Path, card: Mapping[str, Any], held: Mapping[str, Mapping[str, tf.TensorSpec]]
+) -> None:
     """Refuses a version whose `export.json` describes another model than the SavedModel is.
 
     Args:
         version: Its directory.
         card: What its `export.json` says.
-        functions: The signatures of the SavedModel.
+        held: Inputs of the signatures of the SavedModel.
 
     Raises:
         InputDataError: It does.
     """
     said = {name: about["inputs"] for name, about in card["signatures"].items()}
-    held = {name: one.structured_input_signature[1] for name, one in functions.items()}
     kinds = [kind for kind, name in KIND_SIGNATURES.items() if name in held]
     received = ""
     if kinds != [card["kind"]]:
@@ -65,13 +65,6 @@ def check_signatures(version: Path, card: Mapping[str, Any], functions: Mapping[
             received=received,
             fix="export the run again",
         )
-
-
-def read_signatures(version: Path) -> dict[str, meta_graph_pb2.SignatureDef]:
-    """Reads the signatures as the SavedModel holds them."""
-    saved = saved_model_pb2.SavedModel.FromString((version / "saved_model.pb").read_bytes())
-    [graph] = [g for g in saved.meta_graphs if "serve" in g.meta_info_def.tags]
-    return {n: s for n, s in graph.signature_def.items() if not n.startswith("__")}
 
 
 def _differ(said: list[dict[str, Any]], held: Mapping[str, tf.TensorSpec]) -> bool:

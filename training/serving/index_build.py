@@ -57,7 +57,7 @@ from training.serving.known import (
     read_vectors,
     select_columns,
 )
-from training.serving.model_store import ServedVersion
+from training.serving.model_store import Loading, ServedVersion
 from training.serving.tensors import build_array
 from training.serving.vector_index import EXACT_ITEMS, VectorIndex, build_exact
 
@@ -402,7 +402,7 @@ def embed_items(version: Path, items: pa.Table) -> NDArray[np.float32]:
         ConfigError: The model reads nothing but the key, or the file has nothing that it reads.
         InputDataError: A value does not fit.
     """
-    model = ServedVersion(version, None)
+    model = ServedVersion(version, Loading(files=None))
     inputs = model.card["signatures"]["item_embedding"]["inputs"]
     key, items = items.column_names[0], _name_inputs(items, inputs)
     others = [item["name"] for item in inputs if key not in (item["name"], item["column"])]

@@ -38,6 +38,7 @@ from conf.export import (
 )
 from conf.run import read_json
 from training.serving.errors import RequestError
+from training.serving.pages import share_vectors
 from training.serving.vector_index import VectorIndex, build_exact
 
 COLUMN_PREFIX = "column:"
@@ -334,6 +335,7 @@ def read_known(
     card: Mapping[str, Any],
     files: ItemFiles = NO_FILES,
     users: Users | None = None,
+    pages: Path | None = None,
 ) -> Known | None:
     """Reads what stands beside a SavedModel, and its newest index.
 
@@ -342,6 +344,7 @@ def read_known(
         card: Its `export.json`.
         files: What else is said of the items.
         users: The users, where they have been read before.
+        pages: Directory of what processes share of the version; None: nothing is shared.
 
     Returns:
         None: the model knows no items.
@@ -357,7 +360,10 @@ def read_known(
     elif (table := _read_items(version)) is None:
         return None
     elif VECTOR in table.column_names:
-        index = VectorIndex(build_exact(read_vectors(table)))
+        vectors = read_vectors(table)
+        index = VectorIndex(
+            build_exact(vectors) if pages is None else share_vectors(vectors, pages)
+        )
     keys = table[KEY].combine_chunks()
     columns = select_columns(table) if files.columns is None else align_columns(files.columns, keys)
     found = keys.to_pylist()
@@ -423,7 +429,7 @@ def open_index(directory: Path, card: Mapping[str, Any], *, can_grow: bool = Fal
     exact = faiss.read_index(str(directory / EXACT_FILE), flags)
     near = None
     if about["kind"] != "exact":
-        near = faiss.read_index(str(directory / NEAR_FILE))
+        near = faiss.read_index(str(directory / NEAR_FILE), flags)
     return VectorIndex(exact, about["kind"], near, about["effort"])
 
 

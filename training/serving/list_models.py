@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import tensorflow as tf
 
@@ -13,34 +11,11 @@ from conf.errors import ConfigError
 from training.serving.errors import NOT_FOUND, RequestError
 from training.serving.model_store import ModelStore, ServedVersion
 from training.serving.row_inputs import SCORES, find_items_input
+from training.serving.server_config import RecommendConfig
 
 KINDS = ("retrieval", "ranking")
 
 _log = logging.getLogger("sluice.training.serving")
-
-
-@dataclass(frozen=True)
-class RecommendConfig:
-    """What answers.
-
-    Attributes:
-        retrieval: Name of the retrieval model; None: the only one there is, if any.
-        ranker: Name of the ranking model; None: the only one there is, if any.
-        items_file: Titles and further columns of the items, the first one the key; None: those of
-            the index.
-        blocked_file: Keys of items that are never recommended, one a line.
-        is_ranked: Whether a ranking model orders lists, where there is one.
-    """
-
-    retrieval: str | None = None
-    ranker: str | None = None
-    items_file: Path | None = None
-    blocked_file: Path | None = None
-    is_ranked: bool = True
-
-    def find_name(self, kind: str) -> str | None:
-        """Returns the name that is given for a kind; None: there is none."""
-        return self.retrieval if kind == "retrieval" else self.ranker
 
 
 class ListModels:

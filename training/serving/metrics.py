@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""Where processes keep their counts for each other; must be set before Prometheus is imported."""
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -25,11 +31,13 @@ class Metrics:
             "sluice_batch_rows", "Rows of a call of a model.", buckets=ROWS, registry=registry
         )
         self.versions = Gauge(
-            "sluice_model_version", "Version that answers.", ["model"], registry=registry
-        )
+            "sluice_model_version", "Version that answers; the lowest of all processes.", ["model"],
+            registry=registry, multiprocess_mode="livemin",
+        )  # fmt: skip
         self.indexes = Gauge(
-            "sluice_index_version", "Index that answers; 0: none.", ["model"], registry=registry
-        )
+            "sluice_index_version", "Index that answers; 0: none.", ["model"],
+            registry=registry, multiprocess_mode="livemin",
+        )  # fmt: skip
         self.reloads = Counter(
             "sluice_model_loads", "Versions and indexes that were loaded, or failed.",
             ["model", "result"], registry=registry,
@@ -46,5 +54,9 @@ class Metrics:
         self.reloads.labels(model, "failed").inc()
 
     def render(self) -> bytes:
-        """Returns the text that Prometheus reads."""
-        return generate_latest(self._registry)
+        """Returns the text that Prometheus reads: of all processes, where there are several."""
+        if SHARED_FOLDER not in os.environ:
+            return generate_latest(self._registry)
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)
+        return generate_latest(registry)

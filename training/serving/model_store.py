@@ -10,6 +10,7 @@ are tried are brought here first.
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import logging
 import re
@@ -30,7 +31,8 @@ from tensorflow_serving.apis.prediction_log_pb2 import PredictionLog
 from conf.errors import SluiceError, UpstreamNotReadyError
 from conf.export import EXPORT_FILE, INDEX_CARD, INDEX_DIR, WARMUP_FILE, find_damage, read_card
 from conf.paths import ReadablePath, require_bucket
-from training.serving.card_checks import check_files, check_signatures, read_signatures
+from training.export.loaded_model import LoadedModel
+from training.serving.card_checks import check_files, check_signatures
 from training.serving.errors import FAILED, NOT_FOUND, UNAVAILABLE, RequestError, cut, hide_folders
 from training.serving.known import (
     NO_FILES,
@@ -41,6 +43,7 @@ from training.serving.known import (
 )
 from training.serving.limits import SignatureCost
 from training.serving.metrics import Metrics
+from training.serving.pages import drop_pages, name_pages
 from training.serving.tensors import Arrays, check_examples
 from training.stored_models import FollowedModels
 
@@ -54,13 +57,27 @@ CHECKED_AT_ONCE = 1 << 22
 _log = logging.getLogger("sluice.training.serving")
 
 
+@dataclass(frozen=True)
+class Loading:
+    """How versions are loaded.
+
+    Attributes:
+        files: What else is said of the items; None: nothing is read of users and items.
+        verify: Whether the SHA-256 of each file is compared first.
+        pages: Directory of what processes share; None: this one has all for itself.
+    """
+
+    files: ItemFiles | None = NO_FILES
+    verify: bool = True
+    pages: Path | None = None
+
+
 class ServedVersion:
     """A loaded version of a model, and what is known of its users and items.
 
     Args:
         path: Its directory.
-        files: What else is said of the items; None: nothing is read of users and items.
-        verify: Whether the SHA-256 of each file is compared first.
+        loading: How it is loaded.
 
     Attributes:
         name: Name of the model.
@@ -68,7 +85,6 @@ class ServedVersion:
         card: What `export.json` says.
         path: Its directory.
         known: Its users, items and index; None: it knows no items, or they were not read.
-        saved_signatures: Its signatures as the SavedModel holds them.
 
     Raises:
         IncompleteVersionError: It, or its index, is not whole.
@@ -76,35 +92,35 @@ class ServedVersion:
             or the index is of another model.
     """
 
-    def __init__(
-        self, path: Path, files: ItemFiles | None = NO_FILES, *, verify: bool = True
-    ) -> None:
+    def __init__(self, path: Path, loading: Loading = Loading()) -> None:
         self.path, self.name, self.number = path, path.parent.name, int(path.name)
         self.card = read_card(path)
         if damage := find_damage(path):
             raise IncompleteVersionError(damage)
-        if verify:
+        if loading.verify:
             check_files(path, self.card)
-        self._files = files or NO_FILES
-        self.known = None if files is None else read_known(path, self.card, files)
-        self._model = tf.saved_model.load(str(path))
-        self._functions = dict(self._model.signatures)
-        self._specs = {
-            name: dict(function.structured_input_signature[1])
-            for name, function in self._functions.items()
-        }
-        self.saved_signatures = read_signatures(path)
-        check_signatures(path, self.card, self._functions)
+        self._files = loading.files or NO_FILES
+        pages = None if loading.pages is None else name_pages(loading.pages, path, self.card)
+        self.known = None
+        if loading.files is not None:
+            self.known = read_known(path, self.card, self._files, pages=pages)
+        self._model = LoadedModel(path, pages)
+        check_signatures(path, self.card, self._model.inputs)
         self._inputs = {
             name: {item["name"]: item for item in about.get("inputs", ())}
             for name, about in self.card["signatures"].items()
         }
-        self._costs = {name: SignatureCost.read(name, self.card) for name in self._functions}
+        self._costs = {name: SignatureCost.read(name, self.card) for name in self.signatures}
         self._holds = {
             name: [(key, item["holds"]) for key, item in self.find_inputs(name).items()
                    if "holds" in item]
-            for name in self._functions
+            for name in self.signatures
         }  # fmt: skip
+
+    @property
+    def saved_signatures(self) -> Mapping[str, meta_graph_pb2.SignatureDef]:
+        """Its signatures as the SavedModel holds them."""
+        return self._model.signatures
 
     @property
     def index(self) -> int | None:
@@ -126,7 +142,7 @@ class ServedVersion:
     @property
     def signatures(self) -> tuple[str, ...]:
         """Names of the signatures."""
-        return tuple(self._functions)
+        return tuple(self._model.inputs)
 
     def find_specs(self, signature: str) -> Mapping[str, tf.TensorSpec]:
         """Returns shape and type of the inputs of a signature.
@@ -134,12 +150,12 @@ class ServedVersion:
         Raises:
             RequestError: There is no such signature.
         """
-        if signature not in self._specs:
+        if signature not in self._model.inputs:
             raise RequestError(
                 f'Serving signature name: "{signature[:100]}" not found in signature def; '
-                f"allowed: {', '.join(self._specs)}"
+                f"allowed: {', '.join(self._model.inputs)}"
             )
-        return self._specs[signature]
+        return self._model.inputs[signature]
 
     def require_method(self, signature: str, method: str) -> None:
         """Checks that a signature is one of `classify` or `regress`.
@@ -171,17 +187,15 @@ class ServedVersion:
             RequestError: TensorFlow refuses the inputs, a number in an Example is not finite, or an
                 output is not: that is the model's fault, not the request's.
         """
-        specs = self.find_specs(signature)
+        self.find_specs(signature)
         try:
             for name, holds in self._holds.get(signature, ()):
                 check_examples(inputs[name], holds)
-            tensors = {name: tf.constant(inputs[name], spec.dtype) for name, spec in specs.items()}
-            outputs = self._functions[signature](**tensors)
+            found = self._model.call(signature, inputs)
         except tf.errors.InvalidArgumentError as error:
             raise RequestError(_explain(error)) from error
         except UnicodeDecodeError as error:  # Its message quotes bytes that are no text.
             raise RequestError("Could not parse the inputs: they hold a broken Example") from error
-        found = {name: value.numpy() for name, value in outputs.items()}
         _check_outputs(self, signature, found)
         return found
 
@@ -191,8 +205,8 @@ class ServedVersion:
         Raises:
             RequestError: One of them fails, or a weight is not finite: a layer may hide that.
         """
-        for weight in getattr(self._model, "weights", ()):
-            _check_weight(weight)
+        for name, values in self._model.read_weights():
+            _check_weight(name, values)
         count = 0
         for record in tf.data.TFRecordDataset(str(self.path / WARMUP_FILE)).as_numpy_iterator():
             signature, inputs = _read_log(PredictionLog.FromString(record))
@@ -203,7 +217,7 @@ class ServedVersion:
     @cached_property
     def metadata(self) -> bytes:
         """The answer of TensorFlow Serving to a request for metadata, as JSON."""
-        found = {name: _describe_signature(one) for name, one in self.saved_signatures.items()}
+        found = {name: _describe_signature(one) for name, one in self._model.signatures.items()}
         spec = {"name": self.name, "signature_name": "", "version": str(self.number)}
         metadata = {"signature_def": {"signature_def": found}}
         return json.dumps({"model_spec": spec, "metadata": metadata}).encode()
@@ -243,18 +257,18 @@ def _check_outputs(version: ServedVersion, signature: str, outputs: Arrays) -> N
         )
 
 
-def _check_weight(weight: tf.Variable) -> None:
+def _check_weight(name: str, values: np.ndarray) -> None:
     """Refuses weights that are not finite; TensorFlow's fused layers make zeros of NaN.
 
     Raises:
         RequestError: They are not.
     """
-    if not weight.dtype.is_floating:
+    if values.dtype.kind != "f":
         return
-    values = weight.numpy().reshape(-1)
+    values = values.reshape(-1)
     parts = range(0, len(values), CHECKED_AT_ONCE)
     if not all(np.isfinite(values[start : start + CHECKED_AT_ONCE]).all() for start in parts):
-        raise RequestError(f"weights {weight.name} are not finite", FAILED)
+        raise RequestError(f"weights {name} are not finite", FAILED)
 
 
 def _explain(error: tf.errors.OpError) -> str:
@@ -290,8 +304,7 @@ class ModelStore:
         directory: Directory of models, local or in an object store.
         poll_seconds: How often it is looked at.
         metrics: Told of each version and index that is loaded, or fails.
-        files: What else is said of the items of all models.
-        verify: Whether the SHA-256 of each file is compared before a version is loaded.
+        loading: How versions are loaded.
 
     Attributes:
         check: Refuses a new version by a SluiceError that says why; None: nothing does.
@@ -302,13 +315,10 @@ class ModelStore:
         directory: ReadablePath,
         poll_seconds: float = 2.0,
         metrics: Metrics | None = None,
-        files: ItemFiles = NO_FILES,
-        *,
-        verify: bool = True,
+        loading: Loading = Loading(),
     ) -> None:
-        self._verify = verify
         self._source, self._poll_seconds = FollowedModels(directory), poll_seconds
-        self._metrics, self._files = metrics or Metrics(), files
+        self._metrics, self._loading = metrics or Metrics(), loading
         self._models: dict[str, _Model] = {}
         self.check: Callable[[ServedVersion], None] | None = None
         self._stopped = threading.Event()
@@ -416,7 +426,7 @@ class ModelStore:
             model.states[number] = (LOADING, "")
         start = time.monotonic()
         try:
-            version = ServedVersion(path, self._files, verify=self._verify)
+            version = ServedVersion(path, self._loading)
             if self.check is not None:
                 self.check(version)
             requests = version.warm_up()
@@ -446,6 +456,10 @@ class ModelStore:
             requests, time.monotonic() - start,
         )  # fmt: skip
         self._metrics.count_load(version.name, number, version.index)
+        if before is not None and self._loading.pages is not None:
+            drop_pages(self._loading.pages, version.name, (before.number, number))
+        before = None
+        gc.collect()  # Graphs are circles of objects: they hold what the version before had.
         return True
 
     def _try_index(self, model: _Model, version: ServedVersion) -> None:

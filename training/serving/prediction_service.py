@@ -414,7 +414,7 @@ async def run_service(
     """
     limits = server.limits
     options = [
-        ("grpc.so_reuseport", 0),
+        ("grpc.so_reuseport", int(server.is_one_of_several)),
         ("grpc.max_allowed_incoming_connections", limits.connections.count),
         ("grpc.max_receive_message_length", limits.body_bytes),
         ("grpc.max_metadata_size", limits.connections.head_bytes),

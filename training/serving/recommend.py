@@ -19,7 +19,7 @@ from training.serving.batching import Batcher, Builder
 from training.serving.errors import RequestError
 from training.serving.known import Known, Token
 from training.serving.limits import CALL_ITEMS
-from training.serving.list_models import ListModels, RecommendConfig
+from training.serving.list_models import ListModels
 from training.serving.model_store import ModelStore, ServedVersion
 from training.serving.recommend_request import RecommendRequest, parse_recommend
 from training.serving.row_inputs import (
@@ -35,6 +35,7 @@ from training.serving.row_inputs import (
     read_raw,
     require_row_features,
 )
+from training.serving.server_config import RecommendConfig
 from training.serving.tensors import Arrays
 from training.serving.vector_index import Found
 

@@ -28,7 +28,7 @@ from tests.fake_store import FakeStore, reached_as
 from tests.object_servers import SCHEMES, ObjectServer
 from training.fit import fit_run
 from training.monitoring.progress import NoProgress
-from training.serving.model_store import ModelStore, ServedVersion
+from training.serving.model_store import Loading, ModelStore, ServedVersion
 from training.stored_models import FollowedModels, find_place, hold_model, roll_back
 
 Machine = Callable[[str], None]
@@ -344,7 +344,7 @@ def test_a_server_follows_a_store(
     export_again()
     machine("server")
     models = serve(find_place(base))
-    wanted = ask(ServedVersion(world.version, None))
+    wanted = ask(ServedVersion(world.version, Loading(files=None)))
     np.testing.assert_array_equal(ask(models.get("t")), wanted)
     assert (models.get("t").number, models.get("t").index) == (1, None)
     store.log.clear()

@@ -108,11 +108,11 @@ def test_errors_over_http_name_no_folder_of_the_server(client, server, monkeypat
     folder = "/srv/secret/models/scores/1"
 
     def ask(error: Exception):
-        def fail(**inputs: tf.Tensor) -> None:
+        def fail(*inputs: object) -> None:
             raise error
 
-        functions = server.store.get("scores")._functions
-        monkeypatch.setitem(functions, "serving_default", fail)
+        calls = server.store.get("scores")._model._calls
+        monkeypatch.setitem(calls, "serving_default", fail)
         answer = client.post("/v1/models/scores:predict", json={"instances": [ROW]})
         assert "secret" not in answer.text
         assert len(answer.content) <= ERROR_BYTES

@@ -29,11 +29,12 @@ from tensorflow_serving.apis.prediction_service_pb2_grpc import PredictionServic
 
 from tests.training.serving.tiny_models import PAD, ROW
 from training.serving.access import ERROR_BYTES, Access
-from training.serving.app import Server, ServerConfig, build_app
+from training.serving.app import Server, build_app
 from training.serving.batching import Batcher, Builder
 from training.serving.errors import RequestError
 from training.serving.limits import CallLimits, ConnectionLimits, RequestLimits, SignatureCost
 from training.serving.prediction_service import run_service
+from training.serving.server_config import ServerConfig
 
 PREDICT, RECOMMEND = "/v1/models/scores:predict", "/v1/recommend"
 SCORED = {"user_id": 1003, "gender": "F", "history": [101, 105, PAD], "items": [107, 101]}

@@ -27,8 +27,9 @@ from training.checkpoint.restore import TrainedModel
 from training.export.saved_model import write_export
 from training.export.serving_encoders import FLOAT_NULL_TOKEN
 from training.models.registry import build_model
-from training.serving.app import Server, ServerConfig, build_app
+from training.serving.app import Server, build_app
 from training.serving.prediction_service import run_service
+from training.serving.server_config import ServerConfig
 
 FLOATS = ("price", "cost", "plain", "tastes")
 
@@ -246,11 +247,15 @@ def test_tensors_of_grpc_are_refused_alike(server) -> None:
     asyncio.run(ask())
 
 
-def test_a_score_that_is_no_number_is_a_fault_of_the_server(trained, models, tmp_path) -> None:
+def test_a_score_that_is_no_number_is_a_fault_of_the_server(
+    trained, models, tmp_path, monkeypatch
+) -> None:
     """It is no answer, and nobody's bad request; a version that begins so is not served."""
     server = Server(ServerConfig(models, 60.0))
     with TestClient(build_app(server), "http://localhost") as client:
-        spoil_weights(server.store.get("numbers")._model.weights)
+        model = server.store.get("numbers")._model
+        call = model.call
+        monkeypatch.setattr(model, "call", lambda *a: {n: v * NAN for n, v in call(*a).items()})
         asked = {"user": 1003, "features": {"plain": 1.0}}
         for path, body in ((URL, {"instances": [ROW, ROW]}), ("/v1/recommend", asked)):
             status, answer = post(client, path, body)

@@ -22,9 +22,9 @@ from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel
 from training.export.saved_model import write_export
 from training.models.registry import build_model
-from training.serving.app import Server, ServerConfig, build_app
+from training.serving.app import Server, build_app
 from training.serving.limits import ServerLimits
-from training.serving.recommend import RecommendConfig
+from training.serving.server_config import RecommendConfig, ServerConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 

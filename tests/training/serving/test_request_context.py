@@ -27,9 +27,9 @@ from training.evaluation.item_index import read_item_features
 from training.export.saved_model import write_export
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
-from training.serving.app import Server, ServerConfig, build_app
+from training.serving.app import Server, build_app
 from training.serving.known import Known, Users
-from training.serving.recommend import RecommendConfig
+from training.serving.server_config import RecommendConfig, ServerConfig
 
 RANKER = {"kind": "ranking", "network": "fm", "embedding_dim": 4, "embedding_stddev": 1.0}
 ITEMS = 12

@@ -47,12 +47,13 @@ from training.evaluation.item_index import build_item_index, read_user_vectors
 from training.evaluation.replay import Endpoint, SavedModel, refuse_differences, replay_split
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
-from training.serving.app import Server, ServerConfig, build_app
+from training.serving.app import Server, build_app
 from training.serving.errors import RequestError
 from training.serving.index_build import add_items, build_index, embed_items
 from training.serving.known import Known, Users, align_columns, read_table
 from training.serving.prediction_service import run_service
-from training.serving.recommend import RecommendConfig, describe_history, list_histories
+from training.serving.recommend import describe_history, list_histories
+from training.serving.server_config import RecommendConfig, ServerConfig
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,9 @@ from conf.export import seal_card
 from conf.run import write_json
 from conf.schema import fingerprint
 from tests.training.serving.tiny_models import PAD
-from training.serving.app import Server, ServerConfig
+from training.serving.app import Server
 from training.serving.model_store import ModelStore
+from training.serving.server_config import ServerConfig
 
 
 def refuse(models: Path, *, verify: bool = True) -> str:
