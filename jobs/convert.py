@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 from conf.errors import ConfigError, did_you_mean
 from etl.convert import (
@@ -20,6 +20,7 @@ from etl.convert import (
     list_inputs,
     parse_type,
 )
+from etl.input_rows import estimate_rows
 from etl.tfrecord.files.locations import Compression
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.types.features import RECORD_TYPES
@@ -78,11 +79,10 @@ def main(
         types=_parse_types(types),
     )
     target = _parse_format(target_format) or detect_format(output)
-    columns = (SpinnerColumn(), TextColumn("{task.completed:,} rows"), TimeElapsedColumn())
-    with show_progress(None, *columns) as on_rows:
-        rows = convert_files(
-            files, read_as or detect_format(files[0]), output, target, options, on_rows
-        )
+    read_as = read_as or detect_format(files[0])
+    columns = (BarColumn(), TextColumn("{task.completed:,} rows"), TimeRemainingColumn())
+    with show_progress(estimate_rows(files, read_as), *columns) as on_rows:
+        rows = convert_files(files, read_as, output, target, options, on_rows)
     print(f"wrote {output}: {rows:,} rows, {output.stat().st_size:,} bytes")
 
 
