@@ -129,17 +129,18 @@ def score_row_by_row(job: Job) -> Callable[[], int]:
     """Calls the signature with one row each."""
     import tensorflow as tf
 
-    from training.scoring.executor import Served, read_rows
+    from training.scoring.executor import read_rows
 
     exported, task = read_task(job, "rows")
-    served = Served(task, exported.directory)
     batch = next(read_batches(job))
     first = next(read_rows(task, exported.directory, 0, iter([batch])))
+    function = tf.saved_model.load(str(exported.directory)).signatures[task.signature]
+    specs = function.structured_input_signature[1]
     calls = [
-        {name: tf.constant(values[row : row + 1]) for name, values in first.inputs.items()}
+        {name: tf.constant(values[row : row + 1], specs[name].dtype)
+         for name, values in first.inputs.items()}
         for row in range(len(first.ids))
-    ]
-    function = served._function
+    ]  # fmt: skip
     function(**calls[0])
 
     def work() -> int:
