@@ -4,8 +4,8 @@
 <root>/<name>/versions/.staging-<id>/          a build under way, or a dead one's leftovers
 <root>/<name>/CURRENT                          id of the version that readers take
 
-Training runs are named in the same way (`conf.run`): an entry is complete once it holds its
-marker file.
+Training runs are named in the same way (`conf.artefacts.run`): an entry is complete once
+it holds its marker file.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from conf.errors import ConfigError, InputDataError, InternalError, read_code_ve
 from conf.etl.build import BuildConfig
 from conf.manifest import Manifest, RowCounts, SourceSnapshot, SplitInfo
 from conf.schema import fingerprint
+from conf.storage.working_copy import describe_place
 from etl.earlier_encoders import find_earlier_encoders
 from etl.encoders.fit import (
     FittedEncoders,
@@ -47,22 +48,21 @@ from etl.events.negatives import Negatives, add_negatives
 from etl.events.sample_filter import check_where
 from etl.events.split_bounds import check_spans
 from etl.events.splits import EVENT_SPLITS, is_inside
-from etl.feature_plan import FeaturePlan, plan_features
+from etl.features.plan import FeaturePlan, plan_features
 from etl.quality.contract import BuildChecks
 from etl.quality.figures import Figure, VersionFigures, share_kept, share_matched
 from etl.quality.mistakes import find_early_ends
 from etl.quality.time_units import count_sources
 from etl.quality.version_view import VersionView, view_current
 from etl.records.jvm_connector import check_connector
-from etl.records.kept_partitions import check_split_by_day, complete_run, find_base
 from etl.records.samples import build_samples, check_served_columns, drop_short_histories
 from etl.records.sharding import check_partition_columns
 from etl.records.stage import RecordInputs, RecordStage, WrittenRecords
 from etl.sources.bad_rows import SourceCounts, settle_bad_rows
 from etl.sources.snapshot import RunInputs, check_inputs_unchanged, find_unwatched, read_inputs
 from etl.sources.source import Source
-from etl.tfrecord.files.working_copy import describe_place
 from etl.tfrecord.spark.failures import known_failures
+from etl.versions.base_version import check_split_by_day, complete_run, find_base
 from etl.versions.locks import sweep_leftovers
 from etl.versions.publish import new_version_id, publish_version, stage_version
 from etl.versions.run_fingerprint import (

@@ -20,14 +20,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import csv
 
-from conf.atomic_output import atomic_file
 from conf.errors import ConfigError, InputDataError, did_you_mean
 from conf.paths import find_manifest, list_visible_files
 from conf.schema import PackedSlot
+from conf.storage.atomic_output import atomic_file
 from etl.tfrecord.files.writer import ShardOptions
-from etl.tfrecord.row_errors import refuse_unknown
 from etl.tfrecord.table import TableWriter, infer_table_schema, read_table_batches
 from etl.tfrecord.types.policies import TypeOptions
+from etl.tfrecord.types.row_errors import refuse_unknown
 from etl.tfrecord.types.value_rules import is_binary
 from etl.tfrecord.types.values import is_list
 

@@ -19,7 +19,7 @@ from conf.paths import DatasetPaths
 from etl.encoders.fit import plan_inputs
 from etl.encoders.operation_fit import EarlierEncoders
 from etl.encoders.pipeline import read_plan
-from etl.feature_plan import FeaturePlan
+from etl.features.plan import FeaturePlan
 from etl.versions.run_fingerprint import Parent
 
 logger = logging.getLogger("sluice.encoders")

@@ -15,7 +15,7 @@ from conf.etl.time_units import ms_per_unit
 from conf.manifest import InputFile
 from etl.events.sample_filter import find_where_columns
 from etl.events.splits import TRAIN, record_splits
-from etl.feature_plan import SEEN, FeaturePlan, raw_value_columns
+from etl.features.plan import SEEN, FeaturePlan, raw_value_columns
 from etl.row_sample import Row, RowSample, sample_source
 
 # A value of each type on the wire: ids below 2^21 take 3 bytes as a varint.

@@ -19,7 +19,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from conf.atomic_output import write_text_atomic
 from conf.encoders import (
     ENCODERS_DIR,
     ENCODERS_FILE,
@@ -42,6 +41,8 @@ from conf.manifest import (
 )
 from conf.paths import DatasetPaths, list_visible_files, local_path
 from conf.schema import OOV_ID, PAD_ID, FeatureSchema, FeatureSpec, PackedSlot, fingerprint
+from conf.storage.atomic_output import write_text_atomic
+from conf.storage.locations import Compression
 from etl.imported_ids import (
     TokenCounts,
     count_ids,
@@ -58,12 +59,11 @@ from etl.quality.statistics import (
     summarize_statistics,
 )
 from etl.quality.version_view import write_statistics
-from etl.records.parquet_copy import describe_file
 from etl.records.train_counts import TrainCounter, check_rows, write_counts
+from etl.tfrecord.codec.crc32c import describe_file
 from etl.tfrecord.codec.decode import build_decoder
+from etl.tfrecord.codec.framing import HEADER_BYTES, detect_compression, read_record_blocks
 from etl.tfrecord.codec.infer import infer_features
-from etl.tfrecord.files.framing import HEADER_BYTES, detect_compression, read_record_blocks
-from etl.tfrecord.files.locations import Compression
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import TableWriter
 from etl.tfrecord.types.features import WireFeature

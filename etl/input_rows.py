@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from etl.tfrecord.files.framing import detect_compression, scan_buffer
+from etl.tfrecord.codec.framing import detect_compression, scan_buffer
 
 SAMPLE_BYTES = 1 << 20
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 from pyspark.sql import functions as F
 
-from conf.atomic_output import PRIVATE, staged_directory
+from conf.artefacts.run import write_json
 from conf.dates import DateRange
 from conf.encoders import ENCODERS_DIR
 from conf.errors import (
@@ -36,8 +36,8 @@ from conf.etl.contract import ContractConfig
 from conf.etl.encodings import FeatureConfig
 from conf.etl.references import used_sources
 from conf.etl.split import SplitConfig
-from conf.run import write_json
 from conf.schema import fingerprint
+from conf.storage.atomic_output import PRIVATE, staged_directory
 from etl.events.date_range import check_dates, name_outside
 from etl.events.event_log import kept, prepare_events
 from etl.events.histories import add_histories
@@ -45,7 +45,7 @@ from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN
 from etl.events.most_frequent import add_most_frequent
 from etl.events.sample_filter import NOT_SAMPLED_COLUMN, check_where
 from etl.events.splits import is_inside
-from etl.feature_plan import made_sample_columns, plan_features
+from etl.features.plan import made_sample_columns, plan_features
 from etl.quality.time_units import count_sources
 from etl.sources.bad_rows import SourceCounts, check_bad_rows, check_columns
 from etl.sources.snapshot import check_inputs_unchanged, read_inputs

@@ -23,9 +23,9 @@ from conf.etl.build import BuildConfig
 from conf.load import load_config
 from conf.manifest import Manifest
 from conf.paths import local_path
-from jobs.reporting.formatting import MISSING, format_share
 from jobs.support.build_plan import find_inputs, list_lines, plan
 from jobs.support.build_progress import expect_seconds, show_build
+from jobs.support.formatting import MISSING, format_share
 from jobs.support.lineage import LineageDataset, LineageRun, emit_lineage
 from jobs.support.row_output import print_rows
 from jobs.support.terminal import (
@@ -185,8 +185,8 @@ def build(config: BuildConfig, request: RunRequest) -> Built:
 
 
 def _build(config: BuildConfig, request: RunRequest, told: LineageRun) -> Built:
+    from conf.storage.working_copy import describe_place
     from etl.build import build_dataset, check_config
-    from etl.tfrecord.files.working_copy import describe_place
     from etl.versions.stored import find_current, find_dataset
     from etl.versions.working import require_free
     from jobs.support.spark_session import (
@@ -413,6 +413,6 @@ def _show(value: Share | int | None) -> str:
 
 
 if __name__ == "__main__":
-    from jobs.cli import run_app
+    from jobs.support.run_app import run_app
 
     raise SystemExit(run_app(app))

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
+from conf.artefacts.run import write_json
 from conf.errors import ExitCode
-from conf.run import write_json
-from jobs.reporting.formatting import describe_filter, format_metric, metric_title
+from jobs.support.formatting import describe_filter, format_metric, metric_title
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
 from jobs.support.trained_run import (
     CheckpointChoice,
@@ -97,7 +97,7 @@ def compare(
         UpstreamNotReadyError: There is no such run or checkpoint.
         InputDataError: The split is empty, or data or a checkpoint is damaged.
     """
-    from training.stored_runs import bring_back, describe_run
+    from training.checkpoint.stored_runs import bring_back, describe_run
 
     trained = restore_for_evaluation(run, checkpoint, overrides, dataset, split)
     other = restore_run(against, checkpoint, dataset, split)
@@ -156,6 +156,6 @@ def print_comparison(result: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    from jobs.cli import run_app
+    from jobs.support.run_app import run_app
 
     raise SystemExit(run_app(app))

@@ -10,6 +10,7 @@ import typer
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 from conf.errors import ConfigError, did_you_mean
+from conf.storage.locations import Compression
 from etl.convert import (
     FORMATS,
     ConvertOptions,
@@ -21,7 +22,6 @@ from etl.convert import (
     parse_type,
 )
 from etl.input_rows import estimate_rows
-from etl.tfrecord.files.locations import Compression
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.types.features import RECORD_TYPES
 from etl.tfrecord.types.policies import TYPE_OPTIONS, parse_type_options
@@ -137,6 +137,6 @@ def _parse_types(text: str | None) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    from jobs.cli import run_app
+    from jobs.support.run_app import run_app
 
     raise SystemExit(run_app(app))

@@ -117,8 +117,8 @@ def import_files(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Publishes TFRecord files of one's own as a dataset version, for `sluice train`."""
+    from conf.storage.working_copy import describe_place
     from etl.import_dataset import find_files, import_dataset, plan_features
-    from etl.tfrecord.files.working_copy import describe_place
 
     setup_logging(log_format)
     settings = list_overrides(overrides, {"data_dir": data})
@@ -146,6 +146,6 @@ def import_files(
 
 
 if __name__ == "__main__":
-    from jobs.cli import run_app
+    from jobs.support.run_app import run_app
 
     raise SystemExit(run_app(app))

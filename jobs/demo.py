@@ -13,9 +13,7 @@ from typing import Annotated
 
 import typer
 
-from conf.errors import ExitCode
-from conf.paths import resolve_version
-from conf.run import (
+from conf.artefacts.run import (
     EXPORT_DIR,
     METRICS_FILE,
     RECOMMENDATIONS_FILE,
@@ -23,6 +21,8 @@ from conf.run import (
     read_json,
     resolve_run,
 )
+from conf.errors import ExitCode
+from conf.paths import resolve_version
 
 app = typer.Typer(add_completion=False)
 
@@ -109,6 +109,6 @@ def print_result(dataset: Path, run: Path, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    from jobs.cli import run_app
+    from jobs.support.run_app import run_app
 
     raise SystemExit(run_app(app))

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from conf.artefacts.run import METRICS_FILE, RUN_CARD_FILE, read_json, update_run_card, write_json
 from conf.errors import ConfigError
 from conf.paths import ReadablePath
-from conf.run import METRICS_FILE, RUN_CARD_FILE, read_json, update_run_card, write_json
-from jobs.reporting.formatting import (
+from jobs.reporting.quality import view_slices
+from jobs.support.formatting import (
     describe_filter,
     describe_gauc,
     describe_weights,
@@ -26,7 +27,6 @@ from jobs.reporting.formatting import (
     metric_title,
     read_task_metrics,
 )
-from jobs.reporting.quality import view_slices
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
 from jobs.support.trained_run import (
     CheckpointChoice,
@@ -40,7 +40,7 @@ from jobs.support.trained_run import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from training.evaluation.replay import Served
+    from training.export.replay import Served
 
 app = typer.Typer(add_completion=False)
 
@@ -77,7 +77,7 @@ def main(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Rank the catalogue, or score the rows, and compare with the baselines."""
-    from training.stored_models import find_place
+    from training.export.stored_models import find_place
 
     setup_logging(log_format)
     given = [value for value in (predictions, saved_model, endpoint) if value is not None]
@@ -201,11 +201,11 @@ def evaluate_served(
         UpstreamNotReadyError: There is no such run, export or server.
         InputDataError: Rows are not scored as the run scores them.
     """
-    from training.stored_models import bring_version
-    from training.stored_runs import bring_back
+    from training.checkpoint.stored_runs import bring_back
+    from training.export.stored_models import bring_version
 
     trained = restore_for_evaluation(run_dir, checkpoint, overrides, dataset, split)
-    from training.evaluation.replay import (
+    from training.export.replay import (
         Endpoint,
         SavedModel,
         post_json,
@@ -245,7 +245,7 @@ def evaluate_lists(
         UpstreamNotReadyError: There is no such run or checkpoint.
         InputDataError: The file is damaged, or the split is empty.
     """
-    from training.stored_runs import bring_back
+    from training.checkpoint.stored_runs import bring_back
 
     trained = restore_for_evaluation(run_dir, overrides=overrides)
     from training.evaluation.written_lists import measure_lists, refuse_later_lists
@@ -435,6 +435,6 @@ def _number(value: float | None) -> str:
 
 
 if __name__ == "__main__":
-    from jobs.cli import run_app
+    from jobs.support.run_app import run_app
 
     raise SystemExit(run_app(app))

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conf.delta import DELTA_FILE
-from conf.errors import ConfigError
-from conf.export import (
+from conf.artefacts.delta import DELTA_FILE
+from conf.artefacts.export import (
     INDEX_DIR,
     ExportOptions,
     IndexOptions,
@@ -23,7 +22,8 @@ from conf.export import (
     list_versions,
     read_card,
 )
-from conf.run import RUN_CARD_FILE, read_json
+from conf.artefacts.run import RUN_CARD_FILE, read_json
+from conf.errors import ConfigError
 from jobs.index import print_index
 from jobs.support.lineage import LineageDataset, LineageRun, emit_lineage
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
@@ -84,7 +84,7 @@ def main(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Write the next version of a SavedModel that takes raw values, with all embeddings."""
-    from training.stored_models import describe, find_place
+    from training.export.stored_models import describe, find_place
 
     setup_logging(log_format)
     indexing = _plan_index(index, items, delta_since)
@@ -111,7 +111,7 @@ def main(
 
 def _find_indexed(target: Path) -> int | None:
     """Returns the version before one where it has an index; None: it has none, or is not there."""
-    from training.stored_models import describe, find_place
+    from training.export.stored_models import describe, find_place
 
     model = find_place(describe(target).rpartition("/")[0])
     earlier = [number for number in list_versions(model) if number < int(target.name)]
@@ -198,7 +198,7 @@ def export_delta(
 @contextmanager
 def _lineage(command: str, trained: TrainedModel) -> Iterator[LineageRun]:
     """Emits the lineage of what is made of a run."""
-    from training.stored_runs import describe_run
+    from training.checkpoint.stored_runs import describe_run
 
     with emit_lineage(f"{command}.{trained.config.name}") as told:
         dataset = read_json(trained.run_dir / RUN_CARD_FILE)["dataset"]["path"]
@@ -208,7 +208,7 @@ def _lineage(command: str, trained: TrainedModel) -> Iterator[LineageRun]:
 
 
 def _describe_written(target: Path) -> LineageDataset:
-    from training.stored_models import describe
+    from training.export.stored_models import describe
 
     model, _, number = describe(target).rpartition("/")
     files = [file for file in target.rglob("*") if file.is_file()]
@@ -218,7 +218,7 @@ def _describe_written(target: Path) -> LineageDataset:
 
 def print_delta(target: Path, log_format: LogFormat) -> None:
     """Prints what a delta holds, and where it is."""
-    from training.stored_models import describe
+    from training.export.stored_models import describe
 
     if log_format is LogFormat.JSON:
         print(json.dumps({"delta": describe(target)}))
@@ -239,7 +239,7 @@ def print_summary(target: Path) -> None:
     """Prints what was written, and where."""
     from rich.console import Console
 
-    from training.stored_models import describe
+    from training.export.stored_models import describe
 
     card = read_card(target)
     total_bytes = sum(info["bytes"] for info in card["files"].values())
@@ -272,6 +272,6 @@ def _describe_towers(embeddings: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    from jobs.cli import run_app
+    from jobs.support.run_app import run_app
 
     raise SystemExit(run_app(app))

@@ -8,10 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
+from conf.artefacts.export import (
+    INDEX_CARD,
+    INDEX_DIR,
+    IndexKind,
+    IndexOptions,
+    find_version,
+    list_indexes,
+)
+from conf.artefacts.run import read_json
 from conf.errors import ConfigError
-from conf.export import INDEX_CARD, INDEX_DIR, IndexKind, IndexOptions, find_version, list_indexes
 from conf.paths import ReadablePath
-from conf.run import read_json
 from jobs.support.terminal import LogFormat, LogFormatOption, quiet_tensorflow, setup_logging
 
 app = typer.Typer(add_completion=False)
@@ -44,7 +51,7 @@ def main(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Index the items of a retrieval model, or add items to its index; `sluice serve` takes it."""
-    from training.stored_models import describe, find_place
+    from training.export.stored_models import describe, find_place
 
     setup_logging(log_format)
     version = find_version(find_place(export))
@@ -72,10 +79,11 @@ def _write_index(
     version: ReadablePath, add: Path | None, options: IndexOptions
 ) -> tuple[Path, str]:
     """Builds an index, or adds items to the newest one; returns it, and what there is to say."""
-    from training.stored_models import hold_version
+    from training.export.stored_models import hold_version
 
     with quiet_tensorflow():
-        from training.serving.index_build import add_items, build_index
+        from training.index.index_build import build_index
+        from training.serving.added_items import add_items
     with hold_version(version) as directory:
         if add is None:
             return build_index(directory, options), ""
@@ -88,7 +96,7 @@ def print_index(index: ReadablePath, note: str = "") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from training.stored_models import describe
+    from training.export.stored_models import describe
 
     about = read_json(index / INDEX_CARD)
     report, console = about["report"], Console(highlight=False)
@@ -129,6 +137,6 @@ def _describe(about: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    from jobs.cli import run_app
+    from jobs.support.run_app import run_app
 
     raise SystemExit(run_app(app))

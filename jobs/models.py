@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from conf.delta import find_delta
-from conf.export import INDEX_DIR, find_published, list_indexes, read_card, read_versions
+from conf.artefacts.delta import find_delta
+from conf.artefacts.export import INDEX_DIR, find_published, list_indexes, read_card, read_versions
 from jobs.index import print_index
 from jobs.support.terminal import LogFormat, LogFormatOption, quiet_tensorflow, setup_logging
 
@@ -23,7 +23,7 @@ Model = Annotated[
 @app.command("list")
 def list_command(model: Model, log_format: LogFormatOption = LogFormat.TEXT) -> int:
     """List the versions, oldest first, withdrawn ones too."""
-    from training.stored_models import find_place
+    from training.export.stored_models import find_place
 
     versions = read_versions(find_place(model))
     newest = max((v.number for v in versions if not v.is_withdrawn), default=None)
@@ -58,7 +58,7 @@ def published_command(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Print the run behind the newest version; exit code 4 where there is none."""
-    from training.stored_models import find_place
+    from training.export.stored_models import find_place
 
     setup_logging(log_format)
     found = find_published(find_place(model), None if before is None else Path(before).name)
@@ -78,7 +78,7 @@ def rollback_command(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Withdraw the newest versions: servers go back to an earlier one. Refuses a damaged one."""
-    from training.stored_models import find_place, roll_back
+    from training.export.stored_models import find_place, roll_back
 
     setup_logging(log_format)
     place = find_place(model)
@@ -108,7 +108,7 @@ def apply_command(
 ) -> int:
     """Write the next version: the newest one with the changes of a delta, its index built anew."""
     setup_logging(log_format)
-    from training.stored_models import describe, find_place
+    from training.export.stored_models import describe, find_place
 
     found = find_delta(find_place(delta))  # A wrong path is refused before TensorFlow starts.
     with quiet_tensorflow():
@@ -128,6 +128,6 @@ def apply_command(
 
 
 if __name__ == "__main__":
-    from jobs.cli import run_app
+    from jobs.support.run_app import run_app
 
     raise SystemExit(run_app(app))

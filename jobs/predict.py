@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from conf.artefacts.run import SCORES_FILE, update_run_card
 from conf.errors import ConfigError
-from conf.run import SCORES_FILE, update_run_card
 from jobs.support.terminal import (
     DeclaredSeparator,
     IdColumn,
@@ -293,6 +293,6 @@ def print_sample(target: Path, users: int = 3, items: int = 10) -> None:
 
 
 if __name__ == "__main__":
-    from jobs.cli import run_app
+    from jobs.support.run_app import run_app
 
     raise SystemExit(run_app(app))

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from conf.artefacts.export import Give
 from conf.errors import ConfigError
 from conf.etl.output import SparkConfig
-from conf.export import Give
 from conf.paths import local_path
 from jobs.support.spark_scoring import (
     Names,
@@ -139,7 +139,7 @@ def main(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Write scores, ranked lists or embeddings of rows, by Spark."""
-    from training.stored_models import bring_version, find_place
+    from training.export.stored_models import bring_version, find_place
 
     setup_logging(log_format)
     spark = override_section("spark", SparkConfig(), overrides or ())
@@ -254,8 +254,8 @@ def _fit_columns(task: ScoringTask, found: NumberedInput) -> ScoringTask:
         InputDataError: A column is missing.
     """
     from training.prediction.raw_rows import log_unread
+    from training.raw_inputs.raw_columns import parse_line
     from training.scoring.executor import choose_columns
-    from training.scoring.raw_inputs import parse_line
 
     if len(found.files) > 1 and task.source.id_column is None:
         raise ConfigError(
@@ -333,6 +333,6 @@ def print_summary(done: Finished, log_format: LogFormat) -> None:
 
 
 if __name__ == "__main__":
-    from jobs.cli import run_app
+    from jobs.support.run_app import run_app
 
     raise SystemExit(run_app(app))

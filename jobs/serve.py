@@ -111,9 +111,9 @@ def main(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Answer TensorFlow Serving's REST API, /v1/recommend, and people who open / in a browser."""
+    from training.export.stored_models import find_place
     from training.serving.access import Access, read_token
     from training.serving.server_config import RecommendConfig, ServerConfig
-    from training.stored_models import find_place
 
     setup_logging(log_format)
     if no_ranker and ranker is not None:
@@ -274,7 +274,7 @@ def forget_counts(process: int) -> None:
 
 def serve_process(serving: Serving, listener: socket.socket, tell: Callable[[str], None]) -> int:
     """Serves in a process of its own; mistakes end in a message and an exit code."""
-    from jobs.cli import run_reported
+    from jobs.support.run_app import run_reported
 
     setup_logging(serving.log_format)
     limit_log()
@@ -339,6 +339,6 @@ def build_config(app: Application, limits: ServerLimits) -> Config:
 
 
 if __name__ == "__main__":
-    from jobs.cli import run_app
+    from jobs.support.run_app import run_app
 
     raise SystemExit(run_app(app))

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
+from conf.artefacts.run import RUN_CARD_FILE, read_json
 from conf.errors import ConfigError, ExitCode
 from conf.load import load_config
-from conf.run import RUN_CARD_FILE, read_json
 from conf.training.train import StepRange, TrainConfig, parse_step_range
 from jobs.support.lineage import LineageDataset, LineageRun, emit_lineage
 from jobs.support.terminal import (
@@ -160,7 +160,7 @@ def _check_servers(launcher: Launcher, sweep: Path | None) -> None:
 
 
 def _tell(run: Path, report: Path | None, log_format: LogFormat) -> None:
-    from training.stored_runs import describe_run
+    from training.checkpoint.stored_runs import describe_run
 
     place = describe_run(run)
     page = None if report is None else f"{place}/{report.name}"
@@ -184,8 +184,8 @@ class Switches:
 
 def _sweep(config: TrainConfig, file: Path, switches: Switches, log_format: LogFormat) -> int:
     from conf.training.sweep import SweepConfig
-    from jobs.support.sweep import sweep_configs
-    from training.stored_runs import is_stored
+    from jobs.reporting.sweep import sweep_configs
+    from training.checkpoint.stored_runs import is_stored
 
     if is_stored(config):
         raise ConfigError(
@@ -250,8 +250,8 @@ def train(
     """
     with quiet_tensorflow():
         from training.fit import fit_run
+    from training.checkpoint.stored_runs import describe_run
     from training.monitoring.progress import build_progress
-    from training.stored_runs import describe_run
 
     json_lines = LogFormat(log_format) is LogFormat.JSON
     progress = build_progress("json" if json_lines else "text", config.fit.log_every_seconds)
@@ -288,7 +288,7 @@ def serve(config: TrainConfig, log_format: LogFormat | str = LogFormat.TEXT) -> 
     json_lines = LogFormat(log_format) is LogFormat.JSON
     progress = build_progress("json" if json_lines else "text", config.fit.log_every_seconds)
     with closing(progress):
-        return serve_chief(cluster, config.devices.worker_timeout_s, progress)
+        return serve_chief(cluster, config.devices.worker_timeout_s, progress.message)
 
 
 def _writes_run(config: TrainConfig) -> bool:
@@ -299,6 +299,6 @@ def _writes_run(config: TrainConfig) -> bool:
 
 
 if __name__ == "__main__":
-    from jobs.cli import run_app
+    from jobs.support.run_app import run_app
 
     raise SystemExit(run_app(app))

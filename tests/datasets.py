@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from conf.atomic_output import write_text_atomic
 from conf.manifest import (
     MANIFEST_FILE,
     DatasetKeys,
@@ -20,6 +19,7 @@ from conf.manifest import (
 )
 from conf.paths import read_manifest
 from conf.schema import FeatureSchema, FeatureSpec, plan_slots
+from conf.storage.atomic_output import write_text_atomic
 from etl.tfrecord.codec.crc32c import crc32c
 from etl.tfrecord.codec.decode import read_file
 from etl.tfrecord.codec.encode import PackedEncoder

@@ -13,8 +13,8 @@ from typing import BinaryIO
 
 import pytest
 
-from etl.tfrecord.files import object_store
-from etl.tfrecord.files.store_clients import CONNECTORS, StoredObject
+from conf.storage import object_store
+from conf.storage.store_clients import CONNECTORS, StoredObject
 
 
 class _Upload(io.BytesIO):

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from etl.tfrecord.files.object_store import Storage
+from conf.storage.object_store import Storage
 from tests.gcs_emulator import run_front
 
 BUCKET = "bucket"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from etl.tfrecord.files.framing import read_record_blocks
+from etl.tfrecord.codec.framing import read_record_blocks
 from etl.tfrecord.spark.read_task import QuarantinedRange
 
 

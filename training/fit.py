@@ -8,11 +8,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from conf.artefacts.run import INPUT_COUNTS_FILE, update_run_card
 from conf.errors import read_code_version
 from conf.manifest import Manifest
 from conf.metrics import LOSS_METRIC
-from conf.run import INPUT_COUNTS_FILE, update_run_card
 from conf.training.train import StepRange, TrainConfig
+from training.checkpoint.stored_runs import StoredSeries, describe_run, is_stored
 from training.distribution.parameter_server import released_servers
 from training.distribution.strategy import (
     build_strategy,
@@ -20,14 +21,15 @@ from training.distribution.strategy import (
     plan_devices,
     seed_everything,
 )
+from training.distribution.tensorflow_runtime import memory_errors
 from training.distribution.workers import Workers, lost_worker_errors
 from training.input.split_source import TrainingData
 from training.loop.early_stopping import selection_metric
-from training.loop.epoch_records import TrainingResult
 from training.loop.interruption import stop_on_signals
 from training.loop.trainer import Trainer
 from training.loop.validation import build_validate, check_validation, is_validated
 from training.models.model import Model
+from training.monitoring.epoch_records import TrainingResult
 from training.monitoring.mlflow_log import find_tracking_uri, tracked
 from training.monitoring.progress import NoProgress, TrainingProgress
 from training.run_directory import (
@@ -46,8 +48,6 @@ from training.run_directory import (
     read_current_data,
     recorded_status,
 )
-from training.stored_runs import StoredSeries, describe_run, is_stored
-from training.tensorflow_runtime import memory_errors
 
 
 def fit_run(

@@ -9,7 +9,7 @@ import importlib.metadata
 import logging
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,30 +17,35 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from conf.atomic_output import write_text_atomic
+from conf.artefacts.run import (
+    INPUT_COUNTS_FILE,
+    RUN_CARD_FILE,
+    RunPaths,
+    read_json,
+    update_run_card,
+)
 from conf.errors import (
-    InputDataError,
     InternalError,
     SluiceError,
     TrainingInterruptedError,
     UpstreamNotReadyError,
     read_code_version,
 )
-from conf.locks import hold_file_lock
 from conf.manifest import MANIFEST_FILE, Manifest
-from conf.paths import ReadablePath, ToleratesShard, read_manifest, resolve_version
-from conf.run import INPUT_COUNTS_FILE, RUN_CARD_FILE, RunPaths, read_json, update_run_card
-from conf.schema import FeatureSpec, fingerprint
+from conf.paths import ReadablePath, read_manifest, resolve_version
+from conf.schema import fingerprint
+from conf.storage.atomic_output import write_text_atomic
+from conf.storage.locks import hold_file_lock
 from conf.training.train import TrainConfig
 from etl.tfrecord.reading import find_path, find_working_path
+from training.checkpoint.run_reference import RunReference, manifest_sha256, read_run_manifest
 from training.distribution.strategy import Devices
+from training.distribution.tensorflow_runtime import peak_device_memory_bytes, peak_memory_bytes
 from training.distribution.workers import Workers
-from training.input.feature_columns import check_specs
 from training.input.split_source import TrainingData
-from training.loop.epoch_records import TrainingResult
 from training.models.model import Model
+from training.monitoring.epoch_records import TrainingResult
 from training.monitoring.progress import TrainingProgress
-from training.tensorflow_runtime import peak_device_memory_bytes, peak_memory_bytes
 
 STATUS_TRAINING = "training"
 STATUS_TRAINED = "trained"
@@ -290,105 +295,6 @@ def describe_end(result: TrainingResult, model: Model) -> dict[str, Any]:
 
 def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def manifest_sha256(manifest: Manifest) -> str:
-    """Returns the fingerprint of a manifest: schema, shards, vocabularies, all that it states."""
-    return fingerprint(manifest.to_json())
-
-
-@dataclass(frozen=True)
-class RunReference:
-    """The config and the dataset version that a run card names.
-
-    Attributes:
-        run_dir: Directory of the run.
-        settings: The resolved config, as it was written.
-        version_dir: Directory of the dataset version.
-        manifest_sha256: Fingerprint of the manifest that the run read.
-        specs: Features that its model was built for; none in the card of an older run.
-    """
-
-    run_dir: Path
-    settings: Any
-    version_dir: ReadablePath
-    manifest_sha256: str
-    specs: tuple[FeatureSpec, ...]
-
-    @classmethod
-    def read(cls, run_dir: Path) -> RunReference:
-        """Reads the card of a run.
-
-        Raises:
-            InputDataError: It is damaged, or names no dataset version.
-            UpstreamNotReadyError: There is none.
-        """
-        card = read_json(run_dir / RUN_CARD_FILE)
-        try:
-            return cls(
-                run_dir,
-                card.get("config"),
-                find_path(card["dataset"]["path"]),
-                str(card["dataset"]["manifest_sha256"]),
-                tuple(map(FeatureSpec.from_json, (card.get("model") or {}).get("specs", ()))),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise _build_incomplete_error(run_dir, error) from error
-
-    @property
-    def config(self) -> TrainConfig:
-        """The config of the run.
-
-        Raises:
-            InputDataError: The card has none, or one that is not valid.
-        """
-        try:
-            return TrainConfig.model_validate(self.settings)
-        except ValueError as error:
-            raise _build_incomplete_error(self.run_dir, error) from error
-
-    def read_manifest(self, tolerates: ToleratesShard | None = None) -> Manifest:
-        """Reads the version's manifest; arguments and errors as of `read_run_manifest`."""
-        return read_run_manifest(self.version_dir, self.manifest_sha256, self.specs, tolerates)
-
-
-def read_run_manifest(
-    version_dir: ReadablePath,
-    expected_sha256: str,
-    specs: Sequence[FeatureSpec] = (),
-    tolerates: ToleratesShard | None = None,
-) -> Manifest:
-    """Reads the manifest of the dataset version that a run was trained on.
-
-    Args:
-        version_dir: Directory of the version.
-        expected_sha256: Fingerprint of the manifest that the run read.
-        specs: Features that its model was built for.
-        tolerates: As for `conf.paths.read_manifest`.
-
-    Raises:
-        InputDataError: It is gone, or is not the one that the run read; names the feature that
-            the model does not fit, if there is one.
-    """
-    manifest = read_manifest(version_dir, tolerates)
-    found = manifest_sha256(manifest)
-    if found != expected_sha256:
-        check_specs(manifest, specs)
-        raise InputDataError(
-            "the dataset version is not the one that this run was trained on",
-            received=f"{version_dir}: manifest {found[:12]}",
-            allowed=f"manifest {expected_sha256[:12]}",
-            fix="restore that version, or train again on the new one",
-        )
-    return manifest
-
-
-def _build_incomplete_error(run_dir: Path, error: Exception) -> InputDataError:
-    return InputDataError(
-        f"{run_dir / RUN_CARD_FILE} is not complete",
-        received=repr(error),
-        fix="restore the file, or train again without --resume",
-    )
 
 
 class Again(StrEnum):

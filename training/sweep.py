@@ -20,24 +20,24 @@ from typing import Any
 import numpy as np
 import yaml
 
-from conf.atomic_output import write_text_atomic
+from conf.artefacts.run import RUN_CARD_FILE, read_json, resolve_run, write_json
 from conf.errors import ConfigError, SluiceError, TooFewRowsError, TrainingDivergedError
 from conf.load import override_config
 from conf.metrics import LOSS_METRIC, is_minimised
 from conf.paths import read_manifest, resolve_version
-from conf.run import RUN_CARD_FILE, read_json, resolve_run, write_json
 from conf.schema import fingerprint
+from conf.storage.atomic_output import write_text_atomic
 from conf.training.sweep import ChoicesConfig, SweepConfig
 from conf.training.train import TrainConfig
 from etl.tfrecord.reading import find_path
 from training.fit import fit_run
 from training.loop.early_stopping import check_evaluated, default_metric, selection_metric
-from training.loop.epoch_records import (
+from training.loop.validation import is_validated
+from training.monitoring.epoch_records import (
     EpochRecord,
     StepValidation,
     read_history,
 )
-from training.loop.validation import is_validated
 from training.monitoring.progress import TrainingProgress
 from training.monitoring.run_logs import read_step_validations
 from training.run_directory import find_unfinished_run, locked, make_entry, run_paths

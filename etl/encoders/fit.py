@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 
-from conf.atomic_output import write_text_atomic
 from conf.encoders import (
     ENCODERS_DIR,
     ENCODERS_FILE,
@@ -40,6 +39,7 @@ from conf.manifest import FileInfo
 from conf.operations import Operation
 from conf.paths import local_path
 from conf.schema import FIRST_TOKEN_ID, DType, FeatureSchema, FeatureSpec
+from conf.storage.atomic_output import link_file, write_text_atomic
 from etl.encoders.incremental_vocabulary import IncrementalFit, VocabularyDiff, diff_vocabularies
 from etl.encoders.operation_fit import EarlierEncoders, TrainSplit, fit_operations
 from etl.encoders.pipeline import read_plan
@@ -55,9 +55,8 @@ from etl.events.histories import add_histories
 from etl.events.identity import EVENT_TS_COLUMN, event_columns
 from etl.events.most_frequent import fit_most_frequent
 from etl.events.splits import SPLIT_COLUMN, TRAIN
-from etl.feature_plan import FeaturePlan, VocabularyPlan, history_names
-from etl.records.kept_partitions import link_file
-from etl.records.parquet_copy import describe_file
+from etl.features.plan import FeaturePlan, VocabularyPlan, history_names
+from etl.tfrecord.codec.crc32c import describe_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

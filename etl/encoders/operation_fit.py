@@ -64,7 +64,7 @@ from etl.encoders.target import (
 )
 from etl.encoders.vocabulary import first_token_id, load_vocabulary
 from etl.events.down_sampling import before_sampling
-from etl.feature_plan import FeaturePlan
+from etl.features.plan import FeaturePlan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

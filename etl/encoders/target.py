@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.atomic_output import write_bytes_atomic
 from conf.encoders import TableSpec
 from conf.errors import InputDataError
+from conf.storage.atomic_output import write_bytes_atomic
 from etl.encoders.arrow_columns import cast_values, to_arrow
 from etl.encoders.base import Encoder
 from etl.encoders.vocabulary import (

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from conf.atomic_output import write_bytes_atomic
 from conf.encoders import TokenDType, VocabularySpec
 from conf.errors import ConfigError, InputDataError
 from conf.paths import ENTRY_NAME_PATTERN, ReadablePath
 from conf.schema import FIRST_TOKEN_ID
+from conf.storage.atomic_output import write_bytes_atomic
 from etl.tfrecord.codec.crc32c import crc32c
 
 _SUFFIX = ".parquet"

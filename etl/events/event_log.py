@@ -54,7 +54,7 @@ from etl.events.splits import (
     mark_outside_window,
 )
 from etl.events.windowed_features import add_windowed_features
-from etl.feature_plan import CANDIDATES
+from etl.features.plan import CANDIDATES
 from etl.sources.source import ORDER_COLUMN, Source
 from etl.sources.times import Span
 

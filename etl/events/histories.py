@@ -17,7 +17,7 @@ from etl.events.identity import EVENT_TS_COLUMN, POSITION_COLUMN
 from etl.events.sample_filter import find_named_columns
 from etl.events.sessions import SESSION_COLUMN, current_sessions
 from etl.events.splits import TOTAL_COLUMN
-from etl.feature_plan import all_histories
+from etl.features.plan import all_histories
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

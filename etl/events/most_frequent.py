@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from conf.atomic_output import atomic_file
 from conf.etl.build import BuildConfig
 from conf.etl.events import MostFrequentConfig
+from conf.storage.atomic_output import atomic_file
 from etl.events.splits import SPLIT_COLUMN, TRAIN
 
 if TYPE_CHECKING:

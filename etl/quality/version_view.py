@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from conf.atomic_output import write_text_atomic
 from conf.encoders import ENCODERS_DIR, ColumnEncoding, EncoderPlan
 from conf.errors import InputDataError, SluiceError
 from conf.json_text import parse_json
@@ -24,6 +23,7 @@ from conf.operations import (
 )
 from conf.paths import DatasetPaths, resolve_version
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID, FeatureSchema, canonical_json
+from conf.storage.atomic_output import write_text_atomic
 from etl.encoders.pipeline import read_plan
 from etl.encoders.vocabulary import first_token_id, load_vocabulary
 from etl.quality.drift import Distribution, build_distribution

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from conf.atomic_output import atomic_file
 from conf.errors import ConfigError, InternalError
+from conf.storage.atomic_output import atomic_file
+from conf.storage.locations import Compression
 from etl.encoders.pipeline import read_pipeline
 from etl.quality.label_statistics import LabelFocus
 from etl.quality.raw_statistics import RawAccumulator
 from etl.quality.statistics import StatisticsAccumulator
-from etl.records.parquet_copy import describe_file
 from etl.records.train_counts import CountsRequest, ShardCounts
+from etl.tfrecord.codec.crc32c import describe_file
 from etl.tfrecord.codec.decode import ExampleDecoder
+from etl.tfrecord.codec.framing import read_record_blocks
 from etl.tfrecord.files.data_files import ShardRange, find_stem, make_folders
-from etl.tfrecord.files.framing import read_record_blocks
-from etl.tfrecord.files.locations import Compression
 from etl.tfrecord.types.features import Kind, WireFeature
 
 if TYPE_CHECKING:

@@ -10,31 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conf.atomic_output import atomic_file
 from conf.manifest import FileInfo
 from conf.schema import PackedSlot
-from etl.tfrecord.codec.crc32c import crc32c
+from conf.storage.atomic_output import atomic_file
+from etl.tfrecord.codec.crc32c import describe_file
 from etl.tfrecord.types.features import RecordType, WireFeature
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-_READ_BYTES = 4 << 20
-
-
-def describe_file(root: Path, path: Path) -> FileInfo:
-    """Describes a file for the manifest.
-
-    Args:
-        root: Directory that holds the manifest.
-        path: The file.
-    """
-    checksum = size = 0
-    with path.open("rb") as handle:
-        while piece := handle.read(_READ_BYTES):
-            checksum, size = crc32c(piece, checksum), size + len(piece)
-    return FileInfo(str(path.relative_to(root)), size, f"{checksum:08x}")
 
 
 PARQUET_DIR = "parquet"

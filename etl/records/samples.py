@@ -28,7 +28,7 @@ from etl.events.joins import plan_joins, select_latest
 from etl.events.sample_filter import NOT_SAMPLED_COLUMN, SEEN_COLUMN
 from etl.events.splits import CATALOG, SPLIT_COLUMN, TRAIN, USERS, record_splits
 from etl.events.windowed_features import add_latest_windowed_features, windowed_feature_names
-from etl.feature_plan import (
+from etl.features.plan import (
     EVENT_NUMBER,
     SEEN,
     FeaturePlan,

@@ -22,7 +22,7 @@ from conf.etl.build import BuildConfig
 from conf.etl.output import DATE_PARTITION
 from etl.events.identity import EVENT_TS_COLUMN, POSITION_COLUMN, identity_columns
 from etl.events.splits import EVENT_SPLITS, SPLIT_COLUMN, TRAIN, record_splits
-from etl.feature_plan import FeaturePlan
+from etl.features.plan import FeaturePlan
 from etl.records.samples import raw_columns
 from etl.tfrecord.files.data_files import ShardRange
 from etl.tfrecord.files.partitions import partition_path

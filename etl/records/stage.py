@@ -17,7 +17,7 @@ from etl.encoders.fit import FittedEncoders
 from etl.encoders.pipeline import read_pipeline
 from etl.events.most_frequent import add_most_frequent
 from etl.events.splits import CATALOG, TRAIN, USERS, record_splits
-from etl.feature_plan import FeaturePlan
+from etl.features.plan import FeaturePlan
 from etl.quality.statistics import merge_statistics, summarize_statistics
 from etl.quality.version_view import write_statistics
 from etl.records.jvm_connector import wire_features
@@ -27,7 +27,7 @@ from etl.records.kept_partitions import (
     select_kept,
     write_shard_statistics,
 )
-from etl.records.parquet_copy import ParquetExport, describe_file, export_parquet
+from etl.records.parquet_copy import ParquetExport, export_parquet
 from etl.records.samples import (
     add_raw_values,
     add_train_folds,
@@ -51,6 +51,7 @@ from etl.records.train_counts import (
 )
 from etl.records.write import RecordFormat, VersionShard, estimate_bytes_per_row, write_splits
 from etl.sources.source import Source
+from etl.tfrecord.codec.crc32c import describe_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from conf.atomic_output import atomic_file
 from conf.errors import InputDataError, InternalError
 from conf.manifest import (
     COUNT_COLUMNS,
@@ -33,9 +32,9 @@ from conf.manifest import (
 )
 from conf.paths import ReadablePath
 from conf.schema import OOV_ID
+from conf.storage.atomic_output import atomic_file
 from etl.encoders.arrow_columns import is_list_type
-from etl.records.parquet_copy import describe_file
-from etl.tfrecord.codec.crc32c import crc32c
+from etl.tfrecord.codec.crc32c import crc32c, describe_file
 from etl.tfrecord.codec.decode import read_batches
 from etl.tfrecord.types.features import WireFeature
 

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 from conf.etl.build import BuildConfig
 from conf.manifest import ShardInfo
 from conf.schema import FeatureSchema, PackedSlot, plan_slots
+from conf.storage.locations import Compression
 from etl.events.splits import ALL_SPLITS, SPLIT_COLUMN, record_splits
 from etl.quality.label_statistics import LabelFocus
 from etl.records.jvm_connector import ConnectorWrite, move_shards, write_with_connector
@@ -26,8 +27,7 @@ from etl.records.spark_source import RECORD_HOOKS
 from etl.records.train_counts import CountsRequest
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE, read_output_manifest
 from etl.tfrecord.files.data_files import ShardRange
-from etl.tfrecord.files.locations import Compression
-from etl.tfrecord.options import WriteOptions
+from etl.tfrecord.spark.options import WriteOptions
 from etl.tfrecord.spark.schema import to_arrow_schema
 from etl.tfrecord.spark.write_job import run_write
 from etl.tfrecord.spark.write_plan import plan_write

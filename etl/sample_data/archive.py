@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from conf.atomic_output import staged_directory
 from conf.errors import ConfigError, InputDataError, InternalError, UpstreamNotReadyError
+from conf.storage.atomic_output import staged_directory
 
 if TYPE_CHECKING:
     import requests

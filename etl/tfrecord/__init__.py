@@ -14,8 +14,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from etl.tfrecord.datasource import register_tfrecord
     from etl.tfrecord.files.writer import ShardOptions
+    from etl.tfrecord.spark.datasource import register_tfrecord
     from etl.tfrecord.spark.reader import read_tfrecords
     from etl.tfrecord.spark.writer import WriteConfig, write_tfrecords
     from etl.tfrecord.table import (

@@ -4,24 +4,9 @@ Records of a file, damage, paths and URIs, copies of what lies in stores, decode
 checksums, and the compiler of kernels.
 """
 
-from etl.tfrecord.codec.crc32c import crc32c
-from etl.tfrecord.codec.decode import build_decoder
-from etl.tfrecord.codec.decode_columns import BadRecord
-from etl.tfrecord.codec.decode_packed import PackedDecoder, has_slots, packed_features
-from etl.tfrecord.codec.kernels import inlined, kernel
-from etl.tfrecord.codec.rows import RowWriter, allocate, join_steps, list_lengths
-from etl.tfrecord.files.framing import (
-    FIX_CORRUPT,
-    HEADER_BYTES,
-    BadRange,
-    CorruptRecordError,
-    RecordBlock,
-    corrupt_record,
-    read_record_blocks,
-)
-from etl.tfrecord.files.lease import Lease, hold_lease, read_holder
-from etl.tfrecord.files.locations import Compression, FileOpener, find_path, is_remote
-from etl.tfrecord.files.working_copy import (
+from conf.storage.lease import Lease, hold_lease, read_holder
+from conf.storage.locations import Compression, FileOpener, find_path, is_remote
+from conf.storage.working_copy import (
     WorkingCopy,
     describe_place,
     find_working_copy,
@@ -30,6 +15,21 @@ from etl.tfrecord.files.working_copy import (
     open_working_copy,
     remove_folder,
 )
+from etl.tfrecord.codec.crc32c import crc32c
+from etl.tfrecord.codec.decode import build_decoder
+from etl.tfrecord.codec.decode_columns import BadRecord
+from etl.tfrecord.codec.decode_packed import PackedDecoder, has_slots, packed_features
+from etl.tfrecord.codec.framing import (
+    FIX_CORRUPT,
+    HEADER_BYTES,
+    BadRange,
+    CorruptRecordError,
+    RecordBlock,
+    corrupt_record,
+    read_record_blocks,
+)
+from etl.tfrecord.codec.kernels import inlined, kernel
+from etl.tfrecord.codec.rows import RowWriter, allocate, join_steps, list_lengths
 from etl.tfrecord.types.features import WireFeature
 
 __all__ = [

@@ -6,13 +6,13 @@ import numpy as np
 import pyarrow as pa
 
 from conf.schema import PACKED_FEATURES, PackedSlot
+from etl.tfrecord.codec import framing
 from etl.tfrecord.codec.crc32c import crc32c
 from etl.tfrecord.codec.decode import build_decoder
 from etl.tfrecord.codec.encode import PackedEncoder, build_encoder
+from etl.tfrecord.codec.framing import RecordBlock, index_records
 from etl.tfrecord.codec.infer import FeatureCollector
 from etl.tfrecord.codec.rows import RowWriter
-from etl.tfrecord.files import framing
-from etl.tfrecord.files.framing import RecordBlock, index_records
 from etl.tfrecord.types.features import RECORD_TYPES, WireFeature
 
 

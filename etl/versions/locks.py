@@ -20,11 +20,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from conf.atomic_output import UNFINISHED_SUFFIX
 from conf.errors import ConfigError, UpstreamNotReadyError
-from conf.locks import hold_file_lock
 from conf.paths import STAGING_PREFIX, DatasetPaths
-from etl.tfrecord.commit.job import Owner, describe_process, is_dead
+from conf.storage.atomic_output import UNFINISHED_SUFFIX
+from conf.storage.locks import hold_file_lock
+from conf.storage.processes import Owner, describe_process, is_dead
 
 logger = logging.getLogger("sluice.build")
 

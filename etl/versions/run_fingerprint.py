@@ -14,8 +14,8 @@ from conf.etl.build import BuildConfig
 from conf.manifest import Manifest, RunInfo
 from conf.paths import DatasetPaths, published_versions
 from conf.schema import fingerprint
+from conf.storage.working_copy import describe_place
 from etl.sources.snapshot import RunInputs
-from etl.tfrecord.files.working_copy import describe_place
 from etl.versions.publish import make_current, read_current
 from etl.versions.working import read_published
 

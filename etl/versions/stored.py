@@ -19,8 +19,8 @@ from conf.paths import (
     no_such_bucket,
     published_versions,
 )
-from etl.tfrecord.files.locations import StoredPath, is_remote, parse_storage
-from etl.tfrecord.files.working_copy import WorkingCopy
+from conf.storage.locations import StoredPath, is_remote, parse_storage
+from conf.storage.working_copy import WorkingCopy
 from etl.versions.locks import FOREIGN_STALE_S
 from etl.versions.publish import check_current, read_current, refuse_overtaken
 

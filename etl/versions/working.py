@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from conf.atomic_output import write_text_atomic
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.manifest import MANIFEST_FILE, Manifest
 from conf.paths import (
@@ -22,8 +21,9 @@ from conf.paths import (
     published_versions,
     read_manifest,
 )
-from etl.tfrecord.files.locations import StoredPath
-from etl.tfrecord.files.working_copy import find_working_copy
+from conf.storage.atomic_output import write_text_atomic
+from conf.storage.locations import StoredPath
+from conf.storage.working_copy import find_working_copy
 from etl.versions.locks import hold_lock, remove_directory
 from etl.versions.publish import make_current, read_current
 from etl.versions.stored import Dataset, StoredDataset

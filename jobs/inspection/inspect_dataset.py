@@ -12,7 +12,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
 
-from conf.atomic_output import write_text_atomic
 from conf.errors import ConfigError, InputDataError, did_you_mean
 from conf.manifest import MANIFEST_FILE, Manifest
 from conf.paths import (
@@ -24,6 +23,7 @@ from conf.paths import (
     read_manifest,
     resolve_version,
 )
+from conf.storage.atomic_output import write_text_atomic
 from jobs.inspection.event_log import summarize_event_log
 from jobs.inspection.records import read_dataset_head
 from jobs.inspection.summary import (
@@ -250,6 +250,6 @@ def _refuse_problems(target: Target, summary: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    from jobs.cli import run_app
+    from jobs.support.run_app import run_app
 
     raise SystemExit(run_app(app))

@@ -13,8 +13,8 @@ from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.schema import PackedSlot
 from etl.tfrecord.codec.decode import read_batches
+from etl.tfrecord.codec.framing import HEADER_BYTES, RecordBlock, detect_compression
 from etl.tfrecord.codec.infer import FeatureCollector, infer_features
-from etl.tfrecord.files.framing import HEADER_BYTES, RecordBlock, detect_compression
 from etl.tfrecord.types.features import RecordType, WireFeature
 from jobs.inspection.verify import count_records
 

@@ -149,6 +149,6 @@ def print_report(report: SkewReport) -> None:
 
 
 if __name__ == "__main__":
-    from jobs.cli import run_app
+    from jobs.support.run_app import run_app
 
     raise SystemExit(run_app(app))

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from conf.artefacts.run import METRICS_FILE, RUN_CARD_FILE, RUNS_DIR, read_json, resolve_run
 from conf.errors import ConfigError, InputDataError, SluiceError, UpstreamNotReadyError
 from conf.manifest import MANIFEST_FILE, Manifest, ShardInfo
 from conf.paths import (
@@ -25,9 +26,8 @@ from conf.paths import (
     read_manifest,
     resolve_version,
 )
-from conf.run import METRICS_FILE, RUN_CARD_FILE, RUNS_DIR, read_json, resolve_run
 from etl.quality.figures import Share, list_figures, read_figures
-from etl.records.parquet_copy import describe_file
+from etl.tfrecord.codec.crc32c import describe_file
 from etl.tfrecord.commit.output_manifest import read_output_manifest
 from etl.tfrecord.types.features import WireFeature
 from jobs.inspection.event_log import find_event_log, is_event_log, summarize_event_log

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from jobs.reporting.formatting import (
+from jobs.support.formatting import (
     MISSING,
     describe_filter,
     format_bytes,

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from conf.errors import InputDataError
 from conf.manifest import FileInfo, Manifest, ShardInfo
 from conf.paths import absolute_path
-from etl.records.parquet_copy import describe_file
+from etl.tfrecord.codec.crc32c import describe_file
+from etl.tfrecord.codec.framing import RecordBlock, read_record_blocks
 from etl.tfrecord.commit.output_manifest import OutputShard
-from etl.tfrecord.files.framing import RecordBlock, read_record_blocks
 
 OnBytes = Callable[[int], None]
 """Called with the number of bytes just read."""

@@ -17,10 +17,10 @@ from etl.quality.version_view import (
     compare_feature,
     view_version,
 )
-from jobs.reporting.formatting import MISSING, as_mapping, share_of
 from jobs.reporting.page import DATASET_SECTIONS, PageHead, View, render_html, render_sections
 from jobs.reporting.quality import Outcome, Verdict
 from jobs.reporting.run_data import MissingPartError, RunData
+from jobs.support.formatting import MISSING, as_mapping, share_of
 
 TRAIN = "train"
 SHIFTED_PSI = 0.2

@@ -10,7 +10,8 @@ import numpy as np
 
 from conf.manifest import Manifest
 from conf.schema import FeatureSpec
-from jobs.reporting.formatting import (
+from jobs.reporting.run_data import MissingPartError, RunData
+from jobs.support.formatting import (
     MISSING,
     as_mapping,
     format_count,
@@ -19,7 +20,6 @@ from jobs.reporting.formatting import (
     share_of,
     to_float,
 )
-from jobs.reporting.run_data import MissingPartError, RunData
 
 EVENT_SPLITS = ("train", "validation", "test")
 _ALARMING_SHARE = 0.2

@@ -15,19 +15,20 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
 from markupsafe import Markup
 
-from conf.atomic_output import write_text_atomic
+from conf.artefacts.run import REPORT_FILE
 from conf.errors import SluiceError
-from conf.run import REPORT_FILE
-from jobs.reporting import dataset_sections, formatting, plots, quality, run_sections
-from jobs.reporting.formatting import (
+from conf.storage.atomic_output import write_text_atomic
+from jobs.reporting import dataset_sections, plots, quality, run_sections
+from jobs.reporting.quality import Verdict, build_verdict
+from jobs.reporting.run_data import MissingPartError, RunData
+from jobs.support import formatting
+from jobs.support.formatting import (
     as_mapping,
     format_metric,
     format_value,
     metric_title,
     to_float,
 )
-from jobs.reporting.quality import Verdict, build_verdict
-from jobs.reporting.run_data import MissingPartError, RunData
 
 if TYPE_CHECKING:
     from training.sweep import SweepResult, TrialRecord

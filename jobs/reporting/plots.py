@@ -22,7 +22,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from jobs.reporting.formatting import format_count, format_share
+from jobs.support.formatting import format_count, format_share
 
 # Colour by role, light scheme. The SVG names the CSS variable `--<role>` instead of the value,
 # so each value must be unique; the template's style sheet has the dark values.

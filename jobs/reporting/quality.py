@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from conf.metrics import find_direction, is_minimised
-from jobs.reporting.formatting import (
+from jobs.reporting.run_data import MissingPartError, RunData
+from jobs.support.formatting import (
     MISSING,
     as_mapping,
     describe_gauc,
@@ -22,7 +23,6 @@ from jobs.reporting.formatting import (
     read_task_metrics,
     to_float,
 )
-from jobs.reporting.run_data import MissingPartError, RunData
 
 PREFERRED_METRICS = ("hit_rate@10", "ndcg@10", "recall@10", "mrr")
 _TIMES = "\N{MULTIPLICATION SIGN}"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import typer
 
-from conf.atomic_output import write_text_atomic
-from conf.run import REPORT_FILE
+from conf.artefacts.run import REPORT_FILE
+from conf.storage.atomic_output import write_text_atomic
 from jobs.reporting.page import render_page
 from jobs.reporting.run_data import read_run
 from jobs.support.trained_run import RunOption
@@ -34,7 +34,7 @@ def write_report(run_dir: str | Path) -> Path:
         UpstreamNotReadyError: There is no run.
         InputDataError: The run card is damaged.
     """
-    from training.stored_runs import bring_back, find_run
+    from training.checkpoint.stored_runs import bring_back, find_run
 
     run = find_run(run_dir)
     target = run / REPORT_FILE
@@ -59,6 +59,6 @@ def report(run: RunOption) -> None:
 
 
 if __name__ == "__main__":
-    from jobs.cli import run_app
+    from jobs.support.run_app import run_app
 
     raise SystemExit(run_app(app))

@@ -19,11 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from conf.encoders import ENCODERS_DIR, ENCODERS_FILE, EncoderPlan
-from conf.errors import InputDataError, SluiceError
-from conf.manifest import Manifest
-from conf.paths import ReadablePath, ToleratesShard, read_manifest, resolve_version
-from conf.run import (
+from conf.artefacts.run import (
     HISTORY_FILE,
     METRICS_FILE,
     RECOMMENDATIONS_FILE,
@@ -32,13 +28,17 @@ from conf.run import (
     VALIDATIONS_FILE,
     read_json,
 )
+from conf.encoders import ENCODERS_DIR, ENCODERS_FILE, EncoderPlan
+from conf.errors import InputDataError, SluiceError
+from conf.manifest import Manifest
+from conf.paths import ReadablePath, ToleratesShard, read_manifest, resolve_version
+from conf.storage.locations import FileOpener, find_path
 from conf.training.input import InputConfig
 from etl.encoders.vocabulary import load_vocabulary
 from etl.records.train_counts import read_counts
 from etl.tfrecord.codec.decode import read_batches
-from etl.tfrecord.files.locations import FileOpener, find_path
 from etl.tfrecord.types.features import WireFeature
-from jobs.reporting.formatting import as_mapping, first_of_several, metric_title
+from jobs.support.formatting import as_mapping, first_of_several, metric_title
 
 CATALOG_SPLIT = "catalog"
 SAMPLE_USERS = 12

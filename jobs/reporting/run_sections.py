@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from conf.artefacts.run import RECOMMENDATIONS_FILE
 from conf.metrics import LOSS_METRIC, is_minimised
-from conf.run import RECOMMENDATIONS_FILE
 from conf.training.input import describe_conditions
-from jobs.reporting.formatting import (
+from jobs.reporting.quality import PREFERRED_METRICS
+from jobs.reporting.run_data import MissingPartError, RunData
+from jobs.support.formatting import (
     as_mapping,
     to_float,
 )
-from jobs.reporting.quality import PREFERRED_METRICS
-from jobs.reporting.run_data import MissingPartError, RunData
 
 SHOWN_ITEMS = 5
 STEP_POINTS = 300

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from conf.dates import DateRange
 from conf.etl.build import BuildConfig
 from conf.manifest import InputFile
-from jobs.reporting.formatting import format_bytes
+from jobs.support.formatting import format_bytes
 
 if TYPE_CHECKING:
     from etl.versions.run_fingerprint import RunRequest
@@ -25,10 +25,10 @@ def plan(config: BuildConfig, request: RunRequest) -> dict[str, Any]:
         ConfigError: The features do not fit the declared columns, or a split would be empty.
         InputDataError: A source file is missing or empty.
     """
+    from conf.storage.locations import find_path
     from etl.build import check_config
     from etl.estimate import declared_shards, estimate_sizes
     from etl.events.split_bounds import plan_spans
-    from etl.tfrecord.files.locations import find_path
 
     dates = request.dates
     features = check_config(config, request)

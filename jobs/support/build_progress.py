@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from conf.paths import DatasetPaths, local_path, read_manifest
-from etl.tfrecord.files.locations import is_remote
+from conf.storage.locations import is_remote
 
 STAGES: Mapping[str, float] = {
     "start": 0.12,

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import sluice_recsys
-from conf.atomic_output import atomic_file
 from conf.errors import DISTRIBUTION, ConfigError, InternalError, install_hint, read_code_version
 from conf.etl.output import SparkConfig
 from conf.paths import local_path
+from conf.storage.atomic_output import atomic_file
 from jobs.support.java_classes import ARCHIVE_OPTION, find_archive, share_classes
 
 if TYPE_CHECKING:
@@ -278,8 +278,8 @@ def check_work_dir(session: SparkSession, root: str) -> None:
     Raises:
         ConfigError: `SLUICE_WORK_DIR` is not set, which names a directory that they share.
     """
-    from etl.tfrecord.files.locations import is_remote
-    from etl.tfrecord.files.working_copy import WORK_DIR_VARIABLE
+    from conf.storage.locations import is_remote
+    from conf.storage.working_copy import WORK_DIR_VARIABLE
 
     master = str(session.sparkContext.master)
     if is_remote(root) and not is_on_this_machine(master) and WORK_DIR_VARIABLE not in os.environ:

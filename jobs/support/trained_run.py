@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 import typer
 from pydantic import BaseModel
 
+from conf.artefacts.run import update_run_card
 from conf.errors import ConfigError, did_you_mean
 from conf.load import load_config
-from conf.run import update_run_card
 from jobs.support.terminal import quiet_tensorflow
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def restore_run(
         run: A run's directory, or a series' (its last finished run).
         checkpoint: `best` or `last`.
         dataset: Another version of the run's dataset to put it on, see
-            `training.evaluation.other_version`; None: its own.
+            `training.export.other_version`; None: its own.
         split: The split that it is measured on there.
 
     Raises:
@@ -60,7 +60,7 @@ def restore_run(
         UpstreamNotReadyError: There is no such run, checkpoint or version.
         InputDataError: The checkpoint or a dataset version is damaged or gone.
     """
-    from training.stored_runs import find_run
+    from training.checkpoint.stored_runs import find_run
 
     run_dir = find_run(run)  # A wrong path is refused before TensorFlow starts.
     with quiet_tensorflow():
@@ -70,7 +70,7 @@ def restore_run(
     trained = load_run(run_dir, which)
     if dataset is None:
         return trained
-    from training.evaluation.other_version import move_to_version
+    from training.export.other_version import move_to_version
 
     return move_to_version(trained, dataset, which, split)
 
@@ -98,7 +98,7 @@ def restore_for_evaluation(
     """
     trained = restore_run(run, checkpoint, dataset, split)
     if dataset is not None and not any(".filter" in text.partition("=")[0] for text in overrides):
-        from training.evaluation.other_version import require_filter
+        from training.export.other_version import require_filter
 
         require_filter(trained)
     section = override_section("evaluation", trained.config.evaluation, overrides)
@@ -137,7 +137,7 @@ def timed(run_dir: Path, name: str) -> Iterator[None]:
 
     What the block has changed is brought to the store then, where the run lies in one.
     """
-    from training.stored_runs import bring_back
+    from training.checkpoint.stored_runs import bring_back
 
     start = time.monotonic()
     yield

@@ -85,7 +85,7 @@ def print_ratios(report: BenchReport, aim: float, console: Console) -> None:
 
 def prepare(job: Job) -> Callable[[], int] | None:
     """Writes the exported model and the rows."""
-    from conf.export import ExportOptions
+    from conf.artefacts.export import ExportOptions
     from jobs.export import export
     from tests.jobs.runs import write_tiny_run
     from tests.training.tiny_dataset import TinyConfig
@@ -111,7 +111,7 @@ def read_task(job: Job, output: str) -> Any:
     """Returns the export, and what an executor does with the rows."""
     from dataclasses import replace
 
-    from conf.export import find_version
+    from conf.artefacts.export import find_version
     from training.scoring.executor import RowSource
     from training.scoring.plan import ScoringRequest, plan_task, read_export
 

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from etl.tfrecord.codec.decode import ExampleDecoder
 from etl.tfrecord.codec.encode import encode
-from etl.tfrecord.files.framing import index_records
+from etl.tfrecord.codec.framing import index_records
 from tests.bench.clock import PeakMemory, pin_to_one_core, time_best
 from tests.bench.etl.__main__ import build_parser, check_arguments
 from tests.bench.measurements import (

@@ -11,7 +11,7 @@ import tensorflow as tf
 from rich.console import Console
 
 from etl.tfrecord.codec.encode import encode
-from etl.tfrecord.files.framing import index_records
+from etl.tfrecord.codec.framing import index_records
 from tests.bench.measurements import Measurement
 from tests.bench.shapes import SHAPES, build_batch
 from tests.bench.tfrecord import codec

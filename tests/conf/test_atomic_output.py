@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from conf import atomic_output
-from conf.atomic_output import exchange, staged_directory
 from conf.errors import UpstreamNotReadyError
+from conf.storage import atomic_output
+from conf.storage.atomic_output import exchange, staged_directory
 
 
 def _write(target: Path, text: str) -> None:
@@ -51,7 +51,7 @@ def test_a_killed_writer_is_swept_and_leaves_the_old_content(tmp_path: Path) -> 
     _write(target, "one")
     code = (
         "import os, sys\nfrom pathlib import Path\n"
-        "from conf.atomic_output import staged_directory\n"
+        "from conf.storage.atomic_output import staged_directory\n"
         "with staged_directory(Path(sys.argv[1])) as staging:\n"
         "    (staging / 'half').write_text('x'); os.kill(os.getpid(), 9)\n"
     )

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from conf.atomic_output import atomic_file, remove_unfinished, write_text_atomic
+from conf.artefacts.run import RunPaths, read_json, resolve_run, update_run_card, write_json
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
-from conf.locks import hold_file_lock
 from conf.manifest import Manifest
 from conf.paths import (
     DatasetPaths,
@@ -26,7 +25,8 @@ from conf.paths import (
     resolve_entry,
     resolve_version,
 )
-from conf.run import RunPaths, read_json, resolve_run, update_run_card, write_json
+from conf.storage.atomic_output import atomic_file, remove_unfinished, write_text_atomic
+from conf.storage.locks import hold_file_lock
 from tests.datasets import build_manifest
 
 
@@ -192,7 +192,7 @@ def test_what_killed_writers_left_is_removed(tmp_path):
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from conf.locks import hold_file_lock
+from conf.storage.locks import hold_file_lock
 with hold_file_lock(Path(sys.argv[1])):
     if os.fork() == 0:  # only then is all done that follows a fork
         print("held", flush=True)
@@ -301,7 +301,7 @@ def test_card_merges_one_level(tmp_path):
 
 def test_parts_added_at_the_same_time_all_stay(tmp_path):
     code = (
-        "import sys; from pathlib import Path; from conf.run import update_run_card\n"
+        "import sys; from pathlib import Path; from conf.artefacts.run import update_run_card\n"
         "for i in range(20): update_run_card(Path(sys.argv[1]), **{f'{sys.argv[2]}{i}': i})"
     )
     jobs = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), name]) for name in "ab"]

@@ -121,7 +121,7 @@ def main() -> None:
     import warnings
 
     from conf.etl.output import SparkConfig
-    from etl.tfrecord.datasource import register_tfrecord
+    from etl.tfrecord.spark.datasource import register_tfrecord
     from jobs.support.spark_session import build_session
 
     conf = json.loads(sys.argv[1])

@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from etl.tfrecord.codec.decode import ExampleDecoder, build_decoder, read_file
 from etl.tfrecord.codec.encode import build_encoder, encode
+from etl.tfrecord.codec.framing import RecordBlock, index_records
 from etl.tfrecord.codec.infer import FeatureCollector, infer_features
-from etl.tfrecord.files.framing import RecordBlock, index_records
 from etl.tfrecord.types.features import WireFeature
 from tests.bench.tfrecord.peers import PeerMissingError, TfxBsl, find_tfx_bsl
 from tests.bench.tfrecord.tfx_peer import read_batch, write_batch

@@ -20,7 +20,7 @@ import pytest
 
 from conf.paths import read_manifest
 from etl.tfrecord.codec.decode import read_file
-from etl.tfrecord.files.framing import read_record_blocks
+from etl.tfrecord.codec.framing import read_record_blocks
 from etl.tfrecord.types.features import RECORD_TYPES, WireFeature
 from tests.bench.tfrecord.peers import CONNECTOR_JAR_VARIABLE
 from tests.contract.connector_session import ConnectorSession, ConnectorUnavailableError

@@ -164,7 +164,7 @@ def test_signals_stay_with_the_process(cluster: HdfsCluster) -> None:
     code = (
         "import os, signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: print('saved', flush=True))\n"
-        "from etl.tfrecord.files.locations import parse_storage\n"
+        "from conf.storage.locations import parse_storage\n"
         "print(len(parse_storage(sys.argv[1]).list_objects()), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
         "time.sleep(1)\n"
@@ -192,7 +192,7 @@ def test_spark_reads_tfrecords_and_refuses_to_write_them(
     read = (
         "import sys\n"
         "from pyspark.sql import SparkSession\n"
-        "from etl.tfrecord.datasource import register_tfrecord\n"
+        "from etl.tfrecord.spark.datasource import register_tfrecord\n"
         "spark = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false')\n"
         "spark = spark.config('spark.driver.memory', '1g').getOrCreate()\n"
         "register_tfrecord(spark)\n"

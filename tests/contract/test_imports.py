@@ -15,7 +15,7 @@ import pytest
 
 import etl
 from conf.errors import DISTRIBUTION
-from jobs.cli import EXTRAS
+from jobs.support.run_app import EXTRAS
 
 ROOT = Path(__file__).parents[2]
 STDLIB = set(sys.stdlib_module_names)
@@ -136,7 +136,7 @@ def test_no_job_hides_a_module_of_the_standard_library():
         ("etl.tfrecord", ["numba", "pyspark", "pandas", "pyarrow", "pydantic", "tensorflow"]),
         # Spark starts a process each to look a format up, to plan a read or write, to commit it.
         (
-            "etl.tfrecord.datasource, pyspark_tfrecord, etl.tfrecord.spark.reader",
+            "etl.tfrecord.spark.datasource, pyspark_tfrecord, etl.tfrecord.spark.reader",
             ["numba", "tensorflow", "pandas", "pydantic"],
         ),
         ("etl.build", ["tensorflow", "keras", "training"]),
@@ -254,7 +254,7 @@ import sys
 from pathlib import Path
 import pyarrow as pa
 import pyspark_tfrecord
-from etl.tfrecord.options import parse_write_options
+from etl.tfrecord.spark.options import parse_write_options
 from etl.tfrecord.spark.write_plan import plan_write
 from etl.tfrecord.spark.write_task import WriteTask
 

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
+from conf.artefacts.run import read_json, resolve_run
 from conf.etl.build import BuildConfig
 from conf.etl.encodings import FeatureConfig, IdentityConfig
 from conf.load import load_config
-from conf.run import read_json, resolve_run
 from etl.build import BuildResult, build_dataset
 from jobs.cli import main
 

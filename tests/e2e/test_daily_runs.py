@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from conf.artefacts.run import read_json, resolve_run
 from conf.encoders import ENCODERS_DIR
 from conf.errors import ConfigError
-from conf.run import read_json, resolve_run
 from etl.build import BuildResult
 from etl.encoders.pipeline import read_pipeline
 from etl.tfrecord.codec.decode import read_file
@@ -21,8 +21,8 @@ from jobs.cli import main
 from tests.etl.daily_versions import build_days, log_config
 from training.checkpoint.restore import load_run
 from training.evaluation.comparison import compare_runs
-from training.evaluation.other_version import RawRanking, RawTowers, move_to_version
-from training.evaluation.replay import SavedModel, replay_split
+from training.export.other_version import RawRanking, RawTowers, move_to_version
+from training.export.replay import SavedModel, replay_split
 from training.input.batches import build_eval_dataset
 
 pytestmark = pytest.mark.slow

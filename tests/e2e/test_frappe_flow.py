@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
+from conf.artefacts.run import read_json, resolve_run
 from conf.etl.build import BuildConfig
 from conf.load import load_config
-from conf.run import read_json, resolve_run
 from etl.build import build_dataset
 from jobs.cli import main
 from tests.e2e.preset_samples import draw_libfm

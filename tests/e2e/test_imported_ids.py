@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 from starlette.testclient import TestClient
 
-from conf.run import read_json, resolve_run
+from conf.artefacts.run import read_json, resolve_run
 from etl.tfrecord.table import write_table
 from jobs.cli import main
 from training.serving.app import Server, build_app

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conf.artefacts.run import read_json, resolve_run
 from conf.paths import read_manifest, resolve_version
-from conf.run import read_json, resolve_run
 from etl.build import build_dataset
 from jobs.cli import main
 from tests.etl.logs import build_config, write_logs
-from training.loop.epoch_records import read_history
+from training.monitoring.epoch_records import read_history
 
 pytestmark = pytest.mark.slow
 

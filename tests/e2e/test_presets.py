@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from conf.artefacts.run import read_json, resolve_run
 from conf.etl.build import BuildConfig
 from conf.load import load_config, preset_names
-from conf.run import read_json, resolve_run
 from conf.training.train import TrainConfig
 from etl.build import BuildResult, build_dataset
 from jobs.cli import main

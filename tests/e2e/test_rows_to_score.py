@@ -18,10 +18,10 @@ import pytest
 import tensorflow as tf
 import yaml
 
+from conf.artefacts.export import ExportOptions
 from conf.dates import DateRange
 from conf.errors import ConfigError, ExitCode, InputDataError
 from conf.etl.build import BuildConfig
-from conf.export import ExportOptions
 from conf.paths import read_manifest
 from conf.training.train import TrainConfig
 from etl import rows_to_score
@@ -34,7 +34,7 @@ from etl.rows_to_score import (
 )
 from etl.versions.run_fingerprint import RunRequest
 from jobs.build_dataset import app
-from jobs.cli import run_app
+from jobs.support.run_app import run_app
 from training.checkpoint.restore import TrainedModel
 from training.export.saved_model import write_export
 from training.input.batches import build_eval_dataset

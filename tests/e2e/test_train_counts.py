@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 import yaml
 
+from conf.artefacts.run import read_json, resolve_run
 from conf.etl.build import BuildConfig
-from conf.run import read_json, resolve_run
 from conf.training.train import TrainConfig
 from etl.build import build_dataset
 from etl.tfrecord.table import read_table, write_table

@@ -14,7 +14,7 @@ from conf.encoders import EncoderPlan
 from conf.errors import ConfigError
 from etl.build import build_dataset
 from etl.encoders.pipeline import read_plan
-from etl.feature_plan import plan_features
+from etl.features.plan import plan_features
 from etl.quality.version_view import view_version
 from etl.tfrecord.codec.decode import read_file
 from etl.tfrecord.types.features import WireFeature

@@ -14,7 +14,7 @@ from conf.etl.output import OutputConfig
 from conf.paths import read_manifest
 from etl.build import build_dataset
 from etl.convert import ConvertOptions, convert_files
-from etl.records.kept_partitions import check_reusable
+from etl.versions.base_version import check_reusable
 from etl.versions.run_fingerprint import RunRequest
 from jobs.inspection.inspect_dataset import inspect
 from jobs.inspection.skew import Logged, Recomputed, compare

@@ -13,7 +13,7 @@ from conf.operations import Length
 from etl.encoders.fit import build_plan
 from etl.estimate import estimate_sizes
 from etl.events.histories import condition_columns
-from etl.feature_plan import made_history_columns, plan_features
+from etl.features.plan import made_history_columns, plan_features
 from tests.etl.events.test_histories import CONFIG
 from tests.etl.logs import behaviour_config, build_config
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conf.artefacts.run import read_json
 from conf.encoders import ENCODERS_DIR, ENCODERS_FILE, EncoderPlan
 from conf.errors import InputDataError
 from conf.etl.imported import ImportConfig
 from conf.manifest import Manifest
-from conf.run import read_json
 from conf.schema import OOV_ID, PAD_ID
 from etl import imported_ids
 from etl.encoders.pipeline import read_pipeline

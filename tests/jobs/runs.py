@@ -6,16 +6,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from conf.atomic_output import write_text_atomic
+from conf.artefacts.run import RunPaths, update_run_card
 from conf.paths import read_manifest
-from conf.run import RunPaths, update_run_card
+from conf.storage.atomic_output import write_text_atomic
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.manager import CheckpointManager
 from training.checkpoint.resume_state import EpochSums, Position, ResumeState
+from training.checkpoint.run_reference import manifest_sha256
 from training.loop.optimizers import Optimizers
 from training.models.registry import build_model
-from training.run_directory import manifest_sha256
 
 
 def write_tiny_run(root: Path, model: dict[str, Any], dataset: TinyConfig | None = None) -> Path:

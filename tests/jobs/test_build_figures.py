@@ -14,7 +14,7 @@ from conf.paths import DatasetPaths, read_manifest, resolve_version
 from etl.quality.figures import Figure, Share
 from jobs.build_dataset import MANY_FEATURES, list_figure_rows, print_figures
 from jobs.cli import main
-from jobs.reporting.formatting import MISSING
+from jobs.support.formatting import MISSING
 from tests.etl.logs import build_config, write_logs
 
 USERS, EVENTS = 12, 9

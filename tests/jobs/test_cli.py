@@ -15,7 +15,8 @@ import pytest
 import typer
 
 from conf import errors
-from jobs.cli import SUBCOMMANDS, main, run_app
+from jobs.cli import SUBCOMMANDS, main
+from jobs.support.run_app import run_app
 from jobs.support.terminal import setup_logging
 
 

@@ -4,8 +4,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from etl.tfrecord.table import read_table
-from jobs.cli import run_app
 from jobs.convert import app
+from jobs.support.run_app import run_app
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from conf.export import list_versions, read_versions
-from conf.run import read_json
+from conf.artefacts.export import list_versions, read_versions
+from conf.artefacts.run import read_json
 from jobs.cli import SUBCOMMANDS, _import
 
 DAGS = Path(__file__).parents[2] / "jobs" / "dags"

@@ -7,8 +7,8 @@ import pytest
 
 from etl.sample_data import archive
 from etl.sample_data.archive import ARCHIVES
-from jobs.cli import run_app
 from jobs.data import app
+from jobs.support.run_app import run_app
 from tests.etl.sample_data.helpers import FILES, Script, make_archive, make_zip, serve
 
 

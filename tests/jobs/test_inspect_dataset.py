@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from conf.paths import read_manifest
-from jobs.cli import run_app
 from jobs.inspection.inspect_dataset import app
+from jobs.support.run_app import run_app
 from tests.jobs.reporting.fixtures import FakeConfig, write_dataset, write_run
 
 

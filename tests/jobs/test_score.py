@@ -21,12 +21,12 @@ import pytest
 import tensorflow as tf
 
 import jobs.score
+from conf.artefacts.export import ExportOptions, Give
 from conf.errors import ConfigError, InputDataError
-from conf.export import ExportOptions, Give
-from jobs.cli import run_app
 from jobs.export import export
 from jobs.predict import RowsToPredict, predict
 from jobs.score import app
+from jobs.support.run_app import run_app
 from jobs.support.spark_session import ensure_java
 from tests.jobs.runs import write_tiny_run
 from tests.training.number_features import NAN, ROW, build_number_model

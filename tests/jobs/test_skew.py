@@ -11,8 +11,8 @@ import jobs.support.spark_session
 from conf.errors import ConfigError
 from etl.build import BuildResult, build_dataset
 from etl.quality.skew import read_logged
-from jobs.cli import run_app
 from jobs.inspection.skew import Logged, Recomputed, app, compare
+from jobs.support.run_app import run_app
 from tests.etl.logs import build_config, write_logs
 
 # Events of the train split of tests/etl/logs.py, as a server would have logged them.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.run import read_json, resolve_run
+from conf.artefacts.run import read_json, resolve_run
 from jobs.cli import main
 from jobs.support.spark_launcher import SparkLaunch, build_command, choose_exit_code
 from tests.java import START_LINES

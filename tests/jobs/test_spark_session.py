@@ -165,7 +165,7 @@ def test_code_is_packed_whole_and_the_same_each_time(tmp_path):
     packed = [spark_session.pack_code(tmp_path / name) for name in ("a.zip", "b.zip")]
     assert packed[0].read_bytes() == packed[1].read_bytes()
     code = (
-        "import conf.load, etl.tfrecord.options, jobs.cli, sluice_recsys\n"
+        "import conf.load, etl.tfrecord.spark.options, jobs.cli, sluice_recsys\n"
         "from conf.errors import read_code_version\n"
         "print(conf.load.__file__, conf.load.preset_names('etl')[0], read_code_version())"
     )

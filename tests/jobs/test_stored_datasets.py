@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from conf.run import read_json
+from conf.artefacts.run import read_json
 from jobs.cli import main
 from tests.object_servers import SCHEMES, ObjectServer, upload
 

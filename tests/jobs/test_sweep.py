@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jobs.cli import main
-from jobs.support.sweep import build_trials_table
+from jobs.reporting.sweep import build_trials_table
 from training.sweep import SweepResult, TrialRecord
 
 SETTINGS = ["name=s", "model.name=mf", "model.embedding_dim=4", "input.batch_size=128"]

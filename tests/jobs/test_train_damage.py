@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.run import read_json
+from conf.artefacts.run import read_json
 from jobs.cli import main
 from tests.machine import some_of
 

@@ -16,12 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from conf.atomic_output import numbered_directory
+from conf.artefacts.export import find_version, list_versions, roll_back
+from conf.artefacts.run import REPORT_FILE, read_json, resolve_run, write_json
 from conf.errors import ConfigError, ExitCode, UpstreamNotReadyError
-from conf.export import find_version, list_versions, roll_back
 from conf.paths import read_manifest
-from conf.run import REPORT_FILE, read_json, resolve_run, write_json
-from jobs.cli import run_app
+from conf.storage.atomic_output import numbered_directory
 from jobs.compare import app as compare_app
 from jobs.evaluate import app, evaluate
 from jobs.export import app as export_app
@@ -30,6 +29,7 @@ from jobs.models import app as models_app
 from jobs.predict import app as predict_app
 from jobs.reporting.report import app as report_app
 from jobs.reporting.report import write_report
+from jobs.support.run_app import run_app
 from jobs.support.trained_run import override_section
 from tests.jobs.reporting.fixtures import FakeConfig, write_dataset, write_run
 from tests.jobs.runs import write_tiny_run

@@ -18,11 +18,12 @@ from conf.training.models import DSSMConfig, MFConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import DevicesConfig
 from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
+from training.distribution.run_steps import build_run_steps
 from training.distribution.strategy import build_strategy, distribute_batches
 from training.input.batches import build_train_dataset
 from training.loop.gradients import LossScale
 from training.loop.optimizers import Optimizers
-from training.loop.step import StepOptions, TrainStep, build_run_steps
+from training.loop.step import StepOptions, TrainStep
 from training.models.registry import build_model
 from training.objectives.objective import build_objective, list_state
 

@@ -47,7 +47,7 @@ def run_task(task: Task) -> None:
         config = TrainConfig.model_validate_json(task.config.read_text())
         cluster = read_server_cluster()
         if not cluster.is_chief:
-            sys.exit(serve_chief(cluster, config.devices.worker_timeout_s, NoProgress()))
+            sys.exit(serve_chief(cluster, config.devices.worker_timeout_s, lambda _: None))
         RecordedSteps.log = task.config.with_name("rows.jsonl")
         RecordedSteps.kills = dict(task.kills)
         trainer.ScheduledSteps = RecordedSteps  # type: ignore[misc]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
+from conf.artefacts.run import read_json, resolve_run, update_run_card
 from conf.errors import (
     ConfigError,
     InputDataError,
@@ -18,9 +19,8 @@ from conf.errors import (
     TrainingInterruptedError,
     UpstreamNotReadyError,
 )
-from conf.locks import hold_file_lock
 from conf.paths import read_manifest
-from conf.run import read_json, resolve_run, update_run_card
+from conf.storage.locks import hold_file_lock
 from conf.training.input import InputConfig
 from conf.training.models import DSSMConfig
 from conf.training.optimizer import OptimizerConfig

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from conf.artefacts.run import read_json
 from conf.errors import ConfigError, TrainingInterruptedError, UpstreamNotReadyError
-from conf.run import read_json
+from conf.storage.working_copy import WORK_DIR_VARIABLE
 from conf.training.models import DSSMConfig
 from conf.training.train import TrainConfig
-from etl.tfrecord.files.working_copy import WORK_DIR_VARIABLE
 from etl.tfrecord.reading import WorkingCopy, describe_place, hold_lease
 from jobs.cli import main
 from tests.fake_store import FakeStore, reached_as
 from tests.object_servers import SCHEMES, ObjectServer
 from training.checkpoint.restore import load_run
+from training.checkpoint.stored_runs import find_run
 from training.fit import fit_run
 from training.loop.interruption import StopRequest
 from training.monitoring.progress import NoProgress
-from training.stored_runs import find_run
 
 Machine = Callable[[str], None]
 

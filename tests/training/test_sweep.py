@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from conf.artefacts.run import read_json, resolve_run
 from conf.errors import ConfigError, TrainingInterruptedError
 from conf.load import override_config
-from conf.run import read_json, resolve_run
 from conf.training.sweep import SweepConfig
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training import sweep
-from training.loop.epoch_records import EpochRecord, read_history
+from training.monitoring.epoch_records import EpochRecord, read_history
 from training.monitoring.progress import NoProgress
 from training.sweep import SweepResult, find_metric, read_values, run_sweep, suggest_values
 

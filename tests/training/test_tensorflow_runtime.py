@@ -8,13 +8,13 @@ import pytest
 import tensorflow as tf
 
 from conf.errors import ConfigError, InternalError
-from training.tensorflow_runtime import (
-    close_iterators,
+from training.distribution.tensorflow_runtime import (
     describe_error,
     disk_errors,
     memory_errors,
     peak_device_memory_bytes,
 )
+from training.input.open_iterators import close_iterators
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tensorflow as tf
 
-from conf.atomic_output import write_text_atomic
 from conf.encoders import (
     ENCODERS_FILE,
     ColumnEncoding,
@@ -35,6 +34,7 @@ from conf.manifest import (
 from conf.operations import Hash
 from conf.paths import DatasetPaths
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, FeatureSchema, FeatureSpec
+from conf.storage.atomic_output import write_text_atomic
 from etl.tfrecord.codec.crc32c import crc32c
 
 

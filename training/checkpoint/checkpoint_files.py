@@ -21,10 +21,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from conf.atomic_output import sync_directory, write_text_atomic
 from conf.errors import InputDataError
 from conf.json_text import parse_json
 from conf.schema import fingerprint
+from conf.storage.atomic_output import sync_directory, write_text_atomic
 from training.checkpoint.resume_state import Position, ResumeState, parse_resume_state
 
 STATE_PREFIX = "state"

@@ -12,8 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from conf.artefacts.run import CHECKPOINTS_DIR
 from conf.errors import InputDataError
-from conf.run import CHECKPOINTS_DIR
 from conf.training.train import CheckpointConfig
 from training.checkpoint.checkpoint_files import (
     STATE_PREFIX,
@@ -27,6 +27,7 @@ from training.checkpoint.checkpoint_files import (
     remove_leftovers,
     write_checkpoint,
 )
+from training.checkpoint.divergence import build_divergence_error
 from training.checkpoint.resume_state import Position, ResumeState, parse_resume_state
 from training.checkpoint.saved_tensors import (
     MODEL,
@@ -38,11 +39,9 @@ from training.checkpoint.saved_tensors import (
     restore_state,
     share_state,
 )
+from training.distribution.tensorflow_runtime import disk_errors
 from training.distribution.workers import Workers
-from training.loop.diverged_batch import build_divergence_error
-from training.loop.optimizers import Optimizers
 from training.models.model import Model
-from training.tensorflow_runtime import disk_errors
 
 
 class BackgroundWriter:
@@ -110,7 +109,7 @@ class CheckpointManager:
         self,
         run: Path,
         model: Model,
-        optimizers: Optimizers,
+        optimizers: tf.Module,
         config: CheckpointConfig | None = None,
         workers: Workers | None = None,
     ) -> None:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from conf.artefacts.run import CHECKPOINTS_DIR
 from conf.errors import UpstreamNotReadyError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath, local_path
-from conf.run import CHECKPOINTS_DIR
 from conf.training.train import TrainConfig
 from etl.tfrecord.reading import is_remote
 from training.checkpoint.checkpoint_files import (
@@ -19,12 +19,12 @@ from training.checkpoint.checkpoint_files import (
     read_checkpoint,
 )
 from training.checkpoint.manager import BEST_DIR, LAST_DIR, restore_newest
+from training.checkpoint.run_reference import RunReference
 from training.checkpoint.saved_tensors import MODEL, collect_state, restore_state
+from training.checkpoint.stored_runs import find_run
 from training.embedding.key_space import holding_whole_tables
 from training.models.model import Model
 from training.models.registry import build_model
-from training.run_directory import RunReference
-from training.stored_runs import find_run
 
 
 @dataclass(frozen=True)

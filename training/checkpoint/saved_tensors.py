@@ -17,11 +17,11 @@ import numpy as np
 import tensorflow as tf
 
 from conf.errors import InputDataError
+from training.distribution.tensorflow_runtime import describe_error
 from training.distribution.workers import Workers
 from training.embedding.key_index import FIRST_ROW
 from training.embedding.key_space import SAVED_KEYS, GrowingRows
 from training.embedding.static_table import RowShards, TableRows, list_variables
-from training.tensorflow_runtime import describe_error
 
 MODEL = "model"
 OPTIMIZERS = "optimizers"

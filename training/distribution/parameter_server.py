@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -19,8 +19,7 @@ from training.distribution.cluster import (
     is_listening,
     read_server_cluster,
 )
-from training.monitoring.progress import TrainingProgress
-from training.tensorflow_runtime import describe_error
+from training.distribution.tensorflow_runtime import describe_error
 
 END_QUEUE = "sluice_run_ended"
 POLL_S = 0.5
@@ -165,13 +164,13 @@ def _send_end(cluster: ServerCluster, code: int) -> None:
 _RESUMABLE = (ExitCode.TERMINATED, ExitCode.INTERRUPTED)
 
 
-def serve_chief(cluster: ServerCluster, timeout_s: int, progress: TrainingProgress) -> int:
+def serve_chief(cluster: ServerCluster, timeout_s: int, tell: Callable[[str], None]) -> int:
     """Serves the chief of a run, and returns the exit code that the process ends with.
 
     Args:
         cluster: The processes; this one is a worker or a parameter server.
         timeout_s: Seconds without a sign of life after which the chief is taken for dead.
-        progress: Receives a message for each event.
+        tell: Receives a message for each event.
 
     Returns:
         0 where the chief has trained; 143 or 130 where a signal ended it after it had saved.
@@ -181,12 +180,12 @@ def serve_chief(cluster: ServerCluster, timeout_s: int, progress: TrainingProgre
     """
     server = _start(cluster)
     name = f"{cluster.job} {cluster.index}"
-    progress.message(f"serving as {name} of the chief at {cluster.chief}")
+    tell(f"serving as {name} of the chief at {cluster.chief}")
     code = _await_end(cluster, server, timeout_s)
     if code == ExitCode.OK:
-        progress.message(f"the chief is done: {name} ends")
+        tell(f"the chief is done: {name} ends")
     elif code in _RESUMABLE:
-        progress.message(f"a signal ended the chief, its state is saved: {name} ends")
+        tell(f"a signal ended the chief, its state is saved: {name} ends")
     else:
         raise InternalError(
             "the chief has failed",

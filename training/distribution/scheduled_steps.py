@@ -6,18 +6,26 @@ import math
 import queue
 import threading
 import time
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from training.distribution.cluster import find_silent
 from training.distribution.parameter_server import POLL_S, ParameterServers, build_lost_error
-from training.loop.optimizers import Optimizers
-from training.loop.step import StepFunction, StepsResult
+from training.distribution.run_steps import StepFunction, StepsResult
 
 STEPS_PER_WORKER = 4
 """Batches that are given out at once per worker: one in work, the others so that none waits."""
+
+
+class StepCounter(Protocol):
+    """What counts the steps of a run."""
+
+    step: tf.Variable
+
+    def set_step(self, step: int) -> None:
+        """Says how many steps are done."""
 
 
 class ScheduledSteps:
@@ -29,11 +37,11 @@ class ScheduledSteps:
     Args:
         strategy: The processes.
         train_step: One step.
-        optimizers: Update the model, and count the steps.
+        optimizers: Count the steps.
     """
 
     def __init__(
-        self, strategy: ParameterServers, train_step: StepFunction, optimizers: Optimizers
+        self, strategy: ParameterServers, train_step: StepFunction, optimizers: StepCounter
     ) -> None:
         self._strategy, self._optimizers = strategy, optimizers
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)

@@ -20,7 +20,7 @@ from conf import errors
 from conf.errors import InternalError, SluiceError
 from training.distribution.parameter_server import ParameterServers
 from training.distribution.strategy import count_workers
-from training.tensorflow_runtime import describe_error
+from training.distribution.tensorflow_runtime import describe_error
 
 T = TypeVar("T")
 

@@ -17,9 +17,9 @@ from conf.schema import FIRST_TOKEN_ID, PAD_ID
 from conf.training.optimizer import SparseOptimizerConfig
 from conf.training.tables import Initializer, NormalConfig, UniformConfig
 from training.distribution.parameter_server import ParameterServers
+from training.distribution.tensorflow_runtime import free_memory_bytes
 from training.embedding.distinct_rows import FoundRows, current_rows, spread_rows
 from training.embedding.key_space import GrowingRows
-from training.tensorflow_runtime import free_memory_bytes
 
 MIN_CHECKED_BYTES = 256 << 20
 """Smaller tables are built without a look at the memory that is left."""

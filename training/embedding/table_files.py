@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from conf.atomic_output import atomic_file
 from conf.errors import ConfigError, InputDataError
 from conf.schema import PAD_ID
+from conf.storage.atomic_output import atomic_file
 
 PARQUET, TEXT = ".parquet", ".txt"
 _PARQUET_MAGIC = b"PAR1"

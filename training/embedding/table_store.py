@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from conf.delta import read_delta
+from conf.artefacts.delta import read_delta
+from conf.artefacts.export import TABLES_DIR
 from conf.errors import ConfigError, InputDataError
-from conf.export import TABLES_DIR
 from conf.training.tables import Initializer, NormalConfig
 from training.embedding.dynamic_table import draw_first_rows
 from training.embedding.key_records import (

@@ -23,9 +23,14 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
-from conf.delta import DELTA_FILE, DELTA_FORMAT_VERSION, find_delta, read_delta, require_files
-from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError, install_hint
-from conf.export import (
+from conf.artefacts.delta import (
+    DELTA_FILE,
+    DELTA_FORMAT_VERSION,
+    find_delta,
+    read_delta,
+    require_files,
+)
+from conf.artefacts.export import (
     EXPORT_FILE,
     INDEX_CARD,
     TABLES_DIR,
@@ -37,8 +42,9 @@ from conf.export import (
     read_card,
     seal_card,
 )
+from conf.artefacts.run import DELTA_DIR, WARM_START_FILE, read_json, write_json
+from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError, install_hint
 from conf.paths import ReadablePath
-from conf.run import DELTA_DIR, WARM_START_FILE, read_json, write_json
 from conf.schema import PAD_ID, fingerprint
 from training.checkpoint.restore import (
     TrainedModel,
@@ -46,6 +52,7 @@ from training.checkpoint.restore import (
     load_checkpoint,
     resolve_checkpoint,
 )
+from training.distribution.tensorflow_runtime import disk_errors
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_index import FIRST_ROW
 from training.embedding.key_space import build_lookup
@@ -57,9 +64,8 @@ from training.embedding.table_delta import (
 )
 from training.embedding.table_files import TableRows
 from training.export.saved_model import write_models_config, write_version
+from training.export.stored_models import bring, describe, hold_model, is_card
 from training.export.tables import read_table_rows, write_tables
-from training.stored_models import bring, describe, hold_model, is_card
-from training.tensorflow_runtime import disk_errors
 
 _log = logging.getLogger("sluice.training.export")
 
@@ -332,7 +338,7 @@ def _rebuild_index(staging: Path, base: Path, target: Path) -> None:
     """Gives a version an index like that of its base, or says what builds one."""
     command = f"sluice index --export {describe(target)}"
     try:
-        from training.serving.index_build import rebuild_index
+        from training.index.index_build import rebuild_index
     except ModuleNotFoundError as error:
         _log.warning(
             "version %s has no index, as version %s had: %s is not installed here (%s). Every item "

@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import tensorflow as tf
 
-from conf.atomic_output import PRIVATE
-from conf.export import FEATURE_PREFIX, ID, ITEMS_FILE, KEY, SEEN, USERS_FILE, VECTOR
+from conf.artefacts.export import FEATURE_PREFIX, ID, ITEMS_FILE, KEY, SEEN, USERS_FILE, VECTOR
+from conf.storage.atomic_output import PRIVATE
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import (
     USERS_SPLIT,

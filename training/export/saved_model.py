@@ -7,10 +7,10 @@
         export.json                 what it is, how to call it, checksums
         users.parquet               see `training.export.embeddings`
         embeddings/                 of a retrieval model: the same
-        index/1/                    if asked for: see `training.serving.index_build`
+        index/1/                    if asked for: see `training.index.index_build`
 
 A running server loads a new version as soon as it is there; earlier ones stay to go back to. DIR
-may lie in an object store, see `training.stored_models`.
+may lie in an object store, see `training.export.stored_models`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from conf.atomic_output import write_text_atomic
-from conf.export import (
+from conf.artefacts.export import (
     EMBEDDINGS_DIR,
     EXPORT_FILE,
     EXPORT_FORMAT_VERSION,
@@ -35,10 +34,12 @@ from conf.export import (
     list_models,
     seal_card,
 )
-from conf.locks import hold_file_lock
+from conf.artefacts.run import EXPORT_DIR, write_json
 from conf.paths import ReadablePath
-from conf.run import EXPORT_DIR, write_json
+from conf.storage.atomic_output import write_text_atomic
+from conf.storage.locks import hold_file_lock
 from training.checkpoint.restore import TrainedModel
+from training.distribution.tensorflow_runtime import disk_errors
 from training.evaluation.item_index import ItemIndex, build_item_index
 from training.export.embeddings import write_embeddings, write_item_keys, write_users
 from training.export.model_signatures import (
@@ -50,6 +51,7 @@ from training.export.model_signatures import (
 )
 from training.export.serving_encoders import ServingEncoders
 from training.export.signatures import save_signatures
+from training.export.stored_models import bring, describe, hold_model, is_card, replace_file
 from training.export.tables import (
     describe_tables,
     read_table_rows,
@@ -59,8 +61,6 @@ from training.export.tables import (
 from training.export.warmup import write_warmup
 from training.models.ranking import RankingModel, Task
 from training.models.retrieval import RetrievalModel, require_retrieval
-from training.stored_models import bring, describe, hold_model, is_card, replace_file
-from training.tensorflow_runtime import disk_errors
 
 
 def write_export(trained: TrainedModel, options: ExportOptions | None = None) -> Path:
@@ -97,7 +97,7 @@ def write_export(trained: TrainedModel, options: ExportOptions | None = None) ->
         with held.next_version(options.keep) as (staging, target):
             write_version(staging, trained, options, {"name": name, "version": target.name})
             if options.index is not None:
-                from training.serving.index_build import write_index  # needs faiss
+                from training.index.index_build import write_index  # needs faiss
 
                 write_index(staging, options.index)
         write_models_config(base)

@@ -36,7 +36,7 @@ from training.export.encoder_operations import (
 )
 from training.export.source_facts import SourceFacts
 from training.input.vocabularies import Vocabulary, read_statistics, read_vocabulary
-from training.scoring.input_columns import InputColumn
+from training.raw_inputs.input_columns import InputColumn
 
 TENSOR_DTYPES = {
     "int64": tf.int64,

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from tensorflow.core.framework import function_pb2, node_def_pb2, types_pb2
 from tensorflow.core.protobuf import meta_graph_pb2, trackable_object_graph_pb2
 
-from conf.atomic_output import atomic_file
 from conf.errors import InputDataError
-from conf.locks import hold_file_lock
+from conf.storage.atomic_output import atomic_file
+from conf.storage.locks import hold_file_lock
 
 SHARED_BYTES = 1 << 20
 """Smaller weights are copied: they are not worth a file."""

@@ -9,8 +9,8 @@ from typing import TypeVar
 from conf.dates import find_date_unit
 from conf.encoders import EncoderPlan
 from conf.manifest import Manifest
-from training.scoring.input_columns import InputColumn
-from training.scoring.written_values import WrittenForm, find_forms
+from training.raw_inputs.input_columns import InputColumn
+from training.raw_inputs.written_values import WrittenForm, find_forms
 
 AnyInput = TypeVar("AnyInput", bound=InputColumn)
 

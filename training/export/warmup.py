@@ -19,7 +19,7 @@ from tensorflow_serving.apis import (
     regression_pb2,
 )
 
-from conf.export import WARMUP_FILE
+from conf.artefacts.export import WARMUP_FILE
 from training.export.serving_encoders import RawInput
 from training.export.signatures import Signature
 

@@ -23,11 +23,11 @@ from training.input.damage import carry, input_errors
 from training.input.decoded_rows import DecodedRows, regroup
 from training.input.feature_columns import FeatureColumn, bound_list, plan_columns, select_features
 from training.input.mixing import build_mixed_reader
+from training.input.open_iterators import close_iterators_at_exit
 from training.input.row_sampling import bucket_batches, skip_batches
 from training.input.shuffle_buffer import read_epoch
 from training.input.split_source import InputOptions, SplitSource, build_size_error
 from training.input.vocabularies import read_plan
-from training.tensorflow_runtime import close_iterators_at_exit
 
 Batch = dict[str, Any]
 Features = Mapping[str, Any]

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from conf.atomic_output import atomic_file
 from conf.errors import InputDataError
 from conf.manifest import Manifest, ShardInfo
+from conf.storage.atomic_output import atomic_file
 from etl.tfrecord.reading import (
     HEADER_BYTES,
     BadRange,

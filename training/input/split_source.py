@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from conf.atomic_output import write_text_atomic
 from conf.errors import ConfigError, InputDataError, TooFewRowsError
 from conf.manifest import Manifest
 from conf.manifest_checks import count_most_rows, find_ratio
 from conf.paths import ReadablePath, open_sizes
 from conf.schema import canonical_json, fingerprint
+from conf.storage.atomic_output import write_text_atomic
 from conf.training.input import ClassBalanceConfig, FilterConfig, InputConfig
 from training.input.damage import DamagePolicy, InputCounts, warn_unlisted
 from training.input.decoded_rows import DecodedRows

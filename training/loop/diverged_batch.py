@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from conf.atomic_output import sync_directory, write_text_atomic
-from conf.errors import TrainingDivergedError
+from conf.artefacts.run import DIVERGED_DIR
 from conf.manifest import Manifest
-from conf.run import DIVERGED_DIR
+from conf.storage.atomic_output import sync_directory, write_text_atomic
 from training.checkpoint.resume_state import Position
 
 BATCH_FILE = "batch.npz"
@@ -43,26 +42,6 @@ class DivergedStep:
     position: Position
     step: int
     loss: float
-
-
-def build_divergence_error(
-    received: str, position: Position, *, has_temperature: bool = False
-) -> TrainingDivergedError:
-    """Returns the error that ends a run whose numbers are no longer finite.
-
-    Args:
-        received: The number that is not finite.
-        position: The batch that it was found after.
-        has_temperature: Whether the model divides its scores by one.
-    """
-    further = ", or raise model.temperature" if has_temperature else ""
-    return TrainingDivergedError(
-        f"training diverged in epoch {position.epoch + 1}, at step {position.batch + 1}",
-        received=received,
-        allowed="finite numbers",
-        fix=f"lower optimizer.learning_rate, set optimizer.clip_norm{further}; the checkpoints of "
-        "earlier steps are untouched",
-    )
 
 
 def write_diverged_batch(

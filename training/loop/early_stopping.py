@@ -9,8 +9,8 @@ from conf.errors import ConfigError, did_you_mean
 from conf.metrics import LOSS_METRIC
 from conf.training.models import RankingConfig, TaskConfig
 from conf.training.train import EarlyStoppingConfig, TrainConfig
-from training.loop.epoch_records import EpochRecord, StepValidation
 from training.loop.validation import is_scored_by_label
+from training.monitoring.epoch_records import EpochRecord, StepValidation
 
 TASK_METRICS = {"binary": ("auc", "gauc", "log_loss"), "squared_error": ("rmse", "mae")}
 """Metrics of a task, by the kind of its objective."""

@@ -14,14 +14,15 @@ import numpy as np
 import tensorflow as tf
 
 from conf.errors import TrainingDivergedError
+from training.checkpoint.divergence import build_divergence_error
 from training.checkpoint.manager import CheckpointManager
 from training.checkpoint.resume_state import Position, ResumeState
+from training.distribution.run_steps import RunSteps
 from training.distribution.workers import NullWriter, Workers
-from training.loop.diverged_batch import DivergedStep, build_divergence_error, write_diverged_batch
+from training.loop.diverged_batch import DivergedStep, write_diverged_batch
 from training.loop.epoch_input import EpochBatches, EpochInput
 from training.loop.gradient_norms import GradientNorms
 from training.loop.interruption import StopRequest
-from training.loop.step import RunSteps
 from training.loop.step_validation import StepPlan, StepValidations
 from training.monitoring.progress import StepStatus, TrainingProgress
 from training.monitoring.run_logs import EpochLog, StepLog, StepRecord, StepValidationLog

@@ -9,7 +9,7 @@ from conf.training.train import EarlyStoppingConfig, FitConfig
 from training.checkpoint.resume_state import Position, ResumeState
 from training.distribution.workers import NullWriter
 from training.loop.early_stopping import find_best
-from training.loop.epoch_records import StepValidation
+from training.monitoring.epoch_records import StepValidation
 from training.monitoring.run_logs import EpochLog, StepValidationLog
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from conf.artefacts.run import LOGS_DIR, WARM_START_FILE, write_json
 from conf.errors import ConfigError, InputDataError
 from conf.metrics import LOSS_METRIC
-from conf.run import LOGS_DIR, WARM_START_FILE, write_json
 from conf.training.train import EarlyStoppingConfig, StepRange, TrainConfig
 from training.checkpoint.manager import CheckpointManager
 from training.checkpoint.resume_state import EpochSums, Position, ResumeState
@@ -23,8 +23,15 @@ from training.checkpoint.saved_tensors import (
     share_state,
 )
 from training.distribution.parameter_server import ParameterServers
+from training.distribution.run_steps import (
+    RunSteps,
+    build_prefetching_steps,
+    build_run_steps,
+    find_prefetch_device,
+)
 from training.distribution.scheduled_steps import ScheduledSteps
 from training.distribution.strategy import check_batch_size
+from training.distribution.tensorflow_runtime import disk_errors
 from training.distribution.workers import NullWriter, Workers
 from training.embedding.key_mapping import plan_keyed_features, prepare_rules
 from training.input.batches import find_sparse_pairs
@@ -37,32 +44,28 @@ from training.loop.early_stopping import (
     should_stop,
 )
 from training.loop.epoch_input import EpochInput, StepInputs
-from training.loop.epoch_records import (
-    EpochRecord,
-    StepValidation,
-    TrainingResult,
-    read_resumed_history,
-    write_history,
-)
 from training.loop.epochs import EpochRunner, RunContext
 from training.loop.gradient_norms import build_gradient_norms
 from training.loop.interruption import StopNowError, StopRequest
 from training.loop.optimizers import Optimizers
 from training.loop.step import (
-    RunSteps,
     StepOptions,
     TrainStep,
     build_loss_scale,
-    build_prefetching_steps,
-    build_run_steps,
     build_step_options,
-    find_prefetch_device,
     plan_shared_rows,
 )
 from training.loop.step_validation import StepPlan, StepValidations
 from training.loop.validation import Validate, build_step_validate, check_validation
 from training.loop.warm_start import WarmStartReport, WarmTarget, transfer_weights
 from training.models.registry import build_model
+from training.monitoring.epoch_records import (
+    EpochRecord,
+    StepValidation,
+    TrainingResult,
+    read_resumed_history,
+    write_history,
+)
 from training.monitoring.progress import TrainingProgress
 from training.monitoring.run_logs import (
     EpochLog,
@@ -74,7 +77,6 @@ from training.monitoring.run_logs import (
     read_weight_samples,
 )
 from training.objectives.objective import Objective, build_objective, list_notes, list_state
-from training.tensorflow_runtime import disk_errors
 
 
 class Trainer:

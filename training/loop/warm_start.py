@@ -25,6 +25,7 @@ from training.checkpoint.checkpoint_files import (
 )
 from training.checkpoint.manager import describe_layout
 from training.checkpoint.restore import find_run_of, resolve_checkpoint
+from training.checkpoint.run_reference import RunReference
 from training.checkpoint.saved_tensors import MODEL, OPTIMIZERS, TrainingState, collect_state
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_space import SAVED_KEYS, KeySpace
@@ -46,7 +47,6 @@ from training.models.carried_tables import (
     set_table_files,
 )
 from training.models.model import Model
-from training.run_directory import RunReference
 
 ITEM_OF_LIST = re.compile(r"(.+)/([0-9]+)")
 _ROW_STATE = f"{OPTIMIZERS}/sparse/"

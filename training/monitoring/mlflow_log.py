@@ -24,8 +24,7 @@ from urllib.parse import quote, urlsplit
 
 import requests
 
-from conf.errors import ConfigError, SluiceError, TrainingInterruptedError
-from conf.run import (
+from conf.artefacts.run import (
     HISTORY_FILE,
     MLFLOW_FILE,
     RUN_CARD_FILE,
@@ -34,8 +33,9 @@ from conf.run import (
     read_json,
     write_json,
 )
+from conf.errors import ConfigError, SluiceError, TrainingInterruptedError
 from conf.training.train import TrainConfig
-from training.loop.epoch_records import read_history
+from training.monitoring.epoch_records import read_history
 from training.monitoring.progress import TrainingProgress
 from training.monitoring.run_logs import StepRecord, read_step_validations
 

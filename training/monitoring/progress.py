@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from conf.errors import render_event
-from training.loop.epoch_records import EpochRecord
+from training.monitoring.epoch_records import EpochRecord
 
 LogFormat = Literal["text", "json"]
 SHOWN_METRICS = ("hit_rate@10", "ndcg@10", "mrr")

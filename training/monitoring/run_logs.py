@@ -13,16 +13,16 @@ from typing import Any, Generic, TextIO, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from conf.atomic_output import write_text_atomic
-from conf.run import STEPS_FILE, VALIDATIONS_FILE
+from conf.artefacts.run import STEPS_FILE, VALIDATIONS_FILE
 from conf.schema import PAD_ID
+from conf.storage.atomic_output import write_text_atomic
 from conf.training.train import StepRange
+from training.distribution.run_steps import RunSteps, StepFunction, StepsResult
+from training.distribution.tensorflow_runtime import disk_errors
 from training.distribution.workers import NullWriter
-from training.loop.epoch_records import EpochRecord, StepValidation
-from training.loop.step import RunSteps, StepFunction, StepsResult
 from training.models.model import Model
+from training.monitoring.epoch_records import EpochRecord, StepValidation
 from training.monitoring.progress import TrainingProgress
-from training.tensorflow_runtime import disk_errors
 
 
 @dataclass(frozen=True)

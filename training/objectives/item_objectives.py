@@ -21,6 +21,7 @@ from conf.training.models import (
     SampledSoftmaxConfig,
     SoftmaxConfig,
 )
+from training.distribution.tensorflow_runtime import free_memory_bytes
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_mapping import read_keys
 from training.input.batches import Batch
@@ -44,7 +45,6 @@ from training.objectives.item_losses import (
 from training.objectives.positive_rows import refuse_negative_rows
 from training.objectives.samplers import Sampler, build_sampler, find_distortion
 from training.objectives.user_items import KnownItems, TrainRows, build_known_items
-from training.tensorflow_runtime import free_memory_bytes
 
 DROPOUT_STREAM = 2
 ItemConfig = SampledSoftmaxConfig | SoftmaxConfig | BPRConfig | BinaryConfig

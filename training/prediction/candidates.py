@@ -26,7 +26,7 @@ from training.input.vocabularies import Vocabulary, read_key_vocabulary
 from training.prediction.raw_rows import RawFile, RawReader
 from training.prediction.row_files import render_ids
 from training.prediction.scores import read_encoders
-from training.scoring.input_columns import InputColumn, find_sources
+from training.raw_inputs.input_columns import InputColumn, find_sources
 
 _log = logging.getLogger("sluice.training.predict")
 

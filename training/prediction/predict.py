@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from conf.atomic_output import atomic_file
-from conf.run import RECOMMENDATIONS_FILE
+from conf.artefacts.run import RECOMMENDATIONS_FILE
 from conf.schema import PAD_ID
+from conf.storage.atomic_output import atomic_file
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import ItemIds, TopK
 from training.prediction.list_rows import ListSource, check_mask, read_lists

@@ -25,8 +25,8 @@ import pyarrow.parquet as pq
 
 from conf.errors import ConfigError, InputDataError
 from conf.paths import list_visible_files
-from training.scoring.input_columns import InputColumn
-from training.scoring.raw_inputs import Columns, RawColumns, decode_columns, parse_line, regroup
+from training.raw_inputs.input_columns import InputColumn
+from training.raw_inputs.raw_columns import Columns, RawColumns, decode_columns, parse_line, regroup
 
 _log = logging.getLogger("sluice.training.predict")
 

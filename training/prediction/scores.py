@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
-from conf.atomic_output import atomic_file
 from conf.errors import ConfigError, InputDataError
+from conf.storage.atomic_output import atomic_file
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.protocols import require_rows
 from training.evaluation.scorers import score_pairs

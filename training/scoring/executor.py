@@ -20,9 +20,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from conf.atomic_output import atomic_file
+from conf.artefacts.export import FEATURE_PREFIX, ID, KEY, SEEN, VECTOR
 from conf.errors import InternalError
-from conf.export import FEATURE_PREFIX, ID, KEY, SEEN, VECTOR
+from conf.storage.atomic_output import atomic_file
 from training.evaluation.item_index import (
     ItemIds,
     ItemIndex,
@@ -42,8 +42,8 @@ from training.prediction.rankers import (
 )
 from training.prediction.row_files import RowWriter, to_arrow
 from training.prediction.scores import check_numbers
-from training.scoring.input_columns import InputColumn
-from training.scoring.raw_inputs import Columns, RawColumns, decode_columns, parse_line, regroup
+from training.raw_inputs.input_columns import InputColumn
+from training.raw_inputs.raw_columns import Columns, RawColumns, decode_columns, parse_line, regroup
 
 PART, ROW, LINE = "__sluice_part", "__sluice_row", "value"
 """Columns that Spark adds: number of the partition and of the row, from 0; of JSON the line."""

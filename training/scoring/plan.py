@@ -19,11 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from conf.atomic_output import remove_unfinished
+from conf.artefacts.export import EMBEDDINGS_DIR, ITEMS_FILE, KEY, USERS_FILE, Give, read_card
+from conf.artefacts.run import read_json, write_json
 from conf.errors import ConfigError, InputDataError, did_you_mean
-from conf.export import EMBEDDINGS_DIR, ITEMS_FILE, KEY, USERS_FILE, Give, read_card
-from conf.run import read_json, write_json
+from conf.storage.atomic_output import remove_unfinished
 from training.prediction.raw_rows import RawFile, RawReader
+from training.raw_inputs.input_columns import InputColumn
 from training.scoring.executor import (
     EMBEDDINGS,
     JOB_FILE,
@@ -31,7 +32,6 @@ from training.scoring.executor import (
     RowSource,
     ScoringTask,
 )
-from training.scoring.input_columns import InputColumn
 
 JOB_FORMAT_VERSION = 1
 EARLIER_JOB_FILE = "score.json"

@@ -19,6 +19,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from training.index.known import read_item_files
 from training.serving.access import Access, Guard, refuse
 from training.serving.batching import Batcher, Builder
 from training.serving.errors import (
@@ -32,7 +33,6 @@ from training.serving.errors import (
     forget_frames,
 )
 from training.serving.examples import parse_examples
-from training.serving.known import read_item_files
 from training.serving.limits import FULL_BODIES, SMALL_BYTES, Budget, check_json
 from training.serving.metrics import Metrics
 from training.serving.model_store import Loading, ModelStore, ServedVersion

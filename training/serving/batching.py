@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from training.index.vector_index import use_one_thread
 from training.serving.errors import UNAVAILABLE, RequestError
 from training.serving.examples import count_lists
 from training.serving.limits import (
@@ -30,7 +31,6 @@ from training.serving.limits import (
 )
 from training.serving.model_store import ServedVersion
 from training.serving.tensors import Arrays
-from training.serving.vector_index import use_one_thread
 
 ResultT = TypeVar("ResultT")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from conf.artefacts.export import EXPORT_FILE, find_damaged, is_sealed
 from conf.errors import InputDataError
-from conf.export import EXPORT_FILE, find_damaged, is_sealed
 
 KIND_SIGNATURES = {"retrieval": "user_embedding", "ranking": "encoded"}
 """A signature that all models of a kind have, and those of no other."""

@@ -28,24 +28,31 @@ from google.protobuf import json_format
 from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow_serving.apis.prediction_log_pb2 import PredictionLog
 
+from conf.artefacts.export import (
+    EXPORT_FILE,
+    INDEX_CARD,
+    INDEX_DIR,
+    WARMUP_FILE,
+    find_damage,
+    read_card,
+)
 from conf.errors import SluiceError, UpstreamNotReadyError
-from conf.export import EXPORT_FILE, INDEX_CARD, INDEX_DIR, WARMUP_FILE, find_damage, read_card
 from conf.paths import ReadablePath, require_bucket
 from training.export.loaded_model import LoadedModel
-from training.serving.card_checks import check_files, check_signatures
-from training.serving.errors import FAILED, NOT_FOUND, UNAVAILABLE, RequestError, cut, hide_folders
-from training.serving.known import (
+from training.export.stored_models import FollowedModels
+from training.index.known import (
     NO_FILES,
     IncompleteVersionError,
     ItemFiles,
     find_index,
     read_known,
 )
+from training.index.pages import drop_pages, name_pages
+from training.serving.card_checks import check_files, check_signatures
+from training.serving.errors import FAILED, NOT_FOUND, UNAVAILABLE, RequestError, cut, hide_folders
 from training.serving.limits import SignatureCost
 from training.serving.metrics import Metrics
-from training.serving.pages import drop_pages, name_pages
 from training.serving.tensors import Arrays, check_examples
-from training.stored_models import FollowedModels
 
 METHOD_PREFIX = "tensorflow/serving/"
 METHOD_WORDS = {"classify": "classification", "regress": "regression"}

@@ -14,10 +14,11 @@ import numpy as np
 import orjson
 import tensorflow as tf
 
-from conf.export import FEATURE_PREFIX, SEEN
+from conf.artefacts.export import FEATURE_PREFIX, SEEN
+from training.index.known import Known, Token, UnknownColumnsError
+from training.index.vector_index import Found
 from training.serving.batching import Batcher, Builder
 from training.serving.errors import RequestError
-from training.serving.known import Known, Token
 from training.serving.limits import CALL_ITEMS
 from training.serving.list_models import ListModels
 from training.serving.model_store import ModelStore, ServedVersion
@@ -37,7 +38,6 @@ from training.serving.row_inputs import (
 )
 from training.serving.server_config import RecommendConfig
 from training.serving.tensors import Arrays
-from training.serving.vector_index import Found
 
 ITEM_BYTES = 128
 """About so long is an item of the answer."""
@@ -133,7 +133,10 @@ class Recommender:
         if request.filter:
             if known.columns is None:
                 raise RequestError("'filter' needs an index with columns, or --items FILE")
-            allowed &= known.columns.find(request.filter)
+            try:
+                allowed &= known.columns.find(request.filter)
+            except UnknownColumnsError as error:
+                raise RequestError(str(error)) from error
         for key in request.exclude:
             if (position := known.position_of.get(str(key))) is not None:
                 allowed[position] = False

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from training.index.known import Token
 from training.serving.errors import RequestError, cut
-from training.serving.known import Token
 from training.serving.tensors import show
 
 Value = int | float | str

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from conf.export import FEATURE_PREFIX
-from training.scoring.input_columns import find_sources
+from conf.artefacts.export import FEATURE_PREFIX
+from training.index.known import Known, Token
+from training.raw_inputs.input_columns import find_sources
 from training.serving.errors import RequestError
-from training.serving.known import Known, Token
 from training.serving.model_store import ServedVersion
 from training.serving.recommend_request import RecommendRequest
 from training.serving.tensors import Arrays, build_array

@@ -24,14 +24,14 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from training.scoring.column_values import EXACT, to_text, to_whole
-from training.scoring.input_columns import (
+from training.raw_inputs.column_values import EXACT, to_text, to_whole
+from training.raw_inputs.input_columns import (
     FINITE,
     find_bad_number,
     find_missing,
     find_wrong_times,
 )
-from training.scoring.written_values import scale_epochs
+from training.raw_inputs.written_values import scale_epochs
 from training.serving.errors import RequestError
 from training.serving.limits import RequestLimits, check_lists
 from training.serving.written_json import (

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import lru_cache, wraps
 from typing import Any, TypeVar
 
-from training.scoring.column_values import ColumnReader, find_paired
-from training.scoring.input_columns import InputColumn, find_padding, find_sources
-from training.scoring.written_values import parse_entries, parse_entry, parse_time
+from training.raw_inputs.column_values import ColumnReader, find_paired
+from training.raw_inputs.input_columns import InputColumn, find_padding, find_sources
+from training.raw_inputs.written_values import parse_entries, parse_entry, parse_time
 from training.serving.errors import RequestError
 from training.serving.limits import RequestLimits
 

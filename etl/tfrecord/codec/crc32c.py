@@ -8,6 +8,7 @@ runs the code; long buffers are folded where it can.
 # mypy: disable-error-code="no-untyped-def"
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -16,6 +17,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from conf.manifest import FileInfo
 from etl.tfrecord.codec.kernels import inlined, intrinsic, kernel, load_u8, load_u64
 
 _REFLECTED_POLYNOMIAL = 0x82F63B78  # bit-reflected
@@ -379,3 +381,20 @@ def select_fold(triple: str, features: dict[str, bool]) -> tuple[Callable[..., A
 fold_blocks, MIN_FOLDED_BYTES = select_fold(
     llvm.get_process_triple(), dict(llvm.get_host_cpu_features())
 )
+
+
+_READ_BYTES = 4 << 20
+
+
+def describe_file(root: Path, path: Path) -> FileInfo:
+    """Describes a file for the manifest.
+
+    Args:
+        root: Directory that holds the manifest.
+        path: The file.
+    """
+    checksum = size = 0
+    with path.open("rb") as handle:
+        while piece := handle.read(_READ_BYTES):
+            checksum, size = crc32c(piece, checksum), size + len(piece)
+    return FileInfo(str(path.relative_to(root)), size, f"{checksum:08x}")

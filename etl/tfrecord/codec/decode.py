@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from conf.errors import ConfigError
 from conf.schema import PackedSlot
+from conf.storage.locations import Compression, Opener, open_local
 from etl.tfrecord.codec.decode_columns import (
     BadRecord,
     ColumnDecoder,
@@ -21,9 +22,8 @@ from etl.tfrecord.codec.decode_columns import (
     gather_binary,
 )
 from etl.tfrecord.codec.decode_packed import PackedDecoder, has_slots, packed_features
+from etl.tfrecord.codec.framing import RecordBlock, read_record_blocks
 from etl.tfrecord.codec.infer import FeatureCollector, infer_features
-from etl.tfrecord.files.framing import RecordBlock, read_record_blocks
-from etl.tfrecord.files.locations import Compression, Opener, open_local
 from etl.tfrecord.types.features import BYTE_ARRAY_FEATURE, Kind, WireFeature
 
 __all__ = [

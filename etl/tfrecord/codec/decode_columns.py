@@ -13,8 +13,8 @@ import pyarrow as pa
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.codec import message_kernels as k
 from etl.tfrecord.codec.decode_kernels import NO_ROOM, decode, gather
+from etl.tfrecord.codec.framing import CorruptRecordError, RecordBlock, corrupt_record
 from etl.tfrecord.codec.message_kernels import BYTES, FLOAT, INT
-from etl.tfrecord.files.framing import CorruptRecordError, RecordBlock, corrupt_record
 from etl.tfrecord.types.features import KIND_CODES, WireFeature
 
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 from conf.errors import InputDataError
 from conf.schema import ABSENT_SLOTS_FEATURE, PACKED_FEATURES, PackedSlot, packed_lengths
 from etl.tfrecord.codec.decode_columns import BadRecord, Decoder
+from etl.tfrecord.codec.framing import RecordBlock, corrupt_record
 from etl.tfrecord.codec.kernels import kernel, load_u32, load_u64, store_u32, store_u64
-from etl.tfrecord.files.framing import RecordBlock, corrupt_record
 from etl.tfrecord.types.features import Kind, WireFeature
 
 _RUN_ROWS = 64

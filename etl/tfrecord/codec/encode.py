@@ -21,7 +21,7 @@ from etl.tfrecord.codec.encode_columns import (
     read_byte_offsets,
 )
 from etl.tfrecord.codec.encode_kernels import BINARY, measure
-from etl.tfrecord.files.framing import FOOTER_BYTES, HEADER_BYTES, MAX_RECORD_BYTES
+from etl.tfrecord.codec.framing import FOOTER_BYTES, HEADER_BYTES, MAX_RECORD_BYTES
 from etl.tfrecord.types.features import RECORD_TYPES, RecordType
 from etl.tfrecord.types.packed_slots import SlotPacking
 from etl.tfrecord.types.values import buffer_address

@@ -12,8 +12,10 @@ from typing import Literal
 import numpy as np
 
 from conf.errors import ConfigError, InputDataError
+from conf.storage.locations import Compression
 from etl.tfrecord.codec.decode_columns import KeyTable
 from etl.tfrecord.codec.decode_kernels import FEATURE_LISTS_TAG, FEATURES_TAG, measure_feature_list
+from etl.tfrecord.codec.framing import RecordBlock, corrupt_record, read_record_blocks
 from etl.tfrecord.codec.kernels import inlined, kernel
 from etl.tfrecord.codec.message_kernels import (
     ABSENT,
@@ -25,8 +27,6 @@ from etl.tfrecord.codec.message_kernels import (
     read_field,
     read_key,
 )
-from etl.tfrecord.files.framing import RecordBlock, corrupt_record, read_record_blocks
-from etl.tfrecord.files.locations import Compression
 from etl.tfrecord.types.features import BYTE_ARRAY_FEATURE, KIND_CODES, WireFeature
 
 NO_ROOM = 9  # an outcome of its own

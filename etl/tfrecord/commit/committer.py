@@ -11,7 +11,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from etl.tfrecord.commit.job import Owner, SaveMode, holds_output, take_baseline
+from conf.storage.object_store import Storage
+from conf.storage.processes import Owner
+from etl.tfrecord.commit.job import SaveMode, holds_output, take_baseline
 from etl.tfrecord.commit.local_commit import (
     JobPlan,
     TaskResult,
@@ -32,8 +34,6 @@ from etl.tfrecord.commit.object_commit import (
 )
 from etl.tfrecord.commit.object_view import read_object_manifest
 from etl.tfrecord.commit.output_manifest import OutputManifest, read_output_manifest
-from etl.tfrecord.files.object_store import Storage
-from etl.tfrecord.options import WriteOptions
 
 
 @dataclass(frozen=True)
@@ -124,12 +124,3 @@ class ObjectCommitter:
 
 Committer = LocalCommitter | ObjectCommitter
 """What a write needs of its output directory."""
-
-
-def build_committer(options: WriteOptions) -> Committer:
-    """Chooses the protocol by the output directory of a write."""
-    if options.shard_ranges:
-        return StagedCommitter(options.directory)
-    if options.storage is None:
-        return LocalCommitter(options.directory)
-    return ObjectCommitter(options.storage)

@@ -3,7 +3,7 @@
 The old files wait in `<directory>/_publishing-<job>` until the new ones are in place; renaming
 it to `_replaced-<job>` decides for the new ones. The next writer finishes or takes back what
 was interrupted, by the plan that lies in the same place. The caller holds the directory's lock.
-Readers ask `is_publishing` (`etl/tfrecord/files/input_files.py`). For object stores, which rename
+Readers ask `is_publishing` (`etl/tfrecord/spark/input_files.py`). For object stores, which rename
 nothing, `object_view.py` decides what is there.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from conf.atomic_output import remove_unfinished, sync_directory, write_text_atomic
+from conf.storage.atomic_output import remove_unfinished, sync_directory, write_text_atomic
 from etl.tfrecord.commit.job import SUCCESS_FILE
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE
 from etl.tfrecord.files.data_files import list_folders, make_folders

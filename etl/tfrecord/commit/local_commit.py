@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from conf.atomic_output import write_text_atomic
 from conf.errors import ConfigError, InternalError
+from conf.storage.atomic_output import write_text_atomic
+from conf.storage.processes import Owner, is_dead
 from etl.tfrecord.commit.crash_recovery import (
     ReplacementPlan,
     lock_directory,
@@ -26,11 +27,9 @@ from etl.tfrecord.commit.crash_recovery import (
 from etl.tfrecord.commit.job import (
     SUCCESS_FILE,
     Baseline,
-    Owner,
     SaveMode,
     check_baseline,
     holds_output,
-    is_dead,
     take_baseline,
 )
 from etl.tfrecord.commit.output_manifest import (

@@ -16,15 +16,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from conf.errors import ConfigError, InternalError, SluiceError, UpstreamNotReadyError
-from etl.tfrecord.commit.job import (
-    SUCCESS_FILE,
-    Baseline,
-    Owner,
-    SaveMode,
-    is_dead,
-    refuse_changed,
-    refuse_output,
-)
+from conf.storage.object_store import READ_ONLY_SCHEMES, Storage
+from conf.storage.processes import Owner, is_dead
+from conf.storage.store_clients import Version
+from etl.tfrecord.commit.job import SUCCESS_FILE, Baseline, SaveMode, refuse_changed, refuse_output
 from etl.tfrecord.commit.local_commit import (
     TEMPORARY_PREFIX,
     JobPlan,
@@ -40,8 +35,6 @@ from etl.tfrecord.commit.output_manifest import (
     merge_description,
 )
 from etl.tfrecord.files.data_files import changed_partitions, index_path
-from etl.tfrecord.files.object_store import READ_ONLY_SCHEMES, Storage
-from etl.tfrecord.files.store_clients import Version
 
 JOB_FILE = ".job.json"
 STALE_HOURS = 24

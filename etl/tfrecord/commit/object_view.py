@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from conf.errors import InputDataError
+from conf.storage.object_store import Storage
+from conf.storage.store_clients import StoredObject, Version
 from etl.tfrecord.commit.job import SUCCESS_FILE
 from etl.tfrecord.commit.local_commit import TEMPORARY_PREFIX
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE, OutputManifest
 from etl.tfrecord.files.data_files import is_data_file, is_partition
-from etl.tfrecord.files.object_store import Storage
-from etl.tfrecord.files.store_clients import StoredObject, Version
 
 _OWN_NAME = re.compile(r"part-[0-9]+-([0-9a-f]{32})-c[0-9]+\.tfrecord(?:\.gz|\.deflate)?")
 _INDEX_KEY = re.compile(r"_index/(.*)\.idx")

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import ConfigError, InputDataError
-from etl.tfrecord.row_errors import refuse_unknown
+from etl.tfrecord.types.row_errors import refuse_unknown
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 

@@ -16,17 +16,22 @@ from typing import Any, Protocol, Self, TextIO
 import numpy as np
 import pyarrow as pa
 
-from conf.atomic_output import AtomicFile
 from conf.errors import ConfigError
 from conf.manifest import ShardInfo
+from conf.storage.atomic_output import AtomicFile
+from conf.storage.locations import Compression
+from conf.storage.object_store import Storage
 from etl.tfrecord.codec.crc32c import crc32c
 from etl.tfrecord.codec.encode import CHUNK_ROWS, build_encoder
+from etl.tfrecord.codec.framing import FOOTER_BYTES, HEADER_BYTES
 from etl.tfrecord.codec.kernels import kernel, load_i64
-from etl.tfrecord.commit.output_manifest import ShardLimits, WrittenShard
-from etl.tfrecord.files.data_files import format_index, index_path, make_folders
-from etl.tfrecord.files.framing import FOOTER_BYTES, HEADER_BYTES
-from etl.tfrecord.files.locations import Compression
-from etl.tfrecord.files.object_store import Storage
+from etl.tfrecord.files.data_files import (
+    ShardLimits,
+    WrittenShard,
+    format_index,
+    index_path,
+    make_folders,
+)
 from etl.tfrecord.types.features import RecordType
 
 _FRAME_BYTES = HEADER_BYTES + FOOTER_BYTES

@@ -18,11 +18,17 @@ from pyspark.sql.pandas.types import to_arrow_schema as to_spark_arrow_schema
 
 from conf.errors import ConfigError, InputDataError, did_you_mean
 from etl.tfrecord.files.data_files import DataFile
-from etl.tfrecord.files.input_files import InputListing
-from etl.tfrecord.options import ReadOptions
+from etl.tfrecord.spark.input_files import InputListing
+from etl.tfrecord.spark.options import ReadOptions
 from etl.tfrecord.spark.schema import restore_columns, to_arrow_schema, to_spark_schema
 from etl.tfrecord.types.features import BYTE_ARRAY_COLUMN, WireFeature
-from etl.tfrecord.types.from_example import FromExample, find_name, plan_from_example, read_names
+from etl.tfrecord.types.from_example import (
+    FeatureNames,
+    FromExample,
+    find_name,
+    plan_from_example,
+    read_names,
+)
 from etl.tfrecord.types.policies import parse_type_options
 from etl.tfrecord.types.to_example import read_description
 
@@ -299,7 +305,10 @@ def plan_read(
     type_options = read_description(committed.type_options if committed else {})
     if options.type_options:
         type_options = parse_type_options(options.type_options)
-    from_example = plan_from_example(data, record_type, type_options, read_names(committed))
+    names = FeatureNames()
+    if committed is not None:
+        names = read_names(committed.type_options, committed.features)
+    from_example = plan_from_example(data, record_type, type_options, names)
     suspects = frozenset() if committed else frozenset(f.name for f in from_example.features)
     return ReadPlan(record_type, target, from_example.features, from_example, partitions, suspects)
 

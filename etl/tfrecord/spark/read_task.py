@@ -16,11 +16,10 @@ from typing import Any, BinaryIO, Self
 
 import pyarrow as pa
 
-from conf.atomic_output import AtomicFile, write_text_atomic
 from conf.errors import InputDataError
+from conf.storage.atomic_output import AtomicFile, write_text_atomic
 from etl.tfrecord.codec.decode import build_decoder
-from etl.tfrecord.codec.infer import FeatureCollector
-from etl.tfrecord.files.framing import (
+from etl.tfrecord.codec.framing import (
     FOOTER_BYTES,
     HEADER_BYTES,
     BadRange,
@@ -28,11 +27,12 @@ from etl.tfrecord.files.framing import (
     RecordBlock,
     read_record_blocks,
 )
-from etl.tfrecord.files.input_files import FileSplit
-from etl.tfrecord.options import ReadOptions
-from etl.tfrecord.row_errors import locate_rows
+from etl.tfrecord.codec.infer import FeatureCollector
+from etl.tfrecord.spark.input_files import FileSplit
+from etl.tfrecord.spark.options import ReadOptions
 from etl.tfrecord.spark.read_plan import ReadPlan
 from etl.tfrecord.types.from_example import find_name
+from etl.tfrecord.types.row_errors import locate_rows
 
 _LOGGER = logging.getLogger(__name__)
 _LINES, _BYTES = ".jsonl", ".bin"

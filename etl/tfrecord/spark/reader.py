@@ -18,10 +18,9 @@ import pyarrow as pa
 from pyspark.sql import types as spark_types
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from etl.tfrecord.files.input_files import FileSplit, list_input_files, plan_splits
-from etl.tfrecord.options import ReadOptions, parse_read_options
-from etl.tfrecord.row_errors import refuse_unknown
+from etl.tfrecord.spark.input_files import FileSplit, list_input_files, plan_splits
 from etl.tfrecord.spark.loaded_code import freeze_loaded_code, freeze_planner
+from etl.tfrecord.spark.options import ReadOptions, parse_read_options
 from etl.tfrecord.spark.read_plan import (
     build_schema,
     partition_types,
@@ -30,6 +29,7 @@ from etl.tfrecord.spark.read_plan import (
     select_files,
 )
 from etl.tfrecord.types.from_example import find_name
+from etl.tfrecord.types.row_errors import refuse_unknown
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.commit.output_manifest import OutputManifest
-from etl.tfrecord.options import WriteOptions
+from etl.tfrecord.spark.options import WriteOptions
 from etl.tfrecord.types.column_nodes import VECTOR_METADATA, VECTOR_STORAGE
 from etl.tfrecord.types.features import Kind, WireFeature
 from etl.tfrecord.types.from_example import plan_from_example, read_names
@@ -148,7 +148,7 @@ def restore_columns(
     if committed.columns is None:
         return wire
     options = read_description(committed.type_options)
-    names = read_names(committed)
+    names = read_names(committed.type_options, committed.features)
     left = {field.name: field for field in wire.fields}
     restored = []
     for field in _parse_columns(committed.columns).fields:

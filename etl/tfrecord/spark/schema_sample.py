@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from etl.tfrecord.codec.framing import CorruptRecordError, RecordBlock, read_record_blocks
 from etl.tfrecord.codec.infer import FeatureCollector
 from etl.tfrecord.files.data_files import DataFile
-from etl.tfrecord.files.framing import CorruptRecordError, RecordBlock, read_record_blocks
-from etl.tfrecord.options import ReadOptions
+from etl.tfrecord.spark.options import ReadOptions
 from etl.tfrecord.types.features import WireFeature
 
 _SAMPLE_FILES = 16

@@ -1,7 +1,7 @@
 """A write as one Spark job: tasks write files and tell of them, the driver publishes them.
 
-Spark's own writer (`etl.tfrecord.datasource`) starts a process each to look the format up, to plan
-the write and to commit it, one after another. Who has planned a write needs none of them.
+Spark's own writer (`etl.tfrecord.spark.datasource`) starts a process each to look the format up, to
+plan the write and to commit it, one after another. Who has planned a write needs none of them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from conf.manifest import ShardInfo
-from etl.tfrecord.commit.committer import build_committer
-from etl.tfrecord.commit.job import find_this_process
+from conf.storage.processes import find_this_process
 from etl.tfrecord.commit.local_commit import TaskResult
-from etl.tfrecord.commit.output_manifest import TaskShard, WrittenShard
-from etl.tfrecord.files.data_files import find_stem
+from etl.tfrecord.commit.output_manifest import TaskShard
+from etl.tfrecord.files.data_files import WrittenShard, find_stem
 from etl.tfrecord.spark.loaded_code import freeze_loaded_code
+from etl.tfrecord.spark.write_plan import build_committer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

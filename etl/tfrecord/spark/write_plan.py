@@ -11,10 +11,21 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 
 from conf.errors import ConfigError
-from etl.tfrecord.commit.local_commit import JobPlan
-from etl.tfrecord.commit.output_manifest import OutputManifest, describe_features
+from etl.tfrecord.commit.committer import (
+    Committer,
+    LocalCommitter,
+    ObjectCommitter,
+    StagedCommitter,
+)
+from etl.tfrecord.commit.local_commit import (
+    JobPlan,
+)
+from etl.tfrecord.commit.output_manifest import (
+    OutputManifest,
+    describe_features,
+)
 from etl.tfrecord.files.partitions import check_partition_columns
-from etl.tfrecord.options import WriteOptions
+from etl.tfrecord.spark.options import WriteOptions
 from etl.tfrecord.types.packed_slots import SlotPacking
 from etl.tfrecord.types.to_example import plan_to_example
 from etl.tfrecord.types.values import nest_schema
@@ -137,3 +148,12 @@ def plan_write(
     job_id = options.job_id or uuid.uuid4().hex
     job = JobPlan(job_id, options.mode, options.replaces_partitions, description)
     return WritePlan(options, job, source, hooks)
+
+
+def build_committer(options: WriteOptions) -> Committer:
+    """Chooses the protocol by the output directory of a write."""
+    if options.shard_ranges:
+        return StagedCommitter(options.directory)
+    if options.storage is None:
+        return LocalCommitter(options.directory)
+    return ObjectCommitter(options.storage)

@@ -11,14 +11,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from conf.storage.object_store import Storage
 from etl.tfrecord.codec.encode import PackedEncoder, build_encoder
 from etl.tfrecord.commit.output_manifest import TaskShard
-from etl.tfrecord.files.object_store import Storage
 from etl.tfrecord.files.partitions import PartitionValues, partition_path, split_partitions
 from etl.tfrecord.files.writer import RollingPlan, RollingWriter, ShardOptions
-from etl.tfrecord.options import WriteOptions
-from etl.tfrecord.row_errors import locate_rows
+from etl.tfrecord.spark.options import WriteOptions
 from etl.tfrecord.spark.write_plan import NO_HOOKS, RowEncoder, WriteHooks
+from etl.tfrecord.types.row_errors import locate_rows
 from etl.tfrecord.types.to_example import plan_to_example
 from etl.tfrecord.types.values import nest_lists
 

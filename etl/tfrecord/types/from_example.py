@@ -9,11 +9,11 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import pyarrow as pa
 
 from conf.errors import ConfigError, InputDataError
-from etl.tfrecord.commit.output_manifest import OutputManifest
 from etl.tfrecord.types.column_nodes import is_vector
 from etl.tfrecord.types.features import Kind, WireFeature
 from etl.tfrecord.types.from_example_nodes import (
@@ -96,17 +96,19 @@ class FeatureNames:
         return self.renames.get(column, {}).get(path, path)
 
 
-def read_names(committed: OutputManifest | None) -> FeatureNames:
-    """What a manifest calls its features; nothing is known without one.
+def read_names(type_options: Mapping[str, Any], features: Iterable[WireFeature]) -> FeatureNames:
+    """What a manifest calls its features.
+
+    Args:
+        type_options: Its account of the columns.
+        features: Its features.
 
     Raises:
-        InputDataError: Its account of the columns is damaged.
+        InputDataError: The account is damaged.
     """
-    if committed is None:
-        return FeatureNames()
-    separator = read_description(committed.type_options).struct_separator
-    names = tuple(feature.name for feature in committed.features)
-    return FeatureNames(names, read_renames(committed.type_options), separator)
+    separator = read_description(type_options).struct_separator
+    names = tuple(feature.name for feature in features)
+    return FeatureNames(names, read_renames(type_options), separator)
 
 
 @dataclass

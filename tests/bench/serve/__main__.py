@@ -32,8 +32,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is impor
 import numpy as np
 from rich.console import Console
 
-from conf.export import INDEX_CARD, IndexKind, IndexOptions, read_card
-from conf.run import read_json
+from conf.artefacts.export import INDEX_CARD, IndexKind, IndexOptions, read_card
+from conf.artefacts.run import read_json
 from tests.bench.measurements import (
     BenchReport,
     Measurement,
@@ -386,7 +386,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     if what == "models":
         export_models(Path(job["directory"]), dim=job["dim"], items=job["items"])
         return {}
-    from training.serving.index_build import build_index
+    from training.index.index_build import build_index
 
     options = IndexOptions(IndexKind(job["kind"]), Path(job["items"]), keep=1)
     return {"index": str(build_index(Path(job["version"]), options))}

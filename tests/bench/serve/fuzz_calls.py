@@ -31,7 +31,7 @@ def drive_calls(job: dict[str, Any]) -> dict[str, int]:
     """
     import grpc
 
-    from conf.export import read_card
+    from conf.artefacts.export import read_card
 
     take_core(1)
     rng = np.random.default_rng(11)

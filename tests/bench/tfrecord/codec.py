@@ -16,7 +16,7 @@ import pyarrow as pa
 from etl.tfrecord.codec.crc32c import crc32c
 from etl.tfrecord.codec.decode import ExampleDecoder
 from etl.tfrecord.codec.encode import build_encoder
-from etl.tfrecord.files.framing import FOOTER_BYTES, HEADER_BYTES, index_records
+from etl.tfrecord.codec.framing import FOOTER_BYTES, HEADER_BYTES, index_records
 from tests.bench.clock import time_best
 from tests.bench.measurements import Bar, Measurement
 from tests.bench.shapes import RowShape, build_batch

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from conf.schema import FIRST_TOKEN_ID, FeatureSpec
 from conf.training.optimizer import OptimizerConfig
+from training.distribution.run_steps import build_run_steps
 from training.embedding.distinct_rows import add_distinct_ids, plan_lookups
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_mapping import map_keys, plan_keyed_features
@@ -19,7 +20,7 @@ from training.embedding.key_space import KeySpace
 from training.embedding.static_table import EmbeddingTable
 from training.input.batches import Features
 from training.loop.optimizers import Optimizers
-from training.loop.step import StepOptions, TrainStep, build_run_steps
+from training.loop.step import StepOptions, TrainStep
 from training.models.embedded_inputs import EmbeddedInputs, InputFeature
 from training.models.model import Model
 from training.models.retrieval import RetrievalModel

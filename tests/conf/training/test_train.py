@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from conf.artefacts.run import RUN_CARD_FILE, read_json, update_run_card, write_json
 from conf.errors import ConfigError, ExitCode
 from conf.load import load_config
-from conf.run import RUN_CARD_FILE, read_json, update_run_card, write_json
 from conf.training.input import InputConfig
 from conf.training.models import DSSMConfig, MFConfig, NegativesConfig, SampledSoftmaxConfig
 from conf.training.optimizer import (

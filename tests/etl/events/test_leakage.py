@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from etl.events.event_log import kept, prepare_events
-from etl.feature_plan import made_history_columns
+from etl.features.plan import made_history_columns
 from etl.records.samples import build_samples
 from tests.etl.events.history_reference import Event
 from tests.etl.events.test_histories import HISTORIES

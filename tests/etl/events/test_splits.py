@@ -33,7 +33,7 @@ from etl.events.event_log import (
 from etl.events.labels import add_weights
 from etl.events.most_frequent import add_most_frequent, fit_most_frequent
 from etl.events.splits import add_split, mark_outside_window
-from etl.feature_plan import plan_features
+from etl.features.plan import plan_features
 from etl.records.samples import build_samples, build_users
 from etl.sources.read import read_source
 from etl.versions.run_fingerprint import RunRequest

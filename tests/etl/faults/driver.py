@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from conf.etl.build import BuildConfig
 from etl.build import build_dataset
-from etl.tfrecord.datasource import register_tfrecord
+from etl.tfrecord.spark.datasource import register_tfrecord
 
 SETTINGS = {
     "spark.ui.enabled": "false",

@@ -17,7 +17,7 @@ from etl.records.jvm_connector import (
     summarize_file,
     wire_features,
 )
-from etl.tfrecord.files.framing import CorruptRecordError
+from etl.tfrecord.codec.framing import CorruptRecordError
 from etl.tfrecord.files.writer import ShardOptions, ShardWriter
 from tests.etl.logs import build_config, write_logs
 

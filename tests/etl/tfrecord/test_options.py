@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from conf.errors import ConfigError, InternalError
+from conf.storage.locations import resolve_local_path
 from etl.tfrecord.files.data_files import ShardRange, dump_ranges, find_stem
-from etl.tfrecord.files.locations import resolve_local_path
-from etl.tfrecord.options import parse_read_options, parse_write_options
+from etl.tfrecord.spark.options import parse_read_options, parse_write_options
 from etl.tfrecord.types.policies import (
     TYPE_OPTIONS,
     ColumnPolicy,

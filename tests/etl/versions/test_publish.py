@@ -22,7 +22,7 @@ from conf.paths import DatasetPaths, read_manifest, resolve_version
 from etl.tfrecord.commit.committer import StagedCommitter
 from etl.tfrecord.commit.local_commit import JobPlan, TaskResult
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE, OutputManifest, read_output_manifest
-from etl.tfrecord.options import WriteOptions
+from etl.tfrecord.spark.options import WriteOptions
 from etl.tfrecord.spark.write_task import WriteTask
 from etl.versions.locks import hold_lock, sweep_leftovers
 from etl.versions.publish import (
@@ -35,7 +35,7 @@ from etl.versions.publish import (
 )
 from etl.versions.retention import list_versions
 from etl.versions.rollback import roll_back
-from jobs.cli import run_app
+from jobs.support.run_app import run_app
 from tests.datasets import build_manifest
 from tests.etl.built_versions import publish
 

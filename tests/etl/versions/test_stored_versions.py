@@ -18,10 +18,10 @@ from conf.etl.build import BuildConfig
 from conf.etl.imported import ImportConfig
 from conf.manifest import MANIFEST_FILE
 from conf.paths import DatasetPaths, read_manifest, resolve_version
+from conf.storage.locations import find_path
+from conf.storage.working_copy import WORK_DIR_VARIABLE, describe_place
 from etl.build import BuildResult, build_dataset
 from etl.import_dataset import import_dataset
-from etl.tfrecord.files.locations import find_path
-from etl.tfrecord.files.working_copy import WORK_DIR_VARIABLE, describe_place
 from etl.tfrecord.table import write_table
 from etl.versions.locks import FOREIGN_STALE_S
 from etl.versions.publish import read_current

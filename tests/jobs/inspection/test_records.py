@@ -8,7 +8,7 @@ import pytest
 from conf.errors import InputDataError
 from conf.manifest import ShardInfo, SplitInfo
 from conf.paths import read_manifest
-from etl.records.parquet_copy import describe_file
+from etl.tfrecord.codec.crc32c import describe_file
 from jobs.inspection.records import read_dataset_head, read_first
 from jobs.inspection.verify import count_records, verify_dataset
 from tests.jobs.inspection.conftest import CONFIG

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.run import read_json, write_json
+from conf.artefacts.run import read_json, write_json
 from jobs.reporting.run_data import RunData, read_run
 from tests.jobs.reporting.fixtures import FakeConfig, write_dataset, write_run
 

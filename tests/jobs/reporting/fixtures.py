@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from conf.atomic_output import write_text_atomic
+from conf.artefacts.run import (
+    HISTORY_FILE,
+    METRICS_FILE,
+    RECOMMENDATIONS_FILE,
+    RUN_CARD_FILE,
+    STEPS_FILE,
+    RunPaths,
+    write_json,
+)
 from conf.encoders import ENCODERS_FILE, ColumnEncoding, EncoderPlan
 from conf.manifest import (
     MANIFEST_FILE,
@@ -27,16 +35,8 @@ from conf.manifest import (
     SplitInfo,
 )
 from conf.paths import DatasetPaths
-from conf.run import (
-    HISTORY_FILE,
-    METRICS_FILE,
-    RECOMMENDATIONS_FILE,
-    RUN_CARD_FILE,
-    STEPS_FILE,
-    RunPaths,
-    write_json,
-)
 from conf.schema import FeatureSchema, FeatureSpec
+from conf.storage.atomic_output import write_text_atomic
 from etl.encoders.vocabulary import write_vocabulary
 from etl.quality.label_statistics import LabelFocus
 from etl.quality.statistics import StatisticsAccumulator, merge_statistics, summarize_statistics

@@ -5,9 +5,9 @@ import pytest
 
 from conf.errors import ConfigError
 from etl.quality.drift import OTHER, Overlay
-from jobs.cli import run_app
 from jobs.inspection.inspect_dataset import app, find_other
 from jobs.reporting.dataset_page import render_dataset, shorten
+from jobs.support.run_app import run_app
 from tests.jobs.reporting.fixtures import VERSION_ID, FakeConfig, write_dataset, write_run
 from tests.jobs.reporting.pages import Page
 

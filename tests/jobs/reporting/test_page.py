@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import jobs.reporting.plots
-from conf.run import METRICS_FILE, RUN_CARD_FILE, write_json
+from conf.artefacts.run import METRICS_FILE, RUN_CARD_FILE, write_json
 from jobs.reporting.page import RUN_SECTIONS, render_page, render_sweep, run_title, write_sweep_page
 from jobs.reporting.run_data import RunData, read_run
 from tests.jobs.reporting.fixtures import FakeConfig, write_dataset, write_run

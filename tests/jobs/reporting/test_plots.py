@@ -16,7 +16,10 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from jobs.reporting.dataset_sections import FlowStep
-from jobs.reporting.formatting import (
+from jobs.reporting.page import load_templates
+from jobs.reporting.plots import COLOURS, draw, plot_bars, plot_curves
+from jobs.reporting.run_data import ItemCatalogue, RunData
+from jobs.support.formatting import (
     MISSING,
     format_bytes,
     format_count,
@@ -27,9 +30,6 @@ from jobs.reporting.formatting import (
     metric_order,
     metric_title,
 )
-from jobs.reporting.page import load_templates
-from jobs.reporting.plots import COLOURS, draw, plot_bars, plot_curves
-from jobs.reporting.run_data import ItemCatalogue, RunData
 from tests.jobs.reporting.pages import Page, show
 
 

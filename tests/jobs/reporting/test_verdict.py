@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from jobs.reporting.formatting import MISSING
 from jobs.reporting.quality import (
     build_verdict,
     describe_protocol,
@@ -12,6 +11,7 @@ from jobs.reporting.quality import (
     headline_protocol,
 )
 from jobs.reporting.run_data import RankedList
+from jobs.support.formatting import MISSING
 from tests.jobs.reporting.pages import show
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from conf.artefacts.run import update_run_card
 from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.manifest import Manifest
-from conf.run import update_run_card
 from conf.training.train import CheckpointConfig, TrainConfig
 from tests.training.checkpoint.conftest import MODEL, state_at
 from training.checkpoint.checkpoint_files import (
@@ -27,7 +27,7 @@ from training.checkpoint.checkpoint_files import (
 )
 from training.checkpoint.restore import load_run
 from training.checkpoint.resume_state import EpochSums, Position, ResumeState
-from training.run_directory import manifest_sha256
+from training.checkpoint.run_reference import manifest_sha256
 
 METADATA = CheckpointMetadata(
     ResumeState(Position(2, 5), EpochSums(1 / 3, 0.1, 2.5), 42),

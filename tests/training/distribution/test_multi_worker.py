@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conf.run import read_json, resolve_run
+from conf.artefacts.run import read_json, resolve_run
 from conf.training.train import TrainConfig
 from tests.training.processes import find_addresses, start_forked
 from tests.training.tiny_dataset import write_tiny_dataset

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from conf.artefacts.run import read_json, resolve_run
 from conf.paths import read_manifest
-from conf.run import read_json, resolve_run
 from conf.training.input import InputConfig
 from conf.training.models import DSSMConfig, SampledSoftmaxConfig
 from conf.training.optimizer import OptimizerConfig
@@ -26,8 +26,8 @@ from training.checkpoint.restore import load_run
 from training.fit import fit_run
 from training.input.batches import build_train_dataset
 from training.input.split_source import TrainingData
-from training.loop.epoch_records import read_history
 from training.loop.validation import build_validate
+from training.monitoring.epoch_records import read_history
 from training.monitoring.progress import NoProgress
 
 pytestmark = pytest.mark.slow

@@ -8,10 +8,11 @@ import tensorflow as tf
 
 from conf.training.optimizer import OptimizerConfig
 from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
+from training.distribution.run_steps import build_run_steps
 from training.embedding.distinct_rows import DISTINCT, add_distinct_ids, plan_lookups
 from training.loop.gradients import LossScale
 from training.loop.optimizers import Optimizers
-from training.loop.step import StepOptions, TrainStep, build_run_steps
+from training.loop.step import StepOptions, TrainStep
 
 STEPS, BATCH = 5, 16
 

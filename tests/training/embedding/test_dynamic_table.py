@@ -16,6 +16,7 @@ from conf.training.optimizer import OptimizerConfig
 from conf.training.tables import Initializer, NormalConfig, TruncatedNormalConfig, UniformConfig
 from tests.machine import IS_EXHAUSTIVE, some_of
 from tests.training.toy_models import DIM, VOCABULARY, ToyModel, build_toy_batches, squared_error
+from training.distribution.run_steps import build_run_steps
 from training.embedding.distinct_rows import add_distinct_ids, plan_lookups
 from training.embedding.dynamic_table import DynamicTable, draw_first_rows
 from training.embedding.key_mapping import (
@@ -37,7 +38,7 @@ from training.embedding.lazy_optimizer import (
 from training.embedding.static_table import EmbeddingTable
 from training.input.batches import ARRIVALS
 from training.loop.optimizers import Optimizers
-from training.loop.step import StepOptions, TrainStep, build_run_steps
+from training.loop.step import StepOptions, TrainStep
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 

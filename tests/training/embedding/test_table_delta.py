@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.delta import DELTA_FILE, DELTA_FORMAT_VERSION
+from conf.artefacts.delta import DELTA_FILE, DELTA_FORMAT_VERSION
+from conf.artefacts.export import TABLES_DIR, list_files
+from conf.artefacts.run import write_json
 from conf.errors import ConfigError, InputDataError
-from conf.export import TABLES_DIR, list_files
-from conf.run import write_json
 from conf.schema import fingerprint
 from training.embedding import TableStore
 from training.embedding.table_delta import compare_tables, fingerprint_rows, write_delta_rows

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from conf.errors import ConfigError
 from conf.metrics import find_direction, is_minimised
 from conf.training.train import METRIC_PATTERN
-from jobs.reporting.formatting import _TITLES, read_task_metrics
+from jobs.support.formatting import _TITLES, read_task_metrics
 from training.evaluation.comparison import _compare_binary, _compare_errors
 from training.evaluation.label_metrics import LabelScores
 from training.evaluation.metrics import (

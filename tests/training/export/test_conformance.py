@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from conf.artefacts.export import ExportOptions
 from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
-from conf.export import ExportOptions
 from conf.manifest import DatasetKeys, ShardInfo, SplitInfo
 from conf.operations import (
     Bucketize,

@@ -11,23 +11,23 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from conf.delta import DELTA_FILE
+from conf.artefacts.delta import DELTA_FILE
+from conf.artefacts.export import EXPORT_FILE, ExportOptions, list_files, read_card
+from conf.artefacts.run import write_json
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
-from conf.export import EXPORT_FILE, ExportOptions, list_files, read_card
-from conf.run import write_json
 from conf.schema import fingerprint
+from conf.storage.working_copy import WORK_DIR_VARIABLE
 from conf.training.train import TrainConfig
-from etl.tfrecord.files.working_copy import WORK_DIR_VARIABLE
 from tests.fake_store import reached_as
 from tests.training.tiny_dataset import TinyConfig, hash_key, write_tiny_dataset
 from training.checkpoint.restore import load_run
 from training.embedding import TableStore
 from training.export.delta import apply_delta, find_base, write_delta
 from training.export.saved_model import write_export
+from training.export.stored_models import bring_version, describe, find_place
 from training.fit import fit_run
 from training.monitoring.progress import NoProgress
 from training.serving.model_store import ServedVersion
-from training.stored_models import bring_version, describe, find_place
 
 pytestmark = pytest.mark.exhaustive
 

@@ -12,21 +12,28 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from conf.artefacts.export import (
+    EMBEDDINGS_DIR,
+    INDEX_DIR,
+    ExportOptions,
+    IndexOptions,
+    list_versions,
+)
+from conf.artefacts.run import read_json
 from conf.errors import ExitCode, InputDataError
-from conf.export import EMBEDDINGS_DIR, INDEX_DIR, ExportOptions, IndexOptions, list_versions
-from conf.run import read_json
 from conf.training.train import TrainConfig
-from jobs.cli import run_app
 from jobs.export import app as export_app
 from jobs.models import app as models_app
+from jobs.support.run_app import run_app
 from tests.training.tiny_dataset import write_tiny_dataset
 from training.checkpoint.restore import load_run
 from training.export.delta import apply_delta, find_base, write_delta
 from training.export.saved_model import write_export
 from training.fit import fit_run
+from training.index.index_build import build_index
+from training.index.known import read_vectors
 from training.monitoring.progress import NoProgress
-from training.serving.index_build import add_items, build_index
-from training.serving.known import read_vectors
+from training.serving.added_items import add_items
 from training.serving.model_store import ModelStore
 
 
@@ -125,7 +132,7 @@ def test_without_faiss_it_is_said_what_builds_the_index(
 ) -> None:
     _index(served, tmp_path)
     monkeypatch.setitem(sys.modules, "faiss", None)
-    monkeypatch.delitem(sys.modules, "training.serving.index_build")
+    monkeypatch.delitem(sys.modules, "training.index.index_build")
     with caplog.at_level(logging.WARNING, "sluice"):
         target = apply_delta(trained.delta, served)
     assert not (target / INDEX_DIR).exists()

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from conf.artefacts.export import ExportOptions
 from conf.errors import InputDataError
-from conf.export import ExportOptions
 from conf.paths import read_manifest
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset

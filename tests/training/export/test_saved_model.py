@@ -22,9 +22,9 @@ from hypothesis.extra import numpy as hnp
 from tensorflow_serving.apis.prediction_log_pb2 import PredictionLog
 from tensorflow_serving.config.model_server_config_pb2 import ModelServerConfig
 
+from conf.artefacts.export import ExportOptions
 from conf.encoders import ColumnEncoding, EncoderPlan, VocabularySpec
 from conf.errors import InputDataError, InternalError
-from conf.export import ExportOptions
 from conf.manifest import Manifest
 from conf.paths import read_manifest
 from conf.schema import FeatureSchema, FeatureSpec

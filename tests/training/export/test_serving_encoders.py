@@ -27,8 +27,8 @@ from training.export.serving_encoders import (
     pad_token,
 )
 from training.input.vocabularies import Vocabulary, read_plan
-from training.scoring.input_columns import InputColumn
-from training.scoring.raw_inputs import RawColumns
+from training.raw_inputs.input_columns import InputColumn
+from training.raw_inputs.raw_columns import RawColumns
 
 
 def inputs(operation, *columns, vocabulary=None, spec=None):

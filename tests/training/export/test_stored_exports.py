@@ -14,22 +14,28 @@ import pytest
 from google.protobuf import text_format
 from tensorflow_serving.config.model_server_config_pb2 import ModelServerConfig
 
+from conf.artefacts.export import (
+    find_published,
+    list_files,
+    list_versions,
+    read_card,
+    read_versions,
+)
+from conf.artefacts.run import write_json
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
-from conf.export import find_published, list_files, list_versions, read_card, read_versions
 from conf.paths import ReadablePath
-from conf.run import write_json
+from conf.storage import working_copy
+from conf.storage.working_copy import WORK_DIR_VARIABLE
 from conf.training.models import DSSMConfig
 from conf.training.train import TrainConfig
-from etl.tfrecord.files import working_copy
-from etl.tfrecord.files.working_copy import WORK_DIR_VARIABLE
 from etl.tfrecord.reading import WorkingCopy, hold_lease
 from jobs.cli import main
 from tests.fake_store import FakeStore, reached_as
 from tests.object_servers import SCHEMES, ObjectServer
+from training.export.stored_models import FollowedModels, find_place, hold_model, roll_back
 from training.fit import fit_run
 from training.monitoring.progress import NoProgress
 from training.serving.model_store import Loading, ModelStore, ServedVersion
-from training.stored_models import FollowedModels, find_place, hold_model, roll_back
 
 Machine = Callable[[str], None]
 RUN = "s3://bucket/runs/t"

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.errors import InputDataError
-from etl.tfrecord.files.framing import CorruptRecordError, RecordBlock
+from etl.tfrecord.codec.framing import CorruptRecordError, RecordBlock
 from etl.tfrecord.types.features import WireFeature
 from training.input.decoders import build_block_decoder
 

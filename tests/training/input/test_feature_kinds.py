@@ -13,8 +13,8 @@ import tensorflow as tf
 from conf.errors import InputDataError
 from conf.manifest import Manifest, ShardInfo, SplitInfo
 from conf.schema import FeatureSchema, FeatureSpec
+from conf.storage.locations import find_path
 from conf.training.input import InputConfig
-from etl.tfrecord.files.locations import find_path
 from tests.object_servers import SCHEMES, ObjectServer, upload
 from tests.training.tiny_dataset import write_shard
 from training.input.batches import (

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from conf.atomic_output import write_text_atomic
 from conf.errors import ConfigError, InputDataError, TooFewRowsError, UpstreamNotReadyError
 from conf.manifest import MANIFEST_FILE, Manifest, ShardInfo, SplitInfo
 from conf.schema import FeatureSchema, FeatureSpec
+from conf.storage.atomic_output import write_text_atomic
 from conf.training.input import InputConfig
 from tests.datasets import pack_version
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset

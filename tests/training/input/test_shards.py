@@ -13,7 +13,7 @@ from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.paths import read_manifest
 from conf.training.input import InputConfig
-from etl.tfrecord.files.framing import CorruptRecordError
+from etl.tfrecord.codec.framing import CorruptRecordError
 from training.input import shards as shard_reader_module
 from training.input.batches import build_train_dataset
 from training.input.damage import DamagePolicy, InputCounts

@@ -13,7 +13,7 @@ from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.input import FilterConfig, InputConfig
-from etl.tfrecord.files.framing import CorruptRecordError, RecordBlock
+from etl.tfrecord.codec.framing import CorruptRecordError, RecordBlock
 from tests.training.tiny_dataset import encode_example, write_shard
 from training.input.damage import DamagePolicy
 from training.input.decoded_rows import LENGTH_COLUMN

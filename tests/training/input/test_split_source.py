@@ -11,8 +11,8 @@ import pytest
 from conf.errors import ConfigError, InputDataError
 from conf.manifest import Manifest
 from conf.paths import read_manifest
+from conf.storage.locations import find_path
 from conf.training.input import InputConfig
-from etl.tfrecord.files.locations import find_path
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.input import split_source as counting_module
 from training.input.batches import build_eval_dataset, build_held_out_dataset, build_train_dataset

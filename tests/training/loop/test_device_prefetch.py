@@ -15,17 +15,16 @@ from conf.training.optimizer import OptimizerConfig
 from tests.training import killed_run
 from tests.training.killed_run import Recorded
 from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
-from training.loop import trainer
-from training.loop.optimizers import Optimizers
-from training.loop.step import (
+from training.distribution.run_steps import (
     RunSteps,
     StepFunction,
-    StepOptions,
-    TrainStep,
     build_prefetching_steps,
     build_run_steps,
     find_prefetch_device,
 )
+from training.loop import trainer
+from training.loop.optimizers import Optimizers
+from training.loop.step import StepOptions, TrainStep
 from training.monitoring.run_logs import read_steps
 
 CPU = "CPU:0"

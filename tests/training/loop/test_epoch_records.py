@@ -30,14 +30,14 @@ from training.loop.early_stopping import (
     selection_metric,
     should_stop,
 )
-from training.loop.epoch_records import (
+from training.loop.validation import build_validate, check_validation, is_validated
+from training.models.registry import build_model
+from training.monitoring.epoch_records import (
     EpochRecord,
     read_history,
     read_resumed_history,
     write_history,
 )
-from training.loop.validation import build_validate, check_validation, is_validated
-from training.models.registry import build_model
 from training.monitoring.progress import build_progress
 
 

@@ -24,9 +24,11 @@ from tests.machine import some_of
 from tests.training.killed_run import CONFIG
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.checkpoint_files import list_checkpoints
+from training.checkpoint.divergence import build_divergence_error
 from training.checkpoint.manager import restore_newest
 from training.checkpoint.resume_state import EpochSums, Position, ResumeState
 from training.checkpoint.saved_tensors import collect_state, find_non_finite
+from training.distribution.run_steps import build_run_steps
 from training.distribution.strategy import build_strategy
 from training.distribution.workers import NullWriter, Workers
 from training.input import shuffle_buffer
@@ -35,7 +37,6 @@ from training.input.split_source import TrainingData
 from training.loop import trainer as trainer_module
 from training.loop.diverged_batch import (
     DivergedStep,
-    build_divergence_error,
     describe_feature,
     flatten_batch,
     write_diverged_batch,
@@ -43,7 +44,6 @@ from training.loop.diverged_batch import (
 from training.loop.epoch_input import EpochInput, StepInputs, find_unknown_id
 from training.loop.epochs import EpochRunner, RunContext
 from training.loop.interruption import StopRequest
-from training.loop.step import build_run_steps
 from training.loop.step_validation import StepPlan
 from training.loop.trainer import Trainer
 from training.monitoring.progress import NoProgress

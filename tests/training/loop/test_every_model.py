@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from conf.export import ExportOptions
+from conf.artefacts.export import ExportOptions
 from conf.manifest import Manifest
 from conf.training.train import TrainConfig
 from tests.training.every_model import (

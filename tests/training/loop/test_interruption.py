@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conf.artefacts.run import read_json, resolve_run
 from conf.errors import TrainingCancelledError, TrainingInterruptedError
-from conf.run import read_json, resolve_run
 from conf.training.train import TrainConfig
 from tests.training.killed_run import CONFIG
 from training import fit as fit_module

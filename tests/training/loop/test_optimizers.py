@@ -17,6 +17,7 @@ from conf.training.optimizer import OptimizerConfig
 from conf.training.train import DevicesConfig
 from tests.machine import some_of
 from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
+from training.distribution.run_steps import build_run_steps
 from training.distribution.strategy import build_strategy
 from training.loop.gradients import (
     LossScale,
@@ -28,7 +29,7 @@ from training.loop.gradients import (
 )
 from training.loop.optimizers import Optimizers, build_dense_optimizer, dense_optimizer_classes
 from training.loop.schedules import build_learning_rate
-from training.loop.step import StepOptions, TrainStep, build_run_steps
+from training.loop.step import StepOptions, TrainStep
 from training.models.registry import build_model
 
 

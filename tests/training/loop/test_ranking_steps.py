@@ -26,10 +26,10 @@ from training.checkpoint.resume_state import EpochSums, Position, ResumeState
 from training.distribution.strategy import build_strategy
 from training.distribution.workers import NullWriter
 from training.input.split_source import TrainingData
-from training.loop.epoch_records import TrainingResult, read_history
 from training.loop.step_validation import StepPlan, StepValidations
 from training.loop.trainer import Trainer
 from training.loop.validation import Validate, build_validate
+from training.monitoring.epoch_records import TrainingResult, read_history
 from training.monitoring.run_logs import read_step_validations, read_steps
 from training.networks.network import TrainingPass
 

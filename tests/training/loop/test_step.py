@@ -19,6 +19,7 @@ from conf.training.train import DevicesConfig, TrainConfig
 from tests.machine import some_of
 from tests.training.loop.test_trainer import Messages
 from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
+from training.distribution.run_steps import build_run_steps
 from training.distribution.strategy import build_strategy
 from training.input.batches import Batch
 from training.input.split_source import TrainingData
@@ -28,7 +29,6 @@ from training.loop.step import (
     StepOptions,
     TrainStep,
     build_loss_scale,
-    build_run_steps,
     build_step_options,
     plan_shared_rows,
     require_finite,

@@ -17,6 +17,7 @@ from conf.training.tables import NormalConfig
 from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
 from training.checkpoint.manager import describe_layout
 from training.checkpoint.saved_tensors import collect_state
+from training.distribution.run_steps import build_run_steps
 from training.embedding.distinct_rows import (
     BatchRows,
     add_distinct_ids,
@@ -26,7 +27,7 @@ from training.embedding.distinct_rows import (
 from training.embedding.static_table import EmbeddingTable, RowUpdates
 from training.loop.gradient_norms import GradientNorms, build_gradient_norms
 from training.loop.optimizers import Optimizers
-from training.loop.step import StepOptions, TrainStep, build_run_steps
+from training.loop.step import StepOptions, TrainStep
 from training.models.embedded_inputs import (
     EmbeddedInputs,
     InputFeature,

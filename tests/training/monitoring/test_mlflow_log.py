@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
+from conf.artefacts.run import read_json, update_run_card
 from conf.errors import ConfigError, TrainingDivergedError, TrainingInterruptedError
-from conf.run import read_json, update_run_card
 from conf.training.input import InputConfig
 from conf.training.models import DSSMConfig
 from conf.training.optimizer import OptimizerConfig

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from training.loop.epoch_records import EpochRecord
+from training.monitoring.epoch_records import EpochRecord
 from training.monitoring.progress import (
     JsonProgress,
     LineProgress,

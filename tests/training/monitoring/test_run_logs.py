@@ -14,10 +14,10 @@ from conf.errors import InternalError
 from conf.manifest import Manifest
 from conf.training.models import DSSMConfig
 from conf.training.train import StepRange
-from training.loop.epoch_records import EpochRecord
-from training.loop.step import StepsResult
+from training.distribution.run_steps import StepsResult
 from training.models.registry import build_model
 from training.monitoring import run_logs as module
+from training.monitoring.epoch_records import EpochRecord
 from training.monitoring.run_logs import (
     EpochLog,
     StepLog,

@@ -13,8 +13,8 @@ import pytest
 from conf.errors import ExitCode, InputDataError
 from training.prediction.raw_rows import RawFile, RawReader
 from training.prediction.scores import check_numbers
+from training.raw_inputs.input_columns import InputColumn, find_bad_number
 from training.scoring.executor import LINE, RowSource, ScoringTask, read_rows
-from training.scoring.input_columns import InputColumn, find_bad_number
 
 NAN, INF = float("nan"), float("inf")
 

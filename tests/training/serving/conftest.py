@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from conf.export import ExportOptions, IndexOptions
+from conf.artefacts.export import ExportOptions, IndexOptions
 from conf.paths import read_manifest
 from conf.training.train import TrainConfig
 from tests.training.serving.tiny_models import SCORES, TOWERS

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from training.scoring.input_columns import InputColumn
-from training.scoring.written_values import WrittenForm
+from training.raw_inputs.input_columns import InputColumn
+from training.raw_inputs.written_values import WrittenForm
 from training.serving import written_json
 from training.serving.batching import Batcher, Builder
 from training.serving.errors import RequestError

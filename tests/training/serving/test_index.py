@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from conf.export import IndexKind
-from training.serving import vector_index
+from conf.artefacts.export import IndexKind
+from training.index import vector_index
+from training.index.index_build import fit_index
+from training.index.index_report import measure_recall, tune
+from training.index.known import ItemColumns, align_columns
 from training.serving.errors import RequestError
-from training.serving.index_build import fit_index
-from training.serving.index_report import measure_recall, tune
-from training.serving.known import ItemColumns, align_columns
 
 ITEMS, DIM = 3000, 8
 

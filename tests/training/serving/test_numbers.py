@@ -20,8 +20,8 @@ from tensorflow_serving.apis.model_pb2 import ModelSpec
 from tensorflow_serving.apis.predict_pb2 import PredictRequest
 from tensorflow_serving.apis.prediction_service_pb2_grpc import PredictionServiceStub
 
+from conf.artefacts.export import ExportOptions
 from conf.errors import UpstreamNotReadyError
-from conf.export import ExportOptions
 from tests.training.number_features import BAD, INF, NAN, ROW, build_number_model
 from training.checkpoint.restore import TrainedModel
 from training.export.saved_model import write_export

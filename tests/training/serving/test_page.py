@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from conf.export import ExportOptions, IndexOptions
+from conf.artefacts.export import ExportOptions, IndexOptions
 from conf.paths import read_manifest
 from conf.training.train import TrainConfig
 from tests.browser import Browser, run_browser, wait_for

@@ -16,8 +16,8 @@ import pytest
 import tensorflow as tf
 from starlette.testclient import TestClient
 
+from conf.artefacts.export import ExportOptions, read_card
 from conf.errors import ConfigError
-from conf.export import ExportOptions, read_card
 from conf.paths import read_manifest
 from conf.training.train import TrainConfig
 from tests.training.serving.tiny_models import TOWERS
@@ -25,10 +25,10 @@ from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import read_item_features
 from training.export.saved_model import write_export
+from training.index.known import Known, Users
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
 from training.serving.app import Server, build_app
-from training.serving.known import Known, Users
 from training.serving.server_config import RecommendConfig, ServerConfig
 
 RANKER = {"kind": "ranking", "network": "fm", "embedding_dim": 4, "embedding_stddev": 1.0}

@@ -33,24 +33,25 @@ from tensorflow_serving.apis.model_pb2 import ModelSpec
 from tensorflow_serving.apis.predict_pb2 import PredictRequest
 from tensorflow_serving.apis.prediction_service_pb2_grpc import PredictionServiceStub
 
+from conf.artefacts.export import IndexKind, IndexOptions, roll_back
 from conf.errors import ConfigError, ExitCode, InputDataError, UpstreamNotReadyError
-from conf.export import IndexKind, IndexOptions, roll_back
-from jobs.cli import run_app
 from jobs.evaluate import app as evaluate_app
 from jobs.export import app as export_app
 from jobs.index import app as index_app
 from jobs.serve import app as serve_app
+from jobs.support.run_app import run_app
 from tests.training.serving.tiny_models import ROW
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import build_item_index, read_user_vectors
-from training.evaluation.replay import Endpoint, SavedModel, refuse_differences, replay_split
+from training.export.replay import Endpoint, SavedModel, refuse_differences, replay_split
+from training.index.index_build import build_index
+from training.index.known import Known, Users, align_columns, read_table
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
+from training.serving.added_items import add_items, embed_items
 from training.serving.app import Server, build_app
 from training.serving.errors import RequestError
-from training.serving.index_build import add_items, build_index, embed_items
-from training.serving.known import Known, Users, align_columns, read_table
 from training.serving.prediction_service import run_service
 from training.serving.recommend import describe_history, list_histories
 from training.serving.server_config import RecommendConfig, ServerConfig

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from conf.errors import InputDataError
 from training.prediction.raw_rows import RawFile, RawReader
-from training.scoring.input_columns import InputColumn, find_wrong_times
-from training.scoring.raw_inputs import RawColumns
+from training.raw_inputs.input_columns import InputColumn, find_wrong_times
+from training.raw_inputs.raw_columns import RawColumns
 from training.serving.errors import RequestError
 from training.serving.examples import parse_examples
 from training.serving.limits import RequestLimits

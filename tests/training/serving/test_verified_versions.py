@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
+from conf.artefacts.export import seal_card
+from conf.artefacts.run import write_json
 from conf.errors import UpstreamNotReadyError
-from conf.export import seal_card
-from conf.run import write_json
 from conf.schema import fingerprint
 from tests.training.serving.tiny_models import PAD
 from training.serving.app import Server

@@ -14,8 +14,8 @@ from etl.tfrecord.codec import decode_columns
 from etl.tfrecord.codec.decode import ExampleDecoder, SequenceDecoder, read_batches, read_file
 from etl.tfrecord.codec.decode_columns import expect_rooms
 from etl.tfrecord.codec.encode import build_encoder, encode
+from etl.tfrecord.codec.framing import CorruptRecordError, RecordBlock, index_records
 from etl.tfrecord.codec.infer import infer_features
-from etl.tfrecord.files.framing import CorruptRecordError, RecordBlock, index_records
 from etl.tfrecord.files.writer import ShardWriter
 from etl.tfrecord.types.features import WireFeature
 from tests.machine import examples
@@ -189,7 +189,7 @@ def test_round_trip_with_encoder() -> None:
         ],
         names=[feature.name for feature in WANTED],
     )  # fmt: skip
-    from etl.tfrecord.files.framing import index_records
+    from etl.tfrecord.codec.framing import index_records
 
     data = encode(batch)
     assert ExampleDecoder(WANTED).decode(data, index_records(data)).equals(batch)
@@ -217,7 +217,7 @@ def test_agrees_with_tensorflow_parser(tmp_path) -> None:
 def test_long_keys_and_unwanted_features_are_handled() -> None:
     keys = [f"{'long_feature_name_' * (k % 9)}{k}" for k in range(60)]
     batch = pa.record_batch({key: [k, -k, k * 10**15] for k, key in enumerate(keys)})
-    from etl.tfrecord.files.framing import index_records
+    from etl.tfrecord.codec.framing import index_records
 
     data = encode(batch)
     wanted = [WireFeature(key, "int64") for key in reversed(keys[::3])]
@@ -309,7 +309,7 @@ def test_decoder_needs_neither_spark_nor_tensorflow() -> None:
     import sys
 
     program = (
-        "import sys, etl.tfrecord.codec.decode, etl.tfrecord.files.framing\n"
+        "import sys, etl.tfrecord.codec.decode, etl.tfrecord.codec.framing\n"
         "import etl.tfrecord.codec.crc32c\n"
         "bad = {'pyspark', 'tensorflow', 'pandas', 'pydantic'} & set(sys.modules)\n"
         "sys.exit(f'imported {bad}' if bad else 0)"

@@ -18,8 +18,8 @@ from etl.tfrecord.codec.decode import (
     read_file,
 )
 from etl.tfrecord.codec.encode import encode
+from etl.tfrecord.codec.framing import CorruptRecordError, RecordBlock, index_records
 from etl.tfrecord.codec.infer import FeatureCollector, infer_features
-from etl.tfrecord.files.framing import CorruptRecordError, RecordBlock, index_records
 from etl.tfrecord.types.features import WireFeature
 from tests.machine import examples
 

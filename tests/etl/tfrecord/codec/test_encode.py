@@ -15,7 +15,7 @@ from etl.tfrecord.codec import encode_kernels as k
 from etl.tfrecord.codec.decode import ExampleDecoder
 from etl.tfrecord.codec.encode import build_encoder, encode
 from etl.tfrecord.codec.encode_columns import find_refused_double, plan_columns, read_byte_offsets
-from etl.tfrecord.files.framing import index_records
+from etl.tfrecord.codec.framing import index_records
 from etl.tfrecord.types.features import WireFeature
 from tests.machine import examples
 

@@ -92,7 +92,7 @@ assert all(before.values()), [d.py_func.__name__ for d, n in before.items() if n
 from etl.tfrecord.codec.decode import build_decoder
 from etl.tfrecord.codec.encode import build_encoder
 from etl.tfrecord.codec.infer import FeatureCollector
-from etl.tfrecord.files.framing import RecordBlock, index_records
+from etl.tfrecord.codec.framing import RecordBlock, index_records
 from etl.tfrecord.codec.crc32c import crc32c
 batch = pa.record_batch({
     "i": pa.array([1, None, 3], pa.int32()), "f": [0.5, 1.5, None], "s": ["a", None, "b" * 500],

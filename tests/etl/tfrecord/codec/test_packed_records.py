@@ -17,8 +17,8 @@ from conf.schema import ABSENT_SLOTS_FEATURE, FeatureSchema, FeatureSpec, Packed
 from etl.tfrecord.codec.decode import build_decoder, read_batches
 from etl.tfrecord.codec.decode_packed import PackedDecoder, Unpacking, packed_features
 from etl.tfrecord.codec.encode import PackedEncoder
-from etl.tfrecord.files.framing import CorruptRecordError, RecordBlock, index_records
-from etl.tfrecord.options import parse_write_options
+from etl.tfrecord.codec.framing import CorruptRecordError, RecordBlock, index_records
+from etl.tfrecord.spark.options import parse_write_options
 from etl.tfrecord.table import read_table, read_table_batches
 from etl.tfrecord.types.features import WireFeature
 from etl.tfrecord.types.packed_slots import SlotPacking

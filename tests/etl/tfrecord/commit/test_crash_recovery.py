@@ -14,8 +14,8 @@ from etl.tfrecord.commit.crash_recovery import (
     recover_interrupted,
     replace_files,
 )
-from etl.tfrecord.files.input_files import list_input_files
-from etl.tfrecord.options import parse_read_options
+from etl.tfrecord.spark.input_files import list_input_files
+from etl.tfrecord.spark.options import parse_read_options
 
 OLD = {
     "_SUCCESS": "", "_commit": "old", "part-0": "old 0", "part-1": "old 1", "d=1/c=2/p": "old p",

@@ -12,17 +12,9 @@ import pyarrow as pa
 import pytest
 
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+from conf.storage.processes import Owner, describe_process, find_jvm, is_dead
 from etl.tfrecord.commit import job
-from etl.tfrecord.commit.job import (
-    Baseline,
-    Owner,
-    check_baseline,
-    describe_process,
-    find_jvm,
-    holds_output,
-    is_dead,
-    take_baseline,
-)
+from etl.tfrecord.commit.job import Baseline, check_baseline, holds_output, take_baseline
 from etl.tfrecord.commit.output_manifest import (
     OutputManifest,
     OutputShard,

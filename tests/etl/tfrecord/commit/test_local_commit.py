@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 
 from conf.errors import ConfigError, InputDataError, InternalError, UpstreamNotReadyError
+from conf.storage.processes import describe_process
 from etl.tfrecord.commit import local_commit
-from etl.tfrecord.commit.job import Baseline, describe_process
+from etl.tfrecord.commit.job import Baseline
 from etl.tfrecord.commit.local_commit import (
     JobPlan,
     TaskResult,
@@ -28,7 +29,7 @@ from etl.tfrecord.commit.local_commit import (
     temporary_directory,
 )
 from etl.tfrecord.commit.output_manifest import OutputManifest, read_output_manifest
-from etl.tfrecord.options import WriteOptions
+from etl.tfrecord.spark.options import WriteOptions
 from etl.tfrecord.spark.write_task import WriteTask
 from etl.tfrecord.types.features import WireFeature
 
@@ -298,7 +299,7 @@ def test_a_damaged_manifest_stops_an_append_but_not_an_overwrite(tmp_path: Path)
 
 
 def test_begin_job_sweeps_what_a_dead_driver_left(tmp_path: Path) -> None:
-    from etl.tfrecord.commit.job import describe_process
+    from conf.storage.processes import describe_process
 
     child = os.fork()
     if child == 0:  # pragma: no cover - waits to be killed

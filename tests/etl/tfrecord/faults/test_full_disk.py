@@ -15,8 +15,9 @@ from etl.tfrecord.commit.local_commit import (
     hold_attempt,
     publish,
 )
-from etl.tfrecord.commit.output_manifest import OutputManifest, ShardLimits, read_output_manifest
-from etl.tfrecord.options import WriteOptions
+from etl.tfrecord.commit.output_manifest import OutputManifest, read_output_manifest
+from etl.tfrecord.files.data_files import ShardLimits
+from etl.tfrecord.spark.options import WriteOptions
 from etl.tfrecord.spark.write_task import WriteTask
 from etl.tfrecord.types.features import WireFeature
 from tests.machine import PAGE_BYTES, fill

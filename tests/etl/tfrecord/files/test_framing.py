@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from conf.errors import ConfigError
-from etl.tfrecord.files.framing import (
+from conf.storage.locations import ByteSource, is_intact
+from etl.tfrecord.codec.framing import (
     BadRange,
     CorruptRecordError,
     detect_compression,
@@ -22,7 +23,6 @@ from etl.tfrecord.files.framing import (
     read_record_blocks,
     walk_headers,
 )
-from etl.tfrecord.files.locations import ByteSource, is_intact
 from tests.tfrecord_files import read_records
 
 PAYLOADS = [b"alpha", b"", b"\x00" * 40, b"omega" * 7]

@@ -11,11 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from conf.errors import ConfigError, InputDataError
+from etl.tfrecord.codec import framing
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE, OutputManifest, OutputShard
-from etl.tfrecord.files import framing, input_files
 from etl.tfrecord.files.data_files import DataFile
-from etl.tfrecord.files.input_files import list_input_files, plan_splits
-from etl.tfrecord.options import parse_read_options
+from etl.tfrecord.spark import input_files
+from etl.tfrecord.spark.input_files import list_input_files, plan_splits
+from etl.tfrecord.spark.options import parse_read_options
 from etl.tfrecord.types.features import WireFeature
 
 

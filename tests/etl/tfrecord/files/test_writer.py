@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.codec.crc32c import crc32c
 from etl.tfrecord.codec.encode import build_encoder
-from etl.tfrecord.commit.output_manifest import ShardLimits
+from etl.tfrecord.codec.framing import index_records
 from etl.tfrecord.files import writer
-from etl.tfrecord.files.data_files import check_indexable, format_index, index_path
-from etl.tfrecord.files.framing import index_records
+from etl.tfrecord.files.data_files import ShardLimits, check_indexable, format_index, index_path
 from etl.tfrecord.files.writer import (
     RollingPlan,
     RollingWriter,
@@ -213,7 +212,7 @@ def test_limits_hold_and_nothing_is_lost(
 def _encode(batch: pa.RecordBatch) -> list[bytes]:
     if not batch.num_rows:
         return []
-    from etl.tfrecord.files.framing import index_records
+    from etl.tfrecord.codec.framing import index_records
 
     data = build_encoder(batch.schema).encode(batch)
     return [data[s : s + n].tobytes() for s, n in index_records(data)]

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from etl.tfrecord.commit.job import Owner, describe_process
+from conf.storage.object_store import Storage
+from conf.storage.processes import Owner, describe_process
 from etl.tfrecord.commit.output_manifest import OutputManifest
-from etl.tfrecord.files.object_store import Storage
 from tests.fake_store import FakeStore, reached_as
 from tests.object_servers import SCHEMES, ObjectServer
 

@@ -16,7 +16,7 @@ import pytest
 
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.paths import read_manifest, resolve_version
-from etl.tfrecord.files.locations import (
+from conf.storage.locations import (
     FileOpener,
     StoredPath,
     check_settings,
@@ -26,9 +26,9 @@ from etl.tfrecord.files.locations import (
     parse_storage,
     split_storage_options,
 )
-from etl.tfrecord.files.object_store import Storage
-from etl.tfrecord.files.store_clients import ObstoreClient, add_environment, connect, unreachable
-from etl.tfrecord.options import parse_read_options, parse_write_options
+from conf.storage.object_store import Storage
+from conf.storage.store_clients import ObstoreClient, add_environment, connect, unreachable
+from etl.tfrecord.spark.options import parse_read_options, parse_write_options
 from tests.datasets import build_manifest
 from tests.object_servers import (
     AWS_CREDENTIALS,
@@ -256,7 +256,7 @@ class _Expired(BaseHTTPRequestHandler):
 def test_expired_credentials_and_nobody_there(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
     for name, value in {**AWS_CREDENTIALS, **AZURE_CREDENTIALS}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("etl.tfrecord.files.store_clients._RETRIES", 0)
+    monkeypatch.setattr("conf.storage.store_clients._RETRIES", 0)
     with ThreadingHTTPServer(("127.0.0.1", 0), _Expired) as server:
         port = server.server_address[1]
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -282,9 +282,9 @@ def test_hdfs_without_a_client_says_what_to_install() -> None:
     code = (
         "from conf.errors import ConfigError\n"
         "from conf.paths import resolve_version\n"
-        "from etl.tfrecord.files.locations import find_path\n"
-        "from etl.tfrecord.files.input_files import list_input_files\n"
-        "from etl.tfrecord.options import parse_read_options\n"
+        "from conf.storage.locations import find_path\n"
+        "from etl.tfrecord.spark.input_files import list_input_files\n"
+        "from etl.tfrecord.spark.options import parse_read_options\n"
         "def read(uri): list_input_files(parse_read_options({'path': uri}))\n"
         "for call in (lambda uri: resolve_version(find_path(uri)), read):\n"
         "    try: call('hdfs://namenode:9000/data')\n"

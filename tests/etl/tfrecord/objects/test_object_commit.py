@@ -11,8 +11,11 @@ from collections.abc import Callable
 import pytest
 
 from conf.errors import ConfigError, InputDataError, InternalError, UpstreamNotReadyError
+from conf.storage import object_store as storage_module
+from conf.storage.object_store import Storage
+from conf.storage.processes import Owner
 from etl.tfrecord.commit.committer import ObjectCommitter
-from etl.tfrecord.commit.job import Owner, SaveMode
+from etl.tfrecord.commit.job import SaveMode
 from etl.tfrecord.commit.object_commit import (
     hold_object_attempt,
     sweep_dead_jobs,
@@ -20,9 +23,7 @@ from etl.tfrecord.commit.object_commit import (
 )
 from etl.tfrecord.commit.object_view import read_object_manifest
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE
-from etl.tfrecord.files import object_store as storage_module
 from etl.tfrecord.files.data_files import index_path
-from etl.tfrecord.files.object_store import Storage
 from tests.etl.tfrecord.objects.word_jobs import Job, leftovers, read_words
 from tests.fake_store import FakeStore
 

@@ -14,16 +14,16 @@ import pytest
 from pyarrow import fs
 
 from conf.errors import ConfigError, InputDataError
+from conf.storage.locations import _KEPT_BYTES, FileOpener, StoredPath
+from conf.storage.object_store import Storage
+from conf.storage.store_clients import CONNECTORS, HdfsClient, StoredObject
+from etl.tfrecord.codec.framing import read_record_blocks
 from etl.tfrecord.commit.committer import ObjectCommitter
 from etl.tfrecord.commit.local_commit import JobPlan, TaskResult
 from etl.tfrecord.commit.object_commit import JOB_FILE, temporary_storage
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE
-from etl.tfrecord.files.framing import read_record_blocks
-from etl.tfrecord.files.input_files import InputListing, list_input_files, plan_splits
-from etl.tfrecord.files.locations import _KEPT_BYTES, FileOpener, StoredPath
-from etl.tfrecord.files.object_store import Storage
-from etl.tfrecord.files.store_clients import CONNECTORS, HdfsClient, StoredObject
-from etl.tfrecord.options import WriteOptions, parse_read_options, parse_write_options
+from etl.tfrecord.spark.input_files import InputListing, list_input_files, plan_splits
+from etl.tfrecord.spark.options import WriteOptions, parse_read_options, parse_write_options
 from etl.tfrecord.spark.write_plan import plan_write
 from etl.tfrecord.spark.write_task import WriteTask
 from tests.fake_store import FakeStore

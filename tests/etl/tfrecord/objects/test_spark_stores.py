@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from conf.errors import ConfigError
+from conf.storage.locations import check_settings
+from conf.storage.object_store import Storage
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE
-from etl.tfrecord.files.locations import check_settings
-from etl.tfrecord.files.object_store import Storage
 from etl.tfrecord.spark.reader import read_tfrecords
 from etl.tfrecord.spark.writer import write_tfrecords
 from tests.etl.tfrecord.objects.word_jobs import leftovers

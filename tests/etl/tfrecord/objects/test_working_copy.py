@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from conf.errors import ConfigError, UpstreamNotReadyError
-from etl.tfrecord.commit.job import Owner
-from etl.tfrecord.files import lease as lease_module
-from etl.tfrecord.files.lease import LAPSE_S, LEASE_KEY, hold_lease, read_holder
-from etl.tfrecord.files.object_store import Storage
-from etl.tfrecord.files.working_copy import (
+from conf.storage import lease as lease_module
+from conf.storage.lease import LAPSE_S, LEASE_KEY, hold_lease, read_holder
+from conf.storage.object_store import Storage
+from conf.storage.processes import Owner
+from conf.storage.working_copy import (
     WORK_DIR_VARIABLE,
     WorkingCopy,
     describe_place,
@@ -95,7 +95,7 @@ def test_what_is_brought_here_is_for_its_owner_and_group(
 def test_a_large_file_arrives_whole(
     copies: Callable[[str], WorkingCopy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("etl.tfrecord.files.working_copy._COPY_BYTES", 1000)
+    monkeypatch.setattr("conf.storage.working_copy._COPY_BYTES", 1000)
     here, there = copies("here"), copies("there")
     data = os.urandom(123_457)
     here.local.mkdir()

@@ -6,12 +6,14 @@ import uuid
 from collections.abc import Set
 
 from conf.manifest import ShardInfo
-from etl.tfrecord.commit.job import SaveMode, find_this_process
+from conf.storage.object_store import Storage
+from conf.storage.processes import find_this_process
+from etl.tfrecord.commit.job import SaveMode
 from etl.tfrecord.commit.local_commit import JobPlan, TaskResult
 from etl.tfrecord.commit.object_commit import begin_object_job, hold_object_attempt, publish_objects
 from etl.tfrecord.commit.object_view import read_object_manifest, view_directory
-from etl.tfrecord.commit.output_manifest import COMMIT_FILE, OutputManifest, TaskShard, WrittenShard
-from etl.tfrecord.files.object_store import Storage
+from etl.tfrecord.commit.output_manifest import COMMIT_FILE, OutputManifest, TaskShard
+from etl.tfrecord.files.data_files import WrittenShard
 
 DESCRIPTION = OutputManifest("ByteArray", None, (), {}, (), ())
 

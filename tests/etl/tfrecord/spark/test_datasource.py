@@ -15,8 +15,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import types as T
 
 from conf.errors import ConfigError
-from etl.tfrecord.datasource import TFRecordDataSource, register_tfrecord
-from etl.tfrecord.files.framing import BadRange
+from etl.tfrecord.codec.framing import BadRange
+from etl.tfrecord.spark.datasource import TFRecordDataSource, register_tfrecord
 from etl.tfrecord.spark.read_task import DamageLog, QuarantinedRange
 from tests.tfrecord_files import read_quarantine
 
@@ -38,7 +38,7 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def _registered(spark) -> None:
-    from etl.tfrecord.datasource import register_tfrecord
+    from etl.tfrecord.spark.datasource import register_tfrecord
 
     register_tfrecord(spark)
 
@@ -162,7 +162,7 @@ def test_encoders_and_statistics_run_in_the_same_pass(spark, tmp_path: Path) -> 
     """The task encodes rows, feeds statistics, and reports both with the shard."""
     import pyarrow as pa
 
-    from etl.tfrecord.options import parse_write_options
+    from etl.tfrecord.spark.options import parse_write_options
     from etl.tfrecord.spark.write_plan import WriteHooks
     from etl.tfrecord.spark.write_task import WriteTask
 
@@ -211,7 +211,7 @@ def test_an_option_without_its_hook_is_refused(tmp_path: Path, option: str) -> N
 
 @pytest.mark.usefixtures("_registered")
 def test_a_jvm_connector_of_the_same_name_is_reported(spark, monkeypatch) -> None:
-    from etl.tfrecord import datasource
+    from etl.tfrecord.spark import datasource
 
     claimed = {"tfrecords": "com.example.Other"}
     monkeypatch.setattr(datasource, "_find_jvm_providers", lambda spark: claimed)
@@ -221,7 +221,7 @@ def test_a_jvm_connector_of_the_same_name_is_reported(spark, monkeypatch) -> Non
 
 @pytest.mark.usefixtures("_registered")
 def test_no_jvm_connector_is_found_where_there_is_none(spark) -> None:
-    from etl.tfrecord.datasource import _find_jvm_providers
+    from etl.tfrecord.spark.datasource import _find_jvm_providers
 
     found = _find_jvm_providers(spark)
     assert "csv" in found
@@ -230,7 +230,7 @@ def test_no_jvm_connector_is_found_where_there_is_none(spark) -> None:
 
 @pytest.mark.usefixtures("_registered")
 def test_registering_twice_does_no_harm(spark, capfd) -> None:
-    from etl.tfrecord.datasource import register_tfrecord
+    from etl.tfrecord.spark.datasource import register_tfrecord
 
     spark.sparkContext.setLogLevel("WARN")
     try:
@@ -351,7 +351,7 @@ def test_the_manifest_knows_which_columns_are_binary(spark, tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("_registered")
 def test_a_thread_of_ones_own_finds_the_format_once_it_registers(spark, tmp_path: Path) -> None:
-    from etl.tfrecord.datasource import register_tfrecord
+    from etl.tfrecord.spark.datasource import register_tfrecord
 
     def write(name: str, registers: bool) -> str | None:
         try:

@@ -16,10 +16,10 @@ from pyspark.sql import types as T
 from pyspark.sql.types import LongType, StructField, StructType
 
 from conf.errors import ConfigError, InputDataError
-from etl.tfrecord.files.framing import CorruptRecordError
+from etl.tfrecord.codec.framing import CorruptRecordError
 from etl.tfrecord.files.writer import ShardWriter
-from etl.tfrecord.options import parse_read_options
 from etl.tfrecord.spark import reader as reader_module
+from etl.tfrecord.spark.options import parse_read_options
 from etl.tfrecord.spark.reader import TFRecordReader, infer_schema, read_tfrecords
 from etl.tfrecord.table import write_table
 from tests.tfrecord_files import read_quarantine
@@ -419,7 +419,7 @@ PLANNER = """
 import gc, sys
 from pathlib import Path
 from pyspark.sql.types import LongType, StructField, StructType
-from etl.tfrecord.datasource import TFRecordDataSource
+from etl.tfrecord.spark.datasource import TFRecordDataSource
 
 def plan():
     schema = StructType([StructField("a", LongType())])

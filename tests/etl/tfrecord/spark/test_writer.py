@@ -18,10 +18,10 @@ from conf.errors import ConfigError, InputDataError
 from conf.schema import FeatureSchema, FeatureSpec
 from etl.encoders.vocabulary import write_vocabulary
 from etl.records.spark_source import open_encoders
-from etl.tfrecord.commit.output_manifest import OutputManifest, ShardLimits, read_output_manifest
-from etl.tfrecord.files.data_files import index_path
-from etl.tfrecord.options import WriteOptions, parse_write_options
+from etl.tfrecord.commit.output_manifest import OutputManifest, read_output_manifest
+from etl.tfrecord.files.data_files import ShardLimits, index_path
 from etl.tfrecord.spark import write_task
+from etl.tfrecord.spark.options import WriteOptions, parse_write_options
 from etl.tfrecord.spark.write_task import WriteTask
 from etl.tfrecord.spark.writer import WriteConfig
 from etl.tfrecord.types.policies import ColumnPolicy, TypeOptions

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.codec.decode import ExampleDecoder
 from etl.tfrecord.codec.encode import encode
-from etl.tfrecord.files.framing import index_records
+from etl.tfrecord.codec.framing import index_records
 from etl.tfrecord.types.column_nodes import VECTOR_METADATA, VECTOR_STORAGE
 from etl.tfrecord.types.features import WireFeature
 from etl.tfrecord.types.from_example import FeatureNames, find_name, plan_from_example

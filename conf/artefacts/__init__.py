@@ -1,0 +1,1 @@
+"""What runs, exports and deltas hold: names of their files, and their cards."""

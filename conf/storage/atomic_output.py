@@ -1,0 +1,286 @@
+"""Atomic replacement of an output file or directory, whole or not at all."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from conf.errors import UpstreamNotReadyError
+from conf.paths import ReadablePath, list_folders
+from conf.storage.locks import hold_file_lock
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+WITHDRAWN_DIR = ".withdrawn"
+PRIVATE = 0o640
+"""Mode of files that hold what users did: for their owner and group alone."""
+
+
+@contextmanager
+def staged_directory(target: Path) -> Iterator[Path]:
+    """Yields an empty directory that takes the target's place when the block ends well.
+
+    The target is never missing or incomplete: where the kernel can swap two names in one step, a
+    kill at any moment leaves either the old content or the new. What a killed process left
+    behind is swept by the next one.
+
+    Args:
+        target: Directory to create or replace.
+
+    Raises:
+        UpstreamNotReadyError: Another process is writing the same target.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    lock = target.with_name(f".{target.name}.lock")
+    refusal = UpstreamNotReadyError(
+        f"{target} is being written by another process right now",
+        received=f"a lock on {lock}",
+        fix="wait for it to end, then run again",
+    )
+    with hold_file_lock(lock, refusal):
+        staging = target.with_name(f".{target.name}.staging")
+        _recover(target)
+        _remove(staging)
+        staging.mkdir()
+        try:
+            yield staging
+            _sync_tree(staging)
+            _put_in_place(staging, target)
+        finally:
+            _remove(staging)
+
+
+@contextmanager
+def numbered_directory(
+    parent: Path, keep: int | None = None, *, above: int = 0
+) -> Iterator[tuple[Path, Path]]:
+    """Yields an empty directory, and the path `<parent>/<n>` that it gets when the block ends well.
+
+    Numbers grow by one, over withdrawn ones too; a directory with a number is always whole, as it
+    is renamed to it. The oldest ones are renamed away before they are removed.
+
+    Args:
+        parent: Directory of the numbered ones; made as needed.
+        keep: How many are kept, the newest ones, and of withdrawn ones as many; None: all.
+        above: A number that was given elsewhere.
+
+    Raises:
+        UpstreamNotReadyError: Another process is writing a directory of the same parent.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
+    lock, staging, removing = (parent / name for name in (".lock", ".staging", ".removing"))
+    with hold_file_lock(lock, _refuse_writer(parent)):
+        _remove(staging)
+        _remove(removing)
+        staging.mkdir()
+        taken = [above, *list_numbered(parent), *list_numbered(parent / WITHDRAWN_DIR)]
+        target = parent / str(max(taken) + 1)
+        try:
+            yield staging, target
+            _sync_tree(staging)
+            staging.rename(target)
+            sync_directory(parent)
+            for kept in (parent, parent / WITHDRAWN_DIR):
+                for number in list_numbered(kept)[: -keep if keep else 0]:
+                    (kept / str(number)).rename(removing)
+                    _remove(removing)
+        finally:
+            _remove(staging)
+
+
+def withdraw_numbered(parent: Path, above: int) -> list[int]:
+    """Moves the directories whose number is above one aside, into `<parent>/.withdrawn`.
+
+    The newest one goes last: until then it is the newest, and after it `above` is. No number is
+    given twice.
+
+    Args:
+        parent: Directory of the numbered ones.
+        above: The number that is the newest afterwards.
+
+    Returns:
+        The numbers that were moved, ascending.
+
+    Raises:
+        UpstreamNotReadyError: Another process is writing a directory of the same parent.
+    """
+    withdrawn = parent / WITHDRAWN_DIR
+    with hold_file_lock(parent / ".lock", _refuse_writer(parent)):
+        withdrawn.mkdir(exist_ok=True)
+        numbers = [number for number in list_numbered(parent) if number > above]
+        for number in numbers:
+            (parent / str(number)).rename(withdrawn / str(number))
+        sync_directory(withdrawn)
+        sync_directory(parent)
+    return numbers
+
+
+def _refuse_writer(parent: Path) -> UpstreamNotReadyError:
+    return UpstreamNotReadyError(
+        f"{parent} is being written by another process right now",
+        received=f"a lock on {parent / '.lock'}",
+        fix="wait for it to end, then run again",
+    )
+
+
+def list_numbered(parent: ReadablePath) -> list[int]:
+    """Returns the numbers that name directories of a parent, ascending."""
+    return pick_numbers(list_folders(parent))
+
+
+def pick_numbers(names: Iterable[str]) -> list[int]:
+    """Returns the numbers among names, ascending."""
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+
+def exchange(first: Path, second: Path) -> bool:
+    """Swaps two names in one atomic step; False where the system cannot."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    status = renameat2(
+        _AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE
+    )
+    return bool(status == 0)
+
+
+def _put_in_place(staging: Path, target: Path) -> None:
+    if not target.exists():
+        staging.rename(target)
+    elif not exchange(staging, target):
+        # Two steps: a kill in between is repaired by the next writer (`_recover`).
+        replaced = _replaced(target)
+        _remove(replaced)
+        target.rename(replaced)
+        staging.rename(target)
+        _remove(replaced)
+    sync_directory(target.parent)
+
+
+def _recover(target: Path) -> None:
+    replaced = _replaced(target)
+    if replaced.exists() and not target.exists():
+        replaced.rename(target)
+    _remove(replaced)
+
+
+def _replaced(target: Path) -> Path:
+    return target.with_name(f".{target.name}.replaced")
+
+
+def _remove(path: Path) -> None:
+    if path.exists():
+        shutil.rmtree(path)
+
+
+def _sync_tree(root: Path) -> None:
+    for directory, _, files in os.walk(root):
+        for name in files:
+            with (Path(directory) / name).open("rb") as handle:
+                os.fsync(handle.fileno())
+        sync_directory(Path(directory))
+
+
+UNFINISHED_SUFFIX = ".tmp"
+
+
+def write_text_atomic(path: Path, text: str) -> None:
+    """Writes a text file so that readers see the old content or the new, never a part."""
+    write_bytes_atomic(path, text.encode("utf-8"))
+
+
+def write_bytes_atomic(path: Path, data: bytes | memoryview) -> None:
+    """Writes a file so that readers see the old content or the new, never a part."""
+    with atomic_file(path) as unfinished:
+        unfinished.write_bytes(data)
+
+
+@contextmanager
+def atomic_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """Gives a path to write, which takes the file's name when the block ends well.
+
+    Args:
+        path: The file; its directory must exist.
+        durable: Whether the file survives a power cut; False for a file that is made again if lost.
+
+    Raises:
+        OSError: The disk is full, or there is no permission; names the file. The old file stays.
+    """
+    output = AtomicFile(path)
+    try:
+        yield output.unfinished
+        output.publish(durable=durable)
+    except OSError as error:
+        if error.errno and error.filename is None:
+            error.filename = str(path)  # a full disk does not say what it had no room for
+        raise
+    finally:
+        output.discard()
+
+
+class AtomicFile:
+    """A file that is written under a hidden name beside its own, and renamed when it is whole.
+
+    Attributes:
+        unfinished: The hidden path; no other writer has the same.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Chooses the hidden path; touches no file."""
+        self._path = path
+        self.unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}{UNFINISHED_SUFFIX}")
+
+    def publish(self, *, durable: bool = True) -> None:
+        """Gives the file its name, in place of an earlier one.
+
+        Args:
+            durable: Whether content and name survive a power cut from here on.
+
+        Raises:
+            OSError: The content does not reach the disk.
+        """
+        if durable:
+            with self.unfinished.open("rb") as handle:
+                os.fsync(handle.fileno())
+        self.unfinished.replace(self._path)
+        if durable:
+            sync_directory(self._path.parent)
+
+    def discard(self) -> None:
+        """Removes the file, unless it has its name already."""
+        self.unfinished.unlink(missing_ok=True)
+
+
+def remove_unfinished(path: Path) -> None:
+    """Removes what killed writers of a file left beside it; none may be at work."""
+    for unfinished in path.parent.glob(f".{path.name}.*{UNFINISHED_SUFFIX}"):
+        unfinished.unlink()
+
+
+def sync_directory(path: Path) -> None:
+    """Makes renames inside a directory survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
+
+
+def link_file(source: Path, target: Path) -> None:
+    """Gives a file a second name, or copies it where the file system has no links."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        shutil.copyfile(source, target)

@@ -1,0 +1,199 @@
+"""A lease on a directory of an object store: one process at a time works on what lies there.
+
+Stores have no locks that end with their process. The holder of a lease renews it; one that has not
+been renewed for some minutes, or whose process has ended on this machine, is taken over. The holder
+finds that out at the next renewal, and before it brings anything to the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from conf.errors import UpstreamNotReadyError
+from conf.storage.object_store import Storage
+from conf.storage.processes import Owner, describe_process, is_dead
+from conf.storage.store_clients import Version, unreachable
+
+LEASE_KEY = ".lease"
+RENEWAL_S = 30.0
+LAPSE_S = 300.0
+"""Age from which a lease that was not renewed is a dead process's."""
+
+
+@dataclass(frozen=True)
+class _Note:
+    """What the object says.
+
+    Attributes:
+        holder: The working copy that had it last; it holds all that was brought here.
+        owner: The process, None where the host does not tell.
+        renewals: Grows, so that each renewal is another content.
+        is_held: False once it was given back.
+    """
+
+    holder: str
+    owner: dict[str, Any] | None
+    renewals: int = 0
+    is_held: bool = True
+
+    def dumps(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def loads(cls, data: bytes) -> _Note | None:
+        """Parses a note, None where it is something else."""
+        try:
+            return cls(**json.loads(data))
+        except (ValueError, TypeError):
+            return None
+
+
+class Lease:
+    """A lease that is held.
+
+    Attributes:
+        was_ours: Whether the same working copy held it last: nobody else has worked here since.
+    """
+
+    def __init__(self, directory: Storage, note: _Note, version: Version, was_ours: bool) -> None:
+        """Wraps a note that has been put."""
+        self.was_ours = was_ours
+        self._directory, self._note, self._version = directory, note, version
+        self._renewed = time.monotonic()
+        self._lock = threading.Lock()
+        self._is_lost = False
+
+    def check(self) -> None:
+        """Makes sure that it is still held.
+
+        Raises:
+            UpstreamNotReadyError: Another process has taken it over.
+        """
+        if time.monotonic() - self._renewed > LAPSE_S / 2:
+            self.renew()
+        if self._is_lost:
+            raise UpstreamNotReadyError(
+                "another process took this one for dead and works here now",
+                received=f"{self._directory.uri}: the lease is no longer held",
+                allowed=f"a pause of less than {LAPSE_S:.0f} s",
+                fix="let the other one go on, or end it and run this command again",
+            )
+
+    def renew(self, *, is_held: bool = True) -> None:
+        """Puts the note anew, unless it is another one's by now."""
+        with self._lock, _reaching(self._directory):
+            note = replace(self._note, renewals=self._note.renewals + 1, is_held=is_held)
+            started = time.monotonic()
+            if self._is_lost or not self._directory.replace(LEASE_KEY, note.dumps(), self._version):
+                self._is_lost = not self._finds(note)
+                return
+            self._note, self._renewed = note, started
+            found, version = self._directory.read_version(LEASE_KEY)
+            if found == note.dumps() and version is not None:
+                self._version = version
+
+    def _finds(self, note: _Note) -> bool:
+        """Whether the note is there nevertheless: the answer to its put got lost."""
+        found, version = self._directory.read_version(LEASE_KEY)
+        if found not in (note.dumps(), self._note.dumps()) or version is None:
+            return False
+        self._note, self._version = _Note.loads(found) or note, version
+        return True
+
+
+@contextlib.contextmanager
+def hold_lease(directory: Storage, holder: str) -> Iterator[Lease]:
+    """Holds a lease while the block runs, and renews it in the background.
+
+    Args:
+        directory: What it is on.
+        holder: Id of the working copy.
+
+    Raises:
+        UpstreamNotReadyError: Another process holds it.
+        ConfigError: The store cannot be reached or refuses.
+    """
+    lease = _take(directory, holder)
+    ended = threading.Event()
+    thread = threading.Thread(target=_keep, args=(lease, ended), name="lease", daemon=True)
+    thread.start()
+    try:
+        yield lease
+    finally:
+        ended.set()
+        thread.join()
+        with contextlib.suppress(Exception):  # It lapses.
+            lease.renew(is_held=False)
+
+
+def _keep(lease: Lease, ended: threading.Event) -> None:
+    while not ended.wait(RENEWAL_S):
+        with contextlib.suppress(Exception):  # `check` says so if it stays like that.
+            lease.renew()
+
+
+def _take(directory: Storage, holder: str) -> Lease:
+    with _reaching(directory):
+        data, version = directory.read_version(LEASE_KEY)
+        before = None if data is None else _Note.loads(data)
+        if before is not None and before.is_held and not _is_over(directory, before):
+            raise _refuse(directory)
+        note = _Note(holder, _describe_self(), before.renewals + 1 if before else 0)
+        if not directory.replace(LEASE_KEY, note.dumps(), version):
+            raise _refuse(directory)
+        found, taken = directory.read_version(LEASE_KEY)
+        if found != note.dumps() or taken is None:
+            raise _refuse(directory)
+    return Lease(directory, note, taken, before is not None and before.holder == holder)
+
+
+def _is_over(directory: Storage, note: _Note) -> bool:
+    """Whether the process that holds a lease has ended, as far as can be known."""
+    if note.owner is not None:
+        with contextlib.suppress(OSError, TypeError):
+            if is_dead(Owner(**note.owner)):
+                return True
+    found = directory.find(LEASE_KEY)
+    return found is None or time.time() - found.mtime_ns / 1e9 > LAPSE_S
+
+
+def read_holder(directory: Storage) -> str | None:
+    """Returns the id of the working copy that held the lease last, None where none has.
+
+    Raises:
+        ConfigError: The store cannot be reached or refuses.
+    """
+    with _reaching(directory):
+        data = directory.read(LEASE_KEY)
+    note = None if data is None else _Note.loads(data)
+    return None if note is None else note.holder
+
+
+def _describe_self() -> dict[str, Any] | None:
+    try:
+        return asdict(describe_process(os.getpid()))
+    except OSError:
+        return None
+
+
+def _refuse(directory: Storage) -> UpstreamNotReadyError:
+    return UpstreamNotReadyError(
+        "another process is working on this directory of the store",
+        received=directory.uri,
+        fix=f"wait for it to end; if it is dead, its lease lapses after {LAPSE_S:.0f} s",
+    )
+
+
+@contextlib.contextmanager
+def _reaching(directory: Storage) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise unreachable(directory.uri, error) from error

@@ -1,0 +1,459 @@
+"""Paths and URIs as users give them, local or in object stores: parsed, opened, and read.
+
+Streams of compressed files are inflated here. Imports nothing compiled by numba.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import json
+import os
+import posixpath
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+
+from conf.errors import ConfigError, did_you_mean
+from conf.paths import local_path
+from conf.storage.object_store import Storage
+from conf.storage.store_clients import (
+    ANONYMOUS,
+    CONNECTORS,
+    Settings,
+    StoredObject,
+    split_endpoint,
+    unreachable,
+)
+
+Compression = Literal["GZIP", "ZLIB"]
+Opener = Callable[[str | Path], BinaryIO]
+
+_WBITS = {"GZIP": 31, "ZLIB": 15}
+_PIECE_BYTES = 1 << 20
+
+
+class ByteSource:
+    """Reads a stream in pieces of bounded size; a damaged compressed stream ends early.
+
+    Attributes:
+        failure: What is wrong with the compressed stream, once its damage has been reached.
+    """
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        compression: Compression | None,
+        *,
+        limit: int | None = None,
+        is_salvaging: bool = False,
+    ) -> None:
+        """Starts at the file's position.
+
+        Args:
+            file: Open file.
+            compression: Its compression.
+            limit: Bytes to read from the file at most.
+            is_salvaging: Whether to get at every byte before the damage of a compressed stream.
+        """
+        self.failure: str | None = None
+        self._file, self._left = file, limit
+        self._wbits = _WBITS.get(compression or "", 0)
+        self._inflate: Any = None if compression is None else zlib.decompressobj(self._wbits)
+        self._pending, self._has_begun, self._is_salvaging = b"", False, is_salvaging
+
+    def read(self, limit: int) -> bytes:
+        """Returns at most `limit` bytes; none at the end of the stream, or of its sound part."""
+        if self._inflate is None:
+            return self._read_file(limit)
+        if self.failure is not None:
+            return b""
+        try:
+            return self._read_inflated(limit)
+        except (zlib.error, EOFError) as error:
+            self.failure = f"damaged compressed stream ({str(error) or 'it ends early'})"
+            return b""
+
+    def read_into(self, target: np.ndarray) -> int:
+        """Fills a buffer, uint8 `[bytes]`, as far as `read` would; returns how many bytes came."""
+        if self._inflate is None and self._left is None and hasattr(self._file, "readinto"):
+            return self._file.readinto(memoryview(target)) or 0  # type: ignore[arg-type]
+        piece = self.read(target.size)
+        target[: len(piece)] = np.frombuffer(piece, np.uint8)
+        return len(piece)
+
+    def _read_file(self, limit: int) -> bytes:
+        if self._left is None:
+            return self._file.read(limit)
+        data = self._file.read(min(limit, self._left))
+        self._left -= len(data)
+        return data
+
+    def _read_inflated(self, limit: int) -> bytes:
+        while True:
+            data = self._pending or self._read_file(_PIECE_BYTES)
+            if not data and (self._inflate.eof or not self._has_begun):
+                return b""
+            self._has_begun = True
+            if self._inflate.eof:  # a further member of a concatenated stream
+                self._inflate = zlib.decompressobj(self._wbits)
+            piece = self._decompress(data, limit)
+            self._pending = self._inflate.unconsumed_tail or self._inflate.unused_data
+            if piece:
+                return piece
+            if not data:  # nor was any output left inside the decompressor
+                raise EOFError
+
+    def _decompress(self, data: bytes, limit: int) -> bytes:
+        earlier = self._inflate.copy() if self._is_salvaging else None
+        try:
+            return self._inflate.decompress(data, limit)
+        except zlib.error as error:
+            saved = b"" if earlier is None else _salvage(earlier, data)
+            if not saved:
+                raise
+            self.failure = f"damaged compressed stream ({error})"
+            return saved
+
+
+def _salvage(inflate: Any, data: bytes) -> bytes:
+    """What a stream gives before it turns out to be damaged, to the last byte."""
+    pieces = []
+    with contextlib.suppress(zlib.error):
+        for position in range(len(data)):
+            pieces.append(inflate.decompress(data[position : position + 1]))
+    return b"".join(pieces)
+
+
+def open_local(path: str | Path) -> BinaryIO:
+    """Opens a local file."""
+    return Path(path).open("rb", buffering=0)
+
+
+def is_intact(
+    path: str | Path, compression: Compression | None, opener: Opener = open_local
+) -> bool:
+    """Whether a file inflates without an error; one that is not compressed always does."""
+    if compression is None:
+        return True
+    with opener(path) as file:
+        source = ByteSource(file, compression)
+        while source.read(_PIECE_BYTES):
+            pass
+    return source.failure is None
+
+
+STORAGE_OPTION, STORAGE_PREFIX = "storage", "fs."
+
+_ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "azure": "az"}
+_SETTINGS = ("account", ANONYMOUS, "endpoint_override", "region", "scheme")
+STORAGE_OPTIONS = (STORAGE_OPTION, *(f"{STORAGE_PREFIX}{name}" for name in _SETTINGS))
+_SECRETS = re.compile("key|secret|token|password|credential", re.IGNORECASE)
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+_FROM_ENVIRONMENT = (
+    "credentials come from the environment of driver and executors (AWS_ACCESS_KEY_ID, profiles, "
+    "instance roles, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_KEY): options are shown "
+    "in plans and logs"
+)
+
+
+def split_storage_options(options: Mapping[str, str]) -> tuple[dict[str, str], Settings]:
+    """Takes the settings of object stores out of data source options.
+
+    Args:
+        options: `fs.<setting>` each, or a JSON object in `storage`; names in any case.
+
+    Returns:
+        The other options, and the settings.
+
+    Raises:
+        ConfigError: An unknown setting, or one that holds a secret, whose value is not shown.
+    """
+    rest: dict[str, str] = {}
+    settings: dict[str, str] = {}
+    for name, value in options.items():
+        if name.lower() == STORAGE_OPTION:
+            settings.update(_parse_storage(value))
+        elif name.lower().startswith(STORAGE_PREFIX):
+            settings[name[len(STORAGE_PREFIX) :].lower()] = value
+        else:
+            rest[name] = value
+    return rest, check_settings(settings)
+
+
+def _parse_storage(text: str) -> dict[str, str]:
+    try:
+        data = json.loads(text)
+    except ValueError:
+        data = None
+    if not isinstance(data, dict) or not all(isinstance(v, str) for v in data.values()):
+        raise ConfigError(
+            "TFRecord option 'storage' is no JSON object of strings",
+            allowed='such as {"endpoint_override": "https://minio:9000", "region": "eu-west-1"}',
+        )
+    return data
+
+
+def check_settings(settings: Mapping[str, str]) -> Settings:
+    """Checks settings of an object store.
+
+    Args:
+        settings: `endpoint_override` (host and port, or a URL), `region`, `scheme`, `account` of
+            Azure, and `anonymous`: `true` asks without credentials.
+
+    Raises:
+        ConfigError: An unknown setting, or one that holds a secret, whose value is not shown.
+    """
+    resolved: dict[str, str] = {}
+    for name, value in settings.items():
+        if _SECRETS.search(name) or "@" in value:
+            raise ConfigError(
+                f"no credentials in options: setting {name!r} is refused", fix=_FROM_ENVIRONMENT
+            )
+        if name not in _SETTINGS:
+            raise ConfigError(
+                f"unknown setting {name!r} of an object store",
+                allowed=", ".join(f"{STORAGE_PREFIX}{n}" for n in _SETTINGS),
+                fix=did_you_mean(name, _SETTINGS),
+            )
+        resolved[name] = value
+    if resolved.get(ANONYMOUS, "true") not in ("true", "false"):
+        raise ConfigError(
+            f"setting {ANONYMOUS!r} of an object store",
+            received=resolved[ANONYMOUS],
+            allowed="true, false",
+        )
+    return tuple(sorted(split_endpoint(resolved).items()))
+
+
+def find_scheme(path: str) -> str | None:
+    """Scheme of a URI, in lower case and by its usual name; None for a plain path."""
+    found = _SCHEME.match(path)
+    return None if found is None else _ALIASES.get(found[1].lower(), found[1].lower())
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path lies in an object store that can be reached."""
+    return find_scheme(path) in CONNECTORS
+
+
+def parse_storage(path: str, settings: Settings = ()) -> Storage:
+    """Reads the URI of a directory or an object of an object store.
+
+    Args:
+        path: For example `s3a://bucket/data/train` or `az://container/data`; taken as it is,
+            nothing is unescaped.
+        settings: What `check_settings` returned.
+
+    Raises:
+        ConfigError: Credentials or parameters in the URI (it is not shown then), or no bucket.
+    """
+    scheme, _, rest = path.partition("://")
+    if "@" in rest.partition("/")[0] or "?" in rest:
+        raise ConfigError(
+            f"a {scheme}:// path holds more than a place: what stands before @ or behind ? is "
+            "refused",
+            allowed=f"{scheme}://<bucket>/<path>, settings as options fs.endpoint_override, "
+            "fs.region, fs.scheme",
+            fix=_FROM_ENVIRONMENT,
+        )
+    parts = [part for part in rest.split("/") if part]
+    if not parts or rest.startswith("/") or {".", ".."} & set(parts):
+        raise ConfigError(
+            "no place in an object store",
+            received=path,
+            allowed=f"{scheme}://<bucket>/<path>, without . and ..",
+        )
+    return Storage(find_scheme(path) or "", "/".join(parts), settings)
+
+
+def resolve_local_path(path: str) -> str:
+    """Turns a plain path or a `file:` URI into an absolute local path.
+
+    Args:
+        path: As the user gave it.
+
+    Raises:
+        ConfigError: Another scheme, or a `file:` URI that names a host.
+    """
+    scheme = _SCHEME.match(path)
+    local = path
+    if scheme is not None and scheme[1].lower() == "file":
+        local = re.sub(r"^file:(//(localhost)?(?=/))?", "", path, flags=re.IGNORECASE)
+    if not path or (scheme is not None and local == path) or local.startswith("//"):
+        raise ConfigError(
+            "not a local path",
+            received=_without_credentials(path) or "no path",
+            allowed="a path such as /data/train, or file:///data/train; where shards are read and "
+            "written also s3://, s3a://, gs:// and az://, and hdfs:// for reading",
+            fix="use one of these, or a file system that driver and executors share as a mount",
+        )
+    return str(Path(local).absolute())
+
+
+def _without_credentials(path: str) -> str:
+    return re.sub(r"//[^/]*@", "//***@", path)
+
+
+def parse_path(path: str, settings: Settings) -> tuple[str, Storage | None]:
+    """Reads the path of a data set.
+
+    Args:
+        path: As the user gave it.
+        settings: Of object stores.
+
+    Returns:
+        Absolute local path and None, or URI and its place in an object store.
+
+    Raises:
+        ConfigError: Another scheme, or a URI with more than a place in it.
+    """
+    if not is_remote(path):
+        return resolve_local_path(path), None
+    storage = parse_storage(path, settings)
+    return storage.uri, storage
+
+
+@dataclass(frozen=True)
+class FileOpener:
+    """Opens input files wherever they lie; picklable.
+
+    Attributes:
+        settings: Of the object stores among them.
+    """
+
+    settings: Settings = ()
+
+    def __call__(self, path: str | Path) -> BinaryIO:
+        """Opens a file for reading and seeking.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        if isinstance(path, str) and is_remote(path):
+            return parse_storage(path, self.settings).open_input()
+        return Path(path).open("rb", buffering=0)
+
+
+# What is at most this long is fetched once per process, as long as it stays what it was.
+_KEPT_BYTES, _KEPT_FILES = 8 << 20, 32
+
+
+@dataclass(frozen=True)
+class StoredPath:
+    """A place in an object store, used like a `pathlib.Path`: a `conf.paths.ReadablePath`.
+
+    What a store refuses ends in a ConfigError, what is not there in a FileNotFoundError.
+
+    Attributes:
+        storage: The place.
+    """
+
+    storage: Storage
+
+    def __str__(self) -> str:
+        """Its URI."""
+        return self.storage.uri
+
+    @property
+    def name(self) -> str:
+        """Last part of the path."""
+        return self.storage.name
+
+    @property
+    def parent(self) -> StoredPath:
+        """The directory around it; a bucket itself."""
+        return StoredPath(self.storage.parent or self.storage)
+
+    def __truediv__(self, key: str, /) -> StoredPath:
+        """A place below this one."""
+        return StoredPath(self.storage.child(key))
+
+    def absolute(self) -> StoredPath:
+        """The same place: there is no working directory."""
+        return self
+
+    def resolve(self) -> StoredPath:
+        """The same place, without `..`."""
+        return StoredPath(replace(self.storage, root=posixpath.normpath(self.storage.root)))
+
+    def is_relative_to(self, other: StoredPath, /) -> bool:
+        """Whether the other one is this one, or around it."""
+        mine, others = (f"{path.storage.uri}/" for path in (self, other))
+        return mine.startswith(others)
+
+    def is_file(self) -> bool:
+        """Whether there is an object."""
+        return self._find() is not None
+
+    def read_bytes(self) -> bytes:
+        """The content of the object."""
+        found = self._find()
+        if found is not None and found.bytes <= _KEPT_BYTES:
+            return _read_small(self.storage, found)
+        return _read(self.storage)
+
+    def read_text(self, encoding: str | None = None, errors: str | None = None) -> str:
+        """The content of the object, decoded."""
+        return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
+
+    def list_bytes(self) -> dict[str, int]:
+        """Size of each object below, by its path from here."""
+        with _reaching(self.storage):
+            return {key: item.bytes for key, item in self.storage.list_objects().items()}
+
+    def list_folders(self) -> set[str]:
+        """The folders in this one by name."""
+        with _reaching(self.storage):
+            return self.storage.list_folders()
+
+    def has_bucket(self) -> bool:
+        """Whether the bucket is there, or the store does not tell."""
+        try:
+            return self.storage.has_bucket()
+        except OSError:
+            return True
+
+    def _find(self) -> StoredObject | None:
+        with _reaching(self.storage):
+            return self.storage.find()
+
+
+@functools.lru_cache(_KEPT_FILES)
+def _read_small(storage: Storage, found: StoredObject) -> bytes:
+    return _read(storage)
+
+
+def _read(storage: Storage) -> bytes:
+    with _reaching(storage):
+        data = storage.read("")
+    if data is None:
+        raise FileNotFoundError(errno.ENOENT, "there is no such object", storage.uri)
+    return data
+
+
+@contextlib.contextmanager
+def _reaching(storage: Storage) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise unreachable(storage.uri, error) from error
+
+
+def find_path(path: str | os.PathLike[str]) -> Path | StoredPath:
+    """Returns the place that a path or URI names; what lies there is only read.
+
+    Args:
+        path: A plain path, or a URI of `file:`, `s3:`, `s3a:`, `gs:`, `az:` or `hdfs:`.
+
+    Raises:
+        ConfigError: Another scheme, or a URI with more than a place in it.
+    """
+    text = os.fspath(path)
+    return StoredPath(parse_storage(text)) if is_remote(text) else local_path(text)

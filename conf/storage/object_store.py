@@ -1,0 +1,193 @@
+"""A directory of an object store, or of HDFS, by keys relative to it.
+
+Everything works without rename, locks and directories: an object appears whole when its upload
+ends, or not at all, and a put may ask that nobody else was faster.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, BinaryIO, cast
+
+from conf.storage.store_clients import (
+    ReadClient,
+    Settings,
+    StoreClient,
+    StoredObject,
+    Upload,
+    Version,
+    add_environment,
+    connect,
+)
+
+# Requests under way at a time when many objects are copied or deleted.
+REQUESTS = 8
+
+READ_ONLY_SCHEMES = frozenset({"hdfs"})
+
+_client = functools.lru_cache(maxsize=16)(connect)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A directory of an object store; picklable, and without credentials.
+
+    Its methods raise an `OSError` where the store does not answer, or refuses.
+
+    Attributes:
+        scheme: `s3`, `gs`, `az` or `hdfs`.
+        root: Bucket (or container, or host) and path, without slashes at the ends.
+        settings: How to reach the store, such as `endpoint_override` and `region`.
+    """
+
+    scheme: str
+    root: str
+    settings: Settings = ()
+
+    @property
+    def uri(self) -> str:
+        """The directory as its user writes it."""
+        return f"{self.scheme}://{self.root}"
+
+    @property
+    def name(self) -> str:
+        """Last part of the path."""
+        return self.root.rpartition("/")[2]
+
+    @property
+    def parent(self) -> Storage | None:
+        """The directory around it, or None for a bucket."""
+        around, slash, _ = self.root.rpartition("/")
+        return Storage(self.scheme, around, self.settings) if slash else None
+
+    def child(self, name: str) -> Storage:
+        """A directory below this one."""
+        return Storage(self.scheme, f"{self.root}/{name}", self.settings)
+
+    @property
+    def _path(self) -> str:
+        return self.root.partition("/")[2]
+
+    @property
+    def _reader(self) -> ReadClient:
+        settings = add_environment(self.scheme, self.settings)
+        return _client(self.scheme, self.root.partition("/")[0], settings)
+
+    @property
+    def _writer(self) -> StoreClient:
+        return cast(StoreClient, self._reader)
+
+    def _locate(self, key: str) -> str:
+        return f"{self._path}/{key}".strip("/")
+
+    def list_objects(self) -> dict[str, StoredObject]:
+        """Lists all objects by key relative to the root; nothing where nothing is.
+
+        Empty objects by which other tools mark a folder are left out.
+        """
+        start = len(self._path) + 1 if self._path else 0
+        found = {path[start:]: item for path, item in self._reader.list_below(self._path)}
+        folders = {str(folder) for key in found for folder in PurePosixPath(key).parents}
+        folders |= {key for key in found if "=" in key.rpartition("/")[2]}
+        return {key: item for key, item in found.items() if item.bytes or key not in folders}
+
+    def list_folders(self) -> set[str]:
+        """Lists the folders in this one by name."""
+        return {path.rpartition("/")[2] for path in self._reader.list_folders(self._path)}
+
+    def find(self, key: str = "") -> StoredObject | None:
+        """Looks for one object; None where there is none, or a directory."""
+        path = self._locate(key)
+        return self._reader.head(path) if path else None
+
+    def has_bucket(self) -> bool:
+        """Whether the bucket is there."""
+        return self._reader.has_bucket()
+
+    def read(self, key: str) -> bytes | None:
+        """Reads a small object as it is at one moment; None where there is none."""
+        return self.read_version(key)[0]
+
+    def read_version(self, key: str) -> tuple[bytes | None, Version | None]:
+        """Reads a small object, and what `replace` asks for; None twice where there is none."""
+        try:
+            return self._reader.get(self._locate(key))
+        except FileNotFoundError:
+            return None, None
+
+    def put(self, key: str, data: bytes) -> None:
+        """Creates or replaces an object in one step."""
+        self._writer.put(self._locate(key), data, "any")
+
+    def replace(self, key: str, data: bytes, version: Version | None) -> bool:
+        """Creates or replaces an object in one step, unless another one came meanwhile.
+
+        Args:
+            key: The object.
+            data: Its content.
+            version: What `read_version` returned.
+
+        Returns:
+            Whether it was still of that version; else nothing has changed.
+        """
+        try:
+            self._writer.put(self._locate(key), data, version)
+        except FileExistsError:
+            return False
+        except FileNotFoundError:
+            if version is None:  # there is no such bucket
+                raise
+            return False
+        return True
+
+    def open_output(self, key: str) -> Upload:
+        """Opens an upload; the object appears when it is closed."""
+        return self._writer.open_output(self._locate(key))
+
+    def open_input(self, key: str = "") -> BinaryIO:
+        """Opens an object for reading and seeking."""
+        return self._reader.open_input(self._locate(key))
+
+    def copy_all(self, names: Mapping[str, str]) -> None:
+        """Copies objects inside the store, from key to key."""
+        run_all(self._copy, names.items())
+
+    def _copy(self, names: tuple[str, str]) -> None:
+        self._writer.copy(self._locate(names[0]), self._locate(names[1]))
+
+    def copy_to(self, key: str, target: Storage) -> None:
+        """Copies an object to the same key of another directory of its bucket."""
+        self._writer.copy(self._locate(key), target._locate(key))
+
+    def delete_all(self, keys: Iterable[str]) -> None:
+        """Deletes objects; those that are not there do no harm."""
+        run_all(self.delete, keys)
+
+    def delete(self, key: str) -> None:
+        """Deletes an object, if it is there."""
+        self._writer.delete(self._locate(key))
+
+    def delete_tree(self) -> None:
+        """Deletes all objects below."""
+        self.delete_all(sorted(self.list_objects()))
+
+
+def run_all(call: Callable[[Any], None], items: Iterable[Any]) -> None:
+    """Calls for each item, some at a time; the first error ends it once those have returned."""
+    items = list(items)
+    if REQUESTS == 1 or len(items) < 2:
+        for item in items:
+            call(item)
+        return
+    with ThreadPoolExecutor(REQUESTS) as pool:
+        futures = [pool.submit(call, item) for item in items]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise

@@ -1,0 +1,398 @@
+"""A directory that is worked in here and kept in an object store.
+
+Publishing versions, runs and models takes renames and locks, which object stores do not have. A
+command works in a local copy, where they are, and brings to the store what is whole:
+
+<work directory>/<scheme>/<bucket>/<path>/    the copy, with the layout of the store
+                                .copy.json    which state of a file here is which one there
+
+Files come to the store before the file that a folder is complete with, and go after it. What makes
+an entry the one that readers take is a put with a condition (`Storage.replace`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, cast
+
+from conf.errors import ConfigError
+from conf.manifest import MANIFEST_FILE
+from conf.paths import CURRENT_FILE, local_path
+from conf.storage.atomic_output import PRIVATE, atomic_file, write_text_atomic
+from conf.storage.locations import is_remote, parse_storage
+from conf.storage.locks import hold_file_lock
+from conf.storage.object_store import READ_ONLY_SCHEMES, Storage, StoredObject, run_all
+from conf.storage.store_clients import unreachable
+
+WORK_DIR_VARIABLE = "SLUICE_WORK_DIR"
+COPY_FILE = ".copy.json"
+LOCK_FILE = ".copy.lock"
+# A folder that holds one of them is complete; see `conf.artefacts`.
+MARKERS = frozenset(
+    {MANIFEST_FILE, "checkpoint.json", "index.json", "export.json", "delta.json", "run_card.json"}
+    | {"saved_model.pb"}
+)
+_COPY_BYTES = 8 << 20
+# What the stores copy themselves: S3 refuses more.
+_STORE_COPY_BYTES = 5 << 30
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """The states of a file here and there that are the same content: size, and time in ns."""
+
+    here: tuple[int, int]
+    there: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class WorkingCopy:
+    """A directory of an object store and the local one that stands for it.
+
+    The methods raise a `ConfigError` where the store cannot be reached or refuses.
+
+    Attributes:
+        remote: The directory in the store.
+        local: The directory here.
+    """
+
+    remote: Storage
+    local: Path
+
+    @classmethod
+    def at(cls, uri: str) -> WorkingCopy:
+        """Returns the copy of the directory that a URI names.
+
+        Raises:
+            ConfigError: Such a store cannot be written, or the URI is not one.
+        """
+        return cls(parse_storage(uri), working_directory(uri))
+
+    def child(self, name: str) -> WorkingCopy:
+        """The copy of a directory below this one; it notes states of its own."""
+        return WorkingCopy(self.remote.child(name), self.local / name)
+
+    def begin(self) -> None:
+        """Makes the local directory, with a note of what it stands for."""
+        with self._noting():
+            pass
+
+    def pull(self, wanted: Callable[[str], bool] = lambda key: True) -> None:
+        """Brings here what has changed there since the last time, and removes what went there.
+
+        What changed here alone stays as it is.
+
+        Args:
+            wanted: Whether a file is brought, by its path from here.
+        """
+        with self._noting() as pairs:
+            there = {key: item for key, item in self._list().items() if wanted(key)}
+            for key, state in self._read_states("sending").items():
+                if key in there and state[0] == there[key].bytes:
+                    pairs[key] = _Pair((state[0], state[1]), _state_there(there[key]))
+            new = [key for key, item in there.items() if not _is_at(pairs.get(key), item)]
+            self._fetch_all(new)
+            for key in new:
+                pairs[key] = _Pair(_state_here(self.local / key), _state_there(there[key]))
+            for key in [key for key in pairs if wanted(key) and key not in there]:
+                (self.local / key).unlink(missing_ok=True)
+                del pairs[key]
+
+    def push(self, below: str = "") -> None:
+        """Brings there what is new or changed here, and removes there what was removed here.
+
+        Args:
+            below: Path of the folder that is brought, from here; all by default.
+        """
+        with self._noting() as pairs:
+            here = {key: _state_here(self.local / key) for key in self._walk(below)}
+            changed = [k for k, s in here.items() if k not in pairs or pairs[k].here != s]
+            gone = [k for k in pairs if PurePosixPath(k).is_relative_to(below) and k not in here]
+            # Killed from here on, it knows what it was that it brought.
+            self._write_pairs(pairs, {key: here[key] for key in changed})
+            self._send_all(changed)
+            with self.reaching():
+                self.remote.delete_all(filter(_is_marker, gone))
+                self.remote.delete_all(key for key in gone if not _is_marker(key))
+            for key in gone:
+                del pairs[key]
+            there = self._list() if changed else {}
+            for key in changed:
+                if key in there:
+                    pairs[key] = _Pair(here[key], _state_there(there[key]))
+
+    def fetch_missing(self, wanted: Callable[[str], bool] = lambda key: True) -> None:
+        """Brings here what is missing or of another size; for files that never change.
+
+        Args:
+            wanted: Whether a file is brought, by its path from here.
+        """
+        there = {key: item.bytes for key, item in self._list().items() if wanted(key)}
+        self._fetch_all([k for k, size in there.items() if _state_here(self.local / k)[0] != size])
+
+    def send_missing(self) -> list[str]:
+        """Brings there what is missing or of another size; for files that never change.
+
+        Returns:
+            The files that were brought, by their paths from here.
+        """
+        there = {key: item.bytes for key, item in self._list().items()}
+        sizes = {key: _state_here(self.local / key)[0] for key in self._walk("")}
+        missing = [key for key, size in sizes.items() if there.get(key) != size]
+        self._send_all(missing)
+        return missing
+
+    def read_pointer(self) -> str | None:
+        """The entry that `CURRENT` names in the store; None where there is none."""
+        with self.reaching():
+            text = self.remote.read(CURRENT_FILE)
+        return None if text is None else text.decode("utf-8", "replace").strip()
+
+    def move_pointer(self, entry: str, expected: Callable[[str | None], bool]) -> bool:
+        """Lets `CURRENT` name another entry, by a put with a condition.
+
+        Args:
+            entry: Its id.
+            expected: Whether the entry that it names now, or None, may be followed by this one.
+
+        Returns:
+            Whether it was moved; False where `expected` said no.
+        """
+        with self.reaching():
+            while True:
+                text, version = self.remote.read_version(CURRENT_FILE)
+                if not expected(None if text is None else text.decode("utf-8", "replace").strip()):
+                    return False
+                if self.remote.replace(CURRENT_FILE, f"{entry}\n".encode(), version):
+                    return True
+
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[dict[str, _Pair]]:
+        """Gives what is known of the files, and writes it down when the block ends well."""
+        try:
+            self.local.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.remote.uri} needs a directory to be worked in here",
+                received=f"{self.local}: {error.strerror}",
+                fix=f"set {WORK_DIR_VARIABLE} to a directory that you may write to",
+            ) from error
+        with hold_file_lock(self.local / LOCK_FILE):
+            states = self._read_states("files").items()
+            pairs = {key: _Pair((a, b), (c, d)) for key, (a, b, c, d) in states}
+            yield pairs
+            self._write_pairs(pairs, {})
+
+    def _write_pairs(
+        self, pairs: Mapping[str, _Pair], sending: Mapping[str, tuple[int, int]]
+    ) -> None:
+        files = {key: [*pair.here, *pair.there] for key, pair in sorted(pairs.items())}
+        content = {"uri": self.remote.uri, "id": self.read_id(), "files": files, "sending": sending}
+        write_text_atomic(self.local / COPY_FILE, json.dumps(content))
+
+    def read_id(self) -> str:
+        """An id that no other copy has; a new one where there is no copy yet."""
+        return str(self._read_file().get("id") or uuid.uuid4().hex)
+
+    def _read_states(self, part: str) -> dict[str, list[int]]:
+        return cast("dict[str, list[int]]", self._read_file().get(part, {}))
+
+    def _read_file(self) -> dict[str, Any]:
+        try:
+            content = json.loads((self.local / COPY_FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    def _list(self) -> dict[str, StoredObject]:
+        with self.reaching():
+            found = self.remote.list_objects()
+        return {key: item for key, item in found.items() if _is_kept(PurePosixPath(key))}
+
+    def _walk(self, below: str) -> list[str]:
+        files = (Path(folder) / name for folder, _, names in os.walk(self.local / below)
+                 for name in names)  # fmt: skip
+        keys = (file.relative_to(self.local) for file in files)
+        return [key.as_posix() for key in keys if _is_kept(PurePosixPath(key))]
+
+    def _fetch_all(self, keys: Sequence[str]) -> None:
+        run_all(self._fetch, [key for key in keys if not _is_marker(key)])
+        run_all(self._fetch, [key for key in keys if _is_marker(key)])
+
+    def _send_all(self, keys: Sequence[str]) -> None:
+        with self.reaching():
+            run_all(self._send, [key for key in keys if not _is_marker(key)])
+            for key in sorted(filter(_is_marker, keys), key=_depth, reverse=True):
+                self._send(key)
+
+    def _fetch(self, key: str) -> None:
+        file = self.local / key
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with self.reaching():
+            source = self.remote.open_input(key)
+        with source, atomic_file(file) as unfinished:
+            unfinished.touch(mode=PRIVATE)  # It may hold histories of users.
+            with unfinished.open("wb") as target:
+                while data := self._read(source):
+                    target.write(data)
+
+    def _read(self, source: BinaryIO) -> bytes:
+        with self.reaching():
+            return source.read(_COPY_BYTES)
+
+    def _send(self, key: str) -> None:
+        try:
+            source = (self.local / key).open("rb")
+        except FileNotFoundError:  # A checkpoint that was removed meanwhile.
+            return
+        with source:
+            if os.fstat(source.fileno()).st_size <= _COPY_BYTES:
+                self.remote.put(key, source.read())
+                return
+            target = self.remote.open_output(key)
+            shutil.copyfileobj(source, target, _COPY_BYTES)
+            target.close()
+
+    @contextlib.contextmanager
+    def reaching(self) -> Iterator[None]:
+        """Turns what the store refuses into a `ConfigError`."""
+        with _reaching(self.remote):
+            yield
+
+
+@contextlib.contextmanager
+def _reaching(place: Storage) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise unreachable(place.uri, error) from error
+
+
+def _is_kept(key: PurePosixPath) -> bool:
+    """Whether a file is brought: no lock, nothing unfinished, not the pointer."""
+    hidden = any(part.startswith(".") for part in key.parts)
+    return not hidden and str(key) != CURRENT_FILE
+
+
+def _is_marker(key: str) -> bool:
+    return key.rpartition("/")[2] in MARKERS
+
+
+def _depth(key: str) -> int:
+    return key.count("/")
+
+
+def _is_at(pair: _Pair | None, item: StoredObject) -> bool:
+    return pair is not None and pair.there == _state_there(item)
+
+
+def _state_here(file: Path) -> tuple[int, int]:
+    """Size and time of a file; a file that is gone is of no state."""
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return -1, 0
+    return found.st_size, found.st_mtime_ns
+
+
+def _state_there(item: StoredObject) -> tuple[int, int]:
+    return item.bytes, item.mtime_ns
+
+
+def working_directory(uri: str) -> Path:
+    """Returns the local directory that stands for a directory of an object store.
+
+    It is below `SLUICE_WORK_DIR`, else below `sluice/work` in the user's cache.
+
+    Raises:
+        ConfigError: Such a store cannot be written, or the URI is not one.
+    """
+    remote = parse_storage(uri)
+    if remote.scheme in READ_ONLY_SCHEMES:
+        raise ConfigError(
+            f"{remote.scheme}:// is read, not written: it has no put with a condition",
+            received=uri,
+            allowed="s3://, gs:// and az://, or a mounted path",
+            fix="write to one of these",
+        )
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    base = os.environ.get(WORK_DIR_VARIABLE) or Path(caches) / "sluice" / "work"
+    return Path(base).absolute() / remote.scheme / remote.root
+
+
+def find_working_path(path: str | os.PathLike[str]) -> Path:
+    """Returns the local path to work at: a path's own, or the copy's of one in an object store."""
+    text = os.fspath(path)
+    return working_directory(text) if is_remote(text) else local_path(text)
+
+
+def open_working_copy(path: str | os.PathLike[str]) -> WorkingCopy | None:
+    """Returns the working copy of a directory in an object store, None for a local path."""
+    text = os.fspath(path)
+    return WorkingCopy.at(text) if is_remote(text) else None
+
+
+def find_working_copy(directory: Path) -> WorkingCopy | None:
+    """Returns the working copy that a local directory is, None where it is none."""
+    try:
+        content = json.loads((directory / COPY_FILE).read_text(encoding="utf-8"))
+        return WorkingCopy(parse_storage(content["uri"]), directory)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def describe_place(directory: Path) -> str:
+    """Returns the path of a directory, or the URI that it stands for, in a copy or as one."""
+    for around in (directory, *directory.parents):
+        if (copy := find_working_copy(around)) is not None:
+            return "/".join([copy.remote.uri, *directory.relative_to(around).parts])
+    return str(directory)
+
+
+def remove_folder(folder: Storage) -> None:
+    """Removes what lies in a folder of a store, first what it is complete with.
+
+    Raises:
+        ConfigError: The store cannot be reached or refuses.
+    """
+    with _reaching(folder):
+        keys = list(folder.list_objects())
+        folder.delete_all(filter(_is_marker, keys))
+        folder.delete_all(key for key in keys if not _is_marker(key))
+
+
+def move_folder(folder: Storage, target: Storage) -> None:
+    """Moves what lies in a folder of a store; killed, it is gone on with by the next call.
+
+    Args:
+        folder: It is complete until all of it is at the target.
+        target: A folder of the same bucket; files that are there are replaced.
+
+    Raises:
+        ConfigError: The store cannot be reached or refuses.
+    """
+    with _reaching(folder):
+        found = folder.list_objects()
+        for keys in ([k for k in found if not _is_marker(k)], list(filter(_is_marker, found))):
+            run_all(partial(_copy_object, folder, target, found), keys)
+    remove_folder(folder)
+
+
+def _copy_object(
+    folder: Storage, target: Storage, found: Mapping[str, StoredObject], key: str
+) -> None:
+    if found[key].bytes <= _STORE_COPY_BYTES:
+        folder.copy_to(key, target)
+        return
+    with folder.open_input(key) as source:
+        upload = target.open_output(key)
+        shutil.copyfileobj(source, upload, _COPY_BYTES)
+        upload.close()

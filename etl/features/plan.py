@@ -1,0 +1,408 @@
+"""The feature plan: which raw column becomes which feature, by which vocabulary.
+
+Made from the config alone, before anything is read; needs no Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from conf.encoders import RAW_PREFIX
+from conf.errors import ConfigError, did_you_mean
+from conf.etl.build import BuildConfig
+from conf.etl.encodings import (
+    FeatureConfig,
+    IdentityConfig,
+    TargetConfig,
+    TopPerGroupConfig,
+    VocabularyConfig,
+)
+from conf.etl.events import UserHistoryConfig
+from conf.etl.sources import is_list_type
+from conf.manifest import DatasetKeys
+from conf.schema import Role
+from etl.features.checks import check_encodings, check_fits, value_type
+
+
+def sampling_columns(config: BuildConfig) -> dict[str, Role]:
+    """Returns the role of each float column that labels, sampling and weights add."""
+    roles: dict[str, Role] = {}
+    if config.label_name is not None:
+        roles[config.label_name] = "label"
+    roles |= {label.name: "label" for label in config.labels}
+    if config.weight_name is not None:
+        roles[config.weight_name] = "weight"
+    if config.down_sampling is not None:
+        roles[config.down_sampling.name] = "id"
+    if config.negatives is not None:
+        roles[config.negatives.probability] = "id"
+    return roles
+
+
+def made_sample_columns(config: BuildConfig) -> dict[str, str]:
+    """Returns the type of each column that is made of samples, for features to read."""
+    return dict.fromkeys(sampling_columns(config), "float32")
+
+
+def automatic_features(config: BuildConfig) -> list[FeatureConfig]:
+    """Returns the features of the made columns that the config does not declare itself."""
+    declared = {feature.column for feature in config.features}
+    return [
+        FeatureConfig(name=name, column=name, role=role, encoding=IdentityConfig())
+        for name, role in sampling_columns(config).items()
+        if name not in declared
+    ]
+
+
+def all_histories(config: BuildConfig) -> tuple[UserHistoryConfig, ...]:
+    """Returns the plain history, where there is one, and the declared ones."""
+    if config.history is None:
+        return config.histories
+    plain = UserHistoryConfig(name=config.history.name, max_len=config.history.max_len)
+    return (plain, *config.histories)
+
+
+def history_names(config: BuildConfig) -> tuple[str, ...]:
+    """Returns the columns of all histories: lists that are known for a user without an event."""
+    return tuple(name for history in all_histories(config) for name in history.made)
+
+
+def brought_items(config: BuildConfig) -> str | None:
+    """Returns the log's own list of what came before an event; None where it holds no items."""
+    brought = config.events.history
+    of_item = {f.vocabulary for f in config.features if f.column == config.events.item}
+    of_list = {f.vocabulary for f in config.features if f.column == brought}
+    return brought if of_item & of_list - {None} else None
+
+
+def made_history_columns(config: BuildConfig) -> dict[str, str]:
+    """Returns the types of the columns that histories, sessions and windowed features make."""
+    made: dict[str, str] = {}
+    origins, types = column_origins(config), config.event_column_types
+    for history in all_histories(config):
+        made |= {
+            name: f"list<{types[origins[name]] if name in origins else 'float32'}>"
+            for name in history.made
+        }
+    if config.sessions is not None:
+        made |= {config.sessions.id_column: "string", config.sessions.position_column: "int64"}
+    made |= {counted.name: f"list<{types[counted.column]}>" for counted in config.most_frequent}
+    return made | {r.name: "float32" if r.rate else "int64" for r in config.rolling}
+
+
+def column_origins(config: BuildConfig) -> dict[str, str]:
+    """Returns the event column whose values each made list holds; gaps have none."""
+    of_histories = {
+        name: column
+        for history in all_histories(config)
+        for name, column in (
+            (history.name, config.events.item or ""),
+            *((history.carried(column), column) for column in history.columns),
+        )
+    }
+    return of_histories | {counted.name: counted.column for counted in config.most_frequent}
+
+
+_LIMITS = (
+    "min_count",
+    "max_size",
+    "top_per_group",
+    "oov_buckets",
+    "incremental",
+    "expire_after_days",
+    "path",
+)
+
+
+@dataclass(frozen=True)
+class VocabularyPlan:
+    """One vocabulary to fit.
+
+    Attributes:
+        name: Its name.
+        columns: Raw columns of the train split whose tokens it holds.
+        token_dtype: `int64` or `string`.
+        min_count: Rarer tokens are OOV.
+        max_size: Most frequent tokens kept, or None for all.
+        top_per_group: Tokens kept of each group, or None for no such rule.
+        oov_buckets: Buckets of unknown tokens, or None.
+        incremental: Whether it appends to the previous version's.
+        expire_after_days: Age at which a token is retired, or None for never.
+        path: File of its tokens, or None: they are those of the train split.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    token_dtype: str
+    min_count: int
+    max_size: int | None
+    top_per_group: TopPerGroupConfig | None = None
+    oov_buckets: int | None = None
+    incremental: bool = False
+    expire_after_days: int | None = None
+    path: str | None = None
+
+
+def plan_vocabularies(
+    features: Sequence[FeatureConfig],
+    types: Mapping[str, str],
+    derived: Collection[str],
+    origins: Mapping[str, str] | None = None,
+) -> tuple[VocabularyPlan, ...]:
+    """Plans the vocabularies that features name.
+
+    Args:
+        features: The features.
+        types: Type by column.
+        derived: Columns that hold tokens of other columns, and are not fitted on themselves.
+        origins: By column of a history, the event column whose values it carries along.
+
+    Raises:
+        ConfigError: A vocabulary would hold tokens of two types, or none; or features that share
+            one ask for different limits.
+    """
+    plans: dict[str, VocabularyPlan] = {}
+    origins = origins or {}
+    # What a history carries along comes last: it shares the vocabulary of its column, if any.
+    for feature in sorted(features, key=lambda feature: feature.column in origins):
+        name = feature.vocabulary
+        if name is None or feature.column in derived:
+            continue
+        dtype = value_type(types[feature.column])
+        if dtype not in ("int64", "string"):
+            raise ConfigError(
+                f"feature {feature.name!r} cannot have a vocabulary",
+                received=f"column {feature.column!r} of type {dtype}",
+                allowed="int64 or string tokens",
+                fix="use `encoding: {kind: identity}`",
+            )
+        known = plans.get(name)
+        if known and known.token_dtype != dtype:
+            raise ConfigError(
+                f"vocabulary {name!r} would hold tokens of two types",
+                received=f"{known.token_dtype} and {dtype}",
+                fix="give the features vocabularies of their own",
+            )
+        column = origins.get(feature.column, feature.column)
+        if known and feature.column in origins and column in known.columns:
+            continue
+        columns = (*(known.columns if known else ()), column)
+        plans[name] = VocabularyPlan(name, columns, dtype, *_limits(name, features))
+    for feature in features:
+        name = feature.vocabulary
+        if name is not None and name not in plans:
+            raise ConfigError(
+                f"feature {feature.name!r} uses a vocabulary that no other feature fits",
+                received=name,
+                allowed=", ".join(plans),
+                fix=did_you_mean(name, plans),
+            )
+    return tuple(plans.values())
+
+
+def _limits(name: str, features: Sequence[FeatureConfig]) -> tuple[Any, ...]:
+    """The limits that the features of a vocabulary ask for, in the order of `_LIMITS`."""
+    asked = [feature.encoding for feature in features if feature.vocabulary == name]
+    default = VocabularyConfig()
+    found = []
+    for limit in _LIMITS:
+        usual = getattr(default, limit)
+        # Kinds without a limit, and features that do not state it, leave it to the others.
+        values = [getattr(encoding, limit, usual) for encoding in asked]
+        stated = list(dict.fromkeys(value for value in values if value != usual))
+        if len(stated) > 1:
+            raise ConfigError(
+                f"features that share vocabulary {name!r} ask for different limits",
+                received="; ".join(f"{limit}: {value}" for value in stated),
+                allowed=f"one {limit} per vocabulary",
+            )
+        found.append(stated[0] if stated else usual)
+    return tuple(found)
+
+
+_RAW_COLUMN = "__raw_"
+
+
+def raw_value_columns(config: BuildConfig) -> dict[str, str]:
+    """Returns by raw column that fitted encoders read the column that holds its values as lists.
+
+    Rows that are not trained on have it, so that a model of other encoders reads its own features
+    of them (`conf.encoders.RAW_PREFIX`).
+    """
+    read = dict.fromkeys(c for feature in config.features for c in feature.fitted_columns)
+    return {column: f"{_RAW_COLUMN}{column}" for column in read}
+
+
+def _raw_list_type(column_type: str) -> str:
+    """Type of such a list; records hold no float64, whose text loses nothing."""
+    return f"list<{'string' if column_type == 'float64' else value_type(column_type)}>"
+
+
+SEEN = "seen"
+CANDIDATES = "candidates"
+EVENT_NUMBER = "event_number"
+"""Column with the number of an event among its user's, where `seen` does not hold all of them."""
+
+
+@dataclass(frozen=True)
+class FeaturePlan:
+    """Everything about features that is known before the data is scanned."""
+
+    features: tuple[FeatureConfig, ...]
+    column_types: Mapping[str, str]
+    vocabularies: tuple[VocabularyPlan, ...]
+    keys: DatasetKeys
+
+    def value_type(self, column: str) -> str:
+        """Type of a column's values, those of its lists where it holds lists."""
+        return value_type(self.column_types[column])
+
+    def is_list(self, column: str) -> bool:
+        """Whether a column holds lists."""
+        return is_list_type(self.column_types[column])
+
+    def feature(self, name: str) -> FeatureConfig:
+        """Returns a feature by name; the plan has been checked to have it."""
+        return next(feature for feature in self.features if feature.name == name)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The raw columns that features read, each once."""
+        return tuple(dict.fromkeys(name for f in self.features for name in f.columns))
+
+    @property
+    def has_incremental_vocabulary(self) -> bool:
+        """Whether a vocabulary appends to that of the version before."""
+        return any(vocabulary.incremental for vocabulary in self.vocabularies)
+
+    @property
+    def fits_numbers(self) -> bool:
+        """Whether numbers are fitted for a feature, which a later version may keep."""
+        return any(feature.fits_numbers for feature in self.features)
+
+    @property
+    def folds(self) -> tuple[int, ...]:
+        """Numbers of folds that out-of-fold encodings ask for."""
+        asked = {f.encoding.folds for f in self.features if isinstance(f.encoding, TargetConfig)}
+        return tuple(sorted(asked))
+
+
+def plan_features(config: BuildConfig) -> FeaturePlan:
+    """Resolves the features of a config against its declared columns.
+
+    Raises:
+        ConfigError: A feature's column is not declared, an encoding does not take
+            the column's type or names a column that is not there, or one vocabulary is asked to
+            hold tokens of two types.
+    """
+    types = declared_columns(config)
+    features = (*config.features, *_automatic_features(config, types))
+    names = [feature.name for feature in features]
+    # Spark and Parquet readers compare names without their case.
+    lowered = [name.lower() for name in names]
+    repeated = sorted({name for name in names if lowered.count(name.lower()) > 1})
+    if repeated:
+        made = [feature.name for feature in features if feature not in config.features]
+        raise ConfigError(
+            "features are declared twice",
+            received=", ".join(repeated),
+            allowed="names that differ in more than upper and lower case"
+            + (f"; the build itself makes {', '.join(made)}" if made else ""),
+            fix="rename one of each; `name` of `label`, `weights`, … renames what the build makes",
+        )
+    for feature in features:
+        for column in feature.columns:
+            if column not in types:
+                raise ConfigError(
+                    f"feature {feature.name!r} reads a column that is not declared",
+                    received=column,
+                    allowed=", ".join(sorted(n for n in types if not n.startswith(_RAW_COLUMN))),
+                    fix=did_you_mean(column, types),
+                )
+    for name in config.output.feature_lists or ():
+        if name not in names:
+            raise ConfigError(
+                "output.feature_lists names a feature that is not there",
+                received=name,
+                allowed=", ".join(names),
+                fix=did_you_mean(name, names),
+            )
+    check_encodings(features, types)
+    check_fits(config, features, types)
+    origins = column_origins(config)
+    of_items = {name for name, column in origins.items() if column == config.events.item}
+    return FeaturePlan(
+        features=features,
+        column_types=types,
+        vocabularies=plan_vocabularies(features, types, {SEEN, CANDIDATES, *of_items}, origins),
+        keys=_keys(config, features),
+    )
+
+
+def declared_columns(config: BuildConfig) -> dict[str, str]:
+    """Returns the type of each column that a feature may read."""
+    types = config.event_column_types | made_history_columns(config)
+    item_type = types.get(config.events.item or "", "int64")
+    if config.seen:
+        types[SEEN] = f"list<{item_type}>"
+    if config.seen_where is not None:
+        types[EVENT_NUMBER] = "int64"
+    if config.split.test_source and config.split.candidates:
+        types[CANDIDATES] = f"list<{item_type}>"
+    types |= made_sample_columns(config)
+    raw = raw_value_columns(config).items()
+    return types | {name: _raw_list_type(types[column]) for column, name in raw if column in types}
+
+
+def _automatic_features(config: BuildConfig, types: Mapping[str, str]) -> tuple[FeatureConfig, ...]:
+    """What the config says that exists needs no declaration: seen items, label, weight, …."""
+    automatic = automatic_features(config)
+    declared = {feature.column for feature in config.features}
+    items = [f for f in config.features if f.column == config.events.item and f.role == "item"]
+    lists = [column for column in (SEEN, CANDIDATES) if column in types and column not in declared]
+    if items:
+        shared = VocabularyConfig(name=_name_of(items[0]))
+        automatic = [
+            FeatureConfig(name=column, column=column, role="id", encoding=shared)
+            for column in lists
+        ] + automatic
+    if EVENT_NUMBER in types and EVENT_NUMBER not in declared:
+        number = {"name": EVENT_NUMBER, "column": EVENT_NUMBER, "role": "id"}
+        automatic.append(FeatureConfig(**number, encoding=IdentityConfig()))
+    for column, name in raw_value_columns(config).items():
+        raw = {"name": f"{RAW_PREFIX}{column}", "column": name, "role": "id"}
+        automatic += [FeatureConfig(**raw, encoding=IdentityConfig())] if name in types else []
+    return tuple(automatic)
+
+
+def _name_of(feature: FeatureConfig) -> str:
+    if not isinstance(feature.encoding, VocabularyConfig):
+        raise ConfigError(
+            f"feature {feature.name!r} must be encoded by a vocabulary: it is the item's id",
+            received=feature.encoding.kind,
+            allowed="vocabulary",
+        )
+    return feature.encoding.name or feature.name
+
+
+def _keys(config: BuildConfig, features: Sequence[FeatureConfig]) -> DatasetKeys:
+    def find(column: str | None, role: str | None = None) -> str | None:
+        if column is None:
+            return None
+        return next(
+            (f.name for f in features if f.column == column and role in (None, f.role)), None
+        )
+
+    return DatasetKeys(
+        user=find(config.events.user, "user"),
+        item=find(config.events.item, "item"),
+        history=find(config.history.name if config.history else config.events.history),
+        seen=find(SEEN) if config.seen else None,
+        candidates=find(CANDIDATES),
+        label=find(config.label_name),
+        weight=find(config.weight_name),
+        sampling_probability=find(config.negatives.probability) if config.negatives else None,
+        event_number=find(EVENT_NUMBER) if config.seen_where is not None else None,
+    )

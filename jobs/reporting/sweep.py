@@ -1,0 +1,80 @@
+"""`sluice train --sweep FILE`: many runs over a space of configs, and the best of them."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from conf.artefacts.run import REPORT_FILE
+from conf.training.sweep import SweepConfig
+from conf.training.train import TrainConfig
+from jobs.support.terminal import LogFormat, quiet_tensorflow
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from training.sweep import SweepResult
+
+
+def sweep_configs(
+    config: TrainConfig, sweep: SweepConfig, *, resume: bool, report: bool, log_format: LogFormat
+) -> SweepResult:
+    """Runs a sweep as `run_sweep` does, prints its trials, and returns them.
+
+    With `report`, each trial has a report, and a page leads to them.
+    """
+    with quiet_tensorflow():
+        from training.sweep import run_sweep
+    from training.monitoring.progress import build_progress
+
+    after = report_trials if report else None
+    with closing(build_progress(log_format.value, config.fit.log_every_seconds)) as progress:
+        result = run_sweep(config, sweep, progress, resume=resume, after=after)
+    _print_sweep(result, log_format)
+    return result
+
+
+def report_trials(result: SweepResult) -> None:
+    """Writes the reports that trials lack, and the page that leads to them."""
+    from jobs.reporting.page import write_sweep_page
+    from jobs.reporting.report import try_report
+
+    for trial in result.trials:
+        if trial.run is not None and not (trial.run / REPORT_FILE).exists():
+            try_report(trial.run)
+    write_sweep_page(result)
+
+
+def _print_sweep(result: SweepResult, log_format: LogFormat) -> None:
+    page, best = result.directory / REPORT_FILE, result.best
+    if log_format is LogFormat.JSON:
+        report = {"report": page} if page.exists() else {}
+        found = {"best": best and best.detail, "best_config": result.best_config}
+        print(json.dumps({"sweep": result.directory, **report, **found}, default=str))
+        return
+    from rich.console import Console
+
+    Console().print(build_trials_table(result))
+    print(f"sweep: {result.directory}")
+    if page.exists():
+        print(f"page:  {page}")
+    print("no trial has finished" if best is None else f"best:  {result.best_config}")
+
+
+def build_trials_table(result: SweepResult) -> Table:
+    """Returns the trials as a table, the best one in bold."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from jobs.support.formatting import format_value
+
+    table = Table("trial", *result.keys, result.metric, "time", "state", title="Trials")
+    for trial in result.trials:
+        values = [format_value(trial.values.get(key)) for key in result.keys]
+        value = "" if trial.value is None else f"{trial.value:.4f}"
+        seconds = "" if trial.seconds is None else f"{trial.seconds:.0f} s"
+        # As text: a value may look like markup.
+        cells = map(Text, (str(trial.number), *values, value, seconds, trial.state))
+        table.add_row(*cells, style="bold" if trial == result.best else None)
+    return table

@@ -1,0 +1,162 @@
+"""Runs in object stores: found and brought here, held while they are trained, and brought back.
+
+A run is worked on in its copy (see `conf.storage.working_copy`). Each checkpoint is brought
+to the store once it is whole, so that another machine can go on where this one was lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from conf.artefacts.run import CHECKPOINTS_DIR, RUN, RUN_CARD_FILE, RUNS_DIR, resolve_run
+from conf.errors import SluiceError
+from conf.paths import resolve_entry
+from conf.training.train import TrainConfig
+from etl.tfrecord.reading import (
+    WorkingCopy,
+    describe_place,
+    find_path,
+    find_working_copy,
+    hold_lease,
+    is_remote,
+    read_holder,
+)
+
+_POLL_S = 1.0
+
+_log = logging.getLogger("sluice.training.stored_runs")
+
+
+def find_run(path: str | os.PathLike[str]) -> Path:
+    """Returns the directory of the run that a path names; one in a store is brought here.
+
+    Args:
+        path: A series (its last finished run) or one run's directory, local or in a store.
+
+    Raises:
+        UpstreamNotReadyError: No run has finished there.
+        InputDataError: `CURRENT` names a run that does not exist.
+        ConfigError: The store cannot be reached or refuses.
+    """
+    if not is_remote(os.fspath(path)):
+        return resolve_run(os.fspath(path))
+    copy = WorkingCopy.at(str(resolve_entry(find_path(path), RUN)))
+    copy.pull()
+    return copy.local
+
+
+def describe_run(run: Path) -> str:
+    """Returns the path of a run's directory, or the URI that it stands for."""
+    return describe_place(run)
+
+
+def is_stored(config: TrainConfig) -> bool:
+    """Whether the runs of a config lie in a store."""
+    return is_remote(config.root)
+
+
+def bring_back(run: Path) -> None:
+    """Brings what a job has changed of a run to the store, where the run lies in one.
+
+    Raises:
+        ConfigError: The store cannot be reached or refuses.
+    """
+    if (copy := find_working_copy(run)) is not None:
+        copy.push()
+
+
+class StoredSeries:
+    """The runs of a config in a store: what is between them and their copies here.
+
+    Args:
+        config: The resolved config; its `root` lies in a store.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._copy = WorkingCopy.at(f"{config.root.rstrip('/')}/{config.name}")
+
+    def bring_newest(self, config_sha256: str) -> None:
+        """Brings the newest run of a config here, with its checkpoints."""
+        for run_id in sorted(self._list_runs(), reverse=True):
+            copy = self._open_run(run_id)
+            copy.pull(lambda key: key == RUN_CARD_FILE)
+            card = copy.local / RUN_CARD_FILE
+            if card.is_file() and f'"{config_sha256}"' in card.read_text(encoding="utf-8"):
+                # What this copy had last is at least as new here.
+                if read_holder(copy.remote) != copy.read_id():
+                    copy.pull()
+                return
+
+    def _list_runs(self) -> set[str]:
+        with self._copy.reaching():
+            return self._copy.remote.child(RUNS_DIR).list_folders()
+
+    def _open_run(self, run_id: str) -> WorkingCopy:
+        return self._copy.child(RUNS_DIR).child(run_id)
+
+    @contextmanager
+    def kept(self, run: Path) -> Iterator[None]:
+        """Holds a run for this process, and brings its checkpoints to the store while it trains.
+
+        Raises:
+            UpstreamNotReadyError: Another process trains it, or has taken it over.
+            ConfigError: The store cannot be reached or refuses; the run is whole here.
+        """
+        copy = self._open_run(run.name)
+        copy.begin()
+        with hold_lease(copy.remote, copy.read_id()) as lease:
+
+            def bring() -> None:
+                lease.check()
+                copy.push()
+
+            with _following_checkpoints(run, bring):
+                yield
+
+    def publish(self, run: Path) -> None:
+        """Brings a finished run to the store, and makes it the current one of its series there."""
+        self._open_run(run.name).push()
+        self._copy.move_pointer(run.name, lambda current: True)
+
+
+@contextmanager
+def _following_checkpoints(run: Path, bring: Callable[[], None]) -> Iterator[None]:
+    """Calls a function for each new checkpoint while the block runs, and once it has ended."""
+    ended = threading.Event()
+
+    def follow() -> None:
+        seen: list[str] = []
+        while not ended.wait(_POLL_S):
+            now = _list_checkpoints(run)
+            if now != seen:
+                _try("a checkpoint is not in the store yet", bring)
+            seen = now
+
+    thread = threading.Thread(target=follow, name="bring checkpoints", daemon=True)
+    thread.start()
+    try:
+        yield
+    except BaseException:
+        ended.set()
+        thread.join()
+        _try("the run's last state is not in the store", bring)  # What went wrong first is raised.
+        raise
+    ended.set()
+    thread.join()
+    bring()
+
+
+def _try(otherwise: str, bring: Callable[[], None]) -> None:
+    try:
+        bring()
+    except (SluiceError, OSError) as error:
+        _log.warning("%s: %s", otherwise, error)
+
+
+def _list_checkpoints(run: Path) -> list[str]:
+    return sorted(str(path) for path in (run / CHECKPOINTS_DIR).glob("*/[0-9]*"))

@@ -1,0 +1,1 @@
+"""Items and users of an export, and indexes of their vectors."""

@@ -1,0 +1,185 @@
+"""How much of the exact lists an approximate index finds, how fast, and how far it must look."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from conf.artefacts.export import EMBEDDINGS_DIR, KEY, SEEN, USERS_FILE
+from training.index.known import read_vectors
+from training.index.vector_index import MAX_EFFORT, VectorIndex, build_parameters
+
+TUNED, MEASURED, FILTERED = 256, 512, 100
+"""Queries: to choose the effort, to measure what it gives, to measure it with filters."""
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+Masks = Iterable[NDArray[np.bool_]]
+
+
+@dataclass(frozen=True)
+class Queries:
+    """Vectors of users, or where the export has none, of items.
+
+    Attributes:
+        of: `users` or `items`.
+        tuning: `[queries, dim]`, by which the effort is chosen.
+        vectors: `[queries, dim]`, by which the index is measured: others, if there are enough.
+        seen: Positions of the items that the first of `vectors` have met; None: not known.
+    """
+
+    of: str
+    tuning: Floats
+    vectors: Floats
+    seen: list[Ints] | None = None
+
+
+def read_queries(version: Path, items: VectorIndex, ids: Ints) -> Queries:
+    """Draws queries, the same ones each time.
+
+    Args:
+        version: Directory of the version.
+        items: Its items.
+        ids: Those of the first items, ascending.
+    """
+    path = version / EMBEDDINGS_DIR / USERS_FILE
+    if not path.is_file() or not pq.read_metadata(path).num_rows:
+        count = min(len(items), TUNED + MEASURED)
+        vectors = items.exact.reconstruct_batch(_shuffle(len(items))[:count])
+        return Queries("items", vectors[:TUNED], vectors[TUNED:] if count > 2 * TUNED else vectors)
+    table = pq.read_table(path)
+    rows = _shuffle(len(table))
+    measured = rows[TUNED : TUNED + MEASURED] if len(rows) > 2 * TUNED else rows[:MEASURED]
+    vectors = read_vectors(table)
+    keys = table[KEY].combine_chunks().take(pa.array(measured[:FILTERED]))
+    seen = _read_seen(version, keys, ids)
+    return Queries("users", vectors[rows[:TUNED]], vectors[measured], seen)
+
+
+def _shuffle(count: int) -> Ints:
+    return np.random.default_rng(0).permutation(count)
+
+
+def _read_seen(version: Path, keys: pa.Array, ids: Ints) -> list[Ints] | None:
+    path = version / USERS_FILE
+    if not path.is_file() or SEEN not in pq.read_schema(path).names:
+        return None
+    table = pq.read_table(path, columns=[KEY, SEEN])
+    rows = pc.index_in(keys, value_set=table[KEY].combine_chunks())
+    lists = table[SEEN].combine_chunks().take(rows).to_pylist()
+    return [np.flatnonzero(np.isin(ids, one or [])) for one in lists]
+
+
+def tune(index: VectorIndex, queries: Floats, k: int, recall: float) -> VectorIndex:
+    """Returns the index with the least effort, a power of two, that reaches a recall.
+
+    Args:
+        index: The index; an exact one stays as it is.
+        queries: `[queries, dim]`.
+        k: Length of the lists.
+        recall: The least share of the exact lists that shall be found; where `MAX_EFFORT` does not
+            reach it, that stays.
+    """
+    if index.near is None:
+        return index
+    expected, effort = index.exact.search(queries, k)[1], 1
+    while effort < MAX_EFFORT:
+        found = index.near.search(queries, k, params=build_parameters(index.kind, effort))[1]
+        if measure_recall(found, expected) >= recall:
+            break
+        effort *= 2
+    return replace(index, effort=effort)
+
+
+def measure_recall(found: Iterable[Ints], expected: Iterable[Ints]) -> float:
+    """Returns the share of each exact list that was found, on average over the lists.
+
+    Args:
+        found: Positions of each query's list.
+        expected: The same of the exact search.
+    """
+    pairs = zip(found, expected, strict=True)
+    return float(np.mean([np.isin(exact, near).mean() for near, exact in pairs if len(exact)]))
+
+
+def measure(index: VectorIndex, queries: Queries, k: int) -> dict[str, Any]:
+    """Compares the lists of an index with those of the exact search, and times both, one thread.
+
+    Args:
+        index: The index.
+        queries: What is looked for.
+        k: Length of the lists.
+    """
+    exact, size = VectorIndex(index.exact), len(index)
+    everything = np.ones(size, bool)
+    expected = exact.exact.search(queries.vectors, k)[1]
+    some = queries.vectors[:FILTERED]
+    draw = np.random.default_rng(1)
+    with _one_thread():
+        lists, seconds = _search_all(index, queries.vectors, k, repeat(everything))
+        _, exact_seconds = _search_all(exact, some, k, repeat(everything))
+        recall = {}
+        for n in sorted({min(10, k), k}):
+            recall[f"@{n}"] = measure_recall([one[:n] for one in lists], expected[:, :n])
+        tenth = [draw.random(size) < 0.1 for _ in range(len(some))]
+        recall[f"@{k} of a tenth of the items"] = _compare(index, some, k, tenth)
+        if queries.seen is not None:
+            unseen = [_leave_out(seen, size) for seen in queries.seen]
+            recall[f"@{k} without seen items"] = _compare(index, some, k, unseen)
+    return {
+        "queries": {"of": queries.of, "count": len(queries.vectors)},
+        "k": k,
+        "recall": recall,
+        "milliseconds": {"median": _take_ms(seconds, 50), "p99": _take_ms(seconds, 99),
+                         "median of the exact search": _take_ms(exact_seconds, 50)},
+    }  # fmt: skip
+
+
+def _leave_out(positions: Ints, size: int) -> NDArray[np.bool_]:
+    allowed = np.ones(size, bool)
+    allowed[positions] = False
+    return allowed
+
+
+def _compare(index: VectorIndex, queries: Floats, k: int, allowed: Masks) -> float:
+    masks = list(allowed)
+    found, _ = _search_all(index, queries, k, masks)
+    expected, _ = _search_all(VectorIndex(index.exact), queries, k, masks)
+    return measure_recall(found, expected)
+
+
+def _search_all(
+    index: VectorIndex, queries: Floats, k: int, allowed: Masks
+) -> tuple[list[Ints], list[float]]:
+    lists, seconds = [], []
+    for query, mask in zip(queries, allowed, strict=False):
+        start = time.perf_counter()
+        lists.append(index.search(query, k, mask)[0])
+        seconds.append(time.perf_counter() - start)
+    return lists, seconds
+
+
+def _take_ms(seconds: list[float], percentile: int) -> float:
+    return round(float(np.percentile(seconds, percentile)) * 1e3, 3)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)

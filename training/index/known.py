@@ -1,0 +1,454 @@
+"""What is known of users and items: what stands beside a SavedModel, and its index of items.
+
+The index of a version, if it has one, brings the items: those of the export, those that were added
+since, and their columns. It is read together with the version, so that both are of one model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.json as pa_json
+import pyarrow.parquet as pq
+
+from conf.artefacts.export import (
+    EMBEDDINGS_DIR,
+    ID,
+    INDEX_CARD,
+    INDEX_DIR,
+    ITEMS_FILE,
+    KEY,
+    USERS_FILE,
+    VECTOR,
+    find_damaged,
+    find_unfinished,
+    list_indexes,
+)
+from conf.artefacts.run import read_json
+from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+from training.index.pages import share_vectors
+from training.index.vector_index import VectorIndex, build_exact
+
+COLUMN_PREFIX = "column:"
+EXACT_FILE, NEAR_FILE = "exact.faiss", "near.faiss"
+
+Token = int | str
+
+
+class IncompleteVersionError(UpstreamNotReadyError):
+    """Files are missing or shorter than the card beside them says: they are being copied."""
+
+
+class UnknownColumnsError(ValueError):
+    """A filter names a column that items do not have."""
+
+
+class ItemColumns:
+    """Titles and further columns of items, for people and for filters.
+
+    Args:
+        table: A row per item, in the order of positions.
+    """
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table.combine_chunks()
+        self.names = tuple(table.column_names)
+        found = {name: _list_places(self._table[name]) for name in self.names}
+        self._places = {name: places for name, places in found.items() if places is not None}
+        self._json = {field.name for field in self._table.schema if _is_json(field.type)}
+
+    def get(self, positions: np.ndarray) -> list[dict[str, Any]]:
+        """Returns the columns of items; none of an item of which nothing is known."""
+        found = self._table.take(pa.array(positions)).to_pydict()
+        columns = [
+            values if name in self._json else [_clean(value) for value in values]
+            for name, values in found.items()
+        ]
+        return [
+            {} if row.count(None) == len(row) else dict(zip(self.names, row, strict=True))
+            for row in zip(*columns, strict=True)
+        ]
+
+    def find(self, wanted: Mapping[str, Sequence[Any]]) -> np.ndarray:
+        """Returns which items have one of the values of every column, `[items]`.
+
+        Raises:
+            UnknownColumnsError: There is no such column.
+        """
+        if (name := next((n for n in wanted if n not in self._places), None)) is not None:
+            raise UnknownColumnsError(
+                f"filter names unknown columns {[name[:100]]}; allowed: {', '.join(self._places)}"
+            )
+        allowed = np.ones(self._table.num_rows, bool)
+        for name, values in wanted.items():
+            has_one = np.zeros(len(allowed), bool)
+            has_one[self._places[name].get(values)] = True
+            allowed &= has_one
+        return allowed
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where the values of a column stand.
+
+    Attributes:
+        values: The distinct ones, as text.
+        starts: `[values + 1]`: where the positions of each begin.
+        positions: Of the items that have it.
+    """
+
+    values: pa.Array
+    starts: np.ndarray
+    positions: np.ndarray
+
+    def get(self, wanted: Sequence[Any]) -> np.ndarray:
+        """Returns the positions of the items that have one of some values, in one pass."""
+        texts = [text for value in wanted if (text := _find_text(value)) is not None]
+        if len(texts) == 1:
+            code = pc.index(self.values, pa.scalar(texts[0], self.values.type)).as_py()
+            codes = [code] if code >= 0 else []
+        else:
+            value_set = pa.array(texts, self.values.type)
+            codes = np.flatnonzero(pc.is_in(self.values, value_set=value_set)).tolist()
+        parts = [self.positions[self.starts[code] : self.starts[code + 1]] for code in codes]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+
+
+def _find_text(value: Any) -> str | None:
+    """Returns a value as text, as Arrow writes it; None: no column holds such a number or text."""
+    try:
+        return str(pa.scalar(value).cast(pa.string()).as_py())
+    except (OverflowError, UnicodeError):
+        return None
+
+
+def _list_places(column: pa.ChunkedArray) -> _Places | None:
+    """Lists where each value stands; values of text and lists are several, text between `|`."""
+    values = column.combine_chunks()
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        values = pc.split_pattern(values, "|")
+    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
+        positions = pc.list_parent_indices(values).to_numpy(zero_copy_only=False)
+        values = pc.list_flatten(values)
+    else:
+        positions = np.arange(len(values))
+    try:
+        texts = values.cast(pa.string())
+    except pa.ArrowException:
+        return None  # A structure, such as a map.
+    encoded = texts.dictionary_encode()
+    is_value = texts.is_valid().to_numpy(zero_copy_only=False)
+    codes = encoded.indices.filter(texts.is_valid()).to_numpy(zero_copy_only=False)
+    order = np.argsort(codes, kind="stable")
+    counts = np.bincount(codes, minlength=len(encoded.dictionary))
+    starts = np.concatenate(([0], np.cumsum(counts)))
+    return _Places(encoded.dictionary, starts, positions[is_value][order].astype(np.int32))
+
+
+def _is_json(kind: pa.DataType) -> bool:
+    """Whether JSON knows all values of a type."""
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer, pa.types.is_boolean)
+    return any(test(kind) for test in tests)
+
+
+def _clean(value: Any) -> Any:
+    """Returns a value as JSON knows it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, (int, float, str, list, type(None))) else str(value)
+
+
+def read_table(path: Path, texts: Iterable[str] = ()) -> pa.Table:
+    """Reads a file of items: `.csv`, `.tsv`, `.jsonl`, `.ndjson` or `.parquet`.
+
+    Args:
+        path: The file. Arrow finds the types of CSV columns, but for the first one, the key, which
+            is text: `007` is not `7`. An empty field is a missing value.
+        texts: Further columns of CSV that are text.
+
+    Raises:
+        ConfigError: The format is not known by the name.
+        InputDataError: The file cannot be read, or has no column.
+    """
+    kind = path.suffix.lower()
+    try:
+        if kind == ".parquet":
+            return pq.read_table(path)
+        if kind in (".jsonl", ".ndjson"):
+            return pa_json.read_json(path)
+        if kind in (".csv", ".tsv"):
+            delimiter = "\t" if kind == ".tsv" else ","
+            parse = pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+            with pa_csv.open_csv(path, parse_options=parse) as reader:
+                key = reader.schema.names[0]
+            convert = pa_csv.ConvertOptions(
+                column_types=dict.fromkeys((key, *texts), pa.string()),
+                null_values=[""],
+                strings_can_be_null=True,
+            )
+            return pa_csv.read_csv(path, parse_options=parse, convert_options=convert)
+    except (OSError, pa.ArrowException) as error:
+        raise InputDataError("the file of items cannot be read", received=f"{path}: {error}") from (
+            error
+        )
+    raise ConfigError(
+        "the format of the items is not known by the file's name",
+        received=str(path),
+        allowed=".csv, .tsv, .jsonl, .parquet",
+    )
+
+
+@dataclass(frozen=True)
+class ItemFiles:
+    """What is said of items beside exports and indexes.
+
+    Attributes:
+        columns: Titles and further columns, the first one the key; None: those of the index.
+        blocked: Keys, as text, of items that are never recommended.
+    """
+
+    columns: pa.Table | None = None
+    blocked: tuple[str, ...] = ()
+
+
+NO_FILES = ItemFiles()
+
+
+def read_item_files(items: Path | None, blocked: Path | None) -> ItemFiles:
+    """Reads a file of items, and one of keys that are blocked, one a line.
+
+    Raises:
+        ConfigError: The format of the items is not known by the name.
+        InputDataError: A file cannot be read.
+    """
+    columns = None if items is None else read_table(items)
+    if blocked is None:
+        return ItemFiles(columns)
+    try:
+        lines = blocked.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputDataError("the file of blocked items cannot be read", received=error) from error
+    return ItemFiles(columns, tuple(filter(None, lines)))
+
+
+def align_columns(table: pa.Table, keys: pa.Array) -> pa.Table:
+    """Returns the columns of a file of items in the order of the catalogue.
+
+    Args:
+        table: The first column is the key.
+        keys: `[items]`; the columns of an item that is not in the file are null.
+    """
+    of_file = table.column(0).combine_chunks()
+    with suppress(pa.ArrowException):  # Texts that are no keys: the others are found as text.
+        of_file = of_file.cast(keys.type)
+    of_file = of_file.cast(pa.string())
+    rows = pc.index_in(keys.cast(pa.string()), value_set=of_file, skip_nulls=True)
+    return table.select(table.column_names[1:]).take(rows)
+
+
+@dataclass(frozen=True)
+class Users:
+    """The users of an export.
+
+    Attributes:
+        table: A row per user.
+        row_of: Row of each, by the text of its key.
+    """
+
+    table: pa.Table
+    row_of: dict[str, int]
+
+    def read_list(self, column: str, row: int) -> np.ndarray:
+        """Returns a list of a user; it is empty where there is no such column."""
+        if column not in self.table.column_names:
+            return np.zeros(0, np.int64)
+        return np.asarray(self.table[column][row].values.to_numpy(zero_copy_only=False))
+
+    def count_values(self, row: int, columns: Iterable[str]) -> int:
+        """Returns how many values lists of a user hold; other columns are left out."""
+        names = set(self.table.column_names)
+        lists = [self.table[name][row] for name in columns if name in names]
+        found = [one.values for one in lists if isinstance(one, pa.ListScalar)]
+        return sum(len(values) for values in found if values is not None)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of users and items.
+
+    Attributes:
+        keys: `[items]` raw keys.
+        ids: int64, ascending, of the first items; those behind were added and have none.
+        position_of: Position of each key, by its text.
+        allowed: `[items]`: which of them are not blocked.
+        columns: Titles and further columns; None: there are none.
+        index: What finds items; None: those of a ranking model.
+        number: Version of the index; None: the export's own vectors are searched.
+        users: The users, or None.
+    """
+
+    keys: list[Token]
+    ids: np.ndarray
+    position_of: dict[str, int]
+    allowed: np.ndarray
+    columns: ItemColumns | None = None
+    index: VectorIndex | None = None
+    number: int | None = None
+    users: Users | None = None
+
+    @cached_property
+    def _tensor(self) -> np.ndarray:
+        is_text = bool(self.keys) and isinstance(self.keys[0], str)
+        keys = [str(key).encode() for key in self.keys] if is_text else self.keys
+        return np.array(keys, object if is_text else np.int64)
+
+    def get_keys(self, positions: np.ndarray) -> np.ndarray:
+        """Returns the keys of items as tensors hold them: int64, or bytes."""
+        found: np.ndarray = self._tensor[positions]
+        return found
+
+    def find_positions(self, ids: np.ndarray) -> np.ndarray:
+        """Returns the positions of items; unknown ones are left out."""
+        found = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
+        return found[self.ids[found] == ids]
+
+    def get_columns(self, positions: np.ndarray) -> list[dict[str, Any]]:
+        """Returns the columns of items, by name."""
+        return [{} for _ in positions] if self.columns is None else self.columns.get(positions)
+
+
+def find_index(version: Path) -> int | None:
+    """Returns the newest index of a version that is whole; None: it has none."""
+    return max(list_indexes(version), default=None)
+
+
+def read_known(
+    version: Path,
+    card: Mapping[str, Any],
+    files: ItemFiles = NO_FILES,
+    users: Users | None = None,
+    pages: Path | None = None,
+) -> Known | None:
+    """Reads what stands beside a SavedModel, and its newest index.
+
+    Args:
+        version: Directory of the version.
+        card: Its `export.json`.
+        files: What else is said of the items.
+        users: The users, where they have been read before.
+        pages: Directory of what processes share of the version; None: nothing is shared.
+
+    Returns:
+        None: the model knows no items.
+
+    Raises:
+        IncompleteVersionError: The index is not whole.
+        InputDataError: It is of another model, or damaged.
+    """
+    number, index = find_index(version), None
+    if number is not None:
+        directory = version / INDEX_DIR / str(number)
+        index, table = open_index(directory, card), pq.read_table(directory / ITEMS_FILE)
+    elif (table := _read_items(version)) is None:
+        return None
+    elif VECTOR in table.column_names:
+        vectors = read_vectors(table)
+        index = VectorIndex(
+            build_exact(vectors) if pages is None else share_vectors(vectors, pages)
+        )
+    keys = table[KEY].combine_chunks()
+    columns = select_columns(table) if files.columns is None else align_columns(files.columns, keys)
+    found = keys.to_pylist()
+    position_of = {str(key): position for position, key in enumerate(found)}
+    allowed = np.ones(len(found), bool)
+    allowed[[position_of[key] for key in files.blocked if key in position_of]] = False
+    known = Known(
+        keys=found,
+        ids=table[ID].drop_null().to_numpy(),
+        position_of=position_of,
+        allowed=allowed,
+        columns=ItemColumns(columns) if columns.num_columns else None,
+        index=index,
+        number=number,
+        users=users or _read_users(version),
+    )
+    known.get_keys(np.zeros(0, np.int64))  # What it gathers once is not left to a request.
+    return known
+
+
+def _read_items(version: Path) -> pa.Table | None:
+    for path in (version / EMBEDDINGS_DIR / ITEMS_FILE, version / ITEMS_FILE):
+        if path.is_file():
+            return pq.read_table(path)
+    return None
+
+
+def read_vectors(table: pa.Table) -> np.ndarray:
+    """Returns the vectors of a table of embeddings, `[rows, dim]` float32."""
+    flat = table[VECTOR].combine_chunks().flatten().to_numpy()
+    return np.asarray(flat.reshape(len(table), -1))
+
+
+def select_columns(table: pa.Table) -> pa.Table:
+    """Returns the columns that an index holds of its items, by their own names."""
+    names = [name for name in table.column_names if name.startswith(COLUMN_PREFIX)]
+    return table.select(names).rename_columns([n.removeprefix(COLUMN_PREFIX) for n in names])
+
+
+def _read_users(version: Path) -> Users | None:
+    if not (version / USERS_FILE).is_file():
+        return None
+    table = pq.read_table(version / USERS_FILE).combine_chunks()
+    return Users(table, {str(key): row for row, key in enumerate(table[KEY].to_pylist())})
+
+
+def open_index(directory: Path, card: Mapping[str, Any], *, can_grow: bool = False) -> VectorIndex:
+    """Opens an index.
+
+    Args:
+        directory: That of the index.
+        card: `export.json` of the version that it must be of.
+        can_grow: Whether items will be added; else its vectors stay in the file until they are
+            needed.
+
+    Raises:
+        IncompleteVersionError: It is not whole.
+        InputDataError: It is of another model, or damaged.
+    """
+    about = read_json(directory / INDEX_CARD)
+    _check_index(directory, about, card)
+    flags = 0 if can_grow else faiss.IO_FLAG_MMAP_IFC
+    exact = faiss.read_index(str(directory / EXACT_FILE), flags)
+    near = None
+    if about["kind"] != "exact":
+        near = faiss.read_index(str(directory / NEAR_FILE), flags)
+    return VectorIndex(exact, about["kind"], near, about["effort"])
+
+
+def _check_index(directory: Path, about: Mapping[str, Any], card: Mapping[str, Any]) -> None:
+    what = f"index {directory.name} of {card['name']}, version {card['version']},"
+    fix = "build it anew: `sluice index --export` this version, and remove this one"
+    made_of = about["export"]
+    if made_of["fingerprint"] != card["fingerprint"]:
+        raise InputDataError(
+            f"{what} was made of another model than the one beside it",
+            received=f"{made_of['name']}, version {made_of['version']}, fingerprint "
+            f"{made_of['fingerprint'][:12]}…",
+            allowed=f"fingerprint {card['fingerprint'][:12]}…",
+            fix=fix,
+        )
+    if unfinished := find_unfinished(directory, about["files"]):
+        raise IncompleteVersionError(f"{what} {unfinished}")
+    if damaged := find_damaged(directory, about["files"]):
+        raise InputDataError(f"{what} is damaged", received=damaged, fix=fix)

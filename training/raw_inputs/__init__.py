@@ -1,0 +1,1 @@
+"""Raw values of rows and requests, as a model takes them."""

@@ -1,0 +1,218 @@
+"""Items that a model was not trained on, embedded by its tower and added to an index."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from conf.artefacts.export import (
+    INDEX_CARD,
+    INDEX_DIR,
+    ITEMS_FILE,
+    KEY,
+)
+from conf.artefacts.run import read_json
+from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+from conf.storage.atomic_output import numbered_directory
+from training.index.index_build import read_seconds, require_whole, write_numbered
+from training.index.known import (
+    COLUMN_PREFIX,
+    find_index,
+    open_index,
+    read_table,
+)
+from training.raw_inputs.column_values import to_whole
+from training.raw_inputs.input_columns import find_sources
+from training.serving.errors import RequestError
+from training.serving.model_store import Loading, ServedVersion
+from training.serving.tensors import build_array
+
+BATCH_ROWS = 1024
+
+
+def add_items(version: Path, path: Path, keep: int | None = None) -> tuple[Path, int, int]:
+    """Adds items that the model was not trained on, by their features, as the next index.
+
+    Args:
+        version: Directory of a published version that has an index.
+        path: File of items: the first column is the key, the others are raw inputs of the items'
+            tower and columns of the index, by their names.
+        keep: Versions of the index that are kept, the newest ones; None: all.
+
+    Returns:
+        Directory of the newest index, how many items were added, and how many it had already; they
+        are left as they are. Where none is new, no index is written.
+
+    Raises:
+        ConfigError: There is no index, or the model knows items by their keys alone.
+        InputDataError: The file or the index is damaged, or a value does not fit the model.
+        UpstreamNotReadyError: The version is not whole, or another process indexes it.
+    """
+    card, number = require_whole(version), find_index(version)
+    if number is None:
+        raise ConfigError(
+            "there is no index to add items to",
+            received=str(version),
+            fix="build one: `sluice index --export` this version",
+        )
+    base = version / INDEX_DIR / str(number)
+    index, items = open_index(base, card, can_grow=True), pq.read_table(base / ITEMS_FILE)
+    new, repeated = _read_new(read_table(path, _list_texts(card)), path, items)
+    if not len(new):
+        return base, 0, repeated
+    with numbered_directory(version / INDEX_DIR, keep) as (staging, target):
+        _refuse_newer(version, number)
+        start, about = time.monotonic(), read_json(base / INDEX_CARD)
+        vectors = embed_items(version, new)
+        for one in (index.exact, index.near):
+            if one is not None:
+                one.add(vectors)
+        items = pa.concat_tables([items, _shape_rows(new, items.schema)])
+        write_numbered(
+            staging, version, index, items, {"goal": about["goal"], **read_seconds(start)}
+        )
+    return target, len(new), repeated
+
+
+def _refuse_newer(version: Path, number: int) -> None:
+    if (found := find_index(version)) != number:
+        raise UpstreamNotReadyError(
+            "another index was written in the meantime",
+            received=f"index {found} beside {number}",
+            fix="run again: what it holds is added to",
+        )
+
+
+def _list_texts(card: Mapping[str, Any]) -> list[str]:
+    """Names the raw inputs of the items' tower that are text, lists of any type among them."""
+    inputs = card["signatures"]["item_embedding"]["inputs"]
+    return [item["name"] for item in inputs if item["is_list"] or item["dtype"] == "string"]
+
+
+def _read_new(table: pa.Table, path: Path, items: pa.Table) -> tuple[pa.Table, int]:
+    """Returns the rows of a file whose keys are not in the index, and how many others there are."""
+    try:
+        keys = table.column(0).combine_chunks().cast(items.schema.field(KEY).type)
+    except (pa.ArrowException, IndexError) as error:
+        raise InputDataError(
+            "the first column of a file of new items must hold their keys",
+            received=f"{path}: {error}",
+            allowed=f"keys of type {items.schema.field(KEY).type}",
+        ) from error
+    if keys.null_count or len(pc.unique(keys)) < len(keys):
+        raise InputDataError(
+            "a file of new items must name each of them once, in its first column",
+            received=f"{path}: {len(keys)} rows, {len(pc.unique(keys.drop_null()))} keys, "
+            f"{keys.null_count} empty",
+        )
+    is_new = pc.invert(pc.is_in(keys, value_set=items[KEY].combine_chunks()))
+    new = table.set_column(0, table.column_names[0], keys).filter(is_new)
+    return new, len(table) - len(new)
+
+
+def _shape_rows(new: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Returns new items as rows of the index: no id, and null in columns that the file lacks."""
+    columns = [new.column(0), pa.nulls(len(new), pa.int64())]
+    for field in list(schema)[2:]:
+        name = field.name.removeprefix(COLUMN_PREFIX)
+        if name not in new.column_names:
+            columns.append(pa.nulls(len(new), field.type))
+            continue
+        try:
+            columns.append(new[name].cast(field.type))
+        except pa.ArrowException as error:
+            raise InputDataError(
+                f"column {name} of the new items does not fit the index",
+                received=error,
+                allowed=str(field.type),
+            ) from error
+    return pa.table(columns, schema=schema)
+
+
+def embed_items(version: Path, items: pa.Table) -> NDArray[np.float32]:
+    """Computes the vectors of items by the tower of a version.
+
+    Args:
+        version: Its directory.
+        items: The first column is the key; others are raw inputs by their names. What is left out
+            is missing.
+
+    Raises:
+        ConfigError: The model reads nothing but the key, or the file has nothing that it reads.
+        InputDataError: A value does not fit.
+    """
+    model = ServedVersion(version, Loading(files=None))
+    inputs = model.card["signatures"]["item_embedding"]["inputs"]
+    key, items = items.column_names[0], _name_inputs(items, inputs)
+    others = [item["name"] for item in inputs if key not in (item["name"], item["column"])]
+    if not set(others) & set(items.column_names):
+        raise ConfigError(
+            "new items need features: of an item that it was not trained on, a model knows nothing "
+            "by the key",
+            received=f"columns {', '.join(items.column_names)}",
+            allowed=", ".join(others) or "none: this model reads nothing but the key",
+            fix=None if others else "train a model that reads features of items",
+        )
+    specs, found = model.find_specs("item_embedding"), []
+    for start in range(0, len(items), BATCH_ROWS):
+        part = items.slice(start, BATCH_ROWS)
+        try:
+            given = {i["name"]: build_array(i["name"], _read_values(part, i), specs[i["name"]], i)
+                     for i in inputs}  # fmt: skip
+            found.append(model.call("item_embedding", given)["embedding"])
+        except (RequestError, TypeError, ValueError) as error:
+            raise InputDataError(
+                "a value of the new items does not fit the model",
+                received=f"rows {start + 1} to {start + len(part)}: {error}",
+            ) from error
+    return np.concatenate(found)
+
+
+def _read_values(table: pa.Table, item: Mapping[str, Any]) -> list[Any]:
+    """Returns the raw values of an input; `|` separates values of a list that is text."""
+    if item["name"] not in table.column_names:
+        values: list[Any] = [None] * len(table)
+    else:
+        values = table[item["name"]].to_pylist()
+    converts: dict[str, Callable[[Any], Any]] = {"string": str, "int64": _to_whole}
+    convert = converts.get(item["dtype"], float)
+    if not item["is_list"]:
+        return [None if v is None else convert(v) for v in values]
+    lists = [[None if v is None else convert(v) for v in _split_list(one)] for one in values]
+    width = item["length"] or max(1, *map(len, lists))
+    padding = item["pad_token"]
+    if padding is None:
+        padding = "" if item["dtype"] == "string" else 0
+    return [one + [padding] * (width - len(one)) for one in lists]
+
+
+def _name_inputs(items: pa.Table, inputs: Iterable[Mapping[str, Any]]) -> pa.Table:
+    """Returns a table whose columns have the names of inputs, not of the source's columns."""
+    for name, column in find_sources(inputs).items():
+        if column in items.column_names and name not in items.column_names:
+            items = items.append_column(name, items[column])
+    return items
+
+
+def _to_whole(value: Any) -> int:
+    """Returns a whole number; `int` would cut off what stands behind the point.
+
+    Raises:
+        ValueError: It is none.
+    """
+    return to_whole(value) if isinstance(value, float) else int(value)
+
+
+def _split_list(value: Any) -> list[Any]:
+    """Returns a list; one value alone may have been read as a number, none as empty text."""
+    if isinstance(value, list):
+        return value
+    return [] if value is None or value == "" else str(value).split("|")
