@@ -55,7 +55,7 @@ _MODULES = {
     "read_table": _TABLE,
     "read_table_batches": _TABLE,
     "read_tfrecords": "spark.reader",
-    "register_tfrecord": "datasource",
+    "register_tfrecord": "spark.datasource",
     "write_frame": _TABLE,
     "write_table": _TABLE,
     "write_tfrecords": "spark.writer",

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,6 @@ WIRE_FOR_TRAINING = {"etl.tfrecord.reading"}
 WIRE_PACKAGES = {"numpy", "numba", "llvmlite", "pyarrow", "conf", "etl"}
 CONF_PURE = ("errors", "dates", "schema", "manifest", "paths", "run", "encoders", "operations")
 TENSORFLOW = {"tensorflow", "keras"}
-# Modules of the wire that are Spark's own side of it.
-SPARK_FACING = {"datasource"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 IMPORT_NAMES = {
     "faiss-cpu": "faiss",
@@ -78,6 +77,8 @@ def test_conf_imports_neither_side(path):
     allowed = STDLIB | {"conf"}
     if path.stem not in CONF_PURE:
         allowed |= {"pydantic", "yaml", "filelock"}
+    if path.parent.name == "storage":
+        allowed |= EXTRA["stores"] | {"numpy", "pyarrow"}
     assert {top(module) for module in imports_of(path)} <= allowed
 
 
@@ -97,12 +98,10 @@ def test_training_knows_the_wire_and_nothing_else_of_etl(path):
 @pytest.mark.parametrize("path", modules("etl/tfrecord"), ids=str)
 def test_the_wire_needs_numpy_numba_and_pyarrow_alone(path):
     allowed = STDLIB | WIRE_PACKAGES
-    if path.stem in SPARK_FACING or path.parent.name == "spark":
+    if path.parent.name == "spark":
         allowed |= {"pyspark", "py4j"}
     if path.name == "table.py":
         allowed |= {"pandas"}
-    if path.name == "store_clients.py":
-        allowed |= EXTRA["stores"]
     imported = set(imports_of(path))
     assert {top(module) for module in imported} <= allowed
     assert not {m for m in imported if top(m) == "etl" and not m.startswith("etl.tfrecord.")}
@@ -173,7 +172,7 @@ def third_party(packages: tuple[str, ...]) -> set[str]:
 BASE = declared(PROJECT["dependencies"])
 EXTRA = {name: declared(given) for name, given in PROJECT["optional-dependencies"].items()}
 SIDES = {
-    "conf": set(),
+    "conf": EXTRA["stores"],
     "etl": EXTRA["etl"] | EXTRA["stores"],
     "training": EXTRA["training"] | EXTRA["sweep"] | EXTRA["serve"],
 }
@@ -226,6 +225,45 @@ def test_no_circle_of_imports():
     paths = {dotted(path): path for package in PACKAGES for path in modules(package)}
     graph = {name: set(local_imports(path, paths)) - {name} for name, path in paths.items()}
     assert len(list(TopologicalSorter(graph).static_order())) == len(paths)
+
+
+def read_folders() -> dict[str, dict[str, tuple[str, str]]]:
+    """Returns the folders that each folder imports, with a module and what it imports there."""
+    paths = {dotted(path): path for package in PACKAGES for path in modules(package)}
+    found: dict[str, dict[str, tuple[str, str]]] = {}
+    for name, path in paths.items():
+        folder = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        found.setdefault(folder, {})
+        for other in local_imports(path, paths):
+            is_package = paths[other].name == "__init__.py"
+            below = other if is_package else other.rpartition(".")[0]
+            if below != folder:
+                found[folder].setdefault(below, (name, other))
+    return found
+
+
+def test_folders_are_layers():
+    """No two folders import each other, directly or in a longer circle."""
+    folders = read_folders()
+    try:
+        list(TopologicalSorter(folders).static_order())
+    except CycleError as error:
+        circle = error.args[1][::-1]
+        said = [f"{folders[a][b][0]} imports {folders[a][b][1]}" for a, b in pairwise(circle)]
+        pytest.fail(f"folders in a circle: {' -> '.join(circle)}: {'; '.join(said)}")
+
+
+def test_the_picture_of_the_layers_is_that_of_the_code():
+    """`docs/architecture.md` lists the folders from bottom to top; each imports those above it."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    shown = re.findall(r"[\w.]+", text.partition("<!-- layers -->")[2].partition("```")[2]
+                       .partition("\n")[2].partition("```")[0])  # fmt: skip
+    folders = read_folders()
+    assert sorted(shown) == sorted(folders)
+    place = {name: number for number, name in enumerate(shown)}
+    wrong = [why for name, below in folders.items() for other, why in below.items()
+             if place[other] > place[name]]  # fmt: skip
+    assert not wrong
 
 
 def local_imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
