@@ -305,7 +305,12 @@ def serve(serving: Serving, listener: socket.socket, tell: Callable[[str], None]
     if serving.grpc_port is not None:
         from training.serving.prediction_service import run_service
 
-        beside = run_service(server, f"{host}:{serving.grpc_port}", serving.access)
+        beside = run_service(
+            server,
+            f"{host}:{serving.grpc_port}",
+            serving.access,
+            shares_port=serving.config.pages is not None,
+        )
         also = f", by gRPC at {host}:{serving.grpc_port}"
     # What is loaded stays: a collection of what requests leave need not look at it, and the second
     # one tells Python how little else there is, so that it collects that soon.

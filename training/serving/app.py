@@ -70,7 +70,6 @@ class Server:
     def __init__(self, config: ServerConfig) -> None:
         limits = config.limits
         self.metrics, self.limits = Metrics(), limits
-        self.is_one_of_several = config.pages is not None
         files = read_item_files(config.recommend.items_file, config.recommend.blocked_file)
         loading = Loading(files, config.verify, config.pages)
         self.store = ModelStore(config.directory, config.poll_seconds, self.metrics, loading)

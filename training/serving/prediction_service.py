@@ -397,7 +397,7 @@ def _refuse(name: str, spec: tf.TensorSpec, received: str) -> NoReturn:
 
 @asynccontextmanager
 async def run_service(
-    server: Server, address: str, access: Access | None = None
+    server: Server, address: str, access: Access | None = None, *, shares_port: bool = False
 ) -> AsyncIterator[int]:
     """Answers calls while the block runs; those that have begun are answered before it ends.
 
@@ -405,6 +405,7 @@ async def run_service(
         server: What answers.
         address: `host:port`; port 0 takes any free one.
         access: Who may ask; its names of hosts are for browsers, which do not speak gRPC.
+        shares_port: Whether other processes answer at the same port.
 
     Yields:
         The port.
@@ -414,7 +415,7 @@ async def run_service(
     """
     limits = server.limits
     options = [
-        ("grpc.so_reuseport", int(server.is_one_of_several)),
+        ("grpc.so_reuseport", int(shares_port)),
         ("grpc.max_allowed_incoming_connections", limits.connections.count),
         ("grpc.max_receive_message_length", limits.body_bytes),
         ("grpc.max_metadata_size", limits.connections.head_bytes),

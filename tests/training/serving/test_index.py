@@ -12,8 +12,7 @@ from conf.artefacts.export import IndexKind
 from training.index import vector_index
 from training.index.index_build import fit_index
 from training.index.index_report import measure_recall, tune
-from training.index.known import ItemColumns, align_columns
-from training.serving.errors import RequestError
+from training.index.known import ItemColumns, UnknownColumnsError, align_columns
 
 ITEMS, DIM = 3000, 8
 
@@ -93,7 +92,9 @@ def test_columns_filter_by_values_of_any_kind() -> None:
     ):  # fmt: skip
         values = {n: one if isinstance(one, list) else [one] for n, one in wanted.items()}
         assert np.flatnonzero(columns.find(values)).tolist() == expected, wanted
-    with pytest.raises(RequestError, match="unknown columns \\['colour'\\]; allowed: title, year"):
+    with pytest.raises(
+        UnknownColumnsError, match="unknown columns \\['colour'\\]; allowed: title, year"
+    ):
         columns.find({"colour": [1]})
     first, unknown, last = columns.get(np.array([1, 2, 3]))
     assert first == {"title": "A|B", "year": 1990, "score": 0.5, "tags": ["x", "y"], "new": True}

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+from conf.storage import processes
 from conf.storage.processes import Owner, describe_process, find_jvm, is_dead
-from etl.tfrecord.commit import job
 from etl.tfrecord.commit.job import Baseline, check_baseline, holds_output, take_baseline
 from etl.tfrecord.commit.output_manifest import (
     OutputManifest,
@@ -111,9 +111,9 @@ def test_nothing_is_known_of_other_hosts_and_containers() -> None:
 
 def test_without_a_jvm_above_there_is_no_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     # There may be one in earnest: build servers are written in Java.
-    monkeypatch.setattr(job, "_executable", lambda pid: "python3")
+    monkeypatch.setattr(processes, "_executable", lambda pid: "python3")
     assert find_jvm() is None
-    monkeypatch.setattr(job, "_executable", lambda pid: {os.getppid(): "java"}.get(pid, "sh"))
+    monkeypatch.setattr(processes, "_executable", lambda pid: {os.getppid(): "java"}.get(pid, "sh"))
     assert find_jvm() == describe_process(os.getppid())
 
 
