@@ -37,6 +37,7 @@ BACKLOG = 256
 OTHER_FILES = 256
 """Open files beside those of connections."""
 PAGES_DIR = "pages"
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - folders of an unknown name are made in it
 SHARED_COUNTS = "PROMETHEUS_MULTIPROC_DIR"
 """Where Prometheus keeps the counts of all processes; read when it is imported."""
 KINDS = 1000
@@ -121,6 +122,12 @@ def main(
             "--ranker names what orders lists, and --no-ranker says that nothing does",
             received=f"--ranker {ranker} --no-ranker",
             fix="leave one of them out",
+        )
+    if grpc_port is not None and grpc_port == port:
+        raise ConfigError(
+            "HTTP and gRPC cannot have one port",
+            received=f"--port {port} --grpc-port {grpc_port}",
+            fix="choose another --grpc-port",
         )
     limit_log()
     signal.signal(signal.SIGTERM, _stop)  # While models load; later uvicorn drains first.
@@ -258,10 +265,15 @@ class Serving:
 @contextmanager
 def share_folder() -> Iterator[Path]:
     """Gives processes a folder of what they share, removed at the end; in `TMPDIR`, as all such."""
-    with tempfile.TemporaryDirectory(prefix="sluice-serve-", ignore_cleanup_errors=True) as name:
-        counts = Path(name) / "counts"
-        counts.mkdir()
-        os.environ[SHARED_COUNTS] = str(counts)
+    # Files of counts are sparse: a full disk would end a process that writes to them.
+    memory = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
+    with (
+        tempfile.TemporaryDirectory(prefix="sluice-serve-", ignore_cleanup_errors=True) as name,
+        tempfile.TemporaryDirectory(
+            prefix="sluice-counts-", dir=memory, ignore_cleanup_errors=True
+        ) as counts,
+    ):
+        os.environ[SHARED_COUNTS] = counts
         yield Path(name)
 
 

@@ -107,7 +107,11 @@ class Supervisor:
             text: str = one.told.recv()
         except EOFError:
             one.process.join()
-            raise _NotStartedError(one.process.exitcode or ExitCode.FAILED) from None
+            code = one.process.exitcode or ExitCode.FAILED
+            if code < 0:
+                _log.error("a process was ended by signal %d before it was ready", -code)
+                code = ExitCode.FAILED
+            raise _NotStartedError(code) from None
         one.is_ready = True
         return text
 
