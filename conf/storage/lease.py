@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from typing import Any
 
 from conf.errors import UpstreamNotReadyError
 from conf.storage.object_store import Storage
-from conf.storage.processes import Owner, describe_process, is_dead
+from conf.storage.processes import Owner, find_this_process, is_dead
 from conf.storage.store_clients import Version, unreachable
 
 LEASE_KEY = ".lease"
@@ -177,10 +176,8 @@ def read_holder(directory: Storage) -> str | None:
 
 
 def _describe_self() -> dict[str, Any] | None:
-    try:
-        return asdict(describe_process(os.getpid()))
-    except OSError:
-        return None
+    owner = find_this_process()
+    return None if owner is None else asdict(owner)
 
 
 def _refuse(directory: Storage) -> UpstreamNotReadyError:

@@ -24,7 +24,7 @@ from conf.errors import ConfigError, UpstreamNotReadyError
 from conf.paths import STAGING_PREFIX, DatasetPaths
 from conf.storage.atomic_output import UNFINISHED_SUFFIX
 from conf.storage.locks import hold_file_lock
-from conf.storage.processes import Owner, describe_process, is_dead
+from conf.storage.processes import Owner, find_this_process, is_dead
 
 logger = logging.getLogger("sluice.build")
 
@@ -189,10 +189,8 @@ def hold_claim(path: Path, wait_s: float = _WAIT_S) -> Iterator[Claim]:
 
 def describe_self() -> dict[str, object] | None:
     """Describes this process as JSON values; None where the host does not tell."""
-    try:
-        return asdict(describe_process(os.getpid()))
-    except OSError:
-        return None
+    owner = find_this_process()
+    return None if owner is None else asdict(owner)
 
 
 def is_surely_dead(owner: object) -> bool:
