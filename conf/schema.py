@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from conf.errors import ConfigError, InputDataError
+from conf.errors import InputDataError
 
 DType = Literal["int64", "float32", "bytes"]
 Role = Literal["user", "item", "context", "label", "weight", "id"]
@@ -215,24 +215,3 @@ def packed_lengths(slots: Sequence[PackedSlot]) -> dict[str, int]:
     for slot in slots:
         lengths[slot.packed] = max(lengths.get(slot.packed, 0), slot.offset + slot.length)
     return lengths
-
-
-def dump_slots(slots: Sequence[PackedSlot]) -> str:
-    """Returns slots as JSON, for an option."""
-    return json.dumps([asdict(slot) for slot in slots])
-
-
-def parse_slots(text: str) -> tuple[PackedSlot, ...]:
-    """Parses what `dump_slots` returned.
-
-    Raises:
-        ConfigError: It is something else.
-    """
-    try:
-        return tuple(PackedSlot(**item) for item in json.loads(text))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            "bad value of TFRecord option 'packedSlots'",
-            received=text,
-            allowed="a JSON list of slots, as a dataset's manifest holds it",
-        ) from error

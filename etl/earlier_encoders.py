@@ -16,9 +16,9 @@ from conf.etl.build import BuildConfig
 from conf.etl.encodings import TargetConfig
 from conf.manifest import Manifest
 from conf.paths import DatasetPaths
-from etl.encoders.fit import plan_inputs
 from etl.encoders.operation_fit import EarlierEncoders
 from etl.encoders.pipeline import read_plan
+from etl.features.encoder_plan import plan_inputs
 from etl.features.plan import FeaturePlan
 from etl.versions.run_fingerprint import Parent
 

@@ -12,32 +12,23 @@ are inside it. Labels are not read, and their columns may be null or missing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pyarrow.parquet as pq
 from pyspark.sql import functions as F
 
-from conf.artefacts.run import write_json
 from conf.dates import DateRange
 from conf.encoders import ENCODERS_DIR
 from conf.errors import (
     ConfigError,
     InputDataError,
-    InternalError,
     UpstreamNotReadyError,
-    read_code_version,
 )
 from conf.etl.build import BuildConfig
-from conf.etl.contract import ContractConfig
-from conf.etl.encodings import FeatureConfig
-from conf.etl.references import used_sources
-from conf.etl.split import SplitConfig
-from conf.schema import fingerprint
-from conf.storage.atomic_output import PRIVATE, staged_directory
+from conf.storage.atomic_output import staged_directory
 from etl.events.date_range import check_dates, name_outside
 from etl.events.event_log import kept, prepare_events
 from etl.events.histories import add_histories
@@ -45,10 +36,11 @@ from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN
 from etl.events.most_frequent import add_most_frequent
 from etl.events.sample_filter import NOT_SAMPLED_COLUMN, check_where
 from etl.events.splits import is_inside
-from etl.features.plan import made_sample_columns, plan_features
 from etl.quality.time_units import count_sources
-from etl.sources.bad_rows import SourceCounts, check_bad_rows, check_columns
+from etl.row_files import RECORD_FILE, ROWS_SUFFIX, describe_rows, write_row_files
+from etl.sources.bad_rows import check_bad_rows, check_columns
 from etl.sources.snapshot import check_inputs_unchanged, read_inputs
+from etl.unlabelled_rows import choose_columns, label_columns, leave_out_labels
 from etl.versions.publish import read_current
 from etl.versions.stored import find_dataset
 from etl.versions.working import hold_dataset
@@ -56,11 +48,6 @@ from etl.versions.working import hold_dataset
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ROWS_SUFFIX = ".parquet"
-RECORD_FILE = "_rows.json"
-"""Record of the rows; readers of a folder of Parquet skip what begins with `_`."""
-_FORMAT_VERSION = 1
-_SERVED_ROLES = ("user", "item", "context", "id")
 _ALL_DAYS = "all days"
 logger = logging.getLogger("sluice.build")
 
@@ -118,10 +105,10 @@ def write_rows_to_score(
         rows, dropped = _count_rows(prepared.frame, dates)
         with _lists_of_items(config) as encoders:
             frame = _choose_rows(prepared.frame, unlabelled, dates, encoders)
-            record = _describe(config, dates, rows, dropped, counted.counts, columns)
+            record = describe_rows(config, dates, rows, dropped, counted.counts, columns)
             target.parent.mkdir(parents=True, exist_ok=True)
             with staged_directory(target) as staging:
-                _write(frame, columns, staging, record)
+                write_row_files(frame, columns, staging, record)
                 # While the rows of before are still in their place.
                 check_inputs_unchanged(spark, unlabelled, inputs, dates)
     finally:
@@ -153,88 +140,6 @@ def check_rows_to_score(
     check_where(config)
     check_dates(leave_out_labels(config), dates)
     return choose_columns(config)
-
-
-def leave_out_labels(config: BuildConfig) -> BuildConfig:
-    """Returns a build's config without what only training and evaluation need.
-
-    Rules that read a column of the log stay: the column tells events apart, also where it is null.
-    Splits matter to nothing but records, so that all events are of one that needs no scan.
-    """
-    labels = tuple(label for label in config.all_labels if label.conversion is None)
-    unlabelled = config.model_copy(
-        update={
-            "label": labels[0] if labels else None,
-            "labels": labels[1:],
-            "negatives": None,
-            "down_sampling": None,
-            "weights": None,
-            "train_samples": "all",
-            "split": SplitConfig(strategy="hash", key=config.split.key),
-            "contract": ContractConfig(),
-        }
-    )
-    used = {name: config.sources[name] for name in used_sources(unlabelled)}
-    return unlabelled.model_copy(update={"sources": used})
-
-
-def label_columns(config: BuildConfig) -> frozenset[str]:
-    """Returns the columns of the log that only labels and weights need: rows may lack them."""
-    read = {label.column for label in config.all_labels if label.column is not None}
-    if config.weights is not None and config.weights.column is not None:
-        read.add(config.weights.column)
-    events = config.events
-    return frozenset(read - {events.user, events.item, events.time, *_feature_columns(config)})
-
-
-def _feature_columns(config: BuildConfig) -> set[str]:
-    """Columns that features of a model read."""
-    return {column for feature in _served_features(config) for column in feature.columns}
-
-
-def _served_features(config: BuildConfig) -> list[FeatureConfig]:
-    made = set(made_sample_columns(config))
-    return [
-        feature
-        for feature in config.features
-        if feature.role in _SERVED_ROLES and made.isdisjoint(feature.columns)
-    ]
-
-
-def choose_columns(config: BuildConfig) -> dict[str, str]:
-    """Returns what a row holds: by name the column of the events.
-
-    That is what features read, and all else that the log has but for its labels, which names rows.
-    A column has its own name, unless that is the name of a feature that is made of another one:
-    `predict` would take it for that feature's. Then it has the name of the feature that reads it.
-
-    Raises:
-        ConfigError: A feature that reads several columns reads such a one, which has no name then.
-    """
-    plan_features(config)
-    log = config.sources[config.events.source].column_types
-    features = _served_features(config)
-    first = {feature.name: feature.columns[0] for feature in features}
-    own = dict.fromkeys(column for feature in features for column in feature.columns)
-    chosen: dict[str, str] = {}
-    for column in (*log, *own):
-        if column in label_columns(config):
-            continue
-        if first.get(column, column) == column:
-            chosen[column] = column
-            continue
-        for feature in features:
-            if column not in feature.columns:
-                continue
-            if len(feature.columns) > 1:
-                raise ConfigError(
-                    f"feature {feature.name!r} reads {column!r}, which is the name of another "
-                    f"feature, made of {first[column]!r}: a row cannot tell them apart",
-                    received=f"features {feature.name} and {column}",
-                    fix=f"rename feature {column!r}, build the dataset anew, and train again",
-                )
-            chosen[feature.name] = column
-    return chosen
 
 
 def _count_rows(events: DataFrame, dates: DateRange | None) -> tuple[int, dict[str, int]]:
@@ -286,52 +191,3 @@ def _lists_of_items(config: BuildConfig) -> Iterator[Path | None]:
                 fix="build the dataset first",
             )
         yield paths.version(current) / ENCODERS_DIR
-
-
-def _describe(
-    config: BuildConfig,
-    dates: DateRange | None,
-    rows: int,
-    dropped: Mapping[str, int],
-    counts: Mapping[str, SourceCounts],
-    columns: Mapping[str, str],
-) -> dict[str, Any]:
-    return {
-        "format_version": _FORMAT_VERSION,
-        "dataset": config.name,
-        "dates": None if dates is None else [str(dates.first), str(dates.last)],
-        "rows": rows,
-        "read": {name: count.read for name, count in counts.items()},
-        "bad": {name: dict(count.bad) for name, count in counts.items() if count.bad},
-        "dropped": dict(dropped),
-        "columns": dict(columns),
-        "config_sha256": fingerprint(config.resolved()),
-        "code_version": read_code_version(),
-    }
-
-
-def _write(
-    frame: DataFrame, columns: Mapping[str, str], staging: Path, record: Mapping[str, Any]
-) -> None:
-    chosen = frame.select(*[F.col(column).alias(name) for name, column in columns.items()])
-    chosen.write.mode("overwrite").parquet(staging.as_uri())
-    parts = sorted(staging.glob("part-*.parquet"))
-    _check_count(parts, record["rows"])
-    for number, part in enumerate(parts):  # Spark's names are drawn anew in each run.
-        part.chmod(part.stat().st_mode & PRIVATE)
-        part.rename(staging / f"part-{number:05d}{ROWS_SUFFIX}")
-    for path in [staging / "_SUCCESS", *staging.glob(".*.crc")]:
-        path.unlink(missing_ok=True)
-    write_json(staging / RECORD_FILE, dict(record))
-
-
-def _check_count(parts: Sequence[Path], expected: int) -> None:
-    written = sum(pq.read_metadata(part).num_rows for part in parts)
-    if written != expected:
-        raise InternalError(
-            "the number of rows written is not the number of events chosen",
-            received=f"{written:,}",
-            allowed=f"{expected:,}",
-            fix="nothing was replaced; run again: on a cluster the directory must be one that all "
-            "hosts see under the same path",
-        )

@@ -186,7 +186,8 @@ def build(config: BuildConfig, request: RunRequest) -> Built:
 
 def _build(config: BuildConfig, request: RunRequest, told: LineageRun) -> Built:
     from conf.storage.working_copy import describe_place
-    from etl.build import build_dataset, check_config
+    from etl.build import build_dataset
+    from etl.stages.run_stages import check_config
     from etl.versions.stored import find_current, find_dataset
     from etl.versions.working import require_free
     from jobs.support.spark_session import (

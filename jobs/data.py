@@ -118,7 +118,9 @@ def import_files(
 ) -> None:
     """Publishes TFRecord files of one's own as a dataset version, for `sluice train`."""
     from conf.storage.working_copy import describe_place
-    from etl.import_dataset import find_files, import_dataset, plan_features
+    from etl.import_dataset import import_dataset
+    from etl.imported.features import plan_features
+    from etl.imported.files import find_files
 
     setup_logging(log_format)
     settings = list_overrides(overrides, {"data_dir": data})

@@ -16,6 +16,7 @@ import typer
 
 from conf.artefacts.run import METRICS_FILE, RUN_CARD_FILE, read_json, update_run_card, write_json
 from conf.errors import ConfigError
+from conf.metrics import list_families
 from conf.paths import ReadablePath
 from jobs.reporting.quality import view_slices
 from jobs.support.formatting import (
@@ -40,7 +41,7 @@ from jobs.support.trained_run import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from training.export.replay import Served
+    from training.replay.replay import Served
 
 app = typer.Typer(add_completion=False)
 
@@ -205,7 +206,7 @@ def evaluate_served(
     from training.export.stored_models import bring_version
 
     trained = restore_for_evaluation(run_dir, checkpoint, overrides, dataset, split)
-    from training.export.replay import (
+    from training.replay.replay import (
         Endpoint,
         SavedModel,
         post_json,
@@ -277,7 +278,7 @@ def print_list_metrics(metrics: Mapping[str, Any]) -> None:
         f"{metrics['without_list']:,} without a list: misses",
         soft_wrap=True,
     )
-    families = ("hit_rate", "recall", "precision", "map", "ndcg", "mrr")
+    families = list_families("ranking")
     table = Table()
     for title in ("k", *map(metric_title, families)):
         table.add_column(title, justify="right")

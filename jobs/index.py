@@ -83,7 +83,7 @@ def _write_index(
 
     with quiet_tensorflow():
         from training.index.index_build import build_index
-        from training.serving.added_items import add_items
+        from training.serving.lists.added_items import add_items
     with hold_version(version) as directory:
         if add is None:
             return build_index(directory, options), ""

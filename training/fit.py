@@ -133,18 +133,19 @@ def _train(
         stop_on_signals() as stop,
     ):
         if workers.is_chief:
-            update_run_card(run, **describe_start(config, run, start.data, trainer.model, devices))
+            model = trainer.parts.model
+            update_run_card(run, **describe_start(config, run, start.data, model, devices))
             _keep_counts(config, start.data, run)
         progress.message(
             f"training {config.model.name} on {devices.render()}: "
             f"{start.data.manifest.split('train').rows:,} rows, "
-            f"{trainer.steps_per_epoch:,} steps per epoch, "
-            f"{trainer.model.parameter_count:,} parameters; run {describe_run(run)}",
+            f"{trainer.parts.steps_per_epoch:,} steps per epoch, "
+            f"{trainer.parts.model.parameter_count:,} parameters; run {describe_run(run)}",
             run=describe_run(run),
         )
         with counted_seconds(run, workers):
             result = trainer.fit(run, build_validate(config, start.data), stop)
-        workers.share(lambda: _finish(config, run, result, trainer.model))
+        workers.share(lambda: _finish(config, run, result, trainer.parts.model))
     if series is not None:
         series.publish(run)
     return run
@@ -201,12 +202,12 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
         "config": config.resolved(),
         "dataset": str(data.version_dir),
         "rows": splits,
-        "steps_per_epoch": trainer.steps_per_epoch,
+        "steps_per_epoch": trainer.parts.steps_per_epoch,
         "steps": trainer.plan.total,
-        "parameters": trainer.model.parameter_count,
-        "tables": describe_tables(trainer.model),
+        "parameters": trainer.parts.model.parameter_count,
+        "tables": describe_tables(trainer.parts.model),
         "warm_start": None if warm is None else asdict(warm),
-        "features": trainer.model.describe_inputs(),
+        "features": trainer.parts.model.describe_inputs(),
         "selected_by": _find_metric(config, data.manifest),
         "devices": devices.to_json(),
     }

@@ -3,17 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from conf.config_base import Name, Strict
 from conf.dates import Part, Period, TimeUnit
-from conf.operations import TextUnit, VectorType
+from conf.operations import (
+    NUMBERS,
+    Bucketize,
+    Cross,
+    Cyclical,
+    DatePart,
+    Hash,
+    IsMissing,
+    Length,
+    MultiHot,
+    Ngrams,
+    Normalize,
+    Operation,
+    SparseIndices,
+    Statistic,
+    TextUnit,
+    VectorBytes,
+    VectorType,
+    Weights,
+)
 from conf.schema import Role
 
 _MAX_BUCKETS = 2**31 - 1
 _MAX_VECTOR = 65_536
+
+
+class Encoding(Strict):
+    """What is declared of each kind of encoding.
+
+    Attributes:
+        operation: The operation that executes it; None: it needs none.
+        takes: Whether its column holds a value of each row, a list, or either.
+        sets_length: Whether it says itself how long the feature is.
+    """
+
+    operation: ClassVar[type[Operation] | None] = None
+    takes: ClassVar[Literal["values", "lists", "either"]] = "either"
+    sets_length: ClassVar[bool] = False
+
+    @property
+    def accepts(self) -> tuple[str, ...]:
+        """Types of raw values that its column may have; empty: any."""
+        return () if self.operation is None else self.operation.accepts
+
+    def state(self) -> Operation | None:
+        """Returns the operation, where it follows from the config; None: it is fitted."""
+        return None
 
 
 class TopPerGroupConfig(Strict):
@@ -23,7 +65,7 @@ class TopPerGroupConfig(Strict):
     k: int = Field(ge=1, description="Tokens kept of each group.")
 
 
-class TokensConfig(Strict):
+class TokensConfig(Encoding):
     """The tokens of the train split that a vocabulary holds."""
 
     name: Name | None = Field(None, description="Vocabulary to share; None: one of its own.")
@@ -71,29 +113,40 @@ class VocabularyConfig(TokensConfig):
         return self
 
 
-class IdentityConfig(Strict):
+class IdentityConfig(Encoding):
     """The value as it is, cast to the feature's type."""
 
     kind: Literal["identity"] = "identity"
 
 
-class HashConfig(Strict):
+class HashConfig(Encoding):
     """FarmHash buckets, equal to `tf.strings.to_hash_bucket_fast`; nothing is fitted."""
 
     kind: Literal["hash"] = "hash"
+    operation = Hash
     buckets: int = Field(ge=1, le=_MAX_BUCKETS, description="Ids that values are hashed to.")
 
+    def state(self) -> Operation:
+        """Returns the operation."""
+        return Hash(self.buckets)
 
-class HashKeyConfig(Strict):
+
+class HashKeyConfig(Encoding):
     """The whole 64-bit fingerprint as an id, for tables that grow by key."""
 
     kind: Literal["hash_key"] = "hash_key"
+    operation = Hash
+
+    def state(self) -> Operation:
+        """Returns the operation."""
+        return Hash(None)
 
 
-class BucketizeConfig(Strict):
+class BucketizeConfig(Encoding):
     """Intervals between given boundaries: `(-inf, b0)`, `[b0, b1)`, …"""
 
     kind: Literal["bucketize"] = "bucketize"
+    operation = Bucketize
     boundaries: tuple[float, ...] = Field(
         min_length=1, description="Rising boundaries between the intervals."
     )
@@ -105,11 +158,16 @@ class BucketizeConfig(Strict):
             raise ValueError("`boundaries` must be finite and rise")
         return self
 
+    def state(self) -> Operation:
+        """Returns the operation."""
+        return Bucketize(self.boundaries)
 
-class QuantileConfig(Strict):
+
+class QuantileConfig(Encoding):
     """Intervals that hold equally many values of the train split."""
 
     kind: Literal["quantile"] = "quantile"
+    operation = Bucketize
     buckets: int = Field(ge=2, le=10_000, description="Intervals.")
 
 
@@ -139,10 +197,11 @@ class ScalingConfig(Strict):
     scale: float = Field(1.0, gt=0, allow_inf_nan=False, description="What the rest is divided by.")
 
 
-class NormalizeConfig(Strict):
+class NormalizeConfig(Encoding):
     """Fill, clip, logarithm, scale: in this order, each where it is asked for."""
 
     kind: Literal["normalize"] = "normalize"
+    operation = Normalize
     method: Literal["standard", "min_max", "robust"] | None = Field(
         "standard",
         description="(x - mean) / std, (x - min) / (max - min), (x - median) / IQR; null: none.",
@@ -164,7 +223,7 @@ class NormalizeConfig(Strict):
         return {**data, "method": None}
 
 
-class _TimeConfig(Strict):
+class _TimeConfig(Encoding):
     unit: TimeUnit | None = Field(
         None,
         description="Unit of the raw column; None: that of the events' time or the dictionary's "
@@ -182,16 +241,22 @@ class DatePartConfig(_TimeConfig):
     """A part of the date, as an id."""
 
     kind: Literal["date_part"] = "date_part"
+    operation = DatePart
     part: Part = Field(description="Which part of the date.")
+
+    def state(self) -> Operation:
+        """Returns the operation."""
+        return DatePart(self.part, self.unit or "ms", self.utc_offset_minutes)
 
 
 PreparationConfig = BucketizeConfig | QuantileConfig | DatePartConfig
 
 
-class CrossConfig(Strict):
+class CrossConfig(Encoding):
     """Hash of this column's value joined with those of others; of lists, each combination."""
 
     kind: Literal["cross"] = "cross"
+    operation = Cross
     crossed_with: tuple[str, ...] = Field(
         min_length=1, description="Columns whose values are joined to this one's."
     )
@@ -211,13 +276,22 @@ class CyclicalConfig(_TimeConfig):
     """Sine and cosine of the position in a period: two floats."""
 
     kind: Literal["cyclical"] = "cyclical"
+    operation = Cyclical
+    takes = "values"
+    sets_length = True
     period: Period = Field(description="Period in which the position is taken.")
 
+    def state(self) -> Operation:
+        """Returns the operation."""
+        return Cyclical(self.period, self.unit or "ms", self.utc_offset_minutes)
 
-class NgramsConfig(Strict):
+
+class NgramsConfig(Encoding):
     """Text to hashed runs of words or characters."""
 
     kind: Literal["ngrams"] = "ngrams"
+    operation = Ngrams
+    takes = "values"
     buckets: int = Field(ge=1, le=_MAX_BUCKETS, description="Ids that runs are hashed to.")
     unit: TextUnit = Field("word", description="What a run is made of.")
     sizes: tuple[Annotated[int, Field(ge=1, le=20)], ...] = Field(
@@ -225,20 +299,28 @@ class NgramsConfig(Strict):
     )
     lower: bool = Field(True, description="Lower-case ASCII letters.")
 
+    def state(self) -> Operation:
+        """Returns the operation."""
+        return Ngrams(self.unit, self.sizes, self.buckets, self.lower)
+
 
 class MultiHotConfig(TokensConfig):
     """A vector with 1.0 at each token that the row holds; for small vocabularies."""
 
     kind: Literal["multi_hot"] = "multi_hot"
+    operation = MultiHot
+    sets_length = True
     weights: str | None = Field(
         None, description="Column of a weight for each value, in the place of 1.0; None: none."
     )
 
 
-class SparseIndicesConfig(Strict):
+class SparseIndicesConfig(Encoding):
     """libfm indices, of one list column or of several with index spaces of their own."""
 
     kind: Literal["sparse_indices"] = "sparse_indices"
+    operation = SparseIndices
+    takes = "lists"
     merged_with: tuple[str, ...] = Field(
         (), description="Further list columns, each an index space behind the one before it."
     )
@@ -253,40 +335,69 @@ class SparseIndicesConfig(Strict):
         return self
 
 
-class BagWeightsConfig(Strict):
+class BagWeightsConfig(Encoding):
     """Weights beside the ids of another feature, one for one."""
 
     kind: Literal["weights"] = "weights"
+    operation = Weights
+    takes = "lists"
     of: Name = Field(description="Feature whose ids are weighted.")
     merged_with: tuple[str, ...] = Field((), description="Weights of its further columns.")
     scaled: bool = Field(False, description="Divide by the sum of the row's weights.")
 
+    def state(self) -> Operation:
+        """Returns the operation."""
+        return Weights(self.scaled)
 
-class LengthConfig(Strict):
+    @property
+    def accepts(self) -> tuple[str, ...]:
+        """Numbers; the operation reads the ids that are weighted too, of any type."""
+        return NUMBERS
+
+
+class LengthConfig(Encoding):
     """Number of values of a list."""
 
     kind: Literal["length"] = "length"
+    operation = Length
+    takes = "lists"
     of: str = Field(description="List feature, whose `max_len` then holds too, or list column.")
 
 
-class IsMissingConfig(Strict):
+class IsMissingConfig(Encoding):
     """1.0 where the column has no value, else 0.0: beside an encoding that fills it in."""
 
     kind: Literal["is_missing"] = "is_missing"
+    operation = IsMissing
+    takes = "values"
+
+    def state(self) -> Operation:
+        """Returns the operation."""
+        return IsMissing()
 
 
-class VectorBytesConfig(Strict):
+class VectorBytesConfig(Encoding):
     """A list of numbers as the bytes of their values, as numpy's `tobytes` writes them."""
 
     kind: Literal["vector_bytes"] = "vector_bytes"
+    operation = VectorBytes
+    takes = "lists"
+    sets_length = True
     length: int = Field(ge=1, le=_MAX_VECTOR, description="Numbers that each list has.")
     dtype: VectorType = Field("float64", description="Type of the values, little-endian.")
+
+    def state(self) -> Operation:
+        """Returns the operation."""
+        return VectorBytes(self.dtype, self.length)
 
 
 class TargetConfig(TokensConfig):
     """Smoothed mean of the label per token, out of fold for train rows."""
 
     kind: Literal["target"] = "target"
+    operation = Statistic
+    takes = "values"
+    sets_length = True
     folds: int = Field(
         5,
         ge=2,
@@ -301,6 +412,9 @@ class CountConfig(TokensConfig):
     """Occurrences of a token in the train split."""
 
     kind: Literal["count"] = "count"
+    operation = Statistic
+    takes = "values"
+    sets_length = True
     log1p: bool = Field(False, description="log(1 + count) in place of the count.")
 
 

@@ -12,8 +12,8 @@ from conf.training.optimizer import SparseOptimizerConfig
 
 MOST_ROWS = 1 << 40
 """More than any machine has memory for, and far from where 64 bits end."""
-MOST_SIGHTINGS = (1 << 31) - 1
-"""Counts of sightings stop here."""
+MOST_OCCURRENCES = (1 << 31) - 1
+"""Counts of occurrences stop here."""
 
 
 class NormalConfig(StrictFinite):
@@ -110,14 +110,14 @@ class AdmissionConfig(StrictFinite):
     count: int | None = Field(
         None,
         ge=1,
-        le=MOST_SIGHTINGS,
-        description="With the n-th sighting in training; 1: with any.",
+        le=MOST_OCCURRENCES,
+        description="With the n-th occurrence in training; 1: with any.",
     )
     coefficient: int = Field(
-        1, ge=1, le=MOST_SIGHTINGS, description="What a sighting counts for, towards `count`."
+        1, ge=1, le=MOST_OCCURRENCES, description="What an occurrence counts for, towards `count`."
     )
     probability: float | None = Field(
-        None, gt=0, lt=1, description="Drawn at each sighting, by seed and key."
+        None, gt=0, lt=1, description="Drawn at each occurrence, by seed and key."
     )
     allow_list: str | None = Field(
         None, min_length=1, description="File of the keys that get one, a number on each line."
@@ -132,8 +132,8 @@ class AdmissionConfig(StrictFinite):
         return self
 
     @property
-    def least_sightings(self) -> int:
-        """Sightings that a key needs for a row, where they are counted."""
+    def least_occurrences(self) -> int:
+        """Occurrences that a key needs for a row, where they are counted."""
         return -(-(self.count or 1) // self.coefficient)
 
 
@@ -152,7 +152,7 @@ class EvictionConfig(StrictFinite):
     )
     unused_steps: int | None = Field(None, ge=1, description="Not seen for so many steps.")
     min_count: int | None = Field(
-        None, ge=2, le=MOST_SIGHTINGS, description="Seen less often than this, in all."
+        None, ge=2, le=MOST_OCCURRENCES, description="Seen less often than this, in all."
     )
     every: int | Literal["epoch"] = Field(
         1000,

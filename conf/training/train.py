@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from conf.config_base import PublishedRoot, StrictFinite
 from conf.errors import ConfigError
+from conf.metrics import build_stopping_pattern
 from conf.training.input import FilterConfig, InputConfig
 from conf.training.models import DSSMConfig, ModelConfig
 from conf.training.optimizer import OptimizerConfig
@@ -65,10 +66,7 @@ class ComputeConfig(StrictFinite):
     loss_scale_growth_steps: int = Field(2000, ge=1, description="Finite steps until it doubles.")
 
 
-METRIC_PATTERN = (
-    r"^(hit_rate|recall|ndcg)@[1-9][0-9]*$|^mrr$|^loss$"
-    r"|^([A-Za-z][A-Za-z0-9_]*/)?(auc|gauc|log_loss|rmse|mae)$"
-)
+METRIC_PATTERN = build_stopping_pattern()
 
 
 class EarlyStoppingConfig(StrictFinite):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -11,44 +11,29 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.encoders import EncoderPlan, TableSpec
+from conf.encoders import EncoderPlan, TableSpec, fold_column
 from conf.errors import ConfigError, InputDataError
 from conf.etl.encodings import (
-    BagWeightsConfig,
-    BucketizeConfig,
     CountConfig,
     CrossConfig,
-    CyclicalConfig,
-    DatePartConfig,
     FeatureConfig,
-    HashConfig,
-    HashKeyConfig,
-    IsMissingConfig,
     LengthConfig,
     MultiHotConfig,
-    NgramsConfig,
     NormalizeConfig,
     QuantileConfig,
     SparseIndicesConfig,
     TargetConfig,
-    VectorBytesConfig,
 )
 from conf.operations import (
     Bucketize,
     Cross,
-    Cyclical,
     DatePart,
-    Hash,
-    IsMissing,
     Length,
     MultiHot,
-    Ngrams,
     Normalize,
     Operation,
     SparseIndices,
     Statistic,
-    VectorBytes,
-    Weights,
 )
 from conf.schema import OOV_ID
 from etl.encoders.numbers import FittedNumbers, NumberRequest, fit_numbers
@@ -58,7 +43,6 @@ from etl.encoders.target import (
     build_statistic_table,
     fit_counts,
     fit_target,
-    fold_column,
     load_statistic_table,
     write_statistic_table,
 )
@@ -71,22 +55,6 @@ if TYPE_CHECKING:
 
 _MAX_MULTI_HOT = 10_000  # a vector of 40 kB per row
 _MAX_INDICES = 2**53
-
-_STATED: Mapping[type, Callable[[Any], Operation]] = {
-    HashConfig: lambda config: Hash(config.buckets),
-    HashKeyConfig: lambda config: Hash(None),
-    BucketizeConfig: lambda config: Bucketize(config.boundaries),
-    DatePartConfig: lambda config: DatePart(
-        config.part, config.unit or "ms", config.utc_offset_minutes
-    ),
-    CyclicalConfig: lambda config: Cyclical(
-        config.period, config.unit or "ms", config.utc_offset_minutes
-    ),
-    NgramsConfig: lambda config: Ngrams(config.unit, config.sizes, config.buckets, config.lower),
-    BagWeightsConfig: lambda config: Weights(config.scaled),
-    IsMissingConfig: lambda config: IsMissing(),
-    VectorBytesConfig: lambda config: VectorBytes(config.dtype, config.length),
-}
 
 
 @dataclass(frozen=True)
@@ -197,10 +165,10 @@ def fit_operations(
         config = feature.encoding
         if feature.name in known:
             operations[feature.name] = known[feature.name]
+        elif (stated := config.state()) is not None:
+            operations[feature.name] = stated
         elif isinstance(config, CrossConfig):
             operations[feature.name] = _cross(feature, config, fitted)
-        elif type(config) in _STATED:
-            operations[feature.name] = _STATED[type(config)](config)
         elif isinstance(config, LengthConfig):
             operations[feature.name] = Length(feature.max_len)
         elif isinstance(config, NormalizeConfig):
@@ -231,7 +199,7 @@ def _cross(
         if isinstance(own, QuantileConfig):
             made.append(_equally_full(fitted[_part(feature, column)]))
         else:
-            made.append(None if own is None else cast(Any, _STATED[type(own)](own)))
+            made.append(None if own is None else own.state())
     return Cross(config.buckets, tuple(made))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.encoders import TableSpec
+from conf.encoders import TableSpec, fold_column
 from conf.errors import InputDataError
 from conf.storage.atomic_output import write_bytes_atomic
 from etl.encoders.arrow_columns import cast_values, to_arrow
@@ -34,11 +34,6 @@ if TYPE_CHECKING:
 
 
 _SEED = 41
-
-
-def fold_column(folds: int) -> str:
-    """Name of the column that holds a train row's fold, and null in every other row."""
-    return f"__fold_{folds}"
 
 
 def add_folds(rows: DataFrame, folds: Sequence[int], key: Sequence[str]) -> DataFrame:

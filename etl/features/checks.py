@@ -14,21 +14,9 @@ from conf.etl.encodings import (
     TargetConfig,
 )
 from conf.etl.sources import is_list_type
-from conf.operations import NUMBERS, OPERATIONS
+from conf.operations import NUMBERS
 
-OPERATION_OF_KIND = {
-    **{kind: kind for kind in OPERATIONS},
-    "hash_key": "hash",
-    "quantile": "bucketize",
-    "target": "statistic",
-    "count": "statistic",
-}
-"""Operation that executes a kind of encoding; kinds that are missing here need none."""
-
-_SCALARS_ONLY = {"cyclical", "ngrams", "target", "count", "is_missing"}
 _CROSSED = ("int64", "string")
-_LISTS_ONLY = {"sparse_indices", "weights", "length", "vector_bytes"}
-_LENGTHS_FOLLOW = {"cyclical", "multi_hot", "target", "count", "vector_bytes"}
 
 
 def value_type(column_type: str) -> str:
@@ -54,7 +42,7 @@ def check_encodings(features: Sequence[FeatureConfig], types: Mapping[str, str])
     by_name = {feature.name: feature for feature in features}
     for feature in features:
         kind = feature.encoding.kind
-        if kind in OPERATION_OF_KIND:
+        if feature.encoding.accepts:
             _check_types(feature, types)
         crosses = isinstance(feature.encoding, CrossConfig)
         shaped = feature.columns if crosses else (feature.column,)
@@ -62,7 +50,7 @@ def check_encodings(features: Sequence[FeatureConfig], types: Mapping[str, str])
             raise _refuse(feature, "`length` is for list columns", types[feature.column])
         if feature.length is not None and kind == "length":
             raise _refuse(feature, "`max_len`, the most values that are counted", "`length`")
-        if (feature.length or feature.max_len) is not None and kind in _LENGTHS_FOLLOW:
+        if (feature.length or feature.max_len) is not None and feature.encoding.sets_length:
             raise _refuse(feature, "the encoding itself says how long the feature is", kind)
         if isinstance(feature.encoding, BagWeightsConfig):
             _check_weights(feature, feature.encoding, by_name)
@@ -73,17 +61,15 @@ def check_encodings(features: Sequence[FeatureConfig], types: Mapping[str, str])
 
 
 def _check_types(feature: FeatureConfig, types: Mapping[str, str]) -> None:
-    kind = feature.encoding.kind
-    # The operation reads ids of any type too; the feature's own columns are the weights.
-    accepts = NUMBERS if kind == "weights" else OPERATIONS[OPERATION_OF_KIND[kind]].accepts
+    accepts, takes = feature.encoding.accepts, feature.encoding.takes
     for column in feature.columns:
         received = types[column]
         is_list = is_list_type(received)
         if value_type(received) not in accepts:
             raise _refuse(feature, f"values of type {', '.join(accepts)}", f"{column}: {received}")
-        if is_list and kind in _SCALARS_ONLY:
+        if is_list and takes == "values":
             raise _refuse(feature, "one value per row, not lists", f"{column}: {received}")
-        if not is_list and kind in _LISTS_ONLY:
+        if not is_list and takes == "lists":
             raise _refuse(feature, "lists", f"{column}: {received}")
 
 
@@ -100,7 +86,7 @@ def _check_cross(feature: FeatureConfig, encoding: CrossConfig, types: Mapping[s
         preparation = encoding.prepared.get(column)
         accepts: tuple[str, ...] = _CROSSED
         if preparation is not None:
-            accepts = OPERATIONS[OPERATION_OF_KIND[preparation.kind]].accepts
+            accepts = preparation.accepts
         if value_type(types[column]) not in accepts:
             allowed = f"values of type {', '.join(accepts)}"
             if preparation is None and value_type(types[column]) in NUMBERS:

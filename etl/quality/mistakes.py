@@ -156,7 +156,7 @@ def find_constants(
 def find_unknown(
     config: BuildConfig, schema: FeatureSchema, statistics: Mapping[str, Mapping[str, Any]]
 ) -> list[RuleResult]:
-    """Finds features of which a split knows no value: what is measured there is of strangers.
+    """Finds features of which a split knows no value: what is measured there is of unknown values.
 
     Args:
         config: The build's config.

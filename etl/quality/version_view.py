@@ -12,7 +12,7 @@ from typing import Any
 from conf.encoders import ENCODERS_DIR, ColumnEncoding, EncoderPlan
 from conf.errors import InputDataError, SluiceError
 from conf.json_text import parse_json
-from conf.manifest import MANIFEST_FILE, Manifest
+from conf.manifest import MANIFEST_FILE, FileInfo, Manifest
 from conf.operations import (
     Bucketize,
     MultiHot,
@@ -28,13 +28,14 @@ from etl.encoders.pipeline import read_plan
 from etl.encoders.vocabulary import first_token_id, load_vocabulary
 from etl.quality.drift import Distribution, build_distribution
 from etl.quality.figures import VersionFigures, read_figures
+from etl.tfrecord.codec.crc32c import describe_file
 
 STATISTICS_FILE = "statistics.json"
 _FORMAT_VERSION = 1
 _SPECIAL = {PAD_ID: "(pad)", OOV_ID: "(oov)"}
 
 
-def write_statistics(version: Path, statistics: Mapping[str, Mapping[str, Any]]) -> Path:
+def write_statistics(version: Path, statistics: Mapping[str, Mapping[str, Any]]) -> FileInfo:
     """Writes the unabridged statistics beside the manifest.
 
     Args:
@@ -47,7 +48,7 @@ def write_statistics(version: Path, statistics: Mapping[str, Mapping[str, Any]])
     data = {"format_version": _FORMAT_VERSION, "splits": statistics}
     file = version / STATISTICS_FILE
     write_text_atomic(file, json.dumps(data, sort_keys=True, allow_nan=False) + "\n")
-    return file
+    return describe_file(version, file)
 
 
 def read_statistics(version: Path) -> dict[str, dict[str, Any]]:

@@ -16,10 +16,11 @@ from typing import Any
 from conf.dates import DateRange
 from conf.errors import InputDataError
 from conf.etl.output import DATE_PARTITION
-from conf.manifest import Manifest, ShardInfo
+from conf.manifest import FileInfo, Manifest, ShardInfo
 from conf.storage.atomic_output import link_file, sync_directory
 from etl.events.splits import EVENT_SPLITS
 from etl.records.write import VersionShard
+from etl.tfrecord.codec.crc32c import describe_file
 from etl.tfrecord.files.partitions import parse_partition_path
 
 SHARD_STATISTICS_FILE = "shard_statistics.json.gz"
@@ -71,7 +72,7 @@ def link_shards(
     return linked
 
 
-def write_shard_statistics(staging: Path, shards: Sequence[VersionShard]) -> Path:
+def write_shard_statistics(staging: Path, shards: Sequence[VersionShard]) -> FileInfo:
     """Writes what a later version needs to merge these shards with its own."""
     path = staging / SHARD_STATISTICS_FILE
     # In the order of the features, which merging compares.
@@ -80,7 +81,7 @@ def write_shard_statistics(staging: Path, shards: Sequence[VersionShard]) -> Pat
         handle.write(gzip.compress(data.encode(), mtime=0))
         handle.flush()
         os.fsync(handle.fileno())
-    return path
+    return describe_file(staging, path)
 
 
 def read_shard_statistics(version: Path) -> dict[str, Any]:

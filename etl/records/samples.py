@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from conf.encoders import fold_column
 from conf.errors import ConfigError
 from conf.etl.build import BuildConfig
-from etl.encoders.target import add_folds, fold_column
+from etl.encoders.target import add_folds
 from etl.events.event_log import kept
 from etl.events.histories import add_histories, add_latest_histories
 from etl.events.identity import (

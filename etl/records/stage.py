@@ -51,7 +51,6 @@ from etl.records.train_counts import (
 )
 from etl.records.write import RecordFormat, VersionShard, estimate_bytes_per_row, write_splits
 from etl.sources.source import Source
-from etl.tfrecord.codec.crc32c import describe_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -225,18 +224,17 @@ class RecordStage:
             split: merge_statistics([shard.statistics for shard in shards])
             for split, shards in together.items()
         }
-        file = write_statistics(self.staging, unabridged)
         exports: tuple[FileInfo, ...] = ()
         if self.config.output.partition_by:
             every = [shard for shards in together.values() for shard in shards]
-            exports = (describe_file(self.staging, write_shard_statistics(self.staging, every)),)
+            exports = (write_shard_statistics(self.staging, every),)
         return WrittenRecords(
             splits=_split_infos(together),
             built=_split_infos(built),
             statistics={
                 split: summarize_statistics(merged) for split, merged in unabridged.items()
             },
-            statistics_file=describe_file(self.staging, file),
+            statistics_file=write_statistics(self.staging, unabridged),
             reused_rows={split: sum(s.info.rows for s in shards) for split, shards in kept.items()},
             exports=exports,
         )

@@ -74,7 +74,7 @@ def summarize_key(run: Path, name: str, key: int) -> dict[str, Any]:
         key: As the dataset holds it; of a static table, an id.
 
     Returns:
-        `row` None where the key has none; `sightings` and, in steps or as a value of the
+        `row` None where the key has none; `occurrences` and, in steps or as a value of the
         feature, `last_seen` where the table has rules.
 
     Raises:
@@ -99,7 +99,7 @@ def summarize_key(run: Path, name: str, key: int) -> dict[str, Any]:
         found = int(table.keys.find_on_host(np.array([key]))[0])
         row = None if found == OOV_ID else found
         if isinstance(table.keys, RuledKeySpace):
-            known = describe_sightings(table.keys, key)
+            known = describe_occurrences(table.keys, key)
     values = None if row is None else np.asarray(table.lookup(np.array([key])))[0]
     return {
         "kind": "key",
@@ -113,15 +113,15 @@ def summarize_key(run: Path, name: str, key: int) -> dict[str, Any]:
     }
 
 
-def describe_sightings(keys: RuledKeySpace, key: int) -> dict[str, Any]:
+def describe_occurrences(keys: RuledKeySpace, key: int) -> dict[str, Any]:
     """Returns how often a table with rules has seen a key, when last, and what now is."""
     found, clock = keys.read_key(key), keys.rules.timestamp or "step"
     if found is None:
-        return {"sightings": 0}
+        return {"occurrences": 0}
     moment = keys.ruled.moment
     now = moment.now if keys.rules.timestamp else moment.batches
     return {
-        "sightings": found[1],
+        "occurrences": found[1],
         "last_seen": found[2],
         "now": now,
         "clock": clock,

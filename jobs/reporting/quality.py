@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from conf.metrics import find_direction, is_minimised
+from conf.metrics import METRICS, find_direction, is_minimised
 from jobs.reporting.run_data import MissingPartError, RunData
 from jobs.support.formatting import (
     MISSING,
@@ -28,7 +28,6 @@ PREFERRED_METRICS = ("hit_rate@10", "ndcg@10", "recall@10", "mrr")
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _SYSTEMS = ("model", "popularity", "random")
 _CONSTANT = "constant"
-_FAMILIES = {"hit_rate": "Hit rate", "ndcg": "NDCG"}
 
 Outcome = Literal["ahead", "level", "behind", "unknown"]
 
@@ -326,8 +325,8 @@ def _metric_bars(systems: Mapping[str, Mapping[str, Any]], model: str) -> dict[s
             title: [float(values.get(f"{family}@{k}") or 0.0) for k in ks]
             for title, values in systems.items()
         }
-        for family, shown in _FAMILIES.items()
-        if family in families
+        for family, shown in ((m.family, m.long_title) for m in METRICS.values())
+        if shown is not None and family in families
     }
     return {"panels": panels, "systems": list(systems), "ks": ks}
 

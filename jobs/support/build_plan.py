@@ -26,9 +26,9 @@ def plan(config: BuildConfig, request: RunRequest) -> dict[str, Any]:
         InputDataError: A source file is missing or empty.
     """
     from conf.storage.locations import find_path
-    from etl.build import check_config
     from etl.estimate import declared_shards, estimate_sizes
     from etl.events.split_bounds import plan_spans
+    from etl.stages.run_stages import check_config
 
     dates = request.dates
     features = check_config(config, request)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from functools import wraps
 from typing import Any
 
-from conf.metrics import LOSS_METRIC
+from conf.metrics import LOSS_METRIC, METRICS, list_families
 from conf.training.input import describe_conditions
 
 MISSING = "\N{EN DASH}"
@@ -129,23 +129,9 @@ def format_value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
-_TITLES = {
-    "hit_rate": "HR",
-    "ndcg": "NDCG",
-    "recall": "Recall",
-    "precision": "Precision",
-    "map": "MAP",
-    "mrr": "MRR",
-    "loss": "Loss",
-    "auc": "AUC",
-    "gauc": "GAUC",
-    "log_loss": "Log loss",
-    "calibration": "Mean prediction over label rate",
-    "rmse": "RMSE",
-    "mae": "MAE",
-}
-_FAMILIES = ("hit_rate", "ndcg", "recall", "mrr")
-_TASK_METRICS = ("auc", "gauc", "log_loss", "calibration", "rmse", "mae")
+_TASK_METRICS = tuple(
+    name for name in list_families("binary", "value") if name not in ("expected_error", "mse")
+)
 
 
 def metric_title(metric: str, first_task: str | None = None) -> str:
@@ -161,7 +147,8 @@ def metric_title(metric: str, first_task: str | None = None) -> str:
     family, at, k = name.partition("@")
     if family != LOSS_METRIC:  # The loss is that of all tasks.
         task = task or first_task or ""
-    return f"{task} {_TITLES.get(family, family)}{at}{k}".strip()
+    title = METRICS[family].title if family in METRICS else family
+    return f"{task} {title}{at}{k}".strip()
 
 
 def first_of_several(tasks: Any) -> str | None:
@@ -227,7 +214,7 @@ def describe_gauc(values: Mapping[str, Any]) -> str | None:
 def metric_order(metric: str) -> tuple[int, str, int]:
     """Returns a sort key: by family, then by cut-off as a number."""
     family, _, k = metric.partition("@")
-    rank = [*_TITLES, family].index(family)
+    rank = [*METRICS, family].index(family)
     return rank, family, int(k) if k.isdigit() else 0
 
 

@@ -31,7 +31,8 @@ def print_rows(
     Raises:
         SluiceError: The rows were refused or failed for a known reason.
     """
-    from etl.rows_to_score import check_rows_to_score, leave_out_labels
+    from etl.rows_to_score import check_rows_to_score
+    from etl.unlabelled_rows import leave_out_labels
 
     columns = check_rows_to_score(config, dates, target)
     # What is wrong with the paths is said before a JVM is started.

@@ -10,16 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.errors import ConfigError, InputDataError
+from conf.errors import InputDataError
 from conf.manifest import DatasetKeys, Manifest
 from conf.schema import (
     ABSENT_SLOTS_FEATURE,
     FeatureSchema,
     FeatureSpec,
     PackedSlot,
-    dump_slots,
     packed_lengths,
-    parse_slots,
     plan_slots,
 )
 from etl.tfrecord.types.features import WireFeature
@@ -123,14 +121,6 @@ def test_a_manifest_keeps_its_slots():
     data["slots"] = [{"feature": "a"}]
     with pytest.raises(InputDataError, match="not complete"):
         Manifest.loads(json.dumps(data))
-
-
-def test_slots_pass_through_an_option():
-    slots = plan_slots(SCHEMA)
-    assert parse_slots(dump_slots(slots)) == slots
-    for text in ("{", "[1]", '[{"name": "a"}]', "7"):
-        with pytest.raises(ConfigError, match="packedSlots"):
-            parse_slots(text)
 
 
 def _with_lists(history: str | None, *specs: FeatureSpec, item: FeatureSpec) -> Manifest:

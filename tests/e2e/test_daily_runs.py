@@ -21,9 +21,10 @@ from jobs.cli import main
 from tests.etl.daily_versions import build_days, log_config
 from training.checkpoint.restore import load_run
 from training.evaluation.comparison import compare_runs
-from training.export.other_version import RawRanking, RawTowers, move_to_version
-from training.export.replay import SavedModel, replay_split
 from training.input.batches import build_eval_dataset
+from training.replay.other_version import move_to_version
+from training.replay.own_encoders import RawRanking, RawTowers
+from training.replay.replay import SavedModel, replay_split
 
 pytestmark = pytest.mark.slow
 

@@ -26,12 +26,9 @@ from conf.paths import read_manifest
 from conf.training.train import TrainConfig
 from etl import rows_to_score
 from etl.build import build_dataset
-from etl.rows_to_score import (
-    RECORD_FILE,
-    choose_columns,
-    leave_out_labels,
-    write_rows_to_score,
-)
+from etl.row_files import RECORD_FILE
+from etl.rows_to_score import write_rows_to_score
+from etl.unlabelled_rows import choose_columns, leave_out_labels
 from etl.versions.run_fingerprint import RunRequest
 from jobs.build_dataset import app
 from jobs.support.run_app import run_app
@@ -43,7 +40,7 @@ from training.prediction.raw_rows import RawFile
 from training.prediction.scores import write_scores
 from training.scoring.executor import PART, RowSource, score_partition
 from training.scoring.plan import ScoringRequest, plan_task, read_export
-from training.serving.tensors import parse_predict
+from training.serving.requests.tensors import parse_predict
 
 FIRST = datetime.date(2026, 1, 1)
 DAYS = 4

@@ -15,10 +15,11 @@ from conf.encoders import ENCODERS_DIR
 from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
 from conf.paths import DatasetPaths
-from etl.build import BuildResult, build_dataset, check_config
+from etl.build import BuildResult, build_dataset
 from etl.earlier_encoders import find_earlier_encoders
 from etl.encoders.fit import KEPT_FILE
 from etl.encoders.pipeline import read_plan
+from etl.stages.run_stages import check_config
 from etl.tfrecord.codec.decode import read_file
 from etl.tfrecord.types.features import WireFeature
 from etl.versions.run_fingerprint import RunRequest, read_parent

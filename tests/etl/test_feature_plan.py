@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from conf.encoders import VocabularySpec
 from conf.errors import ConfigError
 from conf.operations import Length
-from etl.encoders.fit import build_plan
 from etl.estimate import estimate_sizes
 from etl.events.histories import condition_columns
+from etl.features.encoder_plan import build_plan
 from etl.features.plan import made_history_columns, plan_features
 from tests.etl.events.test_histories import CONFIG
 from tests.etl.logs import behaviour_config, build_config

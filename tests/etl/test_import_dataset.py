@@ -14,7 +14,8 @@ from conf.errors import ConfigError, InputDataError
 from conf.etl.imported import ImportConfig
 from conf.load import override_config
 from conf.paths import find_version, read_manifest, resolve_version
-from etl.import_dataset import find_files, import_dataset
+from etl.import_dataset import import_dataset
+from etl.imported.files import find_files
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import infer_table_schema, write_table
 from jobs.cli import main

@@ -19,10 +19,10 @@ from conf.errors import InputDataError
 from conf.etl.imported import ImportConfig
 from conf.manifest import Manifest
 from conf.schema import OOV_ID, PAD_ID
-from etl import imported_ids
 from etl.encoders.pipeline import read_pipeline
 from etl.import_dataset import ImportResult, import_dataset
-from etl.imported_ids import MovedIds
+from etl.imported import ids as imported_ids
+from etl.imported.ids import MovedIds
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import read_table, write_table
 from jobs.inspection.verify import verify_dataset

@@ -133,7 +133,7 @@ def find_faults(environment: Environment, extra: str) -> list[str]:
         done = environment.run(command)
         if done.returncode:
             faults.append(f"{command}: exit code {done.returncode}\n{done.stderr[-2000:]}")
-    return [*faults, *_find_faults_of_help(environment), *_find_strangers(environment, extra)]
+    return [*faults, *_find_faults_of_help(environment), *_find_unwanted(environment, extra)]
 
 
 def _find_faults_of_help(environment: Environment) -> list[str]:
@@ -151,7 +151,7 @@ def _find_faults_of_help(environment: Environment) -> list[str]:
     return faults
 
 
-def _find_strangers(environment: Environment, extra: str) -> list[str]:
+def _find_unwanted(environment: Environment, extra: str) -> list[str]:
     unwanted = {SPARK, TENSORFLOW} - MAY_BRING.get(extra, set())
     found = environment.run("ls venv/lib/python3*/site-packages").stdout.split()
     faults = [f"{extra} brings {name}" for name in sorted(unwanted & set(found))]

@@ -34,9 +34,9 @@ def train(version: str, replicas: int, result: str, ruled: bool, tiered: bool = 
     run = Path(result).with_suffix("")
     run.mkdir()
     trainer.fit(run, None)
-    for table in trainer.model.tables.values():
+    for table in trainer.parts.model.tables.values():
         copies = [copy.numpy() for copy in
-                  trainer._strategy.experimental_local_results(table.variable)]  # fmt: skip
+                  trainer.task.strategy.experimental_local_results(table.variable)]  # fmt: skip
         assert len(copies) == replicas
         for copy in copies[1:]:
             np.testing.assert_array_equal(copy, copies[0])

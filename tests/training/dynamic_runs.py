@@ -95,7 +95,7 @@ def read_state(trainer: Trainer) -> dict[str, np.ndarray]:
     """All that a checkpoint would hold."""
     from training.checkpoint.saved_tensors import MODEL, OPTIMIZERS, collect_state, copy_state
 
-    state = collect_state(**{MODEL: trainer.model, OPTIMIZERS: trainer._optimizers})
+    state = collect_state(**{MODEL: trainer.parts.model, OPTIMIZERS: trainer.parts.optimizers})
     return {name: tensor.numpy() for name, tensor in copy_state(state).items()}
 
 

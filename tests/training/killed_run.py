@@ -24,7 +24,7 @@ from conf.training.train import (
 )
 from training.checkpoint import manager as checkpoints_module
 from training.input.split_source import TrainingData
-from training.loop import trainer as trainer_module
+from training.loop import assembly
 from training.loop.trainer import Trainer
 from training.monitoring.progress import NoProgress
 
@@ -108,15 +108,15 @@ class Recorded:
 
 def train(version: Path, run: Path, recorded: Recorded, config: TrainConfig = CONFIG) -> Trainer:
     """Trains in a directory, or goes on there; returns the trainer."""
-    build = trainer_module.build_run_steps
-    trainer_module.build_run_steps = recorded.wrap(build)
+    build = assembly.build_run_steps
+    assembly.build_run_steps = recorded.wrap(build)
     try:
         data = TrainingData(version, read_manifest(version))
         trainer = Trainer(config, data, tf.distribute.get_strategy(), NoProgress())
         trainer.fit(run, None)
         return trainer
     finally:
-        trainer_module.build_run_steps = build
+        assembly.build_run_steps = build
 
 
 def kill() -> None:

@@ -142,7 +142,7 @@ def _check_timestamp(table: str, feature: str, manifest: Manifest) -> None:
 
 
 _UNUSUAL_S = (3600, 2 * PERIOD_SECONDS["year"])
-"""Spans without a sighting outside of which the unit is more likely wrong than the span meant."""
+"""Spans without an occurrence beyond which the unit is more likely wrong than the span meant."""
 
 
 def check_clock(table: str, rules: EvictionConfig | None, times: Mapping[str, Any]) -> None:
@@ -171,7 +171,9 @@ def check_clock(table: str, rules: EvictionConfig | None, times: Mapping[str, An
     if rules.unused_time is None or unit is None:
         return
     span_s = rules.unused_time / PER_SECOND[unit]
-    text = f"table {table}: keys are forgotten after {span_s / 3600:,.1f} hours without a sighting"
+    text = (
+        f"table {table}: keys are forgotten after {span_s / 3600:,.1f} hours without an occurrence"
+    )
     shown = f"{rules.unused_time:,} {UNIT_WORDS[unit]} of {rules.timestamp}"
     is_usual = _UNUSUAL_S[0] <= span_s <= _UNUSUAL_S[1]
     _log.log(

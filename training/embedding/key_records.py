@@ -1,4 +1,4 @@
-"""Records of keys in host memory: row, sightings and time of the last one, by open addressing.
+"""Records of keys in host memory: row, occurrences and time of the last one, by open addressing.
 
 A record takes 24 bytes, in one array: the key, the time, and row and count in 32 bits each. Where
 a record lies follows the order of the keys' hashes, so a range of hashes is a stretch of memory:
@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from conf.schema import PAD_ID
-from conf.training.tables import MOST_SIGHTINGS
+from conf.training.tables import MOST_OCCURRENCES
 from etl.tfrecord.reading import inlined, kernel
 from training.embedding.key_index import mix_key
 
@@ -28,7 +28,7 @@ _WORD = 64
 
 
 def pack_meta(rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Returns rows and counts of sightings in one number each, int64; 0 stands for no record."""
+    """Returns rows and counts of occurrences in one number each, int64; 0 stands for no record."""
     return counts.astype(np.int64) << _ROW_BITS | rows.astype(np.int64)
 
 
@@ -71,13 +71,13 @@ class KeyRecords:
         return found[0] if found[0, META] else None
 
     def touch(
-        self, keys: np.ndarray, sightings: np.ndarray, times: np.ndarray
+        self, keys: np.ndarray, occurrences: np.ndarray, times: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Counts sightings of the keys that have a record.
+        """Counts occurrences of the keys that have a record.
 
         Args:
             keys: int64 `[n]`, each once.
-            sightings: Of each, int64 `[n]`.
+            occurrences: Of each, int64 `[n]`.
             times: Latest time of each, int64 `[n]`; a record's time never goes back.
 
         Returns:
@@ -85,7 +85,7 @@ class KeyRecords:
             meta of all keys as it is.
         """
         before, meta = np.empty((len(keys), 3), np.int64), np.empty(len(keys), np.int64)
-        _touch(self._slots, keys, sightings, times, before, meta)
+        _touch(self._slots, keys, occurrences, times, before, meta)
         return before, meta
 
     def put(self, records: np.ndarray) -> None:
@@ -107,7 +107,7 @@ class KeyRecords:
         Args:
             hashes: First hash, and the one behind the last.
             before: Records of an earlier time are returned.
-            below: Those of fewer sightings are, too.
+            below: Those of fewer occurrences are, too.
         """
         low, high = hashes
         if low >= high:
@@ -197,7 +197,7 @@ class DistinctKeys:
 
     Attributes:
         keys: int64 `[distinct]`.
-        sightings: How often each occurs, int64 `[distinct]`.
+        occurrences: How often each occurs, int64 `[distinct]`.
         times: Latest time of each, int64 `[distinct]`.
     """
 
@@ -212,7 +212,7 @@ class DistinctKeys:
         given = np.ascontiguousarray(times, np.int64) if timed else keys
         scratch = np.zeros(slots, np.int32)
         count = _find_distinct(keys, given, timed, has_padding, scratch, found, self._positions)
-        self.keys, self.sightings, self.times = (part[:count] for part in found)
+        self.keys, self.occurrences, self.times = (part[:count] for part in found)
         if isinstance(times, int):
             self.times[:] = times
 
@@ -234,21 +234,21 @@ def hash_keys(keys: np.ndarray) -> np.ndarray:
     return hashes
 
 
-def draw_sightings(
-    keys: np.ndarray, sightings: np.ndarray, stream: int, probability: float
+def draw_occurrences(
+    keys: np.ndarray, occurrences: np.ndarray, stream: int, probability: float
 ) -> np.ndarray:
-    """Returns of which keys at least one sighting is drawn, bool `[n]`.
+    """Returns of which keys at least one occurrence is drawn, bool `[n]`.
 
-    A function of stream, key and number of the sighting alone.
+    A function of stream, key and number of the occurrence alone.
 
     Args:
         keys: int64 `[n]`.
-        sightings: How often each is drawn.
+        occurrences: How often each is drawn.
         stream: What else the draws depend on, 64 bits.
         probability: That of each draw.
     """
     drawn = np.empty(len(keys), np.bool_)
-    _draw(keys, sightings, np.uint64(stream), probability, drawn)
+    _draw(keys, occurrences, np.uint64(stream), probability, drawn)
     return drawn
 
 
@@ -294,13 +294,13 @@ def _read(slots, keys, records):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _touch(slots, keys, sightings, times, before, meta):  # type: ignore[no-untyped-def]
+def _touch(slots, keys, occurrences, times, before, meta):  # type: ignore[no-untyped-def]
     for i in range(len(keys)):
         slot = _search(slots, keys[i])
         known = slots[slot, 2]
         before[i, 0], before[i, 1], before[i, 2] = keys[i], slots[slot, 1], known
         if known != 0:
-            count = min((known >> _ROW_BITS) + sightings[i], MOST_SIGHTINGS)
+            count = min((known >> _ROW_BITS) + occurrences[i], MOST_OCCURRENCES)
             slots[slot, 1] = max(slots[slot, 1], times[i])
             known = (count << _ROW_BITS) | (known & _ROW)
             slots[slot, 2] = known
@@ -450,12 +450,12 @@ def _spread(rows, positions, spread):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _draw(keys, sightings, stream, probability, drawn):  # type: ignore[no-untyped-def]
+def _draw(keys, occurrences, stream, probability, drawn):  # type: ignore[no-untyped-def]
     golden = np.uint64(0x9E3779B97F4A7C15)
     for i in range(len(keys)):
         state = mix_key(mix_key(stream + golden) ^ np.uint64(keys[i]))
         drawn[i] = False
-        for _ in range(sightings[i]):
+        for _ in range(occurrences[i]):
             state += golden
             if np.float64(np.int64(mix_key(state) >> np.uint64(11))) * 2.0**-53 < probability:
                 drawn[i] = True

@@ -17,7 +17,12 @@ import numpy as np
 from conf.errors import InputDataError
 from conf.paths import local_path
 from conf.schema import OOV_ID, PAD_ID
-from conf.training.tables import MOST_SIGHTINGS, AdmissionConfig, DynamicTableConfig, EvictionConfig
+from conf.training.tables import (
+    MOST_OCCURRENCES,
+    AdmissionConfig,
+    DynamicTableConfig,
+    EvictionConfig,
+)
 from training.embedding.key_index import FIRST_ROW
 from training.embedding.key_records import (
     HASHES,
@@ -28,7 +33,7 @@ from training.embedding.key_records import (
     DistinctKeys,
     KeyRecords,
     UsedRows,
-    draw_sightings,
+    draw_occurrences,
     pack_meta,
     unpack_meta,
 )
@@ -70,8 +75,8 @@ class KeyRules:
 
     @property
     def least_count(self) -> int:
-        """Sightings that a key needs for a row."""
-        return 1 if self.admission is None else self.admission.least_sightings
+        """Occurrences that a key needs for a row."""
+        return 1 if self.admission is None else self.admission.least_occurrences
 
     def read_allowed(self) -> np.ndarray | None:
         """Returns the keys of the list of those that get a row, sorted; None: there is no list.
@@ -84,7 +89,7 @@ class KeyRules:
         return read_key_list(self.admission.allow_list)
 
     def build_stream(self, batches: int) -> int:
-        """Returns what the draws of a batch's sightings depend on, beside the key: 64 bits."""
+        """Returns what the draws of a batch's occurrences depend on, beside the key: 64 bits."""
         table = zlib.crc32(self.table.encode())
         return (self.seed << 32 ^ table ^ batches * 0x9E3779B97F4A7C15) % (1 << 64)
 
@@ -196,7 +201,7 @@ class _Undo(NamedTuple):
     records: list[np.ndarray]
 
 
-class _Strangers:
+class _Rowless:
     """The keys of a batch that have no row.
 
     Args:
@@ -207,9 +212,9 @@ class _Strangers:
 
     def __init__(self, found: DistinctKeys, before: np.ndarray, positions: np.ndarray) -> None:
         self.positions, before = positions, before[positions]
-        self.keys, self.sightings = found.keys[positions], found.sightings[positions]
-        counts = unpack_meta(before[:, META])[1] + self.sightings
-        self.counts = np.minimum(counts, MOST_SIGHTINGS)
+        self.keys, self.occurrences = found.keys[positions], found.occurrences[positions]
+        counts = unpack_meta(before[:, META])[1] + self.occurrences
+        self.counts = np.minimum(counts, MOST_OCCURRENCES)
         is_known, times = before[:, META] != 0, found.times[positions]
         self._times = np.where(is_known, np.maximum(before[:, TIME], times), times)
 
@@ -226,9 +231,9 @@ class _Strangers:
 
 
 class RuledIndex:
-    """Keys with rows, sightings and times, under rules.
+    """Keys with rows, occurrences and times, under rules.
 
-    A batch goes through it thus: keys that are due are evicted; sightings are counted; keys that
+    A batch goes through it thus: keys that are due are evicted; occurrences are counted; keys that
     qualify get the lowest rows that are free, in order of arrival.
 
     Args:
@@ -283,12 +288,12 @@ class RuledIndex:
         self._evict_due(undo, times, is_last=is_last)
         self._move_clock(times)
         found = DistinctKeys(keys, self.moment.batches if times is None else times)
-        before, meta = self.records.touch(found.keys, found.sightings, found.times)
+        before, meta = self.records.touch(found.keys, found.occurrences, found.times)
         undo.records.append(before)
         rows, _ = unpack_meta(meta)
         new = np.flatnonzero(rows < FIRST_ROW)
         if len(new):
-            self._admit(_Strangers(found, before, new), rows, undo)
+            self._admit(_Rowless(found, before, new), rows, undo)
             new = new[rows[new] >= FIRST_ROW]
         return MappedBatch(
             found.spread(np.maximum(rows, OOV_ID)),
@@ -338,41 +343,41 @@ class RuledIndex:
         self.records.remove(np.ascontiguousarray(records[:, KEY]))
         self.moment = replace(self.moment, evicted=self.moment.evicted + len(freed))
 
-    def _admit(self, strangers: _Strangers, rows: np.ndarray, undo: _Undo) -> None:
+    def _admit(self, rowless: _Rowless, rows: np.ndarray, undo: _Undo) -> None:
         """Gives those keys without a row that qualify one.
 
         Args:
-            strangers: The keys without a row.
+            rowless: The keys without a row.
             rows: Row of each of the batch's keys; receives the new ones.
             undo: Receives the records that make room.
         """
-        new, sightings = strangers.positions, strangers.sightings
-        qualify = self._qualify(strangers)
+        new, occurrences = rowless.positions, rowless.occurrences
+        qualify = self._qualify(rowless)
         wanted = np.flatnonzero(qualify)
         if len(wanted) > self._used.left:
             self._make_room(len(wanted) - self._used.left, rows, undo)
         given = wanted[: self._used.left]
         rows[new[given]] = self._used.take(len(given)) + FIRST_ROW
-        self.records.put(strangers.build_records(rows, waits=self.rules.least_count > 1))
-        wanted_sightings = int(sightings[wanted].sum())
+        self.records.put(rowless.build_records(rows, waits=self.rules.least_count > 1))
+        wanted_occurrences = int(occurrences[wanted].sum())
         moment = self.moment
         self.moment = replace(
             moment,
             rows=max(moment.rows, int(rows[new].max()) + 1),
             admitted=moment.admitted + len(given),
-            refused=moment.refused + wanted_sightings - int(sightings[given].sum()),
-            rejected=moment.rejected + int(sightings.sum()) - wanted_sightings,
+            refused=moment.refused + wanted_occurrences - int(occurrences[given].sum()),
+            rejected=moment.rejected + int(occurrences.sum()) - wanted_occurrences,
         )
 
-    def _qualify(self, strangers: _Strangers) -> np.ndarray:
+    def _qualify(self, rowless: _Rowless) -> np.ndarray:
         """Returns which keys get a row, if one is free."""
         if self._allowed is not None:
-            return np.isin(strangers.keys, self._allowed)
+            return np.isin(rowless.keys, self._allowed)
         probability = self.rules.admission and self.rules.admission.probability
         if probability:
             stream = self.rules.build_stream(self.moment.batches)
-            return draw_sightings(strangers.keys, strangers.sightings, stream, probability)
-        return strangers.counts >= self.rules.least_count
+            return draw_occurrences(rowless.keys, rowless.occurrences, stream, probability)
+        return rowless.counts >= self.rules.least_count
 
     def _make_room(self, need: int, rows: np.ndarray, undo: _Undo) -> None:
         """Forgets keys that are not in the batch, more than are needed: it costs a look at all."""

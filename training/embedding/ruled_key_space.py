@@ -115,7 +115,7 @@ class RuledKeySpace(KeySpace):
         return self._read_state()[SAVED_KEYS]
 
     def read_key(self, key: int) -> tuple[int, int, int] | None:
-        """Returns row, sightings and time of a key as the input has left it, or None."""
+        """Returns row, occurrences and time of a key as the input has left it, or None."""
         with self._turn:
             record = self.ruled.records.read(key)
         if record is None:

@@ -19,8 +19,7 @@ from training.evaluation.differences import (
     Pair,
     bootstrap_mean,
     compare_auc,
-    compare_means,
-    compare_root_means,
+    compare_rows,
 )
 from training.evaluation.item_index import build_item_index
 from training.evaluation.label_metrics import auc_by_group, read_weights
@@ -39,9 +38,9 @@ from training.evaluation.user_lists import PER_USER, ListScorer, UserReader
 from training.evaluation.user_rows import is_named
 from training.input.batches import build_eval_dataset, read_batches
 from training.input.split_source import TrainingData
-from training.input.vocabularies import read_key_vocabulary
 from training.models.ranking import RankingModel, Task
 from training.models.retrieval import RetrievalModel, require_retrieval
+from training.raw_inputs.vocabularies import read_key_vocabulary
 
 
 def compare_runs(trained: TrainedModel, other: TrainedModel, split: str) -> dict[str, Any]:
@@ -117,7 +116,7 @@ def _compare_retrieval(trained: TrainedModel, other: TrainedModel, split: str) -
         "protocol": protocol + (PER_USER if per == "user" else ""),
         "rows": len(owners),
         "users": len(np.unique(owners)),
-        "metrics": {m: vars(compare_means(own[m], others[m], owners, seed)) for m in own},
+        "metrics": {m: vars(compare_rows(m, (own[m], others[m]), owners, seed)) for m in own},
     }
 
 
@@ -248,7 +247,7 @@ def _compare_binary(
 ) -> dict[str, Difference]:
     positive = labels > 0.5
     losses = [find_log_losses(positive, s) for s in scores]
-    found = {"log_loss": compare_means(losses[0], losses[1], owners, seed, weights)}
+    found = {"log_loss": compare_rows("log_loss", (losses[0], losses[1]), owners, seed, weights)}
     if positive.any() and not positive.all():
         found = {"auc": compare_auc(positive, scores, owners, weights), **found}
     named = owners >= 0
@@ -271,10 +270,10 @@ def _compare_errors(
 ) -> dict[str, Difference]:
     errors = [s - labels for s in scores]
     squared, absolute = [np.square(e) for e in errors], [np.abs(e) for e in errors]
+    measured = {"mse": squared, "rmse": squared, "mae": absolute}
     return {
-        "mse": compare_means(squared[0], squared[1], owners, seed, weights),
-        "rmse": compare_root_means(squared[0], squared[1], owners, seed, weights),
-        "mae": compare_means(absolute[0], absolute[1], owners, seed, weights),
+        name: compare_rows(name, (run, other), owners, seed, weights)
+        for name, (run, other) in measured.items()
     }
 
 

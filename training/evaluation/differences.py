@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.manifest import Manifest
-from conf.metrics import is_minimised
+from conf.metrics import METRICS, find_family, is_minimised
 from conf.paths import ReadablePath
 from conf.schema import OOV_ID, PAD_ID
 from training.evaluation.metrics import FloatArray, IntArray
 from training.input.filters import hash_keys
-from training.input.vocabularies import read_plan
+from training.raw_inputs.vocabularies import read_plan
 
 DRAWS = 2000
 LEVEL = 0.95
@@ -327,6 +327,27 @@ def compare_root_means(
     low, high = bootstrap(sums[sums[:, -1] > 0], find_root_gap, seed)[0]
     a, b = (float(np.sqrt(np.average(values, weights=weights))) for values in (run, other))
     return Difference(a, b, a - b, float(low), float(high), BOOTSTRAP)
+
+
+def compare_rows(
+    metric: str,
+    values: tuple[FloatArray, FloatArray],
+    owners: IntArray,
+    seed: int,
+    weights: FloatArray | None = None,
+) -> Difference:
+    """Compares two runs on a metric of rows, by the interval that the metric has.
+
+    Args:
+        metric: Its name.
+        values: `[rows]` of each run: of `rmse` the squared errors.
+        owners: `[rows]`, the user of each.
+        seed: Seed of the draws.
+        weights: `[rows]`, what each counts for; None: 1.
+    """
+    is_root = METRICS[find_family(metric)].interval == "root_mean"
+    compare = compare_root_means if is_root else compare_means
+    return compare(*values, owners, seed, weights)
 
 
 def find_root_gap(totals: FloatArray) -> FloatArray:

@@ -36,8 +36,8 @@ from training.evaluation.user_rows import (
     read_user_rows,
 )
 from training.input.batches import Batch, build_eval_dataset, read_batches
-from training.input.vocabularies import read_key_vocabulary
 from training.models.retrieval import RetrievalModel
+from training.raw_inputs.vocabularies import read_key_vocabulary
 
 PER_USER = "_per_user"
 """What the names of the full protocols have at their end where a row is a user."""

@@ -22,7 +22,7 @@ from conf.schema import OOV_ID, PAD_ID
 from training.evaluation.item_index import USERS_SPLIT
 from training.evaluation.metrics import IntArray
 from training.input.batches import Batch, build_eval_dataset, read_batches
-from training.input.vocabularies import Vocabulary, read_key_vocabulary
+from training.raw_inputs.vocabularies import Vocabulary, read_key_vocabulary
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 LATER_SPLITS = {TRAIN: (VALIDATION, TEST), VALIDATION: (TEST,), TEST: ()}

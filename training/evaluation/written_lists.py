@@ -36,8 +36,8 @@ from training.evaluation.user_lists import (
 from training.input.batches import build_eval_dataset, read_batches
 from training.input.filters import EVALUATION_FILTER
 from training.input.split_source import TrainingData
-from training.input.vocabularies import read_key_vocabulary
 from training.objectives.item_catalog import read_catalog
+from training.raw_inputs.vocabularies import read_key_vocabulary
 
 LISTS_AT_ONCE = 4096
 UNKNOWN = -1

@@ -18,7 +18,7 @@ from training.export.serving_encoders import (
     fit_length,
 )
 from training.input.batches import Features
-from training.input.vocabularies import read_key_vocabulary
+from training.raw_inputs.vocabularies import read_key_vocabulary
 
 NO_SCORE = float(np.finfo(np.float32).min)
 """Score of a place of a list for which there is no item; JSON knows no infinity."""

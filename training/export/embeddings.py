@@ -32,7 +32,7 @@ from training.evaluation.item_index import (
     read_user_vectors,
 )
 from training.input.batches import build_eval_dataset, read_batches
-from training.input.vocabularies import Vocabulary, read_key_vocabulary
+from training.raw_inputs.vocabularies import Vocabulary, read_key_vocabulary
 
 ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
 

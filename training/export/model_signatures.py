@@ -38,9 +38,9 @@ from training.export.source_facts import (
     find_pair_features,
     read_source_facts,
 )
-from training.input.vocabularies import read_plan
 from training.models.ranking import RankingModel, Task
 from training.models.retrieval import RetrievalModel
+from training.raw_inputs.vocabularies import read_plan
 
 DEFAULT = "serving_default"
 ROW_FEATURES = "row_features"

@@ -35,8 +35,8 @@ from training.export.encoder_operations import (
     scale_weights,
 )
 from training.export.source_facts import SourceFacts
-from training.input.vocabularies import Vocabulary, read_statistics, read_vocabulary
 from training.raw_inputs.input_columns import InputColumn
+from training.raw_inputs.vocabularies import Vocabulary, read_statistics, read_vocabulary
 
 TENSOR_DTYPES = {
     "int64": tf.int64,

@@ -27,7 +27,7 @@ from training.input.open_iterators import close_iterators_at_exit
 from training.input.row_sampling import bucket_batches, skip_batches
 from training.input.shuffle_buffer import read_epoch
 from training.input.split_source import InputOptions, SplitSource, build_size_error
-from training.input.vocabularies import read_plan
+from training.raw_inputs.vocabularies import read_plan
 
 Batch = dict[str, Any]
 Features = Mapping[str, Any]

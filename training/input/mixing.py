@@ -18,7 +18,7 @@ from training.input.feature_columns import FeatureColumn, check_specs, plan_colu
 from training.input.row_sampling import mix_rows, skip_batches
 from training.input.shuffle_buffer import ReadPlan, read_epoch
 from training.input.split_source import SplitSource, count_steps
-from training.input.vocabularies import match_keys, read_encoded_version
+from training.raw_inputs.vocabularies import match_keys, read_encoded_version
 
 
 def find_mixed(

@@ -6,14 +6,17 @@ import math
 from collections.abc import Sequence
 
 from conf.errors import ConfigError, did_you_mean
-from conf.metrics import LOSS_METRIC
+from conf.metrics import LOSS_METRIC, METRICS, list_families
 from conf.training.models import RankingConfig, TaskConfig
 from conf.training.train import EarlyStoppingConfig, TrainConfig
 from training.loop.validation import is_scored_by_label
 from training.monitoring.epoch_records import EpochRecord, StepValidation
 
-TASK_METRICS = {"binary": ("auc", "gauc", "log_loss"), "squared_error": ("rmse", "mae")}
-"""Metrics of a task, by the kind of its objective."""
+TASK_METRICS = {
+    "binary": list_families("binary", may_stop=True),
+    "squared_error": list_families("value", may_stop=True),
+}
+"""Metrics of a task that may choose the epoch, by the kind of its objective."""
 RETRIEVAL_METRIC = "ndcg@10"
 """What chooses the epoch of a retrieval model where nothing is said."""
 
@@ -124,5 +127,9 @@ def _list_metrics(config: TrainConfig) -> list[str]:
         ]
     if is_scored_by_label(config):
         return [LOSS_METRIC]
-    kinds = ("hit_rate", "recall", "ndcg")
-    return [LOSS_METRIC, "mrr", *(f"{kind}@{k}" for kind in kinds for k in config.evaluation.ks)]
+    families = list_families("loss", "ranking", may_stop=True)
+    return [
+        f"{family}@{k}" if k else family
+        for family in families
+        for k in (config.evaluation.ks if METRICS[family].has_cutoff else [None])
+    ]

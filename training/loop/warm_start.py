@@ -30,13 +30,6 @@ from training.checkpoint.saved_tensors import MODEL, OPTIMIZERS, TrainingState, 
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_space import SAVED_KEYS, KeySpace
 from training.input.split_source import TrainingData
-from training.input.vocabularies import (
-    NO_ROW,
-    EncodedVersion,
-    list_fitted_anew,
-    match_rows,
-    read_encoded_version,
-)
 from training.loop.optimizers import Optimizers
 from training.models.carried_tables import (
     MatchedKeys,
@@ -47,6 +40,13 @@ from training.models.carried_tables import (
     set_table_files,
 )
 from training.models.model import Model
+from training.raw_inputs.vocabularies import (
+    NO_ROW,
+    EncodedVersion,
+    list_fitted_anew,
+    match_rows,
+    read_encoded_version,
+)
 
 ITEM_OF_LIST = re.compile(r"(.+)/([0-9]+)")
 _ROW_STATE = f"{OPTIMIZERS}/sparse/"

@@ -47,14 +47,14 @@ def build_din(
 ) -> keras.KerasTensor:
     """Builds a deep interest network (Zhou et al. 2018, sections 4.3 and 5.3).
 
-    A perceptron over `[h, t, h - t, h * t]` scores each position h of the history by the target t;
+    An MLP over `[h, t, h - t, h * t]` scores each position h of the history by the target t;
     the history enters as the sum of its positions, weighted by their scores.
 
     Args:
         inputs: Vectors and numbers.
         history: A list of ids, or several of one length whose vectors are joined.
         target: The feature that the history is compared with, or as many as `history` names.
-        attention_units: Lengths of the hidden layers of the perceptron that scores positions.
+        attention_units: Lengths of the hidden layers of the MLP that scores positions.
         attention_activation: `dice`, `prelu` or the name of a Keras activation.
         softmax: Whether the scores of a row sum to one; the paper leaves them as they are, so
             that the sum says how strong the interest is.
@@ -103,7 +103,7 @@ def build_bst(
     """Builds a behaviour sequence transformer (Chen et al. 2019, sections 2.1 to 2.3).
 
     The target is appended to the history; each position is the item's vector plus a learned one
-    of the position; transformer blocks follow, and a perceptron over their outputs and the other
+    of the position; transformer blocks follow, and an MLP over their outputs and the other
     features.
 
     Args:

@@ -1,10 +1,10 @@
-"""Linear models, factorization machines, cross layers, and perceptrons beside them.
+"""Linear models, factorization machines, cross layers, and MLPs beside them.
 
 lr         w0 + Σ w x                                   weights of ids, numbers
 fm         lr + ½ ((Σ v x)² - (Σ (v x)²))               Rendle 2010, equations 1 and 5
-wide_deep  lr + a multi-layer perceptron                Cheng et al. 2016, section 3
-deepfm     fm + a multi-layer perceptron                Guo et al. 2017, equations 1 to 4
-dcn        cross layers beside a multi-layer perceptron  Wang et al. 2021, equations 1 and 2
+wide_deep  lr + an MLP                              Cheng et al. 2016, section 3
+deepfm     fm + an MLP                              Guo et al. 2017, equations 1 to 4
+dcn        cross layers beside an MLP               Wang et al. 2021, equations 1 and 2
 mf         w0 + b_user + b_item + user · item           Koren et al. 2009, equation 4
 """
 
@@ -74,7 +74,7 @@ def build_wide_deep(
     batch_normalization: bool = False,
     base_scores: Mapping[str, float] | None = None,
 ) -> keras.KerasTensor:
-    """Builds Wide & Deep: a linear model beside a multi-layer perceptron.
+    """Builds Wide & Deep: a linear model beside an MLP.
 
     Args:
         inputs: Biases, numbers and vectors.
@@ -107,7 +107,7 @@ def build_deepfm(
     batch_normalization: bool = False,
     base_scores: Mapping[str, float] | None = None,
 ) -> keras.KerasTensor:
-    """Builds DeepFM: a factorization machine and a perceptron over the same vectors.
+    """Builds DeepFM: a factorization machine and an MLP over the same vectors.
 
     Args:
         inputs: As for `build_fm`.
@@ -175,7 +175,7 @@ def build_dcn(
         inputs: Vectors and numbers.
         cross_layers: Layers `x0 * (W x + b) + x`, 1 or more.
         projection_dim: Rank of W = U V, or None for the whole matrix.
-        hidden_units: Lengths of the perceptron's layers; empty: cross layers alone.
+        hidden_units: Lengths of the MLP's layers; empty: cross layers alone.
         activation: `dice`, `prelu` or the name of a Keras activation.
         dropout: Share of hidden units dropped in training, or None.
         batch_normalization: Whether layers normalize before the activation.
@@ -302,7 +302,7 @@ def _flatten(name: str, tensor: keras.KerasTensor) -> keras.KerasTensor:
         return tensor
     if tensor.shape[1] is None:
         raise ConfigError(
-            "a perceptron needs lists of a known length where it reads each position",
+            "an MLP needs lists of a known length where it reads each position",
             received=f"model.pooling.{name}.combiner = none, without a length",
             fix="choose the combiner mean, sum or max, or build the feature with a max_len",
         )

@@ -25,7 +25,7 @@ def build_shared_bottom(
     batch_normalization: bool = False,
     base_scores: Mapping[str, float] | None = None,
 ) -> dict[str, keras.KerasTensor]:
-    """Builds a perceptron that all tasks share, and a smaller one for each (Caruana 1997).
+    """Builds an MLP that all tasks share, and a smaller one for each (Caruana 1997).
 
     Args:
         inputs: Vectors and numbers.
@@ -70,7 +70,7 @@ def build_mmoe(
     Args:
         inputs: Vectors and numbers.
         tasks: Names of the tasks; Sluice sets them.
-        experts: Perceptrons that the tasks mix.
+        experts: MLPs that the tasks mix.
         hidden_units: Lengths of the hidden layers of each expert.
         task_units: Lengths of the hidden layers of each task.
         activation: `dice`, `prelu` or the name of a Keras activation.

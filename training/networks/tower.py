@@ -1,4 +1,4 @@
-"""Multi-layer perceptrons, their activations, and the tower of a two-tower model."""
+"""MLPs, their activations, and the tower of a two-tower model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def build_tower(
     l2: float | None = None,
     **layers: Any,
 ) -> keras.KerasTensor:
-    """Builds a multi-layer perceptron over the inputs, one beside the other.
+    """Builds an MLP over the inputs, one beside the other.
 
     Args:
         inputs: Inputs `[batch, width]` by name.

@@ -16,8 +16,8 @@ from conf.training.input import FilterConfig, InputConfig
 from training.input.batches import Batch, build_eval_dataset, read_batches
 from training.input.mixing import find_mixed
 from training.input.train_counts import read_train_counts
-from training.input.vocabularies import read_key_vocabulary
 from training.objectives.user_items import TrainRows
+from training.raw_inputs.vocabularies import read_key_vocabulary
 
 _log = logging.getLogger("sluice.training.input")
 

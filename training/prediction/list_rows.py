@@ -23,12 +23,12 @@ from training.evaluation.user_rows import (
     read_user_rows,
 )
 from training.input.batches import ROLE_OF_SPLIT, Batch, build_eval_dataset, read_batches
-from training.input.vocabularies import Vocabulary, read_key_vocabulary
 from training.models.ranking import RankingModel
 from training.prediction.candidates import find_tokens
 from training.prediction.rankers import ListRows, Ranker
 from training.prediction.raw_rows import RawFile
 from training.prediction.scores import read_file_rows
+from training.raw_inputs.vocabularies import Vocabulary, read_key_vocabulary
 
 _log = logging.getLogger("sluice.training.predict")
 

@@ -30,11 +30,11 @@ from training.evaluation.task_metrics import compile_scores
 from training.evaluation.user_rows import take_rows
 from training.export.source_facts import find_pair_features
 from training.input.batches import Batch, Features
-from training.input.vocabularies import read_key_vocabulary, read_plan
 from training.models.ranking import RankingModel, Task
 from training.models.retrieval import RetrievalModel, require_retrieval
 from training.prediction.candidates import Candidates, find_tokens, read_candidates
 from training.prediction.raw_rows import RawFile
+from training.raw_inputs.vocabularies import read_key_vocabulary, read_plan
 
 PAIRS_AT_ONCE = 1 << 16
 """Pairs of a row and an item that a ranking model scores in one call."""

@@ -29,12 +29,12 @@ from training.export.serving_encoders import (
 )
 from training.export.source_facts import read_source_facts
 from training.input.batches import Features, build_eval_dataset, read_batches
-from training.input.vocabularies import read_plan
 from training.models.model import Model
 from training.models.ranking import RankingModel
 from training.models.retrieval import RetrievalModel
 from training.prediction.raw_rows import RawFile, RawReader
 from training.prediction.row_files import RowWriter, check_format, to_arrow
+from training.raw_inputs.vocabularies import read_plan
 
 ROW_COLUMN, SCORE_COLUMN = "row", "score"
 

@@ -31,7 +31,7 @@ from training.evaluation.item_index import (
     rank_top_k,
 )
 from training.evaluation.metrics import MISSING, Pairs
-from training.export.loaded_model import LoadedModel
+from training.loading.loaded_model import LoadedModel
 from training.prediction.predict import build_lists
 from training.prediction.rankers import (
     PAIRS_AT_ONCE,

@@ -20,7 +20,7 @@ from typing import Any
 from starlette.responses import Response
 
 from conf.errors import ConfigError
-from training.serving.errors import (
+from training.serving.requests.errors import (
     LONG_HEAD,
     MESSAGE_CHARACTERS,
     NO_TOKEN,

@@ -21,8 +21,12 @@ from starlette.requests import ClientDisconnect
 
 from training.index.known import read_item_files
 from training.serving.access import Access, Guard, refuse
-from training.serving.batching import Batcher, Builder
-from training.serving.errors import (
+from training.serving.lists.recommend import Recommender
+from training.serving.models.batching import Batcher, Builder
+from training.serving.models.metrics import Metrics
+from training.serving.models.model_store import Loading, ModelStore, ServedVersion
+from training.serving.models.server_config import ServerConfig
+from training.serving.requests.errors import (
     EXPIRED,
     FAILED,
     INVALID,
@@ -32,14 +36,10 @@ from training.serving.errors import (
     RequestError,
     forget_frames,
 )
-from training.serving.examples import parse_examples
-from training.serving.limits import FULL_BODIES, SMALL_BYTES, Budget, check_json
-from training.serving.metrics import Metrics
-from training.serving.model_store import Loading, ModelStore, ServedVersion
-from training.serving.recommend import Recommender
-from training.serving.recommend_request import describe_limits
-from training.serving.server_config import ServerConfig
-from training.serving.tensors import (
+from training.serving.requests.examples import parse_examples
+from training.serving.requests.limits import FULL_BODIES, SMALL_BYTES, Budget, check_json
+from training.serving.requests.recommend_request import describe_limits
+from training.serving.requests.tensors import (
     Arrays,
     format_predict,
     parse_json,

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError, Message
 
 from training.serving.access import Access
 from training.serving.app import Server
-from training.serving.errors import (
+from training.serving.requests.errors import (
     EXPIRED,
     FAILED,
     INVALID,
@@ -31,7 +31,7 @@ from training.serving.errors import (
     RequestError,
     forget_frames,
 )
-from training.serving.limits import SMALL_BYTES
+from training.serving.requests.limits import ARRIVING, HURRIED_SECONDS, SMALL_BYTES
 
 CODES = {
     INVALID: grpc.StatusCode.INVALID_ARGUMENT,
@@ -42,8 +42,6 @@ CODES = {
     TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
     UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
 }
-ARRIVING, HURRIED_SECONDS = 64, 0.5
-"""Messages that may take their time to arrive; how long earlier ones have beyond that number."""
 
 RequestT = TypeVar("RequestT", bound=Message)
 

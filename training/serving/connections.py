@@ -15,12 +15,10 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from training.serving.access import POLICY, SECURITY_HEADERS
-from training.serving.limits import ConnectionLimits
+from training.serving.requests.limits import PIPELINED, ConnectionLimits
 
 LINGER_SECONDS = 0.5
 """How long a connection that ends stays while its client neither sends nor reads."""
-WAITING = 16
-"""Requests of a connection that wait for the answer before theirs; more are not parsed yet."""
 PART_BYTES = 1 << 12
 """What is parsed at a time, as each few bytes may be a request that waits."""
 
@@ -95,7 +93,7 @@ class Connection(HttpToolsProtocol):
 
     def _parse(self) -> None:
         """Parses what has come, until enough requests wait."""
-        while self._unparsed and len(self.pipeline) < WAITING:
+        while self._unparsed and len(self.pipeline) < PIPELINED:
             if self._is_lingering or self.transport.is_closing():
                 return
             part, self._unparsed = self._unparsed[:PART_BYTES], self._unparsed[PART_BYTES:]
@@ -116,7 +114,8 @@ class Connection(HttpToolsProtocol):
             self._stop(self._timer)
         self._loose_bytes = 0 if self._has_moved else self._loose_bytes + len(part)
         if self._loose_bytes > self.limits.head_bytes and not self._is_lingering:
-            self.send_400_response("")
+            message = f"the head of a request may have {self.limits.head_bytes} bytes"
+            self._refuse(431, "Request Header Fields Too Large", message)
 
     def on_message_begin(self) -> None:
         """Begins a head."""
@@ -225,11 +224,13 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answers what is no HTTP/1.1, as all errors are answered."""
+        self._refuse(400, "Bad Request", "Malformed request: this is no HTTP/1.1")
+
+    def _refuse(self, status: int, reason: str, message: str) -> None:
         if self.pipeline or not (self._is_waiting or not self.cycle.response_started):
             self.transport.close()  # In the midst of another answer.
             return
-        message = "Malformed request: this is no HTTP/1.1, or its head is too long"
-        self.transport.write(_build_answer(400, "Bad Request", message))
+        self.transport.write(_build_answer(status, reason, message))
         if self.cycle is not None:  # Its request does not end.
             self.cycle.disconnected = True
             self.cycle.message_event.set()

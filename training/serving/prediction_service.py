@@ -46,8 +46,9 @@ from tensorflow_serving.apis.regression_pb2 import (
 from training.serving.access import Access
 from training.serving.app import Server
 from training.serving.calls import CallError, Calls
-from training.serving.errors import RequestError
-from training.serving.limits import (
+from training.serving.models.model_store import METHOD_PREFIX, METHOD_WORDS, ServedVersion
+from training.serving.requests.errors import RequestError
+from training.serving.requests.limits import (
     AGE_SECONDS,
     FIELDS,
     IDLE_SECONDS,
@@ -56,8 +57,7 @@ from training.serving.limits import (
     check_count,
     check_example_bytes,
 )
-from training.serving.model_store import METHOD_PREFIX, METHOD_WORDS, ServedVersion
-from training.serving.tensors import Arrays, check_finite, check_times
+from training.serving.requests.tensors import Arrays, check_finite, check_times
 
 SIGNATURES, DEFAULT = "signature_def", "serving_default"
 NO_SPEC, NO_NAME = "Missing ModelSpec", "ModelSpec has no name specified."

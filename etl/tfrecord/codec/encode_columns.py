@@ -11,11 +11,16 @@ import pyarrow as pa
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.codec import encode_kernels as k
 from etl.tfrecord.types.values import buffer_address
+from etl.tfrecord.types.wire_kinds import find_wire_kind
 
 _ALLOWED = (
     "int8/16/32/64, uint8/16/32 and bool (int64 list); float16/32/64 and decimal (float list); "
     "string and binary (bytes list); list, large_list and fixed_size_list of these"
 )
+_LANES = {
+    "int32": k.INT32, "int64": k.INT64, "float32": k.FLOAT32, "float64": k.FLOAT64,
+    "binary": k.BINARY,
+}  # fmt: skip
 _ALLOWED_SEQUENCE = f"{_ALLOWED}; and lists of such lists (feature lists)"
 
 
@@ -78,32 +83,6 @@ def _is_list(data_type: pa.DataType) -> bool:
     )
 
 
-def _value_kind(data_type: pa.DataType) -> tuple[int, pa.DataType | None] | None:
-    """Kind and cast of a value type, or None where the wire has no place for it."""
-    t = pa.types
-    if t.is_dictionary(data_type):
-        found = _value_kind(data_type.value_type)
-        return None if found is None else (found[0], found[1] or data_type.value_type)
-    for matches, kind, cast in (
-        (t.is_int64, k.INT64, None),
-        (t.is_int32, k.INT32, None),
-        (t.is_uint32, k.INT64, pa.int64()),
-        (t.is_float32, k.FLOAT32, None),
-        (t.is_float64, k.FLOAT64, None),
-        (t.is_float16, k.FLOAT32, pa.float32()),
-        (t.is_decimal, k.FLOAT64, pa.float64()),
-        (t.is_large_string, k.BINARY, None),
-        (t.is_large_binary, k.BINARY, None),
-        (t.is_string, k.BINARY, None),
-        (t.is_binary, k.BINARY, None),
-    ):
-        if matches(data_type):
-            return kind, cast
-    if t.is_boolean(data_type) or (t.is_integer(data_type) and data_type.bit_width < 32):
-        return k.INT32, pa.int32()
-    return None
-
-
 def plan_columns(schema: pa.Schema, record_type: str = "Example") -> tuple[ColumnPlan, ...]:
     """Checks a schema against the wire and plans each of its columns.
 
@@ -121,14 +100,15 @@ def plan_columns(schema: pa.Schema, record_type: str = "Example") -> tuple[Colum
     plans, bad, seen = [], [], set()
     for field in schema:
         depth, value_type = _list_depth(field.type)
-        found = _value_kind(value_type)
+        found = find_wire_kind(value_type)
         if found is None or depth > 2 or (depth == 2 and record_type != "SequenceExample"):
             bad.append(f"{field.name} ({field.type})")
         elif field.name in seen:
             bad.append(f"{field.name} (name occurs twice)")
         else:
             key = field.name.encode()
-            plans.append(ColumnPlan(field.name, key, *found, depth > 0, depth == 2))
+            lane = _LANES[found.lane]
+            plans.append(ColumnPlan(field.name, key, lane, found.cast, depth > 0, depth == 2))
         seen.add(field.name)
     if bad:
         raise ConfigError(

@@ -276,21 +276,21 @@ def publish_objects(storage: Storage, plan: JobPlan, results: Sequence[TaskResul
     view = view_directory(storage, is_lenient=plan.mode == "overwrite")
     try:
         _check_attempts(storage, plan.job_id, results)
-        strangers = _commit(storage, plan, results, view)
+        unlisted = _commit(storage, plan, results, view)
     except BaseException:
         with contextlib.suppress(Exception):  # else the next write does it
             if SUCCESS_FILE in view.objects:
                 storage.put(SUCCESS_FILE, b"")
             discard_job(storage, plan.job_id)
         raise
-    _clear_up(storage, plan.job_id, strangers)
-    return strangers is not None
+    _clear_up(storage, plan.job_id, unlisted)
+    return unlisted is not None
 
 
-def _clear_up(storage: Storage, job_id: str, strangers: Sequence[str] | None) -> None:
+def _clear_up(storage: Storage, job_id: str, unlisted: Sequence[str] | None) -> None:
     try:
-        if strangers is not None:
-            storage.delete_all(strangers)
+        if unlisted is not None:
+            storage.delete_all(unlisted)
             storage.put(SUCCESS_FILE, b"")
         discard_job(storage, job_id)
     except (OSError, SluiceError) as error:  # what counts is decided
@@ -314,14 +314,14 @@ def _commit(
             storage.delete(SUCCESS_FILE)
             _copy_attempts(storage, plan.job_id, moves)
             is_copied = True
-        strangers = [key for key in old if shard_of(key) not in view.visible]
-        _note_replaced(storage, plan.job_id, sorted(set(old) - set(strangers)))
+        unlisted = [key for key in old if shard_of(key) not in view.visible]
+        _note_replaced(storage, plan.job_id, sorted(set(old) - set(unlisted)))
         text = manifest.dumps().encode()
         if _put_manifest(storage, text, view.version):
-            return strangers
+            return unlisted
         view = view_directory(storage, is_lenient=plan.mode == "overwrite")
         if plan.job_id in view.job_ids or view.manifest == text:  # the answer was lost
-            return strangers
+            return unlisted
     return None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,16 +81,6 @@ def find_stem(ranges: Sequence[ShardRange], partition: int) -> str:
         if shards.start <= partition < shards.start + shards.count:
             return shards.stem(partition)
     raise InternalError("no shard is planned for a partition that has rows", received=partition)
-
-
-def dump_ranges(ranges: Sequence[ShardRange]) -> str:
-    """Returns ranges of shards as JSON text."""
-    return json.dumps([[shards.folder, shards.start, shards.count] for shards in ranges])
-
-
-def parse_ranges(text: str) -> tuple[ShardRange, ...]:
-    """Parses what `dump_ranges` returned."""
-    return tuple(ShardRange(*item) for item in json.loads(text))
 
 
 def is_data_file(name: str) -> bool:

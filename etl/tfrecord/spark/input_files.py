@@ -108,11 +108,11 @@ def _list_sizes(
             "remove them",
         )
     others = [k for k in view.data_keys if _is_within(k, prefix) and k not in view.visible]
-    strangers = [k for k in others if find_writer(k) is None]
-    if strangers:
+    unlisted = [k for k in others if find_writer(k) is None]
+    if unlisted:
         _LOGGER.warning(
             "%s: %d object(s) are not in the manifest and are not read, first: %s",
-            directory.uri, len(strangers), strangers[0],
+            directory.uri, len(unlisted), unlisted[0],
         )  # fmt: skip
     return {key: view.objects[key] for key in keys}
 

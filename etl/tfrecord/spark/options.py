@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from conf.errors import ConfigError, did_you_mean
-from conf.schema import PackedSlot, parse_slots
+from conf.schema import PackedSlot
 from conf.storage.locations import (
     STORAGE_OPTIONS,
     Compression,
@@ -23,7 +23,7 @@ from conf.storage.locations import (
 from conf.storage.object_store import Storage
 from conf.storage.store_clients import Settings
 from etl.tfrecord.commit.job import SaveMode
-from etl.tfrecord.files.data_files import ShardLimits, ShardRange, check_indexable, parse_ranges
+from etl.tfrecord.files.data_files import ShardLimits, ShardRange, check_indexable
 from etl.tfrecord.files.partitions import parse_names
 from etl.tfrecord.types.features import RECORD_TYPES, RecordType
 from etl.tfrecord.types.policies import (
@@ -32,7 +32,6 @@ from etl.tfrecord.types.policies import (
     parse_json_option,
     parse_type_options,
 )
-from etl.tfrecord.types.values import parse_feature_lists
 
 _COMPRESSIONS: Mapping[str, Compression | None] = {
     "none": None,
@@ -52,11 +51,10 @@ _DEFAULT_LEVEL, _MAX_LEVEL = 6, 9
 
 COMMON_OPTIONS = ("path", "recordType", "compression", "codec", *STORAGE_OPTIONS)
 _WRITE_OPTIONS = (
-    *COMMON_OPTIONS, "compressionLevel", "deterministicNames", "encoders", "featureLists", "index",
-    "jobId", "maxBytesPerFile", "maxRecordsPerFile", "packedSlots", "partitionBy",
-    "partitionOverwriteMode", "saveMode", "shardPaths", "statistics", "statisticsLabel",
-    "statisticsWeight", "statisticsWeighted",
-    "statisticsCounts", "statisticsSlices", "writeLocality", *TYPE_OPTIONS,
+    *COMMON_OPTIONS, "compressionLevel", "deterministicNames", "index", "jobId",
+    "maxBytesPerFile", "maxRecordsPerFile", "partitionBy", "partitionOverwriteMode", "saveMode",
+    "statistics", "statisticsLabel", "statisticsWeight", "statisticsWeighted", "statisticsSlices",
+    "writeLocality", *TYPE_OPTIONS,
 )  # fmt: skip
 SAVE_MODES: Mapping[str, SaveMode] = {
     "append": "append",
@@ -251,27 +249,6 @@ def _check_combinations(options: WriteOptions) -> None:
             fix="leave it out: in an object store names hold the job's id, so that none is used "
             "twice; the manifest lists them",
         )
-    if options.feature_lists and (
-        options.record_type != "SequenceExample" or options.encoders is None
-    ):
-        raise ConfigError(
-            "option featureLists is for encoded records of type SequenceExample",
-            received=f"recordType {options.record_type}, encoders {options.encoders}",
-            fix="leave it out: columns that are lists of lists become feature lists by themselves",
-        )
-    if options.slots and options.encoders is None:
-        raise ConfigError(
-            "option packedSlots is for encoded records",
-            received="no option encoders",
-            fix="leave it out",
-        )
-    if options.shard_ranges and (options.encoders is None or not options.deterministic_names):
-        raise ConfigError(
-            "option shardPaths is for the encoded records of a version that is being built",
-            received=f"encoders {options.encoders}, deterministicNames "
-            f"{options.deterministic_names}",
-            fix="leave it out: shards are named by their Spark partition",
-        )
     if options.index:
         check_indexable(options.compression)
     if options.replaces_partitions and options.mode == "overwrite" and not options.partition_by:
@@ -301,7 +278,7 @@ def parse_write_options(options: Mapping[str, str], overwrite: bool) -> WriteOpt
     replaces_partitions = "partitionoverwritemode" in given and bool(
         parse_choice(given, "partitionOverwriteMode", {"static": False, "dynamic": True})
     )
-    encoders, compression = given.get("encoders"), parse_compression(given)
+    compression = parse_compression(given)
     limits = ShardLimits(
         parse_count(given, "maxRecordsPerFile"), parse_count(given, "maxBytesPerFile")
     )
@@ -313,8 +290,6 @@ def parse_write_options(options: Mapping[str, str], overwrite: bool) -> WriteOpt
         compression=compression,
         compression_level=_parse_level(given, compression),
         deterministic_names=parse_flag(given, "deterministicNames"),
-        encoders=None if encoders is None else resolve_local_path(encoders),
-        feature_lists=parse_feature_lists(given["featurelists"]) if "featurelists" in given else (),
         statistics=parse_flag(given, "statistics"),
         statistics_label=given.get("statisticslabel"),
         statistics_weight=given.get("statisticsweight"),
@@ -324,15 +299,12 @@ def parse_write_options(options: Mapping[str, str], overwrite: bool) -> WriteOpt
         statistics_slices=parse_names(given["statisticsslices"], "statisticsSlices")
         if "statisticsslices" in given
         else (),
-        statistics_counts=given.get("statisticscounts"),
         limits=limits,
         index=parse_flag(given, "index"),
         partition_by=parse_names(given["partitionby"]) if "partitionby" in given else (),
         type_options=parse_type_options(given),
         job_id=_parse_job_id(given),
         storage=storage,
-        slots=parse_slots(given["packedslots"]) if "packedslots" in given else (),
-        shard_ranges=parse_ranges(given["shardpaths"]) if "shardpaths" in given else (),
     )
     _check_combinations(resolved)
     return resolved

@@ -22,6 +22,7 @@ from etl.tfrecord.types.values import (
     null_mask,
     refuse_first,
 )
+from etl.tfrecord.types.wire_kinds import find_wire_kind
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 # Whole numbers up to here are exact in float32; larger ones that change are ids or times.
@@ -176,14 +177,6 @@ def _refuse_years(
 _ZEROS: dict[str, int | float | str] = {"int64": 0, "float": 0.0, "bytes": ""}
 
 
-def value_kind(data_type: pa.DataType) -> str:
-    """Wire kind of a value type that the wire can carry: `int64`, `float` or `bytes`."""
-    if pa.types.is_integer(data_type) or pa.types.is_boolean(data_type):
-        return "int64"
-    is_number = pa.types.is_floating(data_type) or pa.types.is_decimal(data_type)
-    return "float" if is_number else "bytes"
-
-
 def parse_default(default: int | float | str | None, data_type: pa.DataType) -> Any:
     """Turns a policy's default into a value of a column.
 
@@ -194,7 +187,10 @@ def parse_default(default: int | float | str | None, data_type: pa.DataType) -> 
     Raises:
         ValueError: It is no value of that type.
     """
-    kind = value_kind(data_type)
+    found = find_wire_kind(data_type)
+    if found is None:
+        raise ValueError(f"default {default!r} is no {data_type}")
+    kind = found.feature
     try:
         value = _parse(kind, _ZEROS[kind] if default is None else default)
         if pa.types.is_boolean(data_type):

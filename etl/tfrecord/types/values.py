@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -299,25 +298,6 @@ def fill_nulls(column: pa.Array, default: Any) -> pa.Array:
     filled = pa.array([default], column.type.value_type)
     values = pa.concat_arrays([values, filled]).take(pa.array(positions))
     return pa.FixedSizeListArray.from_arrays(values, type=column.type)
-
-
-def parse_feature_lists(text: str) -> tuple[str, ...]:
-    """Parses the option `featureLists`: a JSON list of column names.
-
-    Raises:
-        ConfigError: It is something else.
-    """
-    try:
-        names = json.loads(text)
-    except ValueError:
-        names = None
-    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
-        raise ConfigError(
-            "bad value of TFRecord option 'featureLists'",
-            received=repr(text),
-            allowed='a JSON list of column names, as in ["history"]',
-        )
-    return tuple(names)
 
 
 def nest_schema(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:

@@ -10,12 +10,13 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
+from conf.encoders import fold_column
 from conf.errors import ConfigError, InputDataError
 from conf.etl.encodings import TopPerGroupConfig
 from conf.operations import Normalize
 from etl.encoders.incremental_vocabulary import IncrementalFit
 from etl.encoders.numbers import NumberRequest, fit_numbers
-from etl.encoders.target import TargetFit, add_folds, fit_counts, fit_target, fold_column
+from etl.encoders.target import TargetFit, add_folds, fit_counts, fit_target
 from etl.encoders.vocabulary_fit import TokenLimits
 from tests.etl.encoders.fitting import fit_vocabulary
 

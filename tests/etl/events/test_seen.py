@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from conf.errors import ConfigError, InputDataError
-from etl.build import check_config
 from etl.events.event_log import check_seen, count_events, kept, prepare_events
 from etl.features.plan import plan_features
 from etl.records.samples import build_samples, build_users
+from etl.stages.run_stages import check_config
 from etl.versions.run_fingerprint import RunRequest
 from tests.etl.logs import behaviour_config, columns, memory_source
 

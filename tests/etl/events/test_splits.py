@@ -15,7 +15,6 @@ from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.encodings import FeatureConfig
-from etl.build import check_config
 from etl.events.date_range import (
     check_dates,
     check_days_have_samples,
@@ -36,6 +35,7 @@ from etl.events.splits import add_split, mark_outside_window
 from etl.features.plan import plan_features
 from etl.records.samples import build_samples, build_users
 from etl.sources.read import read_source
+from etl.stages.run_stages import check_config
 from etl.versions.run_fingerprint import RunRequest
 from tests.etl.logs import (
     behaviour_config,

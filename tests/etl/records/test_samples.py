@@ -8,8 +8,8 @@ import pytest
 
 from conf.errors import ConfigError
 from conf.etl.build import BuildConfig
-from etl.build import check_config
 from etl.records.samples import item_columns, user_columns
+from etl.stages.run_stages import check_config
 from etl.versions.run_fingerprint import RunRequest
 from tests.etl.logs import build_config
 

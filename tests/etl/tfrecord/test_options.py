@@ -11,7 +11,7 @@ import pytest
 
 from conf.errors import ConfigError, InternalError
 from conf.storage.locations import resolve_local_path
-from etl.tfrecord.files.data_files import ShardRange, dump_ranges, find_stem
+from etl.tfrecord.files.data_files import ShardRange, find_stem
 from etl.tfrecord.spark.options import parse_read_options, parse_write_options
 from etl.tfrecord.types.policies import (
     TYPE_OPTIONS,
@@ -102,17 +102,13 @@ def test_deterministic_names_need_overwrite() -> None:
         parse_write_options(options, overwrite=False)
 
 
-def test_planned_shard_paths_are_for_a_build_and_hold_every_partition() -> None:
+def test_planned_shards_hold_every_partition() -> None:
     ranges = (ShardRange("train/d=1", 0, 2), ShardRange("test", 2, 1))
-    options = {"path": "/x", "deterministicNames": "true", "shardPaths": dump_ranges(ranges)}
-    with pytest.raises(ConfigError, match="being built"):
-        parse_write_options(options, overwrite=True)
-    parsed = parse_write_options({**options, "encoders": "/e"}, overwrite=True).shard_ranges
-    assert [find_stem(parsed, n) for n in range(3)] == [
+    assert [find_stem(ranges, n) for n in range(3)] == [
         "train/d=1/part-00000-of-00002", "train/d=1/part-00001-of-00002", "test/part-00000-of-00001"
     ]  # fmt: skip
     with pytest.raises(InternalError, match="no shard is planned"):
-        find_stem(parsed, 3)
+        find_stem(ranges, 3)
 
 
 def test_flags_are_true_or_false() -> None:

@@ -303,7 +303,7 @@ def test_the_lowest_free_row_is_given_out_first() -> None:
         assert used.count == len(taken)
 
 
-def test_each_sighting_is_drawn_with_the_probability_that_is_asked_for() -> None:
+def test_each_occurrence_is_drawn_with_the_probability_that_is_asked_for() -> None:
     index, _ = build({"admission": {"probability": 0.1}})
     keys = np.random.default_rng(2).integers(*ENDS, 40_000)
     once = index.map(keys, None, is_last=False)

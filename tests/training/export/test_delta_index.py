@@ -33,8 +33,8 @@ from training.fit import fit_run
 from training.index.index_build import build_index
 from training.index.known import read_vectors
 from training.monitoring.progress import NoProgress
-from training.serving.added_items import add_items
-from training.serving.model_store import ModelStore
+from training.serving.lists.added_items import add_items
+from training.serving.models.model_store import ModelStore
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,11 @@ from training.export.saved_model import write_export
 from training.export.serving_encoders import INT_PAD_TOKENS
 from training.fit import fit_run
 from training.input.train_counts import read_train_counts
-from training.input.vocabularies import read_key_vocabulary
 from training.models.carried_tables import MatchedKeys, set_keys
 from training.models.registry import build_model
 from training.monitoring.progress import NoProgress
 from training.prediction.predict import write_recommendations
+from training.raw_inputs.vocabularies import read_key_vocabulary
 
 UNKNOWN = 999_999
 
@@ -205,13 +205,13 @@ def test_a_warm_start_matches_rows_by_key(
     trainer = build_trainer(config, other)
     report = trainer.warm_start()
     for name in ("user_id", "items"):
-        old, new = trained.model.tables[name], trainer.model.tables[name]
+        old, new = trained.model.tables[name], trainer.parts.model.tables[name]
         keys = tf.constant(old.keys.read_keys())
         np.testing.assert_array_equal(new.lookup(keys).numpy(), old.lookup(keys).numpy())
         assert report.rows[name]["transferred"] == old.vocabulary_size
     assert not report.fresh
     trainer.fit(_made(tmp_path / "run"), None)
-    assert trainer.model.tables["user_id"].vocabulary_size == 72
+    assert trainer.parts.model.tables["user_id"].vocabulary_size == 72
 
 
 def test_a_warm_start_between_kinds_of_tables_is_refused(

@@ -17,10 +17,10 @@ from conf.paths import read_manifest
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel
-from training.export.loaded_model import LoadedModel
 from training.export.saved_model import write_export
+from training.loading.loaded_model import LoadedModel
 from training.models.registry import build_model
-from training.serving.model_store import Loading, ServedVersion
+from training.serving.models.model_store import Loading, ServedVersion
 
 ROWS, DIM = 200_000, 16
 RANKER = {"kind": "ranking", "network": "deepfm", "embedding_dim": 16,
@@ -114,7 +114,7 @@ MEASURE = """
 import sys
 from pathlib import Path
 import numpy as np
-from training.export.loaded_model import LoadedModel
+from training.loading.loaded_model import LoadedModel
 def read(): return {k: int(v.split()[0]) for k, _, v in (
     line.partition(":") for line in open("/proc/self/status")) if k in ("RssAnon", "VmRSS")}
 table, pages, times = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])

@@ -38,8 +38,8 @@ from training.export.saved_model import write_export, write_models_config
 from training.export.serving_encoders import ServingEncoders
 from training.export.signatures import FormBuilder, Signature, save_signatures
 from training.input.batches import build_eval_dataset
-from training.input.vocabularies import Vocabulary
 from training.models.registry import build_model
+from training.raw_inputs.vocabularies import Vocabulary
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 UNESCAPED = {"\\\\": "\\", "\\t": "\t", "\\n": "\n", "\\r": "\r"}

@@ -26,9 +26,9 @@ from training.export.serving_encoders import (
     null_token,
     pad_token,
 )
-from training.input.vocabularies import Vocabulary, read_plan
 from training.raw_inputs.input_columns import InputColumn
 from training.raw_inputs.raw_columns import RawColumns
+from training.raw_inputs.vocabularies import Vocabulary, read_plan
 
 
 def inputs(operation, *columns, vocabulary=None, spec=None):

@@ -35,7 +35,7 @@ from tests.object_servers import SCHEMES, ObjectServer
 from training.export.stored_models import FollowedModels, find_place, hold_model, roll_back
 from training.fit import fit_run
 from training.monitoring.progress import NoProgress
-from training.serving.model_store import Loading, ModelStore, ServedVersion
+from training.serving.models.model_store import Loading, ModelStore, ServedVersion
 
 Machine = Callable[[str], None]
 RUN = "s3://bucket/runs/t"

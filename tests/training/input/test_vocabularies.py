@@ -15,7 +15,7 @@ from conf.manifest import Manifest
 from conf.paths import read_manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
-from training.input.vocabularies import (
+from training.raw_inputs.vocabularies import (
     EncodedVersion,
     Vocabulary,
     match_keys,

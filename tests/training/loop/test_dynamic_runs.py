@@ -94,10 +94,10 @@ def test_a_checkpoint_holds_the_keys_of_its_steps_alone(version: Path, tmp_path:
     build_trainer(config, version).fit(tmp_path, None)
     trainer = build_trainer(config, version)
     met: list[int] = []
-    space = trainer.model.tables["items"].keys
+    space = trainer.parts.model.tables["items"].keys
     counts = {}
     for number, batch in enumerate(
-        trainer.epoch_input.build_dataset(Position(0, 0), InputCounts()), start=1
+        trainer.parts.epoch_input.build_dataset(Position(0, 0), InputCounts()), start=1
     ):
         arrived = np.concatenate([batch["history"].numpy().ravel(), batch["movie_id"].numpy()])
         met += [key for key in dict.fromkeys(arrived.tolist()) if key and key not in met]
@@ -146,7 +146,7 @@ def test_mf_trains_its_bias_by_the_same_keys(version: Path, tmp_path: Path) -> N
     trainer.fit(tmp_path, None)
     losses = [entry["loss"] for entry in json.loads((tmp_path / "history.json").read_text())]
     assert losses[-1] < losses[0]
-    bias, items = trainer.model.tables["items_bias"], trainer.model.tables["items"]
+    bias, items = trainer.parts.model.tables["items_bias"], trainer.parts.model.tables["items"]
     assert bias.keys is items.keys
     assert bias.rows.numpy()[2:].all()
     assert bias.vocabulary_size == items.vocabulary_size == 42
@@ -221,7 +221,7 @@ def test_what_happened_to_keys_is_in_the_history_and_the_log(ruled) -> None:
     first, second = read_tables(run)
     for found in (first["user_id"], second["items"], first["past"]):
         assert found["bytes"] > 0
-    assert first["user_id"]["rejected"] >= 60  # first sightings
+    assert first["user_id"]["rejected"] >= 60  # first occurrences
     assert first["user_id"]["admitted"] - first["user_id"]["evicted"] == 60
     assert second["items"]["keys"] == 15
     assert second["items"]["admitted"] == second["items"]["evicted"] > 30
@@ -233,7 +233,7 @@ def test_what_happened_to_keys_is_in_the_history_and_the_log(ruled) -> None:
         for value in event.summary.value
     }
     assert {"tables/items/evicted", "tables/user_id/rejected", "tables/past/bytes"} <= tags
-    assert len(trainer.model.tables["items"].keys.read_keys()) == 15
+    assert len(trainer.parts.model.tables["items"].keys.read_keys()) == 15
 
 
 # Killed with rows in two tiers and resumed in one, and in one alone.
@@ -327,7 +327,7 @@ def test_a_full_table_is_said_and_the_run_goes_on(version: Path, tmp_path: Path)
     said = [line for line in told.lines if "table user_id is full" in line]
     assert said
     assert "max_rows = 50" in said[0]
-    assert trainer.model.tables["user_id"].vocabulary_size == 52
+    assert trainer.parts.model.tables["user_id"].vocabulary_size == 52
 
 
 def test_logq_counts_ids_of_a_vocabulary_whose_table_is_dynamic(
@@ -337,7 +337,7 @@ def test_logq_counts_ids_of_a_vocabulary_whose_table_is_dynamic(
     for kind in ("static", "dynamic"):
         model = {**DSSM, "objective": {}, "embeddings": {"movie_id": kind}}
         trainer = build_trainer(build_config(model), tiny_version)
-        table = trainer.model.tables["movie_id"]
+        table = trainer.parts.model.tables["movie_id"]
         if kind == "static":
             # The same first rows in both.
             twin = DynamicTable(

@@ -34,7 +34,7 @@ from training.distribution.workers import NullWriter, Workers
 from training.input import shuffle_buffer
 from training.input.batches import build_eval_dataset
 from training.input.split_source import TrainingData
-from training.loop import trainer as trainer_module
+from training.loop import assembly
 from training.loop.diverged_batch import (
     DivergedStep,
     describe_feature,
@@ -251,7 +251,7 @@ CULPRIT = Position(1, 4)  # step 17 of the run
 
 def objective_that_trips(*, in_gradient: bool):
     """An objective that is not finite in one step of the run."""
-    build = trainer_module.build_objective
+    build = assembly.build_objective
 
     class Tripping:
         def __init__(self, objective) -> None:
@@ -279,7 +279,7 @@ def build_trainer(
     config = CONFIG.model_copy(update={"fit": FitConfig(**settings)})
     strategy = build_strategy(DevicesConfig(cpu_replicas=replicas))
     trip = objective_that_trips(in_gradient=in_gradient)
-    monkeypatch.setattr(trainer_module, "build_objective", trip)
+    monkeypatch.setattr(assembly, "build_objective", trip)
     return Trainer(config, data, strategy, NoProgress())
 
 
@@ -321,9 +321,9 @@ def check_last_checkpoint(trainer: Trainer, run: Path, fit) -> None:
     """The last one is of before that step, and its numbers are finite."""
     newest = list_checkpoints(run / "checkpoints" / "last")[-1].position
     assert newest == (Position(1, 0) if "checkpoint" in fit else CULPRIT)
-    state = collect_state(model=trainer.model, optimizers=trainer._optimizers)
+    state = collect_state(model=trainer.parts.model, optimizers=trainer.parts.optimizers)
     restore_newest(run / "checkpoints" / "last", state, print)
-    assert int(trainer._optimizers.step.numpy()) == newest.step(12)
+    assert int(trainer.parts.optimizers.step.numpy()) == newest.step(12)
     assert find_non_finite(state.variables.items()) is None
 
 
@@ -345,7 +345,8 @@ def test_weights_that_burst_in_the_last_step_are_not_saved(
         update={"optimizer": wild, "fit": FitConfig(epochs=1, steps_per_loop=1)}
     )
     trainer = Trainer(config, data, tf.distribute.get_strategy(), NoProgress())
-    trainer.steps_per_epoch = trainer.epoch_input.steps_per_epoch = 1
+    trainer.parts.epoch_input.steps_per_epoch = 1
+    trainer.parts = replace(trainer.parts, steps_per_epoch=1)
     with pytest.raises(TrainingDivergedError, match=r"epoch 1, at step 1\n.*not finite"):
         trainer.fit(tmp_path, None)
     assert list_checkpoints(tmp_path / "checkpoints" / "last") == []
@@ -353,7 +354,7 @@ def test_weights_that_burst_in_the_last_step_are_not_saved(
 
 
 def check_written_batch(trainer: Trainer, run: Path, position: Position) -> None:
-    batch = trainer.epoch_input.read_batch(position)
+    batch = trainer.parts.epoch_input.read_batch(position)
     with np.load(run / "diverged" / "batch.npz", allow_pickle=False) as arrays:
         assert set(arrays) == set(batch)
         for name, value in batch.items():
@@ -373,16 +374,16 @@ def test_state_that_bursts_where_no_loss_shows_it_leaves_the_batch(
     fit = FitConfig(epochs=1, steps_per_loop=4, early_stopping=None, checkpoint=checkpoint)
     config = CONFIG.model_copy(update={"fit": fit})
     trainer = Trainer(config, data, tf.distribute.get_strategy(), NoProgress())
-    run_steps, calls = trainer._run_steps, itertools.count(1)
+    run_steps, calls = trainer.parts.run_steps, itertools.count(1)
 
     def bursting(iterator, steps: tf.Tensor):
         result = run_steps(iterator, steps)
         if next(calls) == every_steps // 4:
-            slot = trainer._optimizers.sparse.slots["second_moment"][0]
+            slot = trainer.parts.optimizers.sparse.slots["second_moment"][0]
             slot.assign(tf.fill(slot.shape, np.inf))
         return result
 
-    monkeypatch.setattr(trainer, "_run_steps", bursting)
+    monkeypatch.setattr(trainer, "parts", replace(trainer.parts, run_steps=bursting))
     message = rf"epoch 1, at step {every_steps}\n.*second_moment.* is not finite"
     with pytest.raises(TrainingDivergedError, match=message):
         trainer.fit(tmp_path, None)

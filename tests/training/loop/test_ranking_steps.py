@@ -179,7 +179,7 @@ def test_sigkill_changes_nothing(model: dict[str, Any], tiny_version: Path, tmp_
 
 
 def check_moving_statistics(trained: Trained) -> None:
-    network = trained.trainer.model.networks[0].weights
+    network = trained.trainer.parts.model.networks[0].weights
     moved = {name: v.numpy() for name, v in network.items() if "moving" in name}
     assert {value.dtype for value in moved.values()} == {np.dtype(np.float32)}
     means = [value for name, value in moved.items() if "mean" in name]
@@ -278,10 +278,13 @@ def test_training_stops_where_validations_bring_nothing_better(
 ) -> None:
     found = iter([0.5, 0.7, 0.6, 0.65])
     trainer = by_steps.trainer
-    monkeypatch.setattr(trainer, "_validate_steps", lambda model: {"auc": next(found)})
-    stopping = trainer._config.fit.early_stopping.model_copy(update={"patience": 1})
-    fit = trainer._config.fit.model_copy(update={"early_stopping": stopping})
-    monkeypatch.setattr(trainer, "_config", trainer._config.model_copy(update={"fit": fit}))
+    monkeypatch.setattr(
+        trainer, "parts", replace(trainer.parts, validate_steps=lambda model: {"auc": next(found)})
+    )
+    stopping = trainer.task.config.fit.early_stopping.model_copy(update={"patience": 1})
+    fit = trainer.task.config.fit.model_copy(update={"early_stopping": stopping})
+    config = trainer.task.config.model_copy(update={"fit": fit})
+    monkeypatch.setattr(trainer, "task", replace(trainer.task, config=config))
     result = trainer.fit(tmp_path, lambda model: {"auc": 0.9})
     assert (result.steps, result.best_step, result.stopped_early) == (12, 8, True)
     (kept,) = list_checkpoints(tmp_path / "checkpoints/best")
@@ -293,15 +296,17 @@ def test_a_run_that_was_killed_after_its_last_validation_ends(
 ) -> None:
     """Validations have ended the first epoch; its end was not saved."""
     trainer = by_steps.trainer
-    fit = trainer._config.fit
+    fit = trainer.task.config.fit
     stopping = fit.early_stopping.model_copy(update={"patience": 1})
     saving = fit.checkpoint.model_copy(update={"every_steps": 4})
     changed = {"early_stopping": stopping, "checkpoint": saving}
-    config = trainer._config.model_copy(update={"fit": fit.model_copy(update=changed)})
-    monkeypatch.setattr(trainer, "_config", config)
-    monkeypatch.setattr(trainer.epoch_input, "config", config)
+    config = trainer.task.config.model_copy(update={"fit": fit.model_copy(update=changed)})
+    monkeypatch.setattr(trainer, "task", replace(trainer.task, config=config))
+    monkeypatch.setattr(trainer.parts.epoch_input, "config", config)
     found = iter([0.7, 0.6])
-    monkeypatch.setattr(trainer, "_validate_steps", lambda model: {"auc": next(found)})
+    monkeypatch.setattr(
+        trainer, "parts", replace(trainer.parts, validate_steps=lambda model: {"auc": next(found)})
+    )
     runs = [tmp_path / name for name in ("whole", "part")]
     results = [trainer.fit(runs[0], lambda model: {"auc": 0.5})]
     for name in ("last/00000-000000008", "best/00000-000000004"):

@@ -24,7 +24,7 @@ from tests.training.processes import start_forked
 from training.checkpoint.checkpoint_files import list_checkpoints
 from training.input.batches import build_eval_dataset
 from training.input.split_source import TrainingData
-from training.loop import trainer as trainer_module
+from training.loop import assembly
 from training.loop.trainer import Trainer
 from training.monitoring.progress import NoProgress
 from training.monitoring.run_logs import read_steps
@@ -57,25 +57,30 @@ class Twins:
 
     def __init__(self, config: TrainConfig, data: TrainingData, recorded: Recorded) -> None:
         self.progress = KilledAt()
-        build = trainer_module.build_run_steps
-        trainer_module.build_run_steps = recorded.wrap(build)
+        build = assembly.build_run_steps
+        assembly.build_run_steps = recorded.wrap(build)
         try:
             self.killed = Trainer(config, data, tf.distribute.get_strategy(), self.progress)
             self.resumed = Trainer(config, data, tf.distribute.get_strategy(), self.progress)
         finally:
-            trainer_module.build_run_steps = build
+            assembly.build_run_steps = build
         self.recorded = recorded
-        self.first = [variable.numpy() for variable in self.killed.model.trainable_variables]
+        self.first = [variable.numpy() for variable in self.killed.parts.model.trainable_variables]
 
     def restart(self, trainer: Trainer) -> None:
         """Back to the first values, as in a new process; the optimizers' among them."""
-        variables = [*trainer._optimizers.sparse.variables, *trainer._optimizers.dense.variables]
+        variables = [
+            *trainer.parts.optimizers.sparse.variables,
+            *trainer.parts.optimizers.dense.variables,
+        ]
         for variable in variables:
             if "learning_rate" not in variable.name:
                 variable.assign(tf.zeros(variable.shape, variable.dtype))
-        for counts in trainer._optimizers.objective_state:
+        for counts in trainer.parts.optimizers.objective_state:
             counts.assign(tf.ones_like(counts))
-        for variable, value in zip(trainer.model.trainable_variables, self.first, strict=True):
+        for variable, value in zip(
+            trainer.parts.model.trainable_variables, self.first, strict=True
+        ):
             variable.assign(value)
 
     def run(self, trainer: Trainer, run: Path, kill_after: int | None = None) -> list[np.ndarray]:
@@ -83,7 +88,7 @@ class Twins:
         self.restart(trainer)
         self.progress.after = kill_after
         trainer.fit(run, None)
-        return [variable.numpy() for variable in trainer.model.trainable_variables]
+        return [variable.numpy() for variable in trainer.parts.model.trainable_variables]
 
 
 def steps_of(run: Path) -> list[tuple[int, int, float]]:

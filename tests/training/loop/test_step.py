@@ -331,7 +331,7 @@ def test_a_run_learns(
     data = TrainingData(tiny_version, tiny_manifest)
     trainer = Trainer(config, data, tf.distribute.get_strategy(), Messages())
     assert trainer.fit(tmp_path, None).steps == 36
-    updates = int(trainer._optimizers.step.numpy())
+    updates = int(trainer.parts.optimizers.step.numpy())
     # The first loss scale is too large for some steps, which are left out.
     assert 30 <= updates < 36 if name == "float16" else updates == 36
     losses = [entry["loss"] for entry in json.loads((tmp_path / "history.json").read_text())]

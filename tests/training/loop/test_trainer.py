@@ -43,10 +43,10 @@ def test_a_step_reads_what_model_and_objective_name(
     tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
     trainer = build(tiny_version, tiny_manifest, model={"name": "dssm", "embedding_dim": 4})
-    inputs = trainer.epoch_input.inputs
+    inputs = trainer.parts.epoch_input.inputs
     features = inputs.features
     assert len(features) == len(set(features))
-    assert {*trainer.model.user_inputs, *trainer.model.item_inputs} <= set(features)
+    assert {*trainer.parts.model.user_inputs, *trainer.parts.model.item_inputs} <= set(features)
     looked_up = {name for lookup in inputs.lookups or () for name in lookup.features}
     assert looked_up <= set(features)
     assert {"history", "movie_id"} <= looked_up
@@ -126,7 +126,7 @@ def fit(tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest) -> Callable
 
 
 def weights(trainer: Trainer) -> list[np.ndarray]:
-    return [variable.numpy() for variable in trainer.model.trainable_variables]
+    return [variable.numpy() for variable in trainer.parts.model.trainable_variables]
 
 
 def losses(run: Path) -> list[float]:
@@ -145,9 +145,9 @@ def test_learns_what_popularity_cannot(
     trainer, _, _ = fit(configure(model, epochs=8))
     test = next(iter(build_eval_dataset(tiny_version, tiny_manifest, "test", 100)))
     items = next(iter(build_eval_dataset(tiny_version, tiny_manifest, "catalog", 100)))
-    vectors = trainer.model.embed_items(items).numpy()
+    vectors = trainer.parts.model.embed_items(items).numpy()
     scores = np.full((60, 42), -np.inf)
-    scores[:, items["movie_id"].numpy()] = trainer.model.embed_users(test).numpy() @ vectors.T
+    scores[:, items["movie_id"].numpy()] = trainer.parts.model.embed_users(test).numpy() @ vectors.T
     popularity = np.tile(read_item_events(TrainRows(tiny_version, tiny_manifest, 1)), (60, 1))
     targets = test["movie_id"].numpy()
     # Nine of ten events stay in the user's group of ten items: 0.9 is as good as it gets.

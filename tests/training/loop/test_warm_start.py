@@ -31,12 +31,6 @@ from training.embedding.ruled_key_space import RuledKeySpace
 from training.export.tables import describe_tables, read_table_rows, write_tables
 from training.fit import fit_run, plan_run
 from training.input.split_source import TrainingData
-from training.input.vocabularies import (
-    EncodedVersion,
-    match_keys,
-    match_rows,
-    read_encoded_version,
-)
 from training.loop.trainer import Trainer
 from training.loop.warm_start import SlotMap, map_slots
 from training.models.carried_tables import (
@@ -46,6 +40,12 @@ from training.models.carried_tables import (
     set_keys,
 )
 from training.monitoring.progress import NoProgress
+from training.raw_inputs.vocabularies import (
+    EncodedVersion,
+    match_keys,
+    match_rows,
+    read_encoded_version,
+)
 
 LAYOUT = CheckpointLayout({"a": "model/a", "b": "model/b"}, ("model/v", "model/w"))
 SHAPES = {
@@ -212,8 +212,8 @@ def warm_start_build(config: TrainConfig) -> Trainer:
 
 
 def all_values(trainer: Trainer) -> list[np.ndarray]:
-    optimizers = trainer._optimizers
-    variables = [*trainer.model.trainable_variables, *optimizers.sparse.variables]
+    optimizers = trainer.parts.optimizers
+    variables = [*trainer.parts.model.trainable_variables, *optimizers.sparse.variables]
     if optimizers.dense is not None:
         variables += optimizers.dense.variables
     return [np.asarray(variable.numpy()) for variable in variables]
@@ -234,12 +234,12 @@ def test_rows_and_moments_follow_their_tokens(
     old_version = before._data
     versions = [
         read_encoded_version(data.version_dir, data.manifest)
-        for data in (trainer._data, old_version)
+        for data in (trainer.task.data, old_version)
     ]
     old_model = load_run(old_run, "last").model
-    order = sorted(trainer.model.tables)
-    for name, table in trainer.model.tables.items():
-        rows = match_rows(trainer.model.id_spaces[name], *versions)
+    order = sorted(trainer.parts.model.tables)
+    for name, table in trainer.parts.model.tables.items():
+        rows = match_rows(trainer.parts.model.id_spaces[name], *versions)
         assert rows is not None
         known = rows >= 0
         assert report.rows[name] == {"rows": len(rows), "transferred": known.sum()}
@@ -249,7 +249,7 @@ def test_rows_and_moments_follow_their_tokens(
             table.rows.numpy()[~known], fresh.model.tables[name].rows.numpy()[~known]
         )
         slot = order.index(name)
-        moment = trainer._optimizers.sparse.slots["first_moment"][slot].numpy()
+        moment = trainer.parts.optimizers.sparse.slots["first_moment"][slot].numpy()
         old_moment = reader.get_tensor(f"optimizers/sparse/slots/first_moment/{slot}")
         expected = np.zeros_like(moment)
         if moments == "transfer":
@@ -257,12 +257,12 @@ def test_rows_and_moments_follow_their_tokens(
             assert np.abs(expected).max() > 0
         np.testing.assert_array_equal(moment, expected)
     assert 0 < report.rows["user_id"]["transferred"] < report.rows["user_id"]["rows"]
-    for a, b in zip(trainer.model.dense_variables, old_model.dense_variables, strict=True):
+    for a, b in zip(trainer.parts.model.dense_variables, old_model.dense_variables, strict=True):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
     steps = reader.get_tensor("optimizers/sparse/iterations")
-    assert int(trainer._optimizers.step.numpy()) == (steps if moments == "transfer" else 0)
-    if trainer._optimizers.dense is not None:
-        found = int(trainer._optimizers.dense.iterations.numpy())
+    assert int(trainer.parts.optimizers.step.numpy()) == (steps if moments == "transfer" else 0)
+    if trainer.parts.optimizers.dense is not None:
+        found = int(trainer.parts.optimizers.dense.iterations.numpy())
         assert found == (steps if moments == "transfer" else 0)
     assert report.fresh == {}
 
@@ -292,7 +292,7 @@ def test_moving_statistics_come_over(tiny_version: Path, grown: Path, tmp_path: 
     trainer = warm_start_build(configure(grown, tmp_path, ranking, {"path": str(old)}))
     report = trainer.warm_start()
     earlier = load_run(old, "best").model.networks[0].weights
-    found = {n: v for n, v in trainer.model.networks[0].weights.items() if "moving" in n}
+    found = {n: v for n, v in trainer.parts.model.networks[0].weights.items() if "moving" in n}
     assert len(found) == 2
     for name, variable in found.items():
         np.testing.assert_array_equal(variable, earlier[name].numpy())
@@ -335,11 +335,11 @@ def test_a_key_can_be_asked_for_and_tables_are_files(ruled_run: Path, tmp_path: 
         if found is not None:
             assert found["row"] == rows.get(key)
             assert found["now"] - found["last_seen"] == found["unused"] >= 0
-            assert found["sightings"] == keys.read_key(key)[1]
+            assert found["occurrences"] == keys.read_key(key)[1]
             if key in rows:
                 np.testing.assert_array_equal(found["values"], table.rows.numpy()[rows[key]])
     unknown = summarize_key(ruled_run, "user_id", 1 << 60)
-    assert (unknown["row"], unknown["sightings"], unknown["values"]) == (None, 0, None)
+    assert (unknown["row"], unknown["occurrences"], unknown["values"]) == (None, 0, None)
     static = summarize_key(ruled_run, "movie_id", 5)
     np.testing.assert_array_equal(static["values"], model.tables["movie_id"].rows.numpy()[5])
     with pytest.raises(ConfigError, match="no such table"):
@@ -363,7 +363,7 @@ def test_keys_under_rules_keep_their_counts_and_ages(
     old = load_run(run, "last").model.tables["user_id"].keys
     trainer = warm_start_build(configure(grown, tmp_path, model, {"path": str(run)}))
     assert trainer.warm_start() is not None
-    new = trainer.model.tables["user_id"].keys
+    new = trainer.parts.model.tables["user_id"].keys
     versions = [read_encoded_version(v, read_manifest(v)) for v in (grown, tiny_version)]
     known = np.arange(2, 62)
     states = set()
@@ -377,7 +377,10 @@ def test_keys_under_rules_keep_their_counts_and_ages(
         states.add(row > 1)
     assert states == {False, True}
     assert new.batch_count == 0
-    table, before = trainer.model.tables["user_id"], load_run(run, "last").model.tables["user_id"]
+    table, before = (
+        trainer.parts.model.tables["user_id"],
+        load_run(run, "last").model.tables["user_id"],
+    )
     kept = np.flatnonzero(old.read_keys())
     np.testing.assert_array_equal(table.rows.numpy()[2:], before.rows.numpy()[2:][kept])
     ruled = RuledKeySpace(old.rules)
@@ -397,13 +400,15 @@ def test_tables_start_from_files(ruled_run: Path, tiny_version: Path, tmp_path: 
     ids = tf.range(62, dtype=tf.int64)
     for name, error in (("user_id", 2e-8), ("gender", 0.0), ("movie_id", 0.0)):
         rows, wanted = (
-            model.tables[name].lookup(ids[:42]).numpy() for model in (trainer.model, earlier)
+            model.tables[name].lookup(ids[:42]).numpy() for model in (trainer.parts.model, earlier)
         )
         np.testing.assert_allclose(rows, wanted, rtol=0, atol=error)
     assert 0 < report.rows["user_id"]["transferred"] < 60  # the others waited
-    assert trainer.model.tables["user_id"].keys.read_key(int(read_first_key(directory)))[1] == 13
+    assert (
+        trainer.parts.model.tables["user_id"].keys.read_key(int(read_first_key(directory)))[1] == 13
+    )
     for mine, theirs in zip(
-        trainer.model.dense_variables, fresh.model.dense_variables, strict=True
+        trainer.parts.model.dense_variables, fresh.model.dense_variables, strict=True
     ):
         np.testing.assert_array_equal(mine, theirs)
     assert "user_id.txt" in report.render()
@@ -422,12 +427,14 @@ def test_files_stand_beside_a_run(ruled_run: Path, tiny_version: Path, tmp_path:
     assert report.source is not None
     assert report.rows["user_id"] == {"rows": 3, "transferred": 1}
     earlier, keys = load_run(ruled_run).model, tf.range(62, dtype=tf.int64)
-    found = trainer.model.tables["user_id"].lookup(tf.concat([keys, [key]], 0)).numpy()
+    found = trainer.parts.model.tables["user_id"].lookup(tf.concat([keys, [key]], 0)).numpy()
     np.testing.assert_array_equal(found, [[0.0] * 4] * 62 + [[1.0, 2.0, 3.0, 4.0]])
-    gender = [model.tables["gender"].lookup(keys[:4]).numpy() for model in (trainer.model, earlier)]
+    gender = [
+        model.tables["gender"].lookup(keys[:4]).numpy() for model in (trainer.parts.model, earlier)
+    ]
     np.testing.assert_array_equal(*gender)
-    moments = trainer._optimizers.sparse.slots["first_moment"]
-    slots = dict(zip(sorted(trainer.model.tables), moments, strict=True))
+    moments = trainer.parts.optimizers.sparse.slots["first_moment"]
+    slots = dict(zip(sorted(trainer.parts.model.tables), moments, strict=True))
     assert not slots["user_id"].numpy().any()  # those of the file's keys start anew
     assert slots["gender"].numpy().any()
 
@@ -487,7 +494,7 @@ def test_other_shapes_are_refused_or_begin_fresh(dssm_run: Path, grown: Path, tm
     trainer = warm_start_build(configure(grown, tmp_path, wider, {**warm, "mismatched": "fresh"}))
     report = trainer.warm_start()
     assert report is not None
-    assert set(report.rows) == set(trainer.model.tables)
+    assert set(report.rows) == set(trainer.parts.model.tables)
     assert any("[12, 8]" in why for why in report.fresh.values())
     assert report.dense  # the weights behind it, of the same shape, and those of the items
 

@@ -137,7 +137,7 @@ def test_positions_that_are_kept_give_the_same(manifest) -> None:
         assert feature.reads_order == is_ordered
 
 
-def test_deepfm_adds_the_pairs_of_elements_to_what_its_perceptron_reads(manifest) -> None:
+def test_deepfm_adds_the_pairs_of_elements_to_what_its_MLP_reads(manifest) -> None:
     batch = forms()["padded"]
     for combiner, divided in ((None, False), ("mean", True)):
         pooling = {"pairs": {**WEIGHTED, "combiner": combiner}}

@@ -373,7 +373,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(trained: TrainedModel, tmp_pa
     trainer = build_trainer(stopped, Path(str(trained.version_dir)))
     trainer.fit(tmp_path, None)
     model = trained.model
-    for name, value in trainer.model.named_variables.items():
+    for name, value in trainer.parts.model.named_variables.items():
         np.testing.assert_array_equal(value, model.named_variables[name], err_msg=name)
 
 
@@ -412,6 +412,6 @@ def test_two_replicas_train_as_one(name: str, tiny_version: Path, tmp_path: Path
         run.mkdir()
         trainer = build_trainer(config, tiny_version, replicas=replicas)
         trainer.fit(run, None)
-        found.append({n: v.numpy() for n, v in trainer.model.named_variables.items()})
+        found.append({n: v.numpy() for n, v in trainer.parts.model.named_variables.items()})
     for variable, value in found[0].items():
         np.testing.assert_allclose(found[1][variable], value, atol=2e-4, err_msg=variable)

@@ -25,7 +25,6 @@ from conf.training.models import (
 from conf.training.optimizer import OptimizerConfig
 from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
 from training.input.batches import Batch, build_eval_dataset, build_train_dataset
-from training.input.vocabularies import Vocabulary
 from training.loop.optimizers import Optimizers
 from training.loop.step import StepOptions, TrainStep
 from training.models.mf import MatrixFactorization
@@ -48,6 +47,7 @@ from training.objectives.objective import (
 )
 from training.objectives.samplers import build_sampler
 from training.objectives.user_items import TrainRows
+from training.raw_inputs.vocabularies import Vocabulary
 
 
 def test_equals_the_reference() -> None:

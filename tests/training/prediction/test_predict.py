@@ -21,11 +21,11 @@ from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import ItemIndex, build_item_index, read_user_vectors
 from training.input.batches import build_eval_dataset
-from training.input.vocabularies import Vocabulary
 from training.prediction import list_rows, rankers
 from training.prediction.list_rows import ListSource
 from training.prediction.predict import write_recommendations
 from training.prediction.raw_rows import RawFile
+from training.raw_inputs.vocabularies import Vocabulary
 
 
 @pytest.fixture(scope="module")

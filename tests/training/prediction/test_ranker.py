@@ -498,7 +498,7 @@ def check_order(sparse: TrainedModel) -> None:
             model=RankingModel(config.model, sparse.manifest, 1),
         )
         with pytest.raises(ConfigError, match="sorts the ids") if is_read else nullcontext():
-            Trainer._refuse_lost_order(trainer, trainer.model.inputs)
+            Trainer._refuse_lost_order(trainer, trainer.parts.model.inputs)
 
 
 def test_sparse_pairs_without_users_or_items(trained, tmp_path) -> None:

@@ -21,8 +21,8 @@ from training.export.source_facts import SourceFacts
 from training.prediction.raw_rows import RawFile, RawReader
 from training.raw_inputs.input_columns import InputColumn
 from training.raw_inputs.written_values import find_forms, parse_time
-from training.serving.errors import RequestError
-from training.serving.tensors import parse_predict
+from training.serving.requests.errors import RequestError
+from training.serving.requests.tensors import parse_predict
 
 NULL = -(2**61)
 MOMENT = datetime.datetime(2026, 1, 31, 10, 30)

@@ -11,9 +11,9 @@ from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
 from conf.errors import ConfigError
-from jobs.serve import LogLimit
 from tests.training.serving.tiny_models import ROW
 from training.serving.access import ERROR_BYTES, Access, Guard, read_token, refuse
+from training.serving.log_limit import LogLimit
 
 TOKEN = "0123456789abcdef" * 2
 PAGE = "<style>p {}</style><script>one()</script><p>"

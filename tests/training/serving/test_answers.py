@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from training.serving.app import encode_json
-from training.serving.tensors import format_predict
+from training.serving.requests.tensors import format_predict
 
 
 def draw_floats() -> np.ndarray:

@@ -30,11 +30,16 @@ from tensorflow_serving.apis.prediction_service_pb2_grpc import PredictionServic
 from tests.training.serving.tiny_models import PAD, ROW
 from training.serving.access import ERROR_BYTES, Access
 from training.serving.app import Server, build_app
-from training.serving.batching import Batcher, Builder
-from training.serving.errors import RequestError
-from training.serving.limits import CallLimits, ConnectionLimits, RequestLimits, SignatureCost
+from training.serving.models.batching import Batcher, Builder
+from training.serving.models.server_config import ServerConfig
 from training.serving.prediction_service import run_service
-from training.serving.server_config import ServerConfig
+from training.serving.requests.errors import RequestError
+from training.serving.requests.limits import (
+    CallLimits,
+    ConnectionLimits,
+    RequestLimits,
+    SignatureCost,
+)
 
 PREDICT, RECOMMEND = "/v1/models/scores:predict", "/v1/recommend"
 SCORED = {"user_id": 1003, "gender": "F", "history": [101, 105, PAD], "items": [107, 101]}
@@ -96,7 +101,7 @@ def test_long_requests_for_lists_end_at_their_first_error(client, body, said) ->
 
 
 def test_what_a_request_costs_does_not_grow_with_what_is_wrong_in_it() -> None:
-    from training.serving.recommend_request import parse_recommend
+    from training.serving.requests.recommend_request import parse_recommend
 
     def read(body: dict) -> int:
         def parse() -> None:

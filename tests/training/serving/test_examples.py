@@ -14,11 +14,11 @@ import tensorflow as tf
 
 from training.raw_inputs.input_columns import InputColumn
 from training.raw_inputs.written_values import WrittenForm
-from training.serving import written_json
-from training.serving.batching import Batcher, Builder
-from training.serving.errors import RequestError
-from training.serving.examples import count_lists, parse_examples
-from training.serving.limits import CallLimits, Cost, RequestLimits, SignatureCost
+from training.serving.models.batching import Batcher, Builder
+from training.serving.requests import written_json
+from training.serving.requests.errors import RequestError
+from training.serving.requests.examples import count_lists, parse_examples
+from training.serving.requests.limits import CallLimits, Cost, RequestLimits, SignatureCost
 
 SPACED = WrittenForm("history", separator=" ")
 HISTORY = InputColumn("history", "history", "history", "int64", True, None, 15, 0, written=SPACED)

@@ -21,9 +21,9 @@ from tensorflow_serving.apis.prediction_service_pb2_grpc import PredictionServic
 
 from training.serving.access import Access
 from training.serving.calls import Calls
-from training.serving.errors import RequestError
-from training.serving.metrics import Metrics
+from training.serving.models.metrics import Metrics
 from training.serving.prediction_service import run_service
+from training.serving.requests.errors import RequestError
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 TOKEN = "t" * 16

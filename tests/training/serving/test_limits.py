@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.serving.errors import MESSAGE_CHARACTERS, RequestError, hide_folders
-from training.serving.limits import (
+from training.serving.requests.errors import MESSAGE_CHARACTERS, RequestError, hide_folders
+from training.serving.requests.limits import (
     NESTING,
     Budget,
     Cost,
@@ -151,7 +151,7 @@ def test_errors_are_short_and_name_no_folders() -> None:
 
 def test_every_limit_is_documented() -> None:
     guide = GUIDE.read_text(encoding="utf-8")
-    from training.serving.recommend_request import describe_limits
+    from training.serving.requests.recommend_request import describe_limits
 
     names = {**ServerLimits().describe(), **describe_limits()}
     assert [name for name in names if f"`{name}`" not in guide] == []

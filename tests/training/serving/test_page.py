@@ -23,8 +23,8 @@ from training.checkpoint.restore import TrainedModel
 from training.export.saved_model import write_export
 from training.models.registry import build_model
 from training.serving.app import Server, build_app
-from training.serving.limits import ServerLimits
-from training.serving.server_config import RecommendConfig, ServerConfig
+from training.serving.models.server_config import RecommendConfig, ServerConfig
+from training.serving.requests.limits import ServerLimits
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 

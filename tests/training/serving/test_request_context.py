@@ -29,7 +29,7 @@ from training.index.known import Known, Users
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
 from training.serving.app import Server, build_app
-from training.serving.server_config import RecommendConfig, ServerConfig
+from training.serving.models.server_config import RecommendConfig, ServerConfig
 
 RANKER = {"kind": "ranking", "network": "fm", "embedding_dim": 4, "embedding_stddev": 1.0}
 ITEMS = 12
@@ -278,7 +278,7 @@ def test_values_of_a_user_s_lists_are_counted() -> None:
 
 
 def test_a_ranking_model_of_other_items_is_refused(models, tmp_path) -> None:
-    from training.serving.list_models import explain_no_ranking
+    from training.serving.lists.list_models import explain_no_ranking
 
     server = Server(ServerConfig(models, 60.0))
     towers, scores = server.store.get("towers"), server.store.get("scores")

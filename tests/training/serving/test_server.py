@@ -44,17 +44,17 @@ from tests.training.serving.tiny_models import ROW
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import build_item_index, read_user_vectors
-from training.export.replay import Endpoint, SavedModel, refuse_differences, replay_split
 from training.index.index_build import build_index
 from training.index.known import Known, Users, align_columns, read_table
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
-from training.serving.added_items import add_items, embed_items
+from training.replay.replay import Endpoint, SavedModel, refuse_differences, replay_split
 from training.serving.app import Server, build_app
-from training.serving.errors import RequestError
+from training.serving.lists.added_items import add_items, embed_items
+from training.serving.lists.recommend import describe_history, list_histories
+from training.serving.models.server_config import RecommendConfig, ServerConfig
 from training.serving.prediction_service import run_service
-from training.serving.recommend import describe_history, list_histories
-from training.serving.server_config import RecommendConfig, ServerConfig
+from training.serving.requests.errors import RequestError
 
 
 @pytest.fixture(scope="module")

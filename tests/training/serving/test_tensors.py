@@ -15,10 +15,10 @@ from conf.errors import InputDataError
 from training.prediction.raw_rows import RawFile, RawReader
 from training.raw_inputs.input_columns import InputColumn, find_wrong_times
 from training.raw_inputs.raw_columns import RawColumns
-from training.serving.errors import RequestError
-from training.serving.examples import parse_examples
-from training.serving.limits import RequestLimits
-from training.serving.tensors import build_array, check_examples, parse_predict
+from training.serving.requests.errors import RequestError
+from training.serving.requests.examples import parse_examples
+from training.serving.requests.limits import RequestLimits
+from training.serving.requests.tensors import build_array, check_examples, parse_predict
 
 NULL, PAD = -(2**61), -(2**63)
 HOUR = InputColumn("hour", "hour", "ts", "int64", False, None, None, None, NULL,

@@ -16,8 +16,8 @@ from conf.errors import UpstreamNotReadyError
 from conf.schema import fingerprint
 from tests.training.serving.tiny_models import PAD
 from training.serving.app import Server
-from training.serving.model_store import ModelStore
-from training.serving.server_config import ServerConfig
+from training.serving.models.model_store import ModelStore
+from training.serving.models.server_config import ServerConfig
 
 
 def refuse(models: Path, *, verify: bool = True) -> str:

@@ -18,7 +18,6 @@ from etl.tfrecord.codec.decode import build_decoder, read_batches
 from etl.tfrecord.codec.decode_packed import PackedDecoder, Unpacking, packed_features
 from etl.tfrecord.codec.encode import PackedEncoder
 from etl.tfrecord.codec.framing import CorruptRecordError, RecordBlock, index_records
-from etl.tfrecord.spark.options import parse_write_options
 from etl.tfrecord.table import read_table, read_table_batches
 from etl.tfrecord.types.features import WireFeature
 from etl.tfrecord.types.packed_slots import SlotPacking
@@ -300,12 +299,3 @@ def test_files_are_read_as_tables_by_name(tmp_path):
     assert table.column("tags").to_pylist() == [[i, i] for i in range(4)]
     assert set(table.schema.names) == set(DECODE_PACKED_SCHEMA.names)
     assert "packed.int64" in read_table(path).schema.names
-
-
-def test_slots_are_for_encoded_records():
-    options = {
-        "path": "/tmp/x",
-        "packedSlots": '[{"feature":"a","packed":"packed.int64","offset":0}]',
-    }
-    with pytest.raises(ConfigError, match="encoded records"):
-        parse_write_options(options, overwrite=True)

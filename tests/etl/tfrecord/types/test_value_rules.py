@@ -26,9 +26,9 @@ from etl.tfrecord.types.value_rules import (
     plan_value,
     timestamps_to_integers,
     timestamps_to_text,
-    value_kind,
     value_options,
 )
+from etl.tfrecord.types.wire_kinds import find_wire_kind
 
 NATIVE = [
     pa.bool_(), pa.int8(), pa.uint32(), pa.int64(), pa.float16(), pa.float64(),
@@ -272,5 +272,6 @@ def test_refuses_what_is_no_value_of_the_type(default: Any, kind: pa.DataType) -
 
 
 def test_kinds() -> None:
-    kinds = [value_kind(t) for t in (pa.bool_(), pa.uint8(), pa.decimal128(3), pa.binary())]
-    assert kinds == ["int64", "int64", "float", "bytes"]
+    types = (pa.bool_(), pa.uint8(), pa.decimal128(3), pa.binary(), pa.uint64(), pa.date32())
+    kinds = [found and found.feature for found in map(find_wire_kind, types)]
+    assert kinds == ["int64", "int64", "float", "bytes", None, None]

@@ -24,7 +24,6 @@ from etl.tfrecord.types.values import (
     holds_same,
     nest_lists,
     nest_schema,
-    parse_feature_lists,
     split_lists,
 )
 
@@ -189,6 +188,3 @@ def test_only_list_columns_are_taken():
     for name in ("user", "histroy"):
         with pytest.raises(ConfigError, match="history"):
             nest_schema(schema, (name,))
-    for text in ("history", "[1]", "{}"):
-        with pytest.raises(ConfigError, match="featureLists"):
-            parse_feature_lists(text)

@@ -17,13 +17,8 @@ import tensorflow as tf
 from conf.artefacts.export import FEATURE_PREFIX, SEEN
 from training.index.known import Known, Token, UnknownColumnsError
 from training.index.vector_index import Found
-from training.serving.batching import Batcher, Builder
-from training.serving.errors import RequestError
-from training.serving.limits import CALL_ITEMS
-from training.serving.list_models import ListModels
-from training.serving.model_store import ModelStore, ServedVersion
-from training.serving.recommend_request import RecommendRequest, parse_recommend
-from training.serving.row_inputs import (
+from training.serving.lists.list_models import ListModels
+from training.serving.lists.row_inputs import (
     ROW_FEATURES,
     ROW_SIGNATURES,
     SCORES,
@@ -36,8 +31,13 @@ from training.serving.row_inputs import (
     read_raw,
     require_row_features,
 )
-from training.serving.server_config import RecommendConfig
-from training.serving.tensors import Arrays
+from training.serving.models.batching import Batcher, Builder
+from training.serving.models.model_store import ModelStore, ServedVersion
+from training.serving.models.server_config import RecommendConfig
+from training.serving.requests.errors import RequestError
+from training.serving.requests.limits import CALL_ITEMS
+from training.serving.requests.recommend_request import RecommendRequest, parse_recommend
+from training.serving.requests.tensors import Arrays
 
 ITEM_BYTES = 128
 """About so long is an item of the answer."""

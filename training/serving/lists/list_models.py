@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from conf.errors import ConfigError
-from training.serving.errors import NOT_FOUND, RequestError
-from training.serving.model_store import ModelStore, ServedVersion
-from training.serving.row_inputs import SCORES, find_items_input
-from training.serving.server_config import RecommendConfig
+from training.serving.lists.row_inputs import SCORES, find_items_input
+from training.serving.models.model_store import ModelStore, ServedVersion
+from training.serving.models.server_config import RecommendConfig
+from training.serving.requests.errors import NOT_FOUND, RequestError
 
 KINDS = ("retrieval", "ranking")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from training.serving.errors import UNAVAILABLE, RequestError
+from training.serving.requests.errors import UNAVAILABLE, RequestError
 
 NESTING = 32
 """Lists and objects inside each other."""
@@ -36,6 +36,11 @@ SMALL_BYTES = 1 << 16
 """Bodies up to this length are read even where others fill the memory that bodies may take."""
 FULL_BODIES = 32
 """Bodies of the greatest length that may be arriving at a time."""
+PIPELINED = 16
+"""Requests of a connection that wait for the answer before theirs; more are not parsed yet."""
+ARRIVING, HURRIED_SECONDS = 64, 0.5
+"""Messages of gRPC that may take their time to arrive; how long the earliest ones have where there
+are more."""
 WAITING_VALUES = 16
 """Requests of the most values whose inputs are held at a time."""
 _OTHERS = bytes(set(range(256)) - set(b'[]{}",:'))
@@ -133,7 +138,9 @@ class ServerLimits:
             "head_seconds": connections.head_seconds,
             "idle_seconds": connections.idle_seconds,
             "write_seconds": connections.write_seconds,
+            "pipelined_requests": PIPELINED,
             "grpc_calls": STREAMS,
+            "grpc_arriving_messages": ARRIVING,
             "grpc_idle_seconds": IDLE_SECONDS,
             "grpc_age_seconds": AGE_SECONDS,
             "grpc_metadata_fields": FIELDS,

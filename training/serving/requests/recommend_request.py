@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from training.index.known import Token
-from training.serving.errors import RequestError, cut
-from training.serving.tensors import show
+from training.serving.requests.errors import RequestError, cut
+from training.serving.requests.tensors import show
 
 Value = int | float | str
 

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from training.raw_inputs.column_values import ColumnReader, find_paired
 from training.raw_inputs.input_columns import InputColumn, find_padding, find_sources
 from training.raw_inputs.written_values import parse_entries, parse_entry, parse_time
-from training.serving.errors import RequestError
-from training.serving.limits import RequestLimits
+from training.serving.requests.errors import RequestError
+from training.serving.requests.limits import RequestLimits
 
 FoundT = TypeVar("FoundT")
 

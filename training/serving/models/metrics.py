@@ -7,8 +7,7 @@ import os
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""Where processes keep their counts for each other; must be set before Prometheus is imported."""
+from training.serving.models.server_config import SHARED_COUNTS
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -55,7 +54,7 @@ class Metrics:
 
     def render(self) -> bytes:
         """Returns the text that Prometheus reads: of all processes, where there are several."""
-        if SHARED_FOLDER not in os.environ:
+        if SHARED_COUNTS not in os.environ:
             return generate_latest(self._registry)
         registry = CollectorRegistry()
         MultiProcessCollector(registry)

@@ -38,7 +38,6 @@ from conf.artefacts.export import (
 )
 from conf.errors import SluiceError, UpstreamNotReadyError
 from conf.paths import ReadablePath, require_bucket
-from training.export.loaded_model import LoadedModel
 from training.export.stored_models import FollowedModels
 from training.index.known import (
     NO_FILES,
@@ -48,11 +47,19 @@ from training.index.known import (
     read_known,
 )
 from training.index.pages import drop_pages, name_pages
-from training.serving.card_checks import check_files, check_signatures
-from training.serving.errors import FAILED, NOT_FOUND, UNAVAILABLE, RequestError, cut, hide_folders
-from training.serving.limits import SignatureCost
-from training.serving.metrics import Metrics
-from training.serving.tensors import Arrays, check_examples
+from training.loading.loaded_model import LoadedModel
+from training.serving.models.card_checks import check_files, check_signatures
+from training.serving.models.metrics import Metrics
+from training.serving.requests.errors import (
+    FAILED,
+    NOT_FOUND,
+    UNAVAILABLE,
+    RequestError,
+    cut,
+    hide_folders,
+)
+from training.serving.requests.limits import SignatureCost
+from training.serving.requests.tensors import Arrays, check_examples
 
 METHOD_PREFIX = "tensorflow/serving/"
 METHOD_WORDS = {"classify": "classification", "regress": "regression"}

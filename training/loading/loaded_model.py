@@ -14,7 +14,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
-from training.export.shared_weights import read_weights, restore_shared
+from training.loading.shared_weights import read_weights, restore_shared
 
 INIT_OPERATION = "__saved_model_init_op"
 

@@ -22,15 +22,15 @@ from conf.errors import ConfigError, InputDataError, SluiceError, UpstreamNotRea
 from conf.schema import PAD_ID
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
-from training.export.loaded_model import LoadedModel
 from training.export.model_signatures import build_encoders
-from training.export.other_version import RawRanking, RawTowers
 from training.export.serving_encoders import RawInput, name_inputs
 from training.input.batches import Features
-from training.input.vocabularies import Vocabulary, read_plan, read_vocabulary
+from training.loading.loaded_model import LoadedModel
 from training.models.ranking import RankingModel
 from training.models.retrieval import RetrievalModel, require_retrieval
 from training.networks.network import TrainingPass
+from training.raw_inputs.vocabularies import Vocabulary, read_plan, read_vocabulary
+from training.replay.own_encoders import RawRanking, RawTowers
 
 TOLERANCE = 1e-6
 SHOWN_ROWS = 5

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from training.serving.errors import RequestError
-from training.serving.limits import (
+from training.serving.requests.errors import RequestError
+from training.serving.requests.limits import (
     RequestLimits,
     check_context,
     check_count,
     check_example_bytes,
     check_text,
 )
-from training.serving.tensors import build_array, check_times, parse_serialized, show
-from training.serving.written_json import (
+from training.serving.requests.tensors import build_array, check_times, parse_serialized, show
+from training.serving.requests.written_json import (
     find_source_names,
     name_inputs,
     name_items,

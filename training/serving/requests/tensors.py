@@ -16,6 +16,7 @@ import base64
 import binascii
 import json
 import reprlib
+import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
@@ -32,9 +33,9 @@ from training.raw_inputs.input_columns import (
     find_wrong_times,
 )
 from training.raw_inputs.written_values import scale_epochs
-from training.serving.errors import RequestError
-from training.serving.limits import RequestLimits, check_lists
-from training.serving.written_json import (
+from training.serving.requests.errors import RequestError
+from training.serving.requests.limits import RequestLimits, check_lists
+from training.serving.requests.written_json import (
     SourceNames,
     build_filler,
     check_padding,
@@ -70,8 +71,12 @@ def parse_json(body: bytes) -> dict[str, Any]:
     """
     try:
         data = json.loads(body.decode(), object_pairs_hook=_read_object)
-    except (ValueError, RecursionError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"JSON Parse error: {error}"[:300]) from error
+    except ValueError as error:  # Python's own advice is for programmers.
+        raise RequestError(
+            f"JSON Parse error: a number may have {sys.get_int_max_str_digits()} digits"
+        ) from error
     if not isinstance(data, dict):
         raise RequestError(f"Request body must be a JSON object; received {show(data)}")
     return data
@@ -95,10 +100,10 @@ def read_signature_name(data: Mapping[str, Any], default: str = "serving_default
     Raises:
         RequestError: The name is no text.
     """
-    name = data.get("signature_name") or default
-    if not isinstance(name, str):
+    name = data.get("signature_name")
+    if name is not None and not isinstance(name, str):
         raise RequestError(f"'signature_name' must be a string; received {show(name)}")
-    return name
+    return name or default
 
 
 def parse_predict(

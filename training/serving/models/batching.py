@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from training.index.vector_index import use_one_thread
-from training.serving.errors import UNAVAILABLE, RequestError
-from training.serving.examples import count_lists
-from training.serving.limits import (
+from training.serving.models.model_store import ServedVersion
+from training.serving.requests.errors import UNAVAILABLE, RequestError
+from training.serving.requests.examples import count_lists
+from training.serving.requests.limits import (
     EXAMPLE_BYTES,
     WAITING_VALUES,
     Budget,
@@ -29,8 +30,7 @@ from training.serving.limits import (
     SignatureCost,
     check_count,
 )
-from training.serving.model_store import ServedVersion
-from training.serving.tensors import Arrays
+from training.serving.requests.tensors import Arrays
 
 ResultT = TypeVar("ResultT")
 

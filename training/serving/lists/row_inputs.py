@@ -10,11 +10,16 @@ from typing import Any
 from conf.artefacts.export import FEATURE_PREFIX
 from training.index.known import Known, Token
 from training.raw_inputs.input_columns import find_sources
-from training.serving.errors import RequestError
-from training.serving.model_store import ServedVersion
-from training.serving.recommend_request import RecommendRequest
-from training.serving.tensors import Arrays, build_array
-from training.serving.written_json import SourceNames, name_inputs, once_per_object, read_column
+from training.serving.models.model_store import ServedVersion
+from training.serving.requests.errors import RequestError
+from training.serving.requests.recommend_request import RecommendRequest
+from training.serving.requests.tensors import Arrays, build_array
+from training.serving.requests.written_json import (
+    SourceNames,
+    name_inputs,
+    once_per_object,
+    read_column,
+)
 
 ROW_FEATURES = "row_features"
 """Signature that gives what the `…_encoded` ones take of a row, of raw values."""

@@ -1,0 +1,1 @@
+"""TFRecord files of others, as a dataset version: found, read through, described."""

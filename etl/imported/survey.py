@@ -1,0 +1,107 @@
+"""The one pass over each file: verified, counted, and brought into the version."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conf.manifest import (
+    InputFile,
+    ShardInfo,
+)
+from conf.storage.locations import Compression
+from etl.imported.features import ImportedFeatures
+from etl.imported.ids import (
+    TokenCounts,
+    plan_moved_ids,
+)
+from etl.quality.statistics import (
+    StatisticsAccumulator,
+)
+from etl.tfrecord.codec.crc32c import describe_file
+from etl.tfrecord.codec.decode import build_decoder
+from etl.tfrecord.codec.framing import HEADER_BYTES, detect_compression, read_record_blocks
+from etl.tfrecord.files.writer import ShardOptions
+from etl.tfrecord.table import TableWriter
+
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
+
+
+@dataclass(frozen=True)
+class Surveyed:
+    """A file that was read through, and linked into the version."""
+
+    info: ShardInfo
+    statistics: dict[str, Any]
+    compression: Compression | None
+
+
+class Survey:
+    """Reads files through, and brings them into the version.
+
+    Args:
+        features: How features lie in the records.
+        staging: Directory of the version to be.
+
+    Attributes:
+        counts: How often ids that move occur in train records.
+        keys: Counts users and items of train records.
+    """
+
+    def __init__(self, features: ImportedFeatures, staging: Path) -> None:
+        self.keys = features.build_counter()
+        self.features, self.staging = features, staging
+        self._moved = plan_moved_ids(features.config)
+        self.counts = TokenCounts(features.config, [f.name for f in features.wire if f.is_list])
+
+    def read(self, split: str, number: int, file: InputFile) -> Surveyed:
+        """Reads a file, and links, copies or writes it anew."""
+        source, config = Path(file.path), self.features.config
+        decoder = build_decoder(self.features.wire, "Example", self.features.slots)
+        statistics, rows = StatisticsAccumulator(decoder.schema, self.features.focus), 0
+        target = self.staging / split / f"{number:05d}-{source.name}"
+        target.parent.mkdir(exist_ok=True)
+        compression = _read_compression(source)
+        with contextlib.ExitStack() as stack:
+            writer = None
+            if config.moves_ids:
+                options = ShardOptions(compression=compression)
+                writer = stack.enter_context(TableWriter(target, decoder.schema, options))
+            for block in read_record_blocks(file.path):
+                batch = self._moved.apply(decoder.decode_block(block, file.path))
+                statistics.update(batch)
+                rows += batch.num_rows
+                if split == "train":
+                    self.counts.update(batch)
+                    self.keys.update(batch)
+                if writer is not None:
+                    writer.write(batch)
+        if not config.moves_ids:
+            _bring(source, target, config.output.files)
+        found = describe_file(self.staging, target)
+        info = ShardInfo(found.path, rows, found.bytes, found.crc32c)
+        return Surveyed(info, statistics.to_dict(), compression if rows else None)
+
+
+def _read_compression(path: Path) -> Compression | None:
+    with path.open("rb") as handle:
+        return detect_compression(handle.read(HEADER_BYTES))
+
+
+def _bring(source: Path, target: Path, how: str) -> None:
+    if how == "copy":
+        shutil.copyfile(source, target)
+        with target.open("rb") as handle:
+            os.fsync(handle.fileno())
+        return
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        target.symlink_to(source)

@@ -1,0 +1,106 @@
+"""The stages of a build in their order: their checks, their run, and what the manifest says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from typing import Any
+
+from conf.errors import read_code_version
+from conf.etl.build import BuildConfig
+from etl.events.splits import EVENT_SPLITS
+from etl.features.plan import FeaturePlan, plan_features
+from etl.quality.contract import BuildChecks
+from etl.records.stage import WrittenRecords
+from etl.stages.encoder_stage import FIT_ENCODERS
+from etl.stages.event_stage import JOIN_EVENTS
+from etl.stages.outcomes import count_outcomes
+from etl.stages.record_stages import EXPORT_PARQUET, WRITE_RECORDS
+from etl.stages.source_stages import CHECK_SOURCES, READ_SOURCES
+from etl.stages.stage import Build, BuildInputs, ConfigChecks, StageClock
+from etl.stages.version_stage import CHECK_FEATURES
+from etl.versions.run_fingerprint import RunRequest
+
+STAGES = (
+    READ_SOURCES,
+    CHECK_SOURCES,
+    JOIN_EVENTS,
+    FIT_ENCODERS,
+    WRITE_RECORDS,
+    EXPORT_PARQUET,
+    CHECK_FEATURES,
+)
+
+
+def check_config(config: BuildConfig, request: RunRequest) -> FeaturePlan:
+    """Plans the features, and checks all of a config that needs no data: each stage its part.
+
+    Raises:
+        ConfigError: The features, partition columns or the condition of samples do not fit the
+            declared columns, serving would lack a feature's column, a split would be empty
+            whatever the log holds, or days are to be replaced without naming them or with numbers
+            fitted anew, or are named where nothing depends on them.
+    """
+    checks = ConfigChecks(config, plan_features(config), request)
+    for stage in STAGES:
+        stage.check(checks)
+    return checks.plan
+
+
+def run_stages(inputs: BuildInputs, checks: BuildChecks, clock: StageClock) -> dict[str, Any]:
+    """Writes a version by its stages; returns what they have to say in its manifest.
+
+    Args:
+        inputs: What the build begins with.
+        checks: What looks at the data on its way.
+        clock: Times each stage.
+    """
+    with ExitStack() as resources:
+        build = Build(inputs, checks, resources)
+        for stage in STAGES:
+            if stage.applies(inputs.config):
+                with clock.stage(stage.name):
+                    stage.run(build)
+    return {**_describe(build), "stage_seconds": clock.seconds}
+
+
+def _describe(build: Build) -> dict[str, Any]:
+    inputs, encoders, written = build.inputs, build.encoders, build.written
+    config, keys = inputs.config, inputs.plan.keys
+    counts = build.counted.counts
+    return {
+        "dataset_name": config.name,
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "record_type": config.output.record_type,
+        "compression": config.output.compression,
+        "keys": keys,
+        "code_version": read_code_version(),
+        "contract": build.checks.to_json(),
+        "counts": count_outcomes(config, counts, build.event_counts, written.built, build.drawn),
+        "splits": written.splits,
+        "schema": encoders.plan.schema,
+        "encoder_files": encoders.files,
+        "encoders_fingerprint": encoders.plan.fingerprint,
+        "vocabularies": encoders.tokens,
+        "statistics": written.statistics,
+        "statistics_file": written.statistics_file,
+        "label_rate": _label_rate(keys.label, written),
+        "label_rates": {
+            label.name: _label_rate(label.name, written)
+            for label in config.labels
+            if label.is_binary
+        },
+        "event_ts_ms_range": build.event_counts.event_ts_ms_range,
+        "exports": written.exports,
+        "train_counts": written.train_counts,
+        "slots": written.slots,
+        "reused_rows": written.reused_rows,
+    }
+
+
+def _label_rate(label: str | None, written: WrittenRecords) -> Mapping[str, float]:
+    if label is None:
+        return {}
+    rates = {split: written.statistics[split].get(label, {}).get("mean") for split in EVENT_SPLITS}
+    return {split: float(rate) for split, rate in rates.items() if rate is not None}

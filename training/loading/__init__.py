@@ -1,0 +1,1 @@
+"""Exported models, loaded to be called: weights that processes share."""

@@ -1,0 +1,1 @@
+"""Ranked lists: `/v1/recommend`, and what its models are given."""

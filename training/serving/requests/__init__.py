@@ -1,0 +1,1 @@
+"""What clients send: read, measured against limits, refused."""
