@@ -18,6 +18,7 @@ from conf.manifest import Manifest
 from conf.paths import DatasetPaths
 from etl.encoders.operation_fit import EarlierEncoders
 from etl.encoders.pipeline import read_plan
+from etl.features.column_meaning import describe_meaning
 from etl.features.encoder_plan import plan_inputs
 from etl.features.plan import FeaturePlan
 from etl.versions.run_fingerprint import Parent
@@ -76,14 +77,17 @@ def _find_kept(
 ) -> frozenset[str]:
     """The features whose numbers were fitted from columns and settings that have not changed."""
     before = {feature["name"]: feature for feature in parent.source.config.get("features", ())}
-    now = {feature["name"]: feature for feature in config.resolved()["features"]}
-    labels = config.resolved()["label"], parent.source.config.get("label")
+    resolved = config.resolved()
+    now = {feature["name"]: feature for feature in resolved["features"]}
+    labels = resolved["label"], parent.source.config.get("label")
     fitted = [feature for feature in features.features if feature.fits_numbers]
     kept = frozenset(
         feature.name
         for feature in fitted
         if _settings(now[feature.name]) == _settings(before.get(feature.name, {}))
         and plan.column(feature.name).inputs == plan_inputs(features, feature)
+        and describe_meaning(resolved, feature.columns)
+        == describe_meaning(parent.source.config, feature.columns)
         and (labels[0] == labels[1] or not isinstance(feature.encoding, TargetConfig))
     )
     changed = [feature.name for feature in fitted if feature.name not in kept]

@@ -12,6 +12,9 @@ from conf.config_base import Name, PublishedRoot, Strict
 DATE_PARTITION = "date"
 """Partition column that is made from the event's time (UTC day) where no column has the name."""
 
+MOST_SHARDS = 100_000
+"""Of a split: each is a file, and a line of the manifest."""
+
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
@@ -37,8 +40,12 @@ class OutputConfig(Strict):
         "work/datasets",
         description="Folder of datasets: a path, or a URI of s3://, gs:// or az://.",
     )
-    shards: int = Field(8, ge=1, description="Shards of the train split, or of each partition.")
-    eval_shards: int = Field(2, ge=1, description="Shards of each other split, or partition.")
+    shards: int = Field(
+        8, ge=1, le=MOST_SHARDS, description="Shards of the train split, or of each partition."
+    )
+    eval_shards: int = Field(
+        2, ge=1, le=MOST_SHARDS, description="Shards of each other split, or partition."
+    )
     shard_bytes: Annotated[int, BeforeValidator(parse_bytes), Field(ge=1)] | None = Field(
         None,
         description="Bytes per shard, as stored (`256MB`); takes the place of `shards` and "

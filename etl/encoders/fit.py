@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 
+from conf.dates import DateRange
 from conf.encoders import (
     ENCODERS_DIR,
     ENCODERS_FILE,
@@ -211,6 +212,7 @@ def fit_encoders(
     features: FeaturePlan,
     staging: Path,
     earlier: EarlierEncoders | None = None,
+    dates: DateRange | None = None,
 ) -> FittedEncoders:
     """Fits every encoder on the train split, and writes the encoders' files.
 
@@ -221,6 +223,8 @@ def fit_encoders(
         staging: Directory of the version.
         earlier: Encoders that incremental vocabularies append to, and whose numbers may be kept;
             None: there are none.
+        dates: Days whose events become samples, which numbers and statistics are fitted on; None:
+            all. Vocabularies hold the tokens of all events.
 
     Raises:
         InputDataError: No item is in the vocabulary, or a column has nothing to fit.
@@ -235,6 +239,7 @@ def fit_encoders(
         time_column_ms=EVENT_TS_COLUMN if config.events.time else None,
         label=config.label.name if config.label else None,
         data_dir=config.data_dir,
+        dates=dates if config.events.time else None,
     )
     fit_most_frequent(events, config, directory)
     previous = None if earlier is None else earlier.directory

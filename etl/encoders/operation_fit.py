@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from conf.dates import DateRange
 from conf.encoders import EncoderPlan, TableSpec, fold_column
 from conf.errors import ConfigError, InputDataError
 from conf.etl.encodings import (
@@ -48,6 +49,7 @@ from etl.encoders.target import (
 )
 from etl.encoders.vocabulary import first_token_id, load_vocabulary
 from etl.events.down_sampling import before_sampling
+from etl.events.splits import is_inside
 from etl.features.plan import FeaturePlan
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ class TrainSplit:
         time_column_ms: Event time, milliseconds since the epoch, or None.
         label: Name of the build's label, or None.
         data_dir: Directory that relative paths of files of tokens start from.
+        dates: Days whose events become samples; None: all.
     """
 
     rows: DataFrame
@@ -74,11 +77,13 @@ class TrainSplit:
     time_column_ms: str | None
     label: str | None
     data_dir: str = "."
+    dates: DateRange | None = None
 
     @property
     def samples(self) -> DataFrame:
         """What numbers and statistics are fitted on: other events have no label, or no record."""
-        return before_sampling(self.rows)
+        samples = before_sampling(self.rows)
+        return samples if self.dates is None else samples.where(is_inside(self.dates))
 
 
 @dataclass(frozen=True)

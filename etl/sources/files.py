@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import datetime
 import glob
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from conf.dates import DateRange
@@ -21,6 +22,8 @@ from etl.sources.days import (
     find_days,
     run_days,
 )
+
+logger = logging.getLogger("sluice.build")
 
 
 def find_files(
@@ -73,6 +76,7 @@ def find_files(
             fix=f"correct sources.{name}.path, or give the folder by --data",
         )
     files = tuple(describe_input(name, entry) for entry in sorted(found))
+    _refuse_cut_files(name, config, files)
     if not any(file.bytes for file in files):
         what = f"{len(files)} file{'s' * (len(files) > 1)} without a byte, such as {files[0].path}"
         raise InputDataError(
@@ -82,6 +86,31 @@ def find_files(
             fix="bring the rows" + (", or build other days" if dates and by_day else ""),
         )
     return files
+
+
+_NEVER_EMPTY = (".parquet", ".orc", ".avro", ".gz", ".zst", ".bz2", ".snappy", ".lz4")
+
+
+def _refuse_cut_files(name: str, config: SourceConfig, files: Sequence[InputFile]) -> None:
+    """Refuses files without a byte whose format has some even where there is no row.
+
+    Raises:
+        InputDataError: There is one: Spark would pass it over, and its rows would be missing.
+    """
+    if not any(file.bytes for file in files):
+        return  # The source as a whole is empty, which is said of it.
+    holds_some = config.format in ("parquet", "orc", "avro")
+    cut = [f for f in files if not f.bytes and (holds_some or f.path.endswith(_NEVER_EMPTY))]
+    if cut:
+        raise InputDataError(
+            f"source {name!r} has {len(cut)} file{'s' * (len(cut) > 1)} without a byte",
+            received=cut[0].path,
+            allowed="files of this format hold some bytes, also without a row",
+            fix="write it again, or remove it",
+        )
+    if empty := [file.path for file in files if not file.bytes]:
+        said = "source %s: %d of %d files are empty, such as %s"
+        logger.warning(said, name, len(empty), len(files), empty[0])
 
 
 def find_changes(

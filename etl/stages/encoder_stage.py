@@ -24,8 +24,9 @@ def _run(build: Build) -> None:
         build.encoders = take_over_encoders(inputs.base[0], inputs.plan, inputs.staging)
     else:
         build.encoders = fit_encoders(
-            build.events, inputs.config, inputs.plan, inputs.staging, inputs.earlier_encoders
-        )
+            build.events, inputs.config, inputs.plan, inputs.staging, inputs.earlier_encoders,
+            inputs.request.dates,
+        )  # fmt: skip
     build.checks.check_vocabularies(build.encoders.tokens)
 
 

@@ -11,7 +11,7 @@ from etl.records.samples import build_samples, check_served_columns, drop_short_
 from etl.records.sharding import check_partition_columns
 from etl.records.stage import RecordInputs, RecordStage
 from etl.stages.stage import Build, ConfigChecks, Stage
-from etl.versions.base_version import check_split_by_day
+from etl.versions.base_version import check_built_by_day
 
 
 def _check(checks: ConfigChecks) -> None:
@@ -21,13 +21,13 @@ def _check(checks: ConfigChecks) -> None:
     check_partition_columns(config, checks.plan.column_types)
     if config.output.partition_overwrite != "dynamic":
         return
-    check_split_by_day(config)
     if checks.request.dates is None:
         raise ConfigError(
             "output.partition_overwrite: dynamic replaces the days of a run, but none is given",
             received="no --date",
             fix="give --date (and --date-to), or --set output.partition_overwrite=static",
         )
+    check_built_by_day(config)
 
 
 def _write(build: Build) -> None:

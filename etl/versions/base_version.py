@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
+from conf.etl.split import SplitConfig
 from conf.manifest import Manifest, RunInfo
 from conf.paths import DatasetPaths
 from etl.versions.run_fingerprint import Parent, RunRequest, content_config
@@ -89,20 +90,52 @@ def complete_run(
     return replace(run, days=dict(sorted({**earlier, **run.days}.items())), reused_rows=reused_rows)
 
 
-def check_split_by_day(config: BuildConfig) -> None:
-    """Refuses a split whose bounds depend on which days are read.
+def check_built_by_day(config: BuildConfig) -> None:
+    """Refuses what makes other records of an event where other days are read with its own.
+
+    Days that are built one by one would not fit each other: an event is the last one of its user,
+    or the newest of the log, only until the next day is there.
 
     Raises:
-        ConfigError: Temporal by fractions or durations.
+        ConfigError: The split, the rows of train or their weights depend on the days.
     """
-    split = config.split
-    is_fixed = split.test_from_ts is not None and (
-        split.validation is not True or split.validation_from_ts is not None
-    )
-    if split.strategy == "temporal" and not is_fixed:
+    found = _find_moving_split(config.split) or _find_moving_samples(config)
+    if found is not None:
+        received, allowed = found
         raise ConfigError(
-            "output.partition_overwrite: dynamic needs a split that is the same for every day",
-            received="split.strategy: temporal, "
-            + ("by fractions" if split.test is None else f"test: {split.test}"),
-            allowed="fixed test_from_ts and validation_from_ts, or another strategy",
+            "output.partition_overwrite: dynamic keeps records of other days, and this makes "
+            "other ones of an event with each day that follows it",
+            received=received,
+            allowed=allowed,
+            fix="change it, or build all days in each run: --set output.partition_overwrite=static",
         )
+
+
+def _find_moving_split(split: SplitConfig) -> tuple[str, str] | None:
+    """Returns what of a split moves with the days that are read, and what would not."""
+    fixed = "temporal with fixed test_from_ts and validation_from_ts"
+    others = f"{fixed}, hash, sliding with start_date, given with validation_source"
+    if split.strategy == "temporal":
+        keeps_validation = split.validation is not True or split.validation_from_ts is not None
+        if split.test_from_ts is not None and keeps_validation:
+            return None
+        how = "by fractions" if split.test is None else f"test: {split.test}"
+        return f"split.strategy: temporal, {how}", f"{fixed}, or another strategy"
+    if split.strategy == "leave_one_out":
+        return "split.strategy: leave_one_out, the last events of each user", others
+    if split.strategy == "sliding" and split.start_date is None:
+        return "split.strategy: sliding without start_date, from the log's first day", others
+    if split.strategy == "given" and split.validation is True and split.validation_source is None:
+        return "split.strategy: given, with validation from the end of the log", others
+    return None
+
+
+def _find_moving_samples(config: BuildConfig) -> tuple[str, str] | None:
+    """Returns what of the rows of train moves with the days that are read."""
+    if config.train_samples != "all":
+        received = f"train_samples: {config.train_samples}, counted from each user's last event"
+        return received, "train_samples: all"
+    if config.weights is not None and config.weights.half_life_days is not None:
+        received = f"weights.half_life_days: {config.weights.half_life_days:g}"
+        return received, "weights without half_life_days: it counts from the newest event"
+    return None

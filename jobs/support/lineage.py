@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 from conf.dates import DateRange
+from conf.deadline import call_within
 from conf.errors import (
     DISTRIBUTION,
     SluiceError,
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("sluice.jobs.lineage")
 _SETTINGS = ("OPENLINEAGE_CONFIG", "OPENLINEAGE_URL", "OPENLINEAGE__TRANSPORT")
 _FILE = "openlineage.yml"
+_SECONDS = 10.0
+"""For an event, whatever the client's own time-outs and further tries are."""
 _PARENT = "OPENLINEAGE_PARENT_ID"
 _VERSION_FOLDERS = ("versions", "runs")
 # Of two names of one store, the one that the standard has.
@@ -159,7 +162,8 @@ class _Emitter:
     def emit(self, state: str, told: LineageRun, error: BaseException | None = None) -> None:
         """Sends an event; one that cannot be sent is a warning."""
         try:
-            self._client.emit(self._build_event(state, told, error))
+            event = self._build_event(state, told, error)
+            call_within(_SECONDS, lambda: self._client.emit(event))
         except Exception as failure:  # Transports raise what they like.
             _log.warning("the lineage event %s of %s was not sent: %s", state, self._job, failure)
 

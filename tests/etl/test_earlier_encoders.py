@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -19,11 +21,12 @@ from etl.build import BuildResult, build_dataset
 from etl.earlier_encoders import find_earlier_encoders
 from etl.encoders.fit import KEPT_FILE
 from etl.encoders.pipeline import read_plan
+from etl.features.column_meaning import describe_meaning
 from etl.stages.run_stages import check_config
 from etl.tfrecord.codec.decode import read_file
 from etl.tfrecord.types.features import WireFeature
 from etl.versions.run_fingerprint import RunRequest, read_parent
-from tests.etl.daily_versions import NUMBERS, build_days, log_config, run
+from tests.etl.daily_versions import DAY_S, NUMBERS, build_days, log_config, run
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +122,59 @@ def test_what_is_declared_in_another_way_is_fitted_anew(versions, caplog):
     assert find(config, features=features) == set(NUMBERS) - {"price"}
     label = {**config.label.model_dump(), "at_least": 0.5}
     assert find(config, label=label) == set(NUMBERS) - {"item_rate"}
+    sources = {name: source.model_dump() for name, source in config.sources.items()}
+    weighed = {**sources["items"], "null_values": ("0",)}
+    assert find(config, sources={**sources, "items": weighed}) < set(NUMBERS)
+    assert "price" in find(config, sources={**sources, "items": weighed})
+    assert "weight" not in find(config, sources={**sources, "items": weighed})
     price["encoding"] = {"kind": "normalize", "constants": {"center": 3, "scale": 4.2}}
     item["encoding"] = {"kind": "vocabulary"}
     assert find(config, features=[user, item, price]) is None
+
+
+WRITTEN = {
+    "sources": {
+        "log": {"columns": [{"name": "ts"}, {"name": "price"}], "separator": ","},
+        "items": {"columns": [{"name": "item"}, {"name": "weight", "field": "w"}]},
+    },
+    "joins": [{"source": "items", "column": "item", "unmatched": "keep"}],
+    "rolling": [{"name": "spent", "keys": ["item"], "where": {"column": "price"}}],
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "meant"),
+    [
+        (lambda c: c["sources"]["log"]["columns"][1].update(minimum=0), ()),
+        (lambda c: c["sources"]["log"].update(path="other.csv"), ()),
+        (lambda c: c["sources"]["log"].update(separator=";"), ("price", "spent")),
+        (lambda c: c["sources"]["log"]["columns"].reverse(), ("price", "spent")),
+        (lambda c: c["sources"]["items"]["columns"].reverse(), ("weight", "spent")),
+        (lambda c: c["sources"]["items"]["columns"][1].update(field="kg"), ("weight",)),
+        (lambda c: c["joins"][0].update(as_of={"valid_from": "ts"}), ("weight", "spent")),
+        (lambda c: c["joins"][0].update(unmatched="drop"), ()),
+        (lambda c: c["rolling"][0].update(window_days=7), ("spent",)),
+    ],
+)
+def test_what_a_column_means_is_what_makes_its_values(change, meant):
+    changed = copy.deepcopy(WRITTEN)
+    change(changed)
+    found = {
+        name
+        for name in ("price", "weight", "spent")
+        if describe_meaning(WRITTEN, [name]) != describe_meaning(changed, [name])
+    }
+    assert found == set(meant)
+
+
+def test_numbers_are_those_of_the_days_of_the_run(versions):
+    _, (*_, third) = versions
+    rows = pd.read_csv(
+        Path(versions[0].data_dir) / "log.csv", names=["user", "item", "price", "bought", "ts"]
+    )
+    day = rows[(rows.ts // DAY_S == 1) & (rows.ts < rows[rows.ts // DAY_S == 1].ts.quantile(0.7))]
+    # The train split is the first part of the day; the earlier day is history alone.
+    assert operations(third)["price"].center > 0.8 * day.price.mean()
 
 
 def test_a_lost_file_of_the_version_before_is_named(versions):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from datetime import date
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -128,6 +129,20 @@ def test_how_a_run_fails_is_told(events: Path, error: Exception, state: str) -> 
     end = read_events(events)[-1]
     assert end["eventType"] == state
     assert str(error.args[0]) in end["run"]["facets"]["errorMessage"]["message"]
+
+
+def test_a_catalogue_that_never_answers_holds_nothing_up(
+    events: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from openlineage.client import OpenLineageClient
+
+    monkeypatch.setattr(OpenLineageClient, "emit", lambda *_: time.sleep(60))
+    monkeypatch.setattr("jobs.support.lineage._SECONDS", 0.2)
+    start = time.monotonic()
+    with emit_lineage("build.demo"):
+        pass
+    assert time.monotonic() - start < 20
+    assert "COMPLETE of build.demo was not sent: no whole answer within 0.2 s" in caplog.text
 
 
 def test_what_cannot_be_sent_is_a_warning(

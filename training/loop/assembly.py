@@ -151,15 +151,24 @@ def _build_inputs(task: TrainingTask, model: Model, objective: Objective) -> Ste
     keyed = plan_keyed_features(model.embedded_features, model.tables, objective.inputs)
     times = prepare_rules(keyed, manifest)
     features = tuple(dict.fromkeys((*model.inputs, *objective.inputs, *times)))
-    _refuse_lost_order(task, model, features)
+    refuse_lost_order(task, model, features)
     mixed = find_mixed(config.input, manifest, features)
     check_mixed_ids(task.data.version_dir, manifest, mixed, features)
     shared = plan_shared_rows(model, config, task.strategy)
     return StepInputs(features, shared, keyed, objective.binary_labels)
 
 
-def _refuse_lost_order(task: TrainingTask, model: Model, features: Sequence[str]) -> None:
-    """Refuses sparse tensors, whose ids are sorted, for lists whose order is read."""
+def refuse_lost_order(task: TrainingTask, model: Model, features: Sequence[str]) -> None:
+    """Refuses sparse tensors, whose ids are sorted, for lists whose order is read.
+
+    Args:
+        task: What is to be trained.
+        model: Its model.
+        features: Features that steps read.
+
+    Raises:
+        ConfigError: There is such a list.
+    """
     if not task.config.input.sparse:
         return
     pairs = find_sparse_pairs(task.data.version_dir, task.data.manifest)

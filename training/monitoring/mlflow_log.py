@@ -23,6 +23,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import requests
+from urllib3.exceptions import HTTPError
 
 from conf.artefacts.run import (
     HISTORY_FILE,
@@ -33,6 +34,7 @@ from conf.artefacts.run import (
     read_json,
     write_json,
 )
+from conf.deadline import call_within
 from conf.errors import ConfigError, SluiceError, TrainingInterruptedError
 from conf.training.train import TrainConfig
 from training.monitoring.epoch_records import read_history
@@ -42,7 +44,8 @@ from training.monitoring.run_logs import StepRecord, read_step_validations
 _URI_VARIABLE = "MLFLOW_TRACKING_URI"
 _ARTEFACTS = (RUN_CARD_FILE, HISTORY_FILE, WARM_START_FILE)
 _EVERY_S = 5.0
-_TIMEOUT_S = (5.0, 30.0)  # to connect, to answer
+_TIMEOUT_S = (5.0, 30.0)  # To connect, to read some bytes.
+_CALL_S = 30.0  # A call as a whole.
 _MAX_ANSWER_BYTES = 1 << 20
 # Bounds of one call of the API.
 _METRICS_PER_CALL, _PARAMS_PER_CALL, _PARAM_CHARACTERS = 1000, 100, 6000
@@ -153,13 +156,16 @@ class TrackingServer:
 
     def _send(self, method: str, path: str, **content: Any) -> Any:
         url = f"{self.uri}/api/2.0/{path}"
-        try:
+
+        def ask() -> tuple[bytes, int]:
             with self._session.request(
                 method, url, timeout=_TIMEOUT_S, stream=True, **content
             ) as answer:
-                text = answer.raw.read(_MAX_ANSWER_BYTES, decode_content=True)
-                status = answer.status_code
-        except (requests.RequestException, OSError) as error:
+                return answer.raw.read(_MAX_ANSWER_BYTES, decode_content=True), answer.status_code
+
+        try:
+            text, status = call_within(_CALL_S, ask)
+        except (requests.RequestException, HTTPError, OSError) as error:
             raise TrackingError(_shorten(error)) from error
         try:
             found = json.loads(text or b"{}")

@@ -161,6 +161,12 @@ class RawReader:
 
     def _choose(self, found: Sequence[str]) -> list[str]:
         names = self._columns.choose(found, self.file.id_column)
+        if twice := [name for name in names if found.count(name) > 1]:
+            raise InputDataError(
+                f"{self.file.path} has two columns of one name",
+                received=twice[0],
+                fix="rename one of them, or leave it out",
+            )
         log_unread(str(self.file.path), found, names)
         return names
 

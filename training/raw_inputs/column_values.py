@@ -7,10 +7,10 @@ What a build reads of a source is read here alike, of Arrow's columns and of JSO
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -192,15 +192,36 @@ def convert(values: Values, target: pa.DataType) -> pa.Array:
         return values.cast(as_text).cast(target)
     if pa.types.is_integer(leaf) and pa.types.is_floating(found):
         _check_exact(values if found is values.type else values.flatten())
-    if pa.types.is_integer(leaf) and pa.types.is_string(found):
-        with suppress(pa.ArrowException):
-            return values.cast(target)
-        # Text such as 10.0: what pandas writes of whole numbers where one is missing.
-        as_floats = pa.list_(pa.float64()) if leaf is not target else pa.float64()
-        return convert(values.cast(as_floats), target)
+    if pa.types.is_string(found) and not pa.types.is_binary(leaf):
+        flat = pc.utf8_trim_whitespace(values if found is values.type else values.flatten())
+        numbers = _parse_whole(flat) if pa.types.is_integer(leaf) else flat.cast(leaf)
+        return numbers if found is values.type else _wrap(numbers, values)
     # Whole numbers become the nearest floats; floats become whole numbers only if they are.
     is_rounded = pa.types.is_floating(leaf) and pa.types.is_integer(found)
     return values.cast(target, safe=not is_rounded)
+
+
+_WHOLE = r"^[+-]?[0-9]+$"
+
+
+def _parse_whole(texts: pa.Array) -> pa.Array:
+    """Returns texts as int64; `10.0` is what pandas writes of 10 where others are missing.
+
+    Raises:
+        pa.ArrowException: One is no whole number, or may have been another one.
+    """
+    is_whole = pc.match_substring_regex(texts, _WHOLE)
+    whole = pc.if_else(is_whole, pc.replace_substring_regex(texts, r"^\+", ""), None)
+    others = pc.if_else(is_whole, None, texts).cast(pa.float64())
+    _check_exact(others)
+    return pc.coalesce(whole.cast(pa.int64()), others.cast(pa.int64()))
+
+
+def _wrap(flat: pa.Array, lists: pa.Array) -> pa.Array:
+    """Returns values in the lists that they came in."""
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+    return pa.ListArray.from_arrays(offsets, flat, mask=lists.is_null())
 
 
 def _has_exact_text(kind: pa.DataType) -> bool:

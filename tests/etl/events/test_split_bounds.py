@@ -149,6 +149,23 @@ def test_single_days_that_replace_those_of_a_dataset_need_not_have_each_split():
     )
     check_config(made.model_copy(update={"output": output}), RunRequest(WEEK))
     moving = config(test="1 day", validation=False).model_copy(update={"output": output})
-    with pytest.raises(ConfigError, match="the same for every day") as refused:
+    with pytest.raises(ConfigError, match="keeps records of other days") as refused:
         check_config(moving, RunRequest(WEEK))
     assert "test: 1 day" in refused.value.render()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"split": {"strategy": "leave_one_out"}}, "leave_one_out"),
+        ({"split": SLIDING}, "without start_date"),
+        ({"train_samples": "last"}, "train_samples: last"),
+        ({"weights": {"half_life_days": 2}}, "half_life_days: 2"),
+    ],
+)
+def test_days_that_replace_those_of_a_dataset_must_not_move_others(changes, says):
+    made = config(test_from_ts="2026-01-20", validation=False).model_dump(exclude_unset=True)
+    made["output"] |= {"partition_by": ["date"], "partition_overwrite": "dynamic"}
+    with pytest.raises(ConfigError, match="keeps records of other days") as refused:
+        check_config(BuildConfig.model_validate(made | changes), RunRequest(WEEK))
+    assert says in refused.value.render()

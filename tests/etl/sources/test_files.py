@@ -58,6 +58,23 @@ def test_a_hidden_file_asked_for_by_name_is_refused(tmp_path):
             found(name, tmp_path)
 
 
+@pytest.mark.parametrize(("name", "format"), [("b.parquet", "parquet"), ("b.csv.gz", "csv")])
+def test_an_upload_that_ended_at_the_first_byte_is_refused(tmp_path, name, format):
+    write(tmp_path, f"d/a{name[1:]}")
+    (tmp_path / "d" / name).touch()
+    with pytest.raises(InputDataError, match="has 1 file without a byte") as refused:
+        find_files("log", declare(INT, path="d", format=format), str(tmp_path))
+    assert name in refused.value.render()
+
+
+def test_empty_parts_of_text_are_said(tmp_path, caplog):
+    write(tmp_path, "d/a.csv")
+    (tmp_path / "d" / "b.csv").touch()
+    assert len(find_files("log", declare(INT, path="d"), str(tmp_path))) == 2
+    assert "source log: 1 of 2 files are empty, such as" in caplog.text
+    assert "b.csv" in caplog.text
+
+
 def test_a_file_reached_by_a_link_counts_once(tmp_path):
     write(tmp_path, "d/a.dat")
     (tmp_path / "d" / "b.dat").symlink_to(tmp_path / "d" / "a.dat")

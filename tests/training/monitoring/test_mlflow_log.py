@@ -201,6 +201,26 @@ def test_training_goes_on_without_a_server_and_says_so(tmp_path: Path, tiny_vers
     send_artefact(run, run / "history.json")  # nothing to add to
 
 
+def test_a_server_that_answers_byte_by_byte_holds_nothing_up(
+    tmp_path: Path, tiny_version: Path, server: RecordingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def drip(handler: _Handler, status: int, _: dict[str, Any]) -> None:
+        handler.send_response(status)
+        handler.send_header("Content-Length", "100000")
+        handler.end_headers()
+        with contextlib.suppress(OSError):
+            for _ in range(600):
+                handler.wfile.write(b" ")
+                time.sleep(0.1)
+
+    monkeypatch.setattr(_Handler, "answer", drip)
+    monkeypatch.setattr("training.monitoring.mlflow_log._CALL_S", 0.5)
+    server.daemon_threads = True
+    run, said = fit(configure(tiny_version, tmp_path, server.uri))
+    assert read_json(run / "run_card.json")["status"] == "trained"
+    assert "no whole answer within 0.5 s" in said
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [(TrainingDivergedError("x"), "FAILED"), (TrainingInterruptedError("x"), "KILLED")],

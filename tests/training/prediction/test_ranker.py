@@ -29,7 +29,7 @@ from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
 from training.export.saved_model import write_export
 from training.input.batches import build_eval_dataset
-from training.loop.trainer import Trainer
+from training.loop.assembly import refuse_lost_order
 from training.models.ranking import RankingModel
 from training.prediction.list_rows import ListSource, carries_candidates, choose_split
 from training.prediction.predict import write_recommendations
@@ -492,13 +492,13 @@ def check_order(sparse: TrainedModel) -> None:
         model = {**sparse.config.model.model_dump(), "pooling": pooling}
         changed = {"model": model, "input": {"sparse": True}}
         config = TrainConfig.model_validate({"dataset": "d", "name": "n", **changed})
-        trainer = SimpleNamespace(
-            _config=config,
-            _data=SimpleNamespace(version_dir=sparse.version_dir, manifest=sparse.manifest),
-            model=RankingModel(config.model, sparse.manifest, 1),
+        task = SimpleNamespace(
+            config=config,
+            data=SimpleNamespace(version_dir=sparse.version_dir, manifest=sparse.manifest),
         )
+        ranking = RankingModel(config.model, sparse.manifest, 1)
         with pytest.raises(ConfigError, match="sorts the ids") if is_read else nullcontext():
-            Trainer._refuse_lost_order(trainer, trainer.parts.model.inputs)
+            refuse_lost_order(task, ranking, ranking.inputs)
 
 
 def test_sparse_pairs_without_users_or_items(trained, tmp_path) -> None:

@@ -53,6 +53,29 @@ def read(path: Path, batch_size: int = 9) -> dict[str, np.ndarray]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
+def test_whole_numbers_are_read_each_by_itself(tmp_path) -> None:
+    beyond = 2**53 + 1
+    texts = ["+7", f" {beyond}", "10.0", "-3 "]
+    path = write(tmp_path, "csv", [{**GOOD, "count": text} for text in texts])
+    assert read(path)["count"].tolist() == [7, beyond, 10, -3]
+
+
+@pytest.mark.parametrize("text", ["0x7", "1.5", "9007199254740993.0", "9223372036854775808", "7e"])
+def test_the_row_that_is_no_whole_number_is_named(tmp_path, text) -> None:
+    rows = [{**GOOD, "count": "+7"}, {**GOOD, "count": text}, {**GOOD, "count": 2**53 + 1}]
+    with pytest.raises(InputDataError, match="row 2: column 'count'"):
+        read(write(tmp_path, "csv", rows))
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path) -> None:
+    path = write(tmp_path, "parquet", [GOOD])
+    table = pq.read_table(path)
+    pq.write_table(table.append_column("price", table["price"]), path)
+    with pytest.raises(InputDataError, match="two columns of one name") as refused:
+        read(path)
+    assert "price" in refused.value.render()
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
 @pytest.mark.parametrize("name", ["price", "cost", "tastes"])
 @pytest.mark.parametrize("value", [NAN, INF, -INF, 1e39])
