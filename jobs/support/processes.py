@@ -55,11 +55,13 @@ class Supervisor:
         work: What each of them does.
         count: How many there are.
         forget: Called with the id of each process that has ended.
+        end: Called when all are to end, before they are told.
     """
 
     work: Work
     count: int
     forget: Callable[[int], None] = lambda _: None
+    end: Callable[[], None] = lambda: None
     _running: list[_Process] = field(default_factory=list, init=False)
     _ended: threading.Event = field(default_factory=threading.Event, init=False)
 
@@ -135,6 +137,7 @@ class Supervisor:
                 self._start()
 
     def _end_all(self) -> None:
+        self.end()
         for process in [one.process for one in self._running]:
             process.terminate()
         end = time.monotonic() + STOP_SECONDS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import resource
 import signal
@@ -60,18 +61,20 @@ def run_server(serving: Serving, host: str, port: int, processes: int) -> int:
     Raises:
         ConfigError: A port is taken, or the machine cannot have as many connections.
     """
-    signal.signal(signal.SIGTERM, _stop)  # While models load; later uvicorn drains first.
+    tell = build_teller(serving.log_format)
+    signal.signal(signal.SIGTERM, _stop)  # While models load; later the server ends by itself.
     with bind_socket(host, port) as listener:  # A port that is taken is said before models load.
         if serving.grpc_port is not None:
             bind_socket(host, serving.grpc_port, "--grpc-port").close()
         allow_files(serving.config.limits.connections.count)
         if processes == 1:
-            return serve(serving, listener, partial(print, flush=True))
+            return serve(serving, listener, tell)
         with share_folder() as folder:
             shared = replace(serving, config=replace(serving.config, pages=folder / PAGES_DIR))
             work = partial(serve_process, shared, listener)
-            supervisor = Supervisor(work, processes, forget_counts)
-            return supervisor.run(lambda text: print(f"{text}, {processes} processes", flush=True))
+            # Whoever has the socket is sent connections: none when the processes have ended.
+            supervisor = Supervisor(work, processes, forget_counts, listener.close)
+            return supervisor.run(lambda text: tell(f"{text}, {processes} processes"))
 
 
 def allow_files(connections: int) -> None:
@@ -121,8 +124,15 @@ def bind_socket(host: str, port: int, option: str = "--port") -> socket.socket:
     return found
 
 
+def build_teller(log_format: LogFormat) -> Callable[[str], None]:
+    """Returns what says where the server answers: standard output, or a log of JSON."""
+    if log_format is LogFormat.JSON:
+        return logging.getLogger("sluice.jobs").info
+    return partial(print, flush=True)
+
+
 def _stop(*_: Any) -> None:
-    """Ends the process: uvicorn raises the signal again when all requests are answered."""
+    """Ends the process."""
     raise SystemExit(0)
 
 
@@ -187,8 +197,17 @@ def serve(serving: Serving, listener: socket.socket, tell: Callable[[str], None]
     gc.freeze()
     gc.collect()
     config = build_config(build_app(server, serving.access, beside), server.limits)
+    runner = uvicorn.Server(config)
+
+    def stop(*_: Any) -> None:
+        """Ends the server, also where uvicorn raises a signal again."""
+        runner.should_exit = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, stop)
     tell(f"serving {', '.join(server.store.names)} at http://{host}:{port}{also}")
-    uvicorn.Server(config).run(sockets=[listener])
+    runner.run(sockets=[listener])
     return 0
 
 

@@ -50,8 +50,8 @@ class IncompleteVersionError(UpstreamNotReadyError):
     """Files are missing or shorter than the card beside them says: they are being copied."""
 
 
-class UnknownColumnsError(ValueError):
-    """A filter names a column that items do not have."""
+class WrongFilterError(ValueError):
+    """A filter names a column that items do not have, or values that it can never hold."""
 
 
 class ItemColumns:
@@ -67,6 +67,8 @@ class ItemColumns:
         found = {name: _list_places(self._table[name]) for name in self.names}
         self._places = {name: places for name, places in found.items() if places is not None}
         self._json = {field.name for field in self._table.schema if _is_json(field.type)}
+        self._numbers = {field.name for field in self._table.schema if _is_number(field.type)}
+        self._texts = {field.name for field in self._table.schema if _is_text(field.type)}
 
     def get(self, positions: np.ndarray) -> list[dict[str, Any]]:
         """Returns the columns of items; none of an item of which nothing is known."""
@@ -84,18 +86,31 @@ class ItemColumns:
         """Returns which items have one of the values of every column, `[items]`.
 
         Raises:
-            UnknownColumnsError: There is no such column.
+            WrongFilterError: There is no such column, or it cannot hold such a value.
         """
         if (name := next((n for n in wanted if n not in self._places), None)) is not None:
-            raise UnknownColumnsError(
+            raise WrongFilterError(
                 f"filter names unknown columns {[name[:100]]}; allowed: {', '.join(self._places)}"
             )
         allowed = np.ones(self._table.num_rows, bool)
         for name, values in wanted.items():
             has_one = np.zeros(len(allowed), bool)
-            has_one[self._places[name].get(values)] = True
+            has_one[self._places[name].get(self._read_wanted(name, values))] = True
             allowed &= has_one
         return allowed
+
+    def _read_wanted(self, name: str, values: Sequence[Any]) -> Sequence[Any]:
+        """Returns values as a column may hold them: numbers may come as text."""
+        if name in self._texts:
+            value = next((one for one in values if isinstance(one, str) and "|" in one), None)
+            if value is None:
+                return values
+            parts = [part[:50] for part in value.split("|")[:3]]
+            raise WrongFilterError(
+                f"filter.{name}: a value holds no '|', which separates several; for any of some "
+                f"give a list: {parts}"
+            )
+        return [_read_number(name, value) for value in values] if name in self._numbers else values
 
 
 @dataclass(frozen=True)
@@ -123,6 +138,18 @@ class _Places:
             codes = np.flatnonzero(pc.is_in(self.values, value_set=value_set)).tolist()
         parts = [self.positions[self.starts[code] : self.starts[code + 1]] for code in codes]
         return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+
+
+def _read_number(name: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        number = float(value)
+        return int(value) if value.strip().lstrip("+-").isdigit() else number
+    except ValueError as error:
+        raise WrongFilterError(
+            f"filter.{name}: the column holds numbers; received {value[:100]!r}"
+        ) from error
 
 
 def _find_text(value: Any) -> str | None:
@@ -154,6 +181,15 @@ def _list_places(column: pa.ChunkedArray) -> _Places | None:
     counts = np.bincount(codes, minlength=len(encoded.dictionary))
     starts = np.concatenate(([0], np.cumsum(counts)))
     return _Places(encoded.dictionary, starts, positions[is_value][order].astype(np.int32))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    leaf = getattr(kind, "value_type", kind)
+    return bool(pa.types.is_integer(leaf) or pa.types.is_floating(leaf))
 
 
 def _is_json(kind: pa.DataType) -> bool:

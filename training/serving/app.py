@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from importlib.resources import files
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import orjson
 from fastapi import FastAPI, Request
@@ -27,6 +28,7 @@ from training.serving.models.metrics import Metrics
 from training.serving.models.model_store import Loading, ModelStore, ServedVersion
 from training.serving.models.server_config import ServerConfig
 from training.serving.requests.errors import (
+    ENCODED,
     EXPIRED,
     FAILED,
     INVALID,
@@ -263,6 +265,7 @@ def _add_recommend(app: FastAPI, server: Server) -> None:
                 raise RequestError(
                     f"{unknown[:100]}: unknown; allowed: {', '.join(data)}; a POST may have more"
                 )
+            _check_query(request)
             return await server.recommend(data, 0)
 
         return await _answer(server, "recommend", answer)
@@ -273,6 +276,21 @@ def _add_recommend(app: FastAPI, server: Server) -> None:
             return await server.recommend(*await _read_request(request, server, time_left))
 
         return await _answer(server, "recommend", answer)
+
+
+def _check_query(request: Request) -> None:
+    """Refuses a query as a body of its kind is refused.
+
+    Raises:
+        RequestError: A name stands twice, or a value is not UTF-8.
+    """
+    names = [name for name, _ in request.query_params.multi_items()]
+    if (twice := next((name for name in names if names.count(name) > 1), None)) is not None:
+        raise RequestError(f"{twice[:100]}: stands twice in the query")
+    try:
+        unquote_to_bytes(request.scope["query_string"].replace(b"+", b" ")).decode()
+    except UnicodeDecodeError as error:
+        raise RequestError("the query is not UTF-8") from error
 
 
 def _add_rest(app: FastAPI, server: Server, page: str) -> None:
@@ -358,6 +376,10 @@ async def _read_request(
             bodies of other requests fill the memory.
     """
     limits, held = server.limits, 0
+    if coding := request.headers.get("content-encoding", "").strip():
+        raise RequestError(
+            f"a body is taken as it is, without Content-Encoding; received {coding[:100]}", ENCODED
+        )
     refusal = RequestError(f"Request body is longer than {limits.body_bytes} bytes", TOO_LARGE)
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length[:20]) > limits.body_bytes:

@@ -48,6 +48,7 @@ from training.serving.app import Server
 from training.serving.calls import CallError, Calls
 from training.serving.models.model_store import METHOD_PREFIX, METHOD_WORDS, ServedVersion
 from training.serving.requests.errors import RequestError
+from training.serving.requests.examples import serialize_examples
 from training.serving.requests.limits import (
     AGE_SECONDS,
     FIELDS,
@@ -148,11 +149,13 @@ class PredictionService:
         version = self._server.store.get(*_read_spec(request))
         signature = request.model_spec.signature_name or method
         version.require_method(signature, method)
-        examples = await self._read_examples(request.input)
+        examples = await self._read_examples(request.input, version, signature)
         return version, await self._server.batcher.call(version, signature, {"inputs": examples})
 
-    async def _read_examples(self, given: Input) -> np.ndarray:
-        """Returns serialized Examples, each with what all of them have.
+    async def _read_examples(
+        self, given: Input, version: ServedVersion, signature: str
+    ) -> np.ndarray:
+        """Returns serialized Examples, each with what all of them have, by the inputs' names.
 
         Raises:
             RequestError: There are none, or they are more than a request may have.
@@ -167,7 +170,8 @@ class PredictionService:
         longest = shared + max(example.ByteSize() for example in found.examples)
         check_example_bytes(len(found.examples), longest, limits)
         size = given.ByteSize() + shared * len(found.examples)
-        return await self._server.builder.run(size, _serialize, found, bool(shared))
+        holds = version.find_inputs(signature)["inputs"]["holds"]
+        return await self._server.builder.run(size, serialize_examples, found, holds)
 
     async def _infer(self, request: MultiInferenceRequest) -> MultiInferenceResponse:
         """Classifies and regresses the same Examples."""
@@ -178,7 +182,8 @@ class PredictionService:
         methods: dict[str, str] = {}
         for task in request.tasks:
             _check_task(task, name, version, methods)
-        examples = await self._read_examples(request.input)
+        first = next(iter(methods))
+        examples = await self._read_examples(request.input, version, first)
         answer = MultiInferenceResponse()
         for task, (signature, method) in zip(request.tasks, methods.items(), strict=True):
             outputs = await self._server.batcher.call(version, signature, {"inputs": examples})
@@ -265,12 +270,6 @@ def _choose_outputs(wanted: Sequence[str], version: ServedVersion, signature: st
             raise RequestError(f"duplicate output tensor alias: {name}")
         seen.add(name)
     return list(wanted) or list(outputs)
-
-
-def _serialize(found: Any, has_context: bool) -> np.ndarray:
-    """Returns Examples, `[rows]` of bytes; what one says itself stands behind the context."""
-    shared = found.context.SerializeToString() if has_context else b""
-    return np.array([shared + one.SerializeToString() for one in found.examples], dtype=object)
 
 
 def _check_task(

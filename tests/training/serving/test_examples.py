@@ -6,6 +6,7 @@ import asyncio
 import base64
 import tracemalloc
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -17,7 +18,7 @@ from training.raw_inputs.written_values import WrittenForm
 from training.serving.models.batching import Batcher, Builder
 from training.serving.requests import written_json
 from training.serving.requests.errors import RequestError
-from training.serving.requests.examples import count_lists, parse_examples
+from training.serving.requests.examples import count_lists, parse_examples, serialize_examples
 from training.serving.requests.limits import CallLimits, Cost, RequestLimits, SignatureCost
 
 SPACED = WrittenForm("history", separator=" ")
@@ -153,3 +154,42 @@ def test_a_long_list_in_few_bytes_is_refused_before_a_call(client) -> None:
     answer = client.post("/v1/models/scores:predict", json=asked)
     assert answer.status_code == 400
     assert "values of lists in Examples, padded to the longest" in answer.json()["error"]
+
+
+HELD = [
+    {"name": name, "feature": name, "column": column, "dtype": "int64", "is_list": False,
+     "length": None, "max_len": None, "pad_token": None, "null_token": -1, "per": "row"}
+    for name, column in (("uid", "Wer"), ("sorte", "kind"), ("cross_kind", "kind"))
+]  # fmt: skip
+
+
+def build_message(context: dict[str, int] | None = None, **values: int) -> Any:
+    def build(features: dict[str, int]) -> tf.train.Example:
+        lists = {n: tf.train.Int64List(value=[v]) for n, v in features.items()}
+        named = {n: tf.train.Feature(int64_list=found) for n, found in lists.items()}
+        return tf.train.Example(features=tf.train.Features(feature=named))
+
+    found = {"examples": [build(values)]}
+    return SimpleNamespace(**found, **({} if context is None else {"context": build(context)}))
+
+
+@pytest.mark.parametrize(
+    ("context", "values"),
+    [
+        (None, {"uid": 7, "sorte": 3, "cross_kind": 3}),
+        (None, {"Wer": 7, "kind": 3}),
+        (None, {"uid": 7, "cross_kind": 3}),  # Parts of a cross hold the values of its column.
+        ({"Wer": 7}, {"kind": 3}),
+        ({"Wer": 8}, {"Wer": 7, "sorte": 3}),
+    ],
+)
+def test_examples_may_have_the_names_of_the_source(context, values) -> None:
+    [serialized] = serialize_examples(build_message(context, **values), HELD)
+    features = tf.train.Example.FromString(serialized).features.feature
+    found = {name: list(feature.int64_list.value) for name, feature in features.items()}
+    assert found == {"uid": [7], "sorte": [3], "cross_kind": [3]}
+
+
+def test_a_feature_that_no_input_has_is_refused() -> None:
+    with pytest.raises(RequestError, match="unknown feature typo; allowed: uid, sorte"):
+        serialize_examples(build_message(typo=7, kind=3), HELD)

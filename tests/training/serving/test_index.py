@@ -12,7 +12,7 @@ from conf.artefacts.export import IndexKind
 from training.index import vector_index
 from training.index.index_build import fit_index
 from training.index.index_report import measure_recall, tune
-from training.index.known import ItemColumns, UnknownColumnsError, align_columns
+from training.index.known import ItemColumns, WrongFilterError, align_columns
 
 ITEMS, DIM = 3000, 8
 
@@ -84,7 +84,7 @@ def test_columns_filter_by_values_of_any_kind() -> None:
     })  # fmt: skip
     columns = ItemColumns(align_columns(table, pa.array(["1", "3", "5", "7"])))
     for wanted, expected in (
-        ({"title": "A"}, [1]), ({"title": ["B", "C"]}, [1, 3]), ({"title": "A|B"}, []),
+        ({"title": "A"}, [1]), ({"title": ["B", "C"]}, [1, 3]), ({"score": "2.0"}, [0]),
         ({"year": 1991}, [0]), ({"year": "1991"}, [0]), ({"score": 0.5}, [1]), ({"score": 2}, [0]),
         ({"tags": "y"}, [1, 3]), ({"tags": "y", "title": "C"}, [3]), ({"tags": []}, []),
         ({"new": "true"}, [1]), ({}, [0, 1, 2, 3]),
@@ -93,9 +93,12 @@ def test_columns_filter_by_values_of_any_kind() -> None:
         values = {n: one if isinstance(one, list) else [one] for n, one in wanted.items()}
         assert np.flatnonzero(columns.find(values)).tolist() == expected, wanted
     with pytest.raises(
-        UnknownColumnsError, match="unknown columns \\['colour'\\]; allowed: title, year"
+        WrongFilterError, match="unknown columns \\['colour'\\]; allowed: title, year"
     ):
         columns.find({"colour": [1]})
+    for wrong, says in (({"title": ["A|B"]}, "give a list"), ({"year": ["new"]}, "holds numbers")):
+        with pytest.raises(WrongFilterError, match=says):
+            columns.find(wrong)
     first, unknown, last = columns.get(np.array([1, 2, 3]))
     assert first == {"title": "A|B", "year": 1990, "score": 0.5, "tags": ["x", "y"], "new": True}
     assert (unknown, last["year"]) == ({}, None)

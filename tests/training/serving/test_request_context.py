@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -128,6 +129,42 @@ def test_what_is_left_out_is_missing_by_get_too(client, expect) -> None:
     assert {r["item"]: r["score:label"] for r in answer.json()["items"]} == ask(client, user=1003)
     refused = client.get("/v1/recommend?user=1003&device=app")
     assert (refused.status_code, "device" in refused.json()["error"]) == (400, True)
+
+
+@pytest.mark.parametrize("history", [[101, 105], "105 101"])
+def test_what_a_request_says_that_the_user_has_met_is_left_out(client, history) -> None:
+    body = {"user": "nobody", "features": {"history": history}, "k": ITEMS}
+    found = {row["item"] for row in client.post("/v1/recommend", json=body).json()["items"]}
+    whole = {row["item"] for row in client.post("/v1/recommend", json={**body, "seen": True})
+             .json()["items"]}  # fmt: skip
+    assert whole - found == {101, 105}
+
+
+def test_the_user_is_no_feature(client) -> None:
+    for features in ({"user_id": 1003}, {"user_id": 1004, "device": "app"}):
+        for body in ({"features": features}, {"user": 1003, "features": features}):
+            answer = client.post("/v1/recommend", json=body)
+            assert answer.status_code == 400
+            assert "user_id names the user" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [("user=1003&user=1004", "user: stands twice"), ("user=%ff", "not UTF-8")],
+)
+def test_a_query_is_read_as_strictly_as_a_body(client, query, says) -> None:
+    answer = client.get(f"/v1/recommend?{query}")
+    assert (answer.status_code, says in answer.json()["error"]) == (400, True)
+
+
+def test_a_compressed_body_and_a_byte_order_mark_are_refused(client) -> None:
+    body = b'{"user": 1003}'
+    packed = client.post(
+        "/v1/recommend", content=gzip.compress(body), headers={"Content-Encoding": "gzip"}
+    )
+    assert (packed.status_code, "Content-Encoding" in packed.json()["error"]) == (415, True)
+    marked = client.post("/v1/recommend", content=b"\xef\xbb\xbf" + body)
+    assert (marked.status_code, "byte order mark" in marked.json()["error"]) == (400, True)
 
 
 def test_what_a_request_says_of_the_user_replaces_what_is_stored(client, expect) -> None:

@@ -72,8 +72,8 @@ class ListModels:
             raise ConfigError(
                 f"ranking model {_name(ranker)}{beside or ','} cannot order lists",
                 received=reason,
-                fix="name another one by --ranker, or give --no-ranker: lists of the retrieval "
-                "model alone",
+                fix="name another one by --ranker, go back to an earlier version by `sluice models "
+                "rollback`, or give --no-ranker: lists of the retrieval model alone",
             )
 
     def choose(self) -> tuple[ServedVersion | None, ServedVersion | None]:

@@ -8,6 +8,7 @@ asked to be left out, and what a filter does not name is not among them.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import orjson
 import tensorflow as tf
 
 from conf.artefacts.export import FEATURE_PREFIX, SEEN
-from training.index.known import Known, Token, UnknownColumnsError
+from training.index.known import Known, Token, WrongFilterError
 from training.index.vector_index import Found
 from training.serving.lists.list_models import ListModels
 from training.serving.lists.row_inputs import (
@@ -28,6 +29,7 @@ from training.serving.lists.row_inputs import (
     find_row_inputs,
     find_stored,
     read_encoded,
+    read_given,
     read_raw,
     require_row_features,
 )
@@ -98,6 +100,7 @@ class Recommender:
         known = _require_known(first)
         row = _find_user(known, request)
         await self._builder.run(size, check_features, request, models)
+        request = await self._builder.run(size, _leave_out_met, request, first)
         scores: dict[str, np.ndarray] = {}
         if retrieval is not None:
             vector = await self._embed(retrieval, known, request, row, size)
@@ -135,7 +138,7 @@ class Recommender:
                 raise RequestError("'filter' needs an index with columns, or --items FILE")
             try:
                 allowed &= known.columns.find(request.filter)
-            except UnknownColumnsError as error:
+            except WrongFilterError as error:
                 raise RequestError(str(error)) from error
         for key in request.exclude:
             if (position := known.position_of.get(str(key))) is not None:
@@ -213,6 +216,14 @@ class Recommender:
         best = np.argsort(-found[names[0]][0], kind="stable")
         merged = {**tasks, **scores}
         return order[best], {name: value[best] for name, value in merged.items()}
+
+
+def _leave_out_met(request: RecommendRequest, first: ServedVersion) -> RecommendRequest:
+    """Adds what the request says that the user has met to what is left out of the list."""
+    if request.seen or not request.features:
+        return request
+    met = read_given(first, request, list_histories(first))
+    return replace(request, exclude=[*request.exclude, *met]) if met else request
 
 
 def _read_items(known: Known, name: str, order: np.ndarray, spec: Any) -> np.ndarray:

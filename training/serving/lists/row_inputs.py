@@ -19,6 +19,7 @@ from training.serving.requests.written_json import (
     name_inputs,
     once_per_object,
     read_column,
+    read_written,
 )
 
 ROW_FEATURES = "row_features"
@@ -97,15 +98,27 @@ def check_features(request: RecommendRequest, models: Sequence[ServedVersion]) -
     """Refuses features that no model reads.
 
     Raises:
-        RequestError: There is one, or the request says nothing of a user.
+        RequestError: There is one, the request names the user among them, or says nothing of one.
     """
     if request.user is None and not request.features:
         raise RequestError("a request needs 'user', 'features', or both")
     rows = [find_row_inputs(model, ROW_SIGNATURES[model.card["kind"]]) for model in models]
+    for model, row in zip(models, rows, strict=True):
+        _refuse_key(request, row, (model.card["users"] or {}).get("key"))
     names = frozenset().union(*(row.allowed for row in rows))
     if (unknown := next((name for name in request.features if name not in names), None)) is None:
         return
     raise RequestError(f"unknown features {[unknown[:100]]}; allowed: {', '.join(sorted(names))}")
+
+
+def _refuse_key(request: RecommendRequest, row: RowInputs, key: str | None) -> None:
+    """Refuses a user's key as a feature: nothing that is stored of the user would be used."""
+    keys = {item["name"] for item in row.items if item["feature"] == key}
+    keys |= {column for name, column in find_sources(row.items).items() if name in keys}
+    if found := next((name for name in request.features if name in keys), None):
+        raise RequestError(
+            f"features: {found[:100]} names the user, which 'user' does: leave it out"
+        )
 
 
 def find_stored(
@@ -123,6 +136,25 @@ def find_stored(
     read = {item["feature"] for item in inputs.items}
     said = {item["feature"] for item in inputs.items if item["name"] in given}
     return frozenset(read & set((version.card["users"] or {}).get("features", ())) - said)
+
+
+def read_given(
+    version: ServedVersion, request: RecommendRequest, histories: Collection[str]
+) -> list[Token]:
+    """Returns the keys of items that a request gives as the user's histories.
+
+    Raises:
+        RequestError: Text is no list as the build reads it.
+    """
+    row = find_row_inputs(version, ROW_SIGNATURES[version.card["kind"]])
+    given = row.name_given(request.features)
+    found: list[Token] = []
+    for item in row.items:
+        if item["feature"] in histories and item["name"] in given:
+            value = read_written(given[item["name"]], 0, item)
+            if isinstance(value, list):
+                found += [one for one in value if type(one) in (int, str)]
+    return found
 
 
 def require_row_features(version: ServedVersion, names: Sequence[str]) -> None:

@@ -29,9 +29,6 @@ from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow_serving.apis.prediction_log_pb2 import PredictionLog
 
 from conf.artefacts.export import (
-    EXPORT_FILE,
-    INDEX_CARD,
-    INDEX_DIR,
     WARMUP_FILE,
     find_damage,
     read_card,
@@ -207,7 +204,7 @@ class ServedVersion:
                 check_examples(inputs[name], holds)
             found = self._model.call(signature, inputs)
         except tf.errors.InvalidArgumentError as error:
-            raise RequestError(_explain(error)) from error
+            raise RequestError(_explain_shapes(inputs) or _explain(error)) from error
         except UnicodeDecodeError as error:  # Its message quotes bytes that are no text.
             raise RequestError("Could not parse the inputs: they hold a broken Example") from error
         _check_outputs(self, signature, found)
@@ -285,6 +282,15 @@ def _check_weight(name: str, values: np.ndarray) -> None:
         raise RequestError(f"weights {name} are not finite", FAILED)
 
 
+def _explain_shapes(inputs: Arrays) -> str | None:
+    """Says which inputs have other rows than most; None: all have as many."""
+    rows = {name: value.shape[0] for name, value in inputs.items() if value.ndim}
+    if len(set(rows.values())) < 2:
+        return None
+    named = ", ".join(f"{name}: {count}" for name, count in list(rows.items())[:20])
+    return f"inputs differ in their rows: {named}"
+
+
 def _explain(error: tf.errors.OpError) -> str:
     """Returns the line of TensorFlow's message that says what was wrong with the inputs.
 
@@ -308,7 +314,7 @@ class _Model:
 
     current: ServedVersion | None = None
     states: dict[int, tuple[str, str]] = field(default_factory=dict)
-    refused: dict[Path, tuple[float, ...]] = field(default_factory=dict)
+    refused: dict[Path, tuple[object, ...]] = field(default_factory=dict)
 
 
 class ModelStore:
@@ -510,13 +516,10 @@ def _refuse_label(label: str | None) -> None:
         raise RequestError(f"Unrecognized servable version label: {label[:100]}")
 
 
-def _read_stamp(version: Path) -> tuple[float, ...]:
-    """Returns what changes when a version or its newest index is replaced."""
-    number = find_index(version)
-    cards = [version / EXPORT_FILE]
-    if number is not None:
-        cards.append(version / INDEX_DIR / str(number) / INDEX_CARD)
-    return (number or 0, *(card.stat().st_mtime for card in cards))
+def _read_stamp(version: Path) -> tuple[object, ...]:
+    """Returns what changes when a file of a version is written, replaced, added or removed."""
+    found = ((path, path.stat()) for path in sorted(version.rglob("*")) if path.is_file())
+    return tuple((str(path), stat.st_mtime_ns, stat.st_size) for path, stat in found)
 
 
 def _describe(error: Exception) -> str:

@@ -65,6 +65,41 @@ def parse_examples(
     return built
 
 
+def serialize_examples(found: Any, holds: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """Returns the Examples of a message, each with the features that all of them have.
+
+    Args:
+        found: `examples`, and perhaps a `context` that all of them have.
+        holds: What `export.json` says of the raw inputs.
+
+    Returns:
+        Serialized `tf.Example`s, `[rows]` of bytes, whose features have the names of the inputs.
+
+    Raises:
+        RequestError: A feature is unknown.
+    """
+    about = name_items(holds)
+    context = getattr(found, "context", None)
+    shared = {} if context is None else context.features.feature
+    start = b"" if context is None else context.SerializeToString()
+    built = np.empty(len(found.examples), object)
+    for number, example in enumerate(found.examples):
+        given = {**shared, **example.features.feature}
+        if given.keys() == about.keys():
+            built[number] = start + example.SerializeToString()
+            continue
+        named = name_inputs(given, about, find_source_names(about))
+        if (unknown := next((name for name in named if name not in about), None)) is not None:
+            raise _refuse_unknown(unknown, about)
+        message = tf.train.Example(features=tf.train.Features(feature=named))
+        built[number] = message.SerializeToString()
+    return built
+
+
+def _refuse_unknown(name: str, about: Mapping[str, Any]) -> RequestError:
+    return RequestError(f"unknown feature {name[:100]}; allowed: {', '.join(about)}")
+
+
 class _FeatureReader:
     """Builds the features of examples, those of the context once.
 
@@ -105,7 +140,7 @@ class _FeatureReader:
 
     def _make(self, name: str, value: Any) -> tf.train.Feature:
         if name not in self._about:
-            raise RequestError(f"unknown feature {name[:100]}; allowed: {', '.join(self._about)}")
+            raise _refuse_unknown(name, self._about)
         about, most = self._about[name], self._limits.values
         value = read_written(value, 0, about, most)
         values = value if isinstance(value, list) else [value]

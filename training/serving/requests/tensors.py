@@ -17,6 +17,7 @@ import binascii
 import json
 import reprlib
 import sys
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
@@ -69,6 +70,8 @@ def parse_json(body: bytes) -> dict[str, Any]:
     Raises:
         RequestError: It holds none, is not UTF-8, or a key stands twice in an object.
     """
+    if body.startswith(BOM_UTF8):
+        raise RequestError("JSON Parse error: the body begins with a byte order mark: leave it out")
     try:
         data = json.loads(body.decode(), object_pairs_hook=_read_object)
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:

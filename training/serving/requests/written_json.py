@@ -64,22 +64,38 @@ class SourceNames:
     Attributes:
         sources: The column of each input, by the input's name (`find_sources`).
         paired: By the name of an input the columns whose text has its values as second ones.
+        alike: By the name of an input the others that are the same values of the same column.
     """
 
     sources: Mapping[str, str]
     paired: Mapping[str, Sequence[str]]
+    alike: Mapping[str, Sequence[str]]
 
     @classmethod
     def build(cls, about: Iterable[Mapping[str, Any]]) -> SourceNames:
         """Builds them of what `export.json` says of the inputs."""
         said = [item for item in about if "column" in item]
+        alike = _find_alike(said)
         if not any(item.get("written") for item in said):
-            return cls(find_sources(said), {})
+            return cls(find_sources(said), {}, alike)
         inputs = [read_column(item) for item in said]
         found = {item.name: find_paired(item, inputs) for item in inputs}
-        return cls(
-            find_sources(said), {name: columns for name, columns in found.items() if columns}
-        )
+        paired = {name: columns for name, columns in found.items() if columns}
+        return cls(find_sources(said), paired, alike)
+
+
+def _find_alike(said: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Returns by name the other inputs that hold the same values, such as parts of crosses."""
+    groups: dict[tuple[Any, ...], list[str]] = {}
+    for item in said:
+        key = tuple(item.get(part) for part in ("column", "dtype", "is_list", "length", "per"))
+        groups.setdefault(key, []).append(item["name"])
+    return {
+        name: [other for other in names if other != name]
+        for names in groups.values()
+        if len(names) > 1
+        for name in names
+    }
 
 
 @once_per_object
@@ -122,6 +138,11 @@ def name_inputs(
                 f"{where}input {name} is made of {column}, and both are given and differ: give one"
             )
         found.setdefault(name, given[column])
+    for name in names:
+        if name not in found:
+            same = next((other for other in columns.alike.get(name, ()) if other in given), None)
+            if same is not None and same in names:
+                found[name] = given[same]
     for name in names:
         for column in columns.paired.get(name, ()):
             if name not in found and _is_text(given.get(column)):
