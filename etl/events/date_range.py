@@ -16,6 +16,7 @@ from conf.etl.contract import FreshnessRule
 from conf.etl.references import used_sources
 from etl.events.event_log import EventCounts
 from etl.events.identity import EVENT_TS_COLUMN
+from etl.events.labels import IMMATURE, UNLABELLED
 from etl.events.sample_filter import NOT_SAMPLED_COLUMN
 from etl.events.splits import SPLIT_COLUMN, is_inside
 from etl.sources.bad_rows import find_last_day
@@ -119,8 +120,21 @@ def check_days_have_samples(
         received="; ".join(f"{reason} {n:,}" for reason, n in left_out.items())
         + (f"; the log is of {Span(2, *span).show('ms')}" if span else ""),
         allowed="samples of the run's days",
-        fix="correct --date or what was delivered for these days; a source whose days may be "
-        "empty says so by `days.allow_empty_days: true`",
+        fix=_advise_other_days(counts),
+    )
+
+
+def _advise_other_days(counts: EventCounts) -> str:
+    unlabelled = sum(counts.dropped.get(reason, 0) for reason in (UNLABELLED, IMMATURE))
+    hint = ""
+    if unlabelled:
+        hint = (
+            f"{unlabelled:,} events have no label yet: where these are the run's, write rows to "
+            "score by `sluice build … --rows-to rows.parquet`; else "
+        )
+    return (
+        f"{hint}correct --date or what was delivered for these days; a source whose days may be "
+        "empty says so by `days.allow_empty_days: true`"
     )
 
 

@@ -167,6 +167,8 @@ def _by_key(
 def _differs(name: str, data_type: DataType, tolerance: float) -> Column:
     left, right = (F.col(side)[name] for side in _SIDES)
     kind = data_type.simpleString()
+    if kind.startswith("array"):  # A list without a value and none at all are padded alike.
+        left, right = (F.when(F.size(side) > 0, side) for side in (left, right))
     if kind in ("float", "double"):
         return ~_close(left, right, tolerance)
     if kind in ("array<float>", "array<double>"):

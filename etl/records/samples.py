@@ -142,11 +142,15 @@ def _brought_and_seen(config: BuildConfig) -> str | None:
 def _latest_brought(config: BuildConfig, name: str) -> Column:
     """The list of a user's latest event that brings one, an aggregate; it begins with its item.
 
-    A list that others are aligned to, or of something else than items, stays as it came.
+    An item that was shown and not taken, as the label says, is no part of it. A list that others
+    are aligned to, or of something else than items, stays as it came.
     """
     latest, is_alone = F.col(name), len(config.brought_history) == 1
     if is_alone and brought_items(config) == name:
-        own = F.array_compact(F.array(F.col(config.events.item or "")))
+        item = F.col(config.events.item or "")
+        if config.label is not None:
+            item = F.when(F.col(config.label.name) > 0, item)
+        own = F.array_compact(F.array(item))
         latest = F.concat(own, latest)
     return F.max_by(latest, F.when(F.col(name).isNotNull(), F.col(POSITION_COLUMN)))
 

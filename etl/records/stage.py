@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
 
 from conf.dates import DateRange
 from conf.encoders import ENCODERS_DIR
@@ -56,6 +59,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+logger = logging.getLogger("sluice.build")
+
 _PARTS_DIR = ".train_counts"
 
 
@@ -92,11 +97,13 @@ class RecordInputs:
         samples: Rows of the event splits: kept events, and drawn negatives.
         log: Every event, those that are left out with their reason.
         sources: The sources as read.
+        newest_ts_ms: Time of the last event; None: events have no time.
     """
 
     samples: DataFrame
     log: DataFrame
     sources: Mapping[str, Source]
+    newest_ts_ms: int | None = None
 
 
 @dataclass(frozen=True)
@@ -132,14 +139,18 @@ class RecordStage:
         """
         encoders_dir = self.staging / ENCODERS_DIR
         records_format = RecordFormat(encoders_dir, encoders.plan.schema, self.config)
-        records = add_raw_values(self._build_records(rows, encoders), self.config, self.plan)
+        keeps_users = base is not None and _ends_before(rows, base[1])
+        if keeps_users:
+            logger.info("users stay as the version before has them: its events reach further")
+        made = self._build_records(rows, encoders, with_users=not keeps_users)
+        records = add_raw_values(made, self.config, self.plan)
         records = add_train_folds(records, self.config, self.plan)
         keyed = add_keys(records, self.config)
         shards = self._plan_shards(keyed, records_format)
         arranged = assign_shards(keyed, self.config, self.plan, shards)
         counts = self._plan_counts(encoders)
         built = write_splits(arranged, records_format, self.staging, shards, counts)
-        kept = {} if base is None else self._link(*base)
+        kept = {} if base is None else self._link(*base, with_users=keeps_users)
         train_counts = self._write_counts(counts, built[TRAIN], kept.get(TRAIN, ()), base)
         written = self._summarize(built, kept)
         return replace(written, slots=records_format.slots, train_counts=train_counts)
@@ -189,24 +200,49 @@ class RecordStage:
             sizes = estimate_bytes_per_row(keyed, records_format, columns, self.staging)
         return plan_from_counts(keyed, self.config, sizes)
 
-    def _build_records(self, rows: RecordInputs, encoders: FittedEncoders) -> DataFrame:
+    def _build_records(
+        self, rows: RecordInputs, encoders: FittedEncoders, *, with_users: bool
+    ) -> DataFrame:
         config, plan, records = self.config, self.plan, rows.samples
         if encoders.item_tokens is not None and CATALOG in record_splits(config):
             tokens = self.spark.createDataFrame(encoders.item_tokens)
+            self._warn_of_unknown_items(rows.sources, tokens)
             catalog = build_catalog(rows.log, config, plan, rows.sources, tokens)
             records = records.unionByName(catalog, allowMissingColumns=True)
-        if USERS in record_splits(config):
+        if with_users and USERS in record_splits(config):
             users = build_users(rows.log, config, plan, rows.sources)
             records = records.unionByName(users, allowMissingColumns=True)
         return add_most_frequent(records, config, self.staging / ENCODERS_DIR)
 
-    def _link(self, base: Path, manifest: Manifest) -> dict[str, list[VersionShard]]:
+    def _warn_of_unknown_items(self, sources: Mapping[str, Source], tokens: DataFrame) -> None:
+        """Says how many items are in lists alone, though events without an entry are dropped."""
+        item = self.config.events.item or ""
+        shared = [v for v in self.plan.vocabularies if item in v.columns and len(v.columns) > 1]
+        for join in self.config.joins if shared else ():
+            if join.column != item or join.unmatched != "drop" or join.as_of is not None:
+                continue
+            key = self.config.sources[join.source].key or ""
+            known = sources[join.source].good.select(F.col(key).alias(tokens.columns[0]))
+            unknown = tokens.join(known, tokens.columns[0], "left_anti").count()
+            if unknown:
+                logger.warning(
+                    "%d of %d items of the catalogue are in no row of %s: lists of the log name "
+                    "them, and they may be recommended without features",
+                    unknown, tokens.count(), join.source,
+                )  # fmt: skip
+
+    def _link(
+        self, base: Path, manifest: Manifest, *, with_users: bool
+    ) -> dict[str, list[VersionShard]]:
         if self.dates is None:
             return {}
         statistics = read_shard_statistics(base)
+        selected = select_kept(manifest, self.dates)
+        if with_users and USERS in record_splits(self.config):
+            selected[USERS] = manifest.split(USERS).shards
         return {
             split: link_shards(base, self.staging, shards, statistics)
-            for split, shards in select_kept(manifest, self.dates).items()
+            for split, shards in selected.items()
         }
 
     def _summarize(
@@ -238,6 +274,12 @@ class RecordStage:
             reused_rows={split: sum(s.info.rows for s in shards) for split, shards in kept.items()},
             exports=exports,
         )
+
+
+def _ends_before(rows: RecordInputs, base: Manifest) -> bool:
+    """Whether a version knows later events: its users stand where those that were read do not."""
+    span = base.source.event_ts_ms_range
+    return span is not None and rows.newest_ts_ms is not None and rows.newest_ts_ms < span[1]
 
 
 def _split_infos(shards: Mapping[str, list[VersionShard]]) -> tuple[SplitInfo, ...]:

@@ -215,8 +215,22 @@ def check_bad_rows(source: Source, counts: SourceCounts, config: SourceConfig) -
         f"source {source.name!r} has {bad:,} bad rows of {counts.read:,} ({fraction:.2%})",
         received=f"{reasons or 'no rows'}\n            {shown}",
         allowed=f"at most {budget:.2%} (sources.{source.name}.bad_rows)",
-        fix=f"check the {_how_it_is_read(config)} and columns of the source, correct the input, or "
-        "raise the budget",
+        fix=_advise(counts, config),
+    )
+
+
+def _advise(counts: SourceCounts, config: SourceConfig) -> str:
+    """Says what to look at: where most bad rows are of times, how these are written."""
+    worst = max(counts.bad, key=lambda reason: counts.bad[reason], default="")
+    kind, _, column = worst.partition(":")
+    if kind == "not_timestamp":
+        return (
+            f"say how {column} is written by its `timestamp_format` (epoch_s, epoch_ms, or a "
+            "pattern such as dd.MM.yyyy HH:mm), correct the input, or raise the budget"
+        )
+    return (
+        f"check the {_how_it_is_read(config)} and columns of the source, correct the input, or "
+        "raise the budget"
     )
 
 

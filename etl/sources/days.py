@@ -106,7 +106,12 @@ def check_empty_days(name: str, config: DaysConfig, empty: Sequence[datetime.dat
 
 
 def check_days_are_there(
-    name: str, dates: DateRange, files: Mapping[datetime.date, Collection[Path]]
+    name: str,
+    dates: DateRange,
+    files: Mapping[datetime.date, Collection[Path]],
+    place: Path,
+    *,
+    has_others: bool,
 ) -> None:
     """Refuses to run while a day of the run has no file.
 
@@ -114,17 +119,22 @@ def check_days_are_there(
         name: The source's name.
         dates: The run's days, without lookback.
         files: Files of the days that the run reads; empty where paths hold no days.
+        place: Where they are looked for.
+        has_others: Whether there is a file of any other day.
 
     Raises:
         UpstreamNotReadyError: A day has none; it may be late.
     """
     missing = [day for day in dates.days() if day in files and not files[day]]
     if missing:
+        fix = f"try again later, or set sources.{name}.days.allow_empty_days: true"
+        if not has_others:
+            fix = f"correct --data or sources.{name}.path: no day has a file there; or {fix}"
         raise UpstreamNotReadyError(
             f"source {name!r} has no file yet for {len(missing)} of the run's days",
-            received=_show_days(missing),
+            received=f"{_show_days(missing)}; looked for {place}",
             allowed="a file for each day of the run",
-            fix=f"try again later, or set sources.{name}.days.allow_empty_days: true",
+            fix=fix,
         )
 
 

@@ -60,8 +60,10 @@ def find_files(
         )
     base = root / local_path(config.path)
     by_day = find_files_by_day(name, config, data_dir, dates) if config.day_in_path else {}
-    if config.days is not None and dates is not None and not config.days.allow_empty_days:
-        check_days_are_there(name, dates, by_day)
+    needs_days = config.days is not None and not config.days.allow_empty_days
+    if needs_days and dates is not None and not all(by_day.get(d, True) for d in dates.days()):
+        has_others = any(find_files_by_day(name, config, data_dir, None).values())
+        check_days_are_there(name, dates, by_day, base, has_others=has_others)
     found = _list_files(name, config, data_dir, by_day)
     if config.days is not None and by_day:
         empty = [day for day, files in by_day.items() if not any(f.stat().st_size for f in files)]

@@ -39,7 +39,7 @@ def _write(build: Build) -> None:
     build.record_stage = RecordStage(
         inputs.spark, inputs.config, inputs.plan, inputs.staging, inputs.request.dates
     )
-    rows = RecordInputs(samples, build.log, sources)
+    rows = RecordInputs(samples, build.log, sources, build.event_counts.newest_ts_ms)
     build.written = build.record_stage.write(rows, build.encoders, inputs.base)
 
 

@@ -91,12 +91,23 @@ def _describe(build: Build) -> dict[str, Any]:
             for label in config.labels
             if label.is_binary
         },
-        "event_ts_ms_range": build.event_counts.event_ts_ms_range,
+        "event_ts_ms_range": _join_spans(build),
         "exports": written.exports,
         "train_counts": written.train_counts,
         "slots": written.slots,
         "reused_rows": written.reused_rows,
     }
+
+
+def _join_spans(build: Build) -> tuple[int, int] | None:
+    """The first and the last event time of the version, that of its kept days included."""
+    base = build.inputs.base
+    spans = [build.event_counts.event_ts_ms_range]
+    spans += [] if base is None else [base[1].source.event_ts_ms_range]
+    found = [span for span in spans if span is not None]
+    if not found:
+        return None
+    return min(low for low, _ in found), max(high for _, high in found)
 
 
 def _label_rate(label: str | None, written: WrittenRecords) -> Mapping[str, float]:

@@ -13,7 +13,7 @@ from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.schema import OOV_ID, PAD_ID
 from conf.training.input import FilterConfig, InputConfig
-from conf.training.models import BinaryConfig, RankingConfig
+from conf.training.models import RankingConfig
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.differences import SystemSums, UserGroups, build_user_groups
 from training.evaluation.item_index import build_item_index
@@ -35,8 +35,11 @@ from training.evaluation.protocols import (
     UniformNegatives,
     count_missing,
     describe_filter,
+    find_relevance,
+    find_relevant_rows,
     headline_protocol,
     rank_by_protocol,
+    require_relevant,
     require_rows,
     warn_unmasked,
 )
@@ -79,6 +82,7 @@ def evaluate_full(
     held_out: InputConfig | None = None,
     batches: int | None = None,
     measured: tuple[FilterConfig, ...] = (),
+    relevance: str | None = None,
 ) -> dict[str, float]:
     """Ranks each row's target among the whole catalogue; what validation calls every epoch.
 
@@ -95,6 +99,7 @@ def evaluate_full(
         held_out: Ranks the rows of train alone that `validation` of this config keeps apart.
         batches: How many batches are ranked, the first ones; None: all.
         measured: What rows must pass.
+        relevance: Label that says which rows count (`find_relevance`); None: all do.
 
     Returns:
         `hit_rate@k`, `recall@k`, `ndcg@k` for each k, and `mrr`.
@@ -107,10 +112,15 @@ def evaluate_full(
     scorer = ModelScorer(model, index)
     reader = BatchReader(version_dir, manifest, index, tuple(model.user_inputs), batch_size)
     means = RankingMeans(ks)
-    rows = reader.read(split, seen=protocol == FULL_UNSEEN, held_out=held_out, measured=measured)
+    optional = () if relevance is None else (relevance,)
+    rows = reader.read(
+        split, seen=protocol == FULL_UNSEEN, held_out=held_out, measured=measured,
+        optional=optional,
+    )  # fmt: skip
     for batch in islice(rows, batches):
         scores = scorer.scores(batch.features, batch.rows)
-        means.update(rank_by_protocol(scores, batch, None)[protocol])
+        ranks = rank_by_protocol(scores, batch, None)[protocol]
+        means.update(ranks[find_relevant_rows(batch, relevance)])
     return means.result()
 
 
@@ -196,8 +206,7 @@ def read_popularity(trained: TrainedModel, ids: IntArray) -> IntArray:
     """
     where = trained.version_dir, trained.manifest
     counts = read_train_counts(*where, "item", trained.config.input)
-    objective = getattr(trained.config.model, "objective", None)
-    by_label = isinstance(objective, BinaryConfig) and objective.reads_label
+    by_label = find_relevance(trained.config.model, trained.manifest) is not None
     return counts.place(counts.positives if by_label else counts.events, ids)
 
 
@@ -230,6 +239,7 @@ class _Evaluation:
         self.pool = _CandidatePool()
         self.users = _UserCount(manifest)
         self.oov_targets = 0
+        self.relevance, self.irrelevant = find_relevance(trained.config.model, manifest), 0
 
     def _build_labels(self) -> LabelScores | None:
         manifest, config = self.trained.manifest, self.trained.config.model
@@ -276,24 +286,31 @@ class _Evaluation:
         self.pool.update(batch.candidates, batch.rows)
         if self.labels is not None:
             self.labels.update(batch.features, score_pairs(self.model, batch.features))
-        groups = self.groups.find(batch.features, batch.rows)
+        groups, relevant = (
+            self.groups.find(batch.features, batch.rows),
+            find_relevant_rows(batch, self.relevance),
+        )
+        self.irrelevant += int(np.count_nonzero(~relevant))
         for system in self.systems:
             scores = system.scores(batch.features, batch.rows)
             for protocol, ranks in rank_by_protocol(scores, batch, self.sampled).items():
                 by_system = self.means.setdefault(protocol, {})
                 ks = self.trained.config.evaluation.ks
-                values = measure(ranks, ks)
+                values = measure(ranks[relevant], ks)
                 by_system.setdefault(system.name, RankingMeans(ks)).add(values)
-                self.sums.setdefault(protocol, SystemSums()).add(system.name, groups, values)
+                sums = self.sums.setdefault(protocol, SystemSums())
+                sums.add(system.name, groups[relevant], values)
                 if protocol == self.headline and system.name in self.slices:
-                    self.slices[system.name].update(batch.features, values)
+                    self.slices[system.name].update(batch.features, values, relevant)
             if system.name == ModelScorer.name:
                 self.lists.update(scores, batch)
 
     def result(self) -> dict[str, Any]:
         means = next(iter(self.means.values()))[ModelScorer.name]
+        require_relevant(self.relevance, means.rows, self.irrelevant)
         return {
             "rows": means.rows,
+            "rows_not_relevant": self.irrelevant,
             "users": self.users.result(),
             "oov_targets": self.oov_targets,
             "ties": "counted against the target",

@@ -24,6 +24,7 @@ from conf.errors import InputDataError, TooFewRowsError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.training.input import FilterConfig, InputConfig, describe_conditions
+from conf.training.models import BinaryConfig, ModelConfig
 from training.evaluation.item_index import BLOCK_CELLS, ItemIndex, read_cells
 from training.evaluation.metrics import (
     MISSING,
@@ -336,3 +337,43 @@ def rank_by_protocol(
 def count_missing(batch: RankingBatch) -> int:
     """Returns how many targets of a batch are not in the catalogue."""
     return int(np.count_nonzero(batch.targets == MISSING))
+
+
+def find_relevant_rows(batch: RankingBatch, relevance: str | None) -> NDArray[np.bool_]:
+    """Returns which rows' items are relevant, `[rows]`: of rows without the label none is."""
+    if relevance is None:
+        return np.ones(batch.rows, bool)
+    labels = batch.features[relevance]
+    if isinstance(labels, tf.RaggedTensor):
+        labels = labels.to_tensor(default_value=0, shape=[None, 1])[:, 0]
+    return np.asarray(labels) > 0
+
+
+def find_relevance(model: ModelConfig, manifest: Manifest) -> str | None:
+    """Returns the label that says which rows are relevant; None: all are.
+
+    What the run's objective takes for a positive is: an item that was shown and not taken is what
+    a binary one learns to rank below others.
+    """
+    objective, label = getattr(model, "objective", None), manifest.keys.label
+    return label if isinstance(objective, BinaryConfig) and objective.reads_label else None
+
+
+def require_relevant(relevance: str | None, rows: int, irrelevant: int) -> None:
+    """Refuses a split none of whose rows has a relevant item.
+
+    Args:
+        relevance: Label that says which are (`find_relevance`); None: all are.
+        rows: Rows that are.
+        irrelevant: Rows that are not.
+
+    Raises:
+        InputDataError: There is none.
+    """
+    if not rows:
+        raise InputDataError(
+            f"no row has a relevant item: {relevance} is 0 in each",
+            received=f"{irrelevant:,} rows",
+            allowed=f"rows whose {relevance} is above 0",
+            fix="measure another split, or train by an objective that reads no label",
+        )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conf.dates import Part
 from conf.errors import ConfigError, did_you_mean
@@ -169,10 +170,22 @@ class SliceMeans:
     _rows: dict[str, IntArray] = field(default_factory=dict)
     _sums: dict[str, dict[str, FloatArray]] = field(default_factory=dict)
 
-    def update(self, features: Features, values: Mapping[str, FloatArray]) -> None:
-        """Adds a batch of rows with their metrics, `[rows]` by name."""
+    def update(
+        self,
+        features: Features,
+        values: Mapping[str, FloatArray],
+        measured: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Adds a batch of rows with their metrics.
+
+        Args:
+            features: Of all rows of the batch.
+            values: `[measured rows]` by name.
+            measured: `[rows]`, which of the batch have metrics; None: all.
+        """
         for slicing in self.slicings:
             size, groups = len(slicing.labels), slicing.find_groups(features)
+            groups = groups if measured is None else groups[measured]
             rows = self._rows.setdefault(slicing.name, np.zeros(size, np.int64))
             rows += np.bincount(groups, minlength=size)
             sums = self._sums.setdefault(slicing.name, {})

@@ -20,7 +20,7 @@ from conf.training.models import BinaryConfig, RankingConfig
 from conf.training.train import TrainConfig
 from training.evaluation.evaluate import evaluate_full
 from training.evaluation.label_metrics import LabelScores
-from training.evaluation.protocols import TRAIN_SPLIT, warn_unmasked
+from training.evaluation.protocols import TRAIN_SPLIT, find_relevance, warn_unmasked
 from training.evaluation.scorers import score_pairs
 from training.evaluation.task_metrics import TaskScores, compile_scores, summarize_tasks
 from training.input.batches import build_eval_dataset, build_held_out_dataset, read_batches
@@ -144,7 +144,7 @@ def _build_ranking(config: TrainConfig, data: TrainingData, batches: int | None)
         return evaluate_full(
             require_retrieval(model), data.version_dir, data.manifest, split,
             evaluation.ks, evaluation.mask_seen, evaluation.batch_size, held_out, batches,
-            measured,
+            measured, find_relevance(config.model, data.manifest),
         )  # fmt: skip
 
     return validate

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
 
 from conf.artefacts.run import CHECKPOINTS_DIR
 from conf.errors import ConfigError
+from conf.manifest import Manifest
 from conf.paths import read_manifest, resolve_version
 from conf.schema import OOV_ID, FeatureSchema
 from conf.training.input import FilterConfig
@@ -63,7 +65,7 @@ def move_to_version(
     manifest = read_manifest(version_dir, trained.config.input.tolerates)
     if manifest == trained.manifest:
         return trained
-    _check_order(trained, manifest.dataset_name, manifest.dataset_version)
+    _check_order(trained.manifest, manifest)
     here = read_encoded_version(version_dir, manifest)
     there = read_encoded_version(trained.version_dir, trained.manifest)
     model = trained.model
@@ -127,8 +129,9 @@ def _read_tokens(version: EncodedVersion, name: str, ids: np.ndarray) -> list[An
     return [("id", i) if t is None else t for i, t in zip(ids.tolist(), tokens, strict=True)]
 
 
-def _check_order(trained: TrainedModel, name: str, version: str) -> None:
-    own = trained.manifest
+def _check_order(own: Manifest, other: Manifest) -> None:
+    """Refuses a version whose held-out rows the run may have been trained on."""
+    name, version = other.dataset_name, other.dataset_version
     if name != own.dataset_name:
         raise ConfigError(
             "a run can be measured on versions of its own dataset alone",
@@ -143,6 +146,24 @@ def _check_order(trained: TrainedModel, name: str, version: str) -> None:
             allowed=f"{own.dataset_version}, or a later version",
             fix="measure both runs on the version of the later one",
         )
+    ends = [_find_end(manifest) for manifest in (other, own)]
+    if None not in ends and ends[0] < ends[1]:  # type: ignore[operator]
+        raise ConfigError(
+            "this version was built later than the one that the run was trained on, of a log that "
+            "ends earlier: the run may have been trained on its held-out rows",
+            received=f"{version}, which ends {ends[0]}",
+            allowed=f"a version that ends {ends[1]} or later",
+            fix="measure on such a version, or on the run's own",
+        )
+
+
+def _find_end(manifest: Manifest) -> datetime | None:
+    """Returns where the events of a version end; None: it has no times."""
+    run, span = manifest.run, manifest.source.event_ts_ms_range
+    days = [] if run is None else [*run.days, *filter(None, [run.last_day])]
+    if days:
+        return datetime.fromisoformat(max(days)).replace(tzinfo=UTC) + timedelta(days=1)
+    return None if span is None else datetime.fromtimestamp(span[1] / 1000, UTC)
 
 
 def _take_encodings(

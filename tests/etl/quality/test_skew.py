@@ -50,6 +50,14 @@ def test_equal_rows_differ_in_nothing_and_each_difference_is_found(spark):
     assert "price: 2 rows differ (40.0000%), as 2: logged 2.5, recomputed 2.0" in str(error.value)
 
 
+def test_a_list_without_a_value_is_as_none(spark):
+    schema = "user bigint, recent array<bigint>, weights array<float>"
+    logged = spark.createDataFrame([(2, [], []), (3, [5], [0.5]), (4, None, [1.0])], schema)
+    dataset = spark.createDataFrame([(2, None, None), (3, [], None), (4, [], [1.0])], schema)
+    found = compare_features(logged, dataset, SkewConfig(("user",), ("recent", "weights")))
+    assert {skew.name: skew.mismatched for skew in found.features} == {"recent": 1, "weights": 1}
+
+
 def test_types_of_json_are_taken_as_the_records_types_and_ids_out_of_it_are_no_key(spark):
     recomputed = spark.createDataFrame([(1, 7), (2, 8), (3, 9)], "id bigint, n bigint")
     logged = spark.createDataFrame([("1", "0"), ("2", "8"), ("3", "x")], "id string, n string")
