@@ -100,7 +100,7 @@ def test_another_split_leaves_the_test_metrics_alone(series: Path) -> None:
         (["--split", "validation"], ExitCode.INPUT_REFUSED, "is empty"),
         (["--split", "catalog"], ExitCode.INPUT_REFUSED, "'catalog' holds one record per item"),
         (["--split", "users"], ExitCode.INPUT_REFUSED, "'users' holds one record per user"),
-        (["--split", "nope"], ExitCode.INPUT_REFUSED, "no such split"),
+        (["--split", "nope"], ExitCode.CONFIG, "no such split"),
         (["--set", "evaluation.kz=[1]"], ExitCode.CONFIG, "did you mean 'ks'"),
         (["--set", "model.name=mf"], ExitCode.CONFIG, "evaluation.ks"),
         (["--set", "evaluation.ks=[0]"], ExitCode.CONFIG, "1 or more"),

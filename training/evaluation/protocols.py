@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from conf.errors import InputDataError, TooFewRowsError
+from conf.errors import ConfigError, InputDataError, TooFewRowsError, did_you_mean
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.training.input import FilterConfig, InputConfig, describe_conditions
@@ -178,7 +178,8 @@ def require_rows(manifest: Manifest, split: str) -> None:
     """Refuses a split that has nothing to evaluate.
 
     Raises:
-        InputDataError: The split does not exist, has no record, or holds no events.
+        ConfigError: The split does not exist.
+        InputDataError: It has no record, or holds no events.
     """
     filled = [s.name for s in manifest.splits if s.rows and s.name not in ROLE_OF_SPLIT]
     allowed = f"a split with records: {', '.join(filled) or '(none)'}"
@@ -189,6 +190,13 @@ def require_rows(manifest: Manifest, split: str) -> None:
             received=split,
             allowed=allowed,
             fix="choose a split of events by --split",
+        )
+    if split not in {one.name for one in manifest.splits}:
+        raise ConfigError(
+            "there is no such split",
+            received=split,
+            allowed=allowed,
+            fix=did_you_mean(split, filled),
         )
     if manifest.split(split).rows == 0:
         raise InputDataError(

@@ -126,7 +126,7 @@ def measure_lists(
         names = TokenIds(trained, trained.manifest.require_key("user"))
         held_out = read_held_out(trained, split, items)
     found = _Measured(trained, items, held_out, kept, longest)
-    for lists in _read(path):
+    for lists in _read(path, key):
         owners = np.array(lists.names, np.int64) if names is None else names.find(lists.names)
         found.update(lists, owners, path)
     per = "user" if names else "row"
@@ -240,7 +240,13 @@ def _survey(path: Path) -> tuple[str, int]:
         InputDataError: The file has no lists.
     """
     longest, key = 0, ""
+    users: set[str] = set()
+    has_rows, is_repeated = True, False
     for row, entry in read_entries(path):
+        user = str(entry.get("user"))
+        is_repeated = is_repeated or user in users
+        users.add(user)
+        has_rows = has_rows and "row" in entry
         found = next((name for name in ("user", "row") if name in entry), None)
         if found is None or (key and found != key):
             raise ConfigError(
@@ -251,14 +257,15 @@ def _survey(path: Path) -> tuple[str, int]:
         key, longest = found, max(longest, len(entry["items"]))
     if not longest:
         raise InputDataError("the file has no lists", received=str(path))
-    return key, longest
+    # Rows of a split have lists of their own, and a user may have several.
+    return "row" if has_rows and is_repeated else key, longest
 
 
-def _read(path: Path) -> Iterator[WrittenLists]:
+def _read(path: Path, key: str) -> Iterator[WrittenLists]:
     entries = read_entries(path)
     while part := list(islice(entries, LISTS_AT_ONCE)):
         yield WrittenLists(
-            [entry.get("user", entry.get("row")) for _, entry in part],
+            [entry.get(key) for _, entry in part],
             [entry["items"] for _, entry in part],
             [
                 entry.get("scores") or [-float(n) for n in range(len(entry["items"]))]

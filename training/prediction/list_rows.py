@@ -156,6 +156,8 @@ def _read_split_lists(
     first = 1
     for batch in read_batches(dataset, version_dir, manifest, split):
         rows = _name_rows(batch, keys.user, vocabulary, first)
+        if keys.user is not None and split != USERS_SPLIT:
+            rows = replace(rows, numbers=pa.array(np.arange(first, first + len(rows))))
         first += len(rows)
         if own:
             yield replace(rows, candidates=_join_cells(batch, own[0], ragged[0], ranker.items))

@@ -85,6 +85,8 @@ def write_recommendations(
         for batch in rows:
             found = ranker.rank(batch, k)
             lists = build_lists(batch, found, ranker.items, ranker.tokens)
+            if batch.numbers is not None:
+                lists |= {"row": batch.numbers.filter(pa.array(batch.are_named))}
             writer.write(lists)
             total, written = total + len(batch), written + len(lists[batch.key])
     if left_out := total - written:

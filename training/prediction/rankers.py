@@ -73,10 +73,13 @@ class ListRows(NamedRows):
     Attributes:
         features: Features of the rows.
         candidates: Cells to rank; None: the whole catalogue.
+        numbers: Number of each row in its split, from 1, where a user may have several; None: the
+            names tell rows apart.
     """
 
     features: Features
     candidates: Pairs | None = None
+    numbers: pa.Array | None = None
 
 
 class Ranker(ABC):

@@ -33,13 +33,19 @@ def check_format(target: Path) -> None:
     """Refuses a file whose name does not say how it is written.
 
     Raises:
-        ConfigError: It ends in none of `ROW_FORMATS`.
+        ConfigError: It ends in none of `ROW_FORMATS`, or its folder is not there.
     """
     if not target.name.endswith(ROW_FORMATS):
         raise ConfigError(
             "the format of the output is not known by the file's name",
             received=str(target),
             allowed=f"a name that ends in {', '.join(ROW_FORMATS)}",
+        )
+    if not target.parent.is_dir():
+        raise ConfigError(
+            "there is no folder for the output",
+            received=str(target.parent),
+            fix="make it, or name another one",
         )
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import InputDataError, did_you_mean
+from conf.errors import InputDataError, nearest
 from training.raw_inputs.column_values import (
     BAD_VALUES,
     TYPES,
@@ -39,6 +39,15 @@ from training.raw_inputs.input_columns import (
 
 Columns = Mapping[str, pa.Array | list[Any]]
 """Values of some rows by column, as they are given."""
+
+
+def _advise_names(missing: str, found: Sequence[str]) -> str:
+    if (close := nearest(missing, found)) is not None:
+        return f"did you mean {close!r}?"
+    return (
+        "name the columns as export.json does; of a log that lacks what a build makes, write rows "
+        "by `sluice build … --rows-to`"
+    )
 
 
 class RawColumns:
@@ -100,7 +109,7 @@ class RawColumns:
                     f"({'list of ' if item.is_list else ''}{WORDS[item.dtype]})"
                     for item in self.inputs
                 ),
-                fix=did_you_mean(missing[0], found) or "name the columns as export.json does",
+                fix=_advise_names(missing[0], found),
             )
         return names
 

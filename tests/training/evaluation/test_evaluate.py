@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from conf.errors import InputDataError
+from conf.errors import ConfigError, InputDataError
 from conf.manifest import Manifest
 from conf.paths import read_manifest
 from conf.training.train import TrainConfig
@@ -236,7 +236,7 @@ def test_an_empty_split_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputDataError, match="is empty") as caught:
         evaluate_split(_trained(version, manifest), "validation")
     assert "test" in str(caught.value.allowed)
-    with pytest.raises(InputDataError, match="no such split"):
+    with pytest.raises(ConfigError, match="no such split"):
         evaluate_split(_trained(version, manifest), "tset")
 
 
