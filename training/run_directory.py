@@ -35,9 +35,10 @@ from conf.manifest import MANIFEST_FILE, Manifest
 from conf.paths import ReadablePath, read_manifest, resolve_version
 from conf.schema import fingerprint
 from conf.storage.atomic_output import write_text_atomic
+from conf.storage.locations import find_path
 from conf.storage.locks import hold_file_lock
+from conf.storage.working_copy import find_working_path
 from conf.training.train import TrainConfig
-from etl.tfrecord.reading import find_path, find_working_path
 from training.checkpoint.run_reference import RunReference, manifest_sha256, read_run_manifest
 from training.distribution.strategy import Devices
 from training.distribution.tensorflow_runtime import peak_device_memory_bytes, peak_memory_bytes

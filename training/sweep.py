@@ -27,9 +27,9 @@ from conf.metrics import LOSS_METRIC, is_minimised
 from conf.paths import read_manifest, resolve_version
 from conf.schema import fingerprint
 from conf.storage.atomic_output import write_text_atomic
+from conf.storage.locations import find_path
 from conf.training.sweep import ChoicesConfig, SweepConfig
 from conf.training.train import TrainConfig
-from etl.tfrecord.reading import find_path
 from training.fit import fit_run
 from training.loop.early_stopping import check_evaluated, default_metric, selection_metric
 from training.loop.validation import is_validated

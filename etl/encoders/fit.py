@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 
-from conf.dates import DateRange
 from conf.encoders import (
     ENCODERS_DIR,
     ENCODERS_FILE,
@@ -51,6 +50,8 @@ from etl.tfrecord.codec.crc32c import describe_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from conf.dates import DateRange
 
 
 logger = logging.getLogger("sluice.encoders")

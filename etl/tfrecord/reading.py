@@ -1,20 +1,8 @@
 """What training reads TFRecord files with: all that it imports of `etl`, and nothing else is here.
 
-Records of a file, damage, paths and URIs, copies of what lies in stores, decoders, rows of batches,
-checksums, and the compiler of kernels.
+Records of a file, damage, decoders, rows of batches, checksums, and the compiler of kernels.
 """
 
-from conf.storage.lease import Lease, hold_lease, read_holder
-from conf.storage.locations import Compression, FileOpener, find_path, is_remote
-from conf.storage.working_copy import (
-    WorkingCopy,
-    describe_place,
-    find_working_copy,
-    find_working_path,
-    move_folder,
-    open_working_copy,
-    remove_folder,
-)
 from etl.tfrecord.codec.crc32c import crc32c
 from etl.tfrecord.codec.decode import build_decoder
 from etl.tfrecord.codec.decode_columns import BadRecord
@@ -37,34 +25,20 @@ __all__ = [
     "HEADER_BYTES",
     "BadRange",
     "BadRecord",
-    "Compression",
     "CorruptRecordError",
-    "FileOpener",
-    "Lease",
     "PackedDecoder",
     "RecordBlock",
     "RowWriter",
     "WireFeature",
-    "WorkingCopy",
     "allocate",
     "build_decoder",
     "corrupt_record",
     "crc32c",
-    "describe_place",
-    "find_path",
-    "find_working_copy",
-    "find_working_path",
     "has_slots",
-    "hold_lease",
     "inlined",
-    "is_remote",
     "join_steps",
     "kernel",
     "list_lengths",
-    "move_folder",
-    "open_working_copy",
     "packed_features",
-    "read_holder",
     "read_record_blocks",
-    "remove_folder",
 ]

@@ -24,7 +24,6 @@ from conf.paths import (
     resolve_version,
 )
 from conf.storage.atomic_output import write_text_atomic
-from jobs.inspection.event_log import summarize_event_log
 from jobs.inspection.records import read_dataset_head
 from jobs.inspection.summary import (
     Target,
@@ -33,7 +32,6 @@ from jobs.inspection.summary import (
     summarize_files,
     summarize_run,
     summarize_shard,
-    summarize_stages,
 )
 from jobs.inspection.summary_tables import list_summary, print_tables
 from jobs.inspection.variables import summarize_key, summarize_variable
@@ -74,9 +72,6 @@ def main(
     table: Annotated[
         str | None, typer.Option(metavar="NAME", help="Table of a run that --key is looked up in.")
     ] = None,
-    stages: Annotated[
-        bool, typer.Option("--stages", help="Show the Spark stages of a dataset's build.")
-    ] = False,
     key: Annotated[
         int | None, typer.Option(help="Show the row of a key, as the dataset holds it.")
     ] = None,
@@ -90,8 +85,6 @@ def main(
         return
     if variable is not None:
         summary = summarize_variable(target.path, variable, head)
-    elif stages:
-        summary = _inspect_stages(target)
     elif table is not None and key is not None:
         summary = summarize_key(target.path, table, key)
     else:
@@ -113,7 +106,7 @@ def _check_switches(
             received=f"a {target.kind}, --table {table}, --key {key}",
             allowed="sluice inspect RUN --table NAME --key K",
         )
-    if target.kind in ("run", "event_log") and reads_records:
+    if target.kind == "run" and reads_records:
         raise ConfigError(
             "--verify and --head are for datasets and shards",
             received=f"{target.kind}: {target.path}",
@@ -187,8 +180,6 @@ def inspect(
     """
     if target.kind == "run":
         return summarize_run(target.path)
-    if target.kind == "event_log":
-        return summarize_event_log(target.path)
     if target.kind == "dataset":
         return _inspect_dataset(target.path, verify, head, split)
     if target.kind == "files":
@@ -214,16 +205,6 @@ def _inspect_dataset(
     if head is not None:
         summary["head"] = read_dataset_head(version, manifest, head, split)
     return summary
-
-
-def _inspect_stages(target: Target) -> dict[str, Any]:
-    if target.kind != "dataset":
-        raise ConfigError(
-            "--stages is for datasets",
-            received=f"a {target.kind}: {target.path}",
-            allowed="a dataset, or without --stages the event log itself",
-        )
-    return summarize_stages(_load_manifest(target.path))
 
 
 def _load_manifest(version: Path) -> Manifest:

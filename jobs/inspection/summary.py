@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from conf.artefacts.run import METRICS_FILE, RUN_CARD_FILE, RUNS_DIR, read_json, resolve_run
-from conf.errors import ConfigError, InputDataError, SluiceError, UpstreamNotReadyError
+from conf.errors import InputDataError, SluiceError, UpstreamNotReadyError
 from conf.manifest import MANIFEST_FILE, Manifest, ShardInfo
 from conf.paths import (
     CURRENT_FILE,
@@ -30,11 +30,10 @@ from etl.quality.figures import Share, list_figures, read_figures
 from etl.tfrecord.codec.crc32c import describe_file
 from etl.tfrecord.commit.output_manifest import read_output_manifest
 from etl.tfrecord.types.features import WireFeature
-from jobs.inspection.event_log import find_event_log, is_event_log, summarize_event_log
 from jobs.inspection.records import Content, describe_lengths, read_first
 from jobs.inspection.verify import OnBytes, Problem, Verification, verify_files
 
-TargetKind = Literal["dataset", "shard", "files", "run", "event_log"]
+TargetKind = Literal["dataset", "shard", "files", "run"]
 
 
 @dataclass(frozen=True)
@@ -42,9 +41,8 @@ class Target:
     """A thing that `sluice inspect` can show.
 
     Attributes:
-        kind: A dataset version, a shard file, a directory of TFRecord files, a run, or the event
-            log of a Spark application.
-        path: The version's, files' or run's directory, or the file; of rolled logs the folder.
+        kind: A dataset version, a shard file, a directory of TFRecord files, or a run.
+        path: The version's, files' or run's directory, or the file.
         version: For a shard, the dataset version that it lies in, or None.
     """
 
@@ -63,8 +61,6 @@ def find_target(path: str) -> Target:
     place = local_path(path)
     if place.name in (MANIFEST_FILE, RUN_CARD_FILE) and place.is_file():
         place = place.parent
-    if is_event_log(place):
-        return Target("event_log", find_event_log(place))
     if place.is_file():
         return Target("shard", place, find_version(place))
     if (place / RUN_CARD_FILE).is_file() or (place / RUNS_DIR).is_dir():
@@ -161,23 +157,6 @@ def _list_value(ending: str, value: Share | int | None) -> dict[str, Any]:
         f"share{ending}": value.value if isinstance(value, Share) else None,
         f"tokens{ending}": None if is_share else value,
     }
-
-
-def summarize_stages(manifest: Manifest) -> dict[str, Any]:
-    """Returns the Spark stages of the build that made a version, from its event log.
-
-    Raises:
-        ConfigError: The build wrote none, or not where this machine can read it.
-        UpstreamNotReadyError: The log is not there any more.
-    """
-    if "event_log" not in manifest.spark:
-        raise ConfigError(
-            "this build wrote no event log",
-            received=manifest.dataset_version,
-            fix="build with --set spark.event_log=DIR, or give `sluice inspect` a log itself",
-        )
-    directory = local_path(manifest.spark["event_log"])
-    return summarize_event_log(find_event_log(directory, manifest.spark["application"]))
 
 
 def _list_packed_features(manifest: Manifest) -> list[dict[str, Any]]:

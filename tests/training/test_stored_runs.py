@@ -11,10 +11,10 @@ import pytest
 
 from conf.artefacts.run import read_json
 from conf.errors import ConfigError, TrainingInterruptedError, UpstreamNotReadyError
-from conf.storage.working_copy import WORK_DIR_VARIABLE
+from conf.storage.lease import hold_lease
+from conf.storage.working_copy import WORK_DIR_VARIABLE, WorkingCopy, describe_place
 from conf.training.models import DSSMConfig
 from conf.training.train import TrainConfig
-from etl.tfrecord.reading import WorkingCopy, describe_place, hold_lease
 from jobs.cli import main
 from tests.fake_store import FakeStore, reached_as
 from tests.object_servers import SCHEMES, ObjectServer

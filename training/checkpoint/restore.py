@@ -10,8 +10,8 @@ from conf.artefacts.run import CHECKPOINTS_DIR
 from conf.errors import UpstreamNotReadyError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath, local_path
+from conf.storage.locations import is_remote
 from conf.training.train import TrainConfig
-from etl.tfrecord.reading import is_remote
 from training.checkpoint.checkpoint_files import (
     METADATA_FILE,
     STATE_PREFIX,

@@ -17,8 +17,8 @@ from conf.errors import (
 from conf.manifest import Manifest
 from conf.paths import ReadablePath, ToleratesShard, read_manifest
 from conf.schema import FeatureSpec, fingerprint
+from conf.storage.locations import find_path
 from conf.training.train import TrainConfig
-from etl.tfrecord.reading import find_path
 from training.input.feature_columns import check_specs
 
 

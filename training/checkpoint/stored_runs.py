@@ -16,16 +16,10 @@ from pathlib import Path
 from conf.artefacts.run import CHECKPOINTS_DIR, RUN, RUN_CARD_FILE, RUNS_DIR, resolve_run
 from conf.errors import SluiceError
 from conf.paths import resolve_entry
+from conf.storage.lease import hold_lease, read_holder
+from conf.storage.locations import find_path, is_remote
+from conf.storage.working_copy import WorkingCopy, describe_place, find_working_copy
 from conf.training.train import TrainConfig
-from etl.tfrecord.reading import (
-    WorkingCopy,
-    describe_place,
-    find_path,
-    find_working_copy,
-    hold_lease,
-    is_remote,
-    read_holder,
-)
 
 _POLL_S = 1.0
 

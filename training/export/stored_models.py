@@ -28,14 +28,13 @@ from conf.artefacts.export import (
 from conf.errors import UpstreamNotReadyError
 from conf.paths import ReadablePath, list_folders, require_bucket
 from conf.storage.atomic_output import WITHDRAWN_DIR, list_numbered, numbered_directory
+from conf.storage.lease import Lease, hold_lease
+from conf.storage.locations import find_path
 from conf.storage.locks import hold_file_lock
-from etl.tfrecord.reading import (
-    Lease,
+from conf.storage.working_copy import (
     WorkingCopy,
     describe_place,
-    find_path,
     find_working_path,
-    hold_lease,
     move_folder,
     remove_folder,
 )

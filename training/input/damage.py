@@ -16,7 +16,8 @@ import tensorflow as tf
 from conf.errors import SluiceError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath, list_unlisted_files
-from etl.tfrecord.reading import FIX_CORRUPT, BadRange, CorruptRecordError, is_remote
+from conf.storage.locations import is_remote
+from etl.tfrecord.reading import FIX_CORRUPT, BadRange, CorruptRecordError
 
 _LOGGER = logging.getLogger(__name__)
 _WARNED: set[str] = set()

@@ -11,8 +11,8 @@ import numpy as np
 from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath, read_manifest, resolve_version
+from conf.storage.locations import find_path
 from conf.training.input import InputConfig
-from etl.tfrecord.reading import find_path
 from training.input.decoded_rows import DecodedRows
 from training.input.feature_columns import FeatureColumn, check_specs, plan_columns, select_features
 from training.input.row_sampling import mix_rows, skip_batches

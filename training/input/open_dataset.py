@@ -16,8 +16,8 @@ from conf.load import override_config
 from conf.manifest import Manifest
 from conf.paths import read_manifest, resolve_version
 from conf.schema import FeatureSpec
+from conf.storage.locations import find_path
 from conf.training.input import InputConfig
-from etl.tfrecord.reading import find_path
 from training.input.batches import Batch, BatchLayout, plan_ordered, plan_shuffled, split_features
 from training.input.damage import InputCounts
 from training.input.decoded_rows import DecodedRows

@@ -18,12 +18,11 @@ import pyarrow as pa
 from conf.errors import InputDataError
 from conf.manifest import Manifest, ShardInfo
 from conf.storage.atomic_output import atomic_file
+from conf.storage.locations import Compression, FileOpener
 from etl.tfrecord.reading import (
     HEADER_BYTES,
     BadRange,
-    Compression,
     CorruptRecordError,
-    FileOpener,
     RecordBlock,
     crc32c,
     read_record_blocks,

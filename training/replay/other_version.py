@@ -20,9 +20,9 @@ from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.paths import read_manifest, resolve_version
 from conf.schema import OOV_ID, FeatureSchema
+from conf.storage.locations import find_path
 from conf.training.input import FilterConfig
 from conf.training.train import WarmStartConfig
-from etl.tfrecord.reading import find_path
 from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.restore import TrainedModel
 from training.checkpoint.run_reference import RunReference

@@ -4,22 +4,17 @@ import io
 import json
 import shutil
 from collections import Counter
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.paths import list_visible_files, read_manifest
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import write_table
-from jobs.inspection.event_log import summarize_event_log
 from jobs.inspection.records import Content, describe_lengths, read_first
 from jobs.inspection.summary import (
     Target,
@@ -28,7 +23,6 @@ from jobs.inspection.summary import (
     summarize_files,
     summarize_run,
     summarize_shard,
-    summarize_stages,
 )
 from jobs.inspection.summary_tables import (
     TextTable,
@@ -309,104 +303,3 @@ def test_problems_are_listed():
     summary = {"kind": "run", "path": "p", "card": {}, "metrics": None,
                "verification": verification}  # fmt: skip
     assert list_summary(summary)[-1].rows == (("train/x", "is missing"),)
-
-
-# Of a build of 5,000 ratings by Spark 4.3: three of its stages, some fields left out.
-RECORDED = Path(__file__).with_name("event_log.jsonl").read_text()
-
-
-def by_stage(summary: dict[str, Any]) -> dict[Any, dict[str, Any]]:
-    return {entry["stage"]: entry for entry in summary["stages"]}
-
-
-def write_log(folder: Path, text: str, codec: str | None = None) -> Path:
-    """Writes an event log as Spark does by default: several files in a folder of its own."""
-    log = folder / "eventlog_v2_app-1"
-    log.mkdir(parents=True)
-    (log / "appstatus_app-1").touch()
-    lines = text.splitlines(keepends=True)
-    parts = {10: lines[20:], 9: lines[:20]}  # numbers, not names, say which comes first
-    for number, part in parts.items():
-        name = f"events_{number}_app-1{f'.{codec}' if codec else ''}"
-        with pa.output_stream(log / name, compression=codec) as file:
-            file.write("".join(part).encode())
-    return log
-
-
-@pytest.mark.parametrize("codec", [None, "zstd"])
-def test_stages_are_those_of_the_event_log(tmp_path, codec):
-    target = find_target(str(write_log(tmp_path / "events", RECORDED, codec).parent))
-    assert target.kind == "event_log"
-    summary = summarize_event_log(target.path)
-    assert summary["problem"] is None
-    found = by_stage(summary)
-    assert found.keys() == {20, 22, 56}
-    assert [found[n]["of"] for n in found] == [
-        "join and split events", "join and split events", "write records",
-    ]  # fmt: skip
-    read = found[20]
-    assert (read["tasks"], read["rows_read"], read["bytes_read"]) == (1, 5025, 110811)
-    assert (read["rows_written"], read["bytes_written"]) == (5020, 124903)
-    assert read["skew"] is None  # of one task
-    tasks = [json.loads(line) for line in RECORDED.splitlines() if '"SparkListenerTaskEnd"' in line]
-    infos = [task["Task Info"] for task in tasks if task["Stage ID"] == 56]
-    times = np.array([info["Finish Time"] - info["Launch Time"] for info in infos])
-    assert found[56]["tasks"] == len(infos) == 12
-    assert found[56]["task_seconds"] == pytest.approx(times.sum() / 1000)
-    assert found[56]["skew"] == pytest.approx(times.max() / np.median(times), abs=0.005)
-    assert found[56]["spilled_disk"] is None
-
-
-def test_spill_and_failed_tasks_are_counted_and_shown(tmp_path):
-    lines = RECORDED.splitlines(keepends=True)
-    ends = [n for n, line in enumerate(lines) if '"TaskEnd"' in line.replace("SparkListener", "")]
-    of_56 = [n for n in ends if '"Stage ID":56,' in lines[n]]
-    for n, size in zip(of_56, (7_000_000, 5_000_000), strict=False):
-        lines[n] = lines[n].replace('"Disk Bytes Spilled":0', f'"Disk Bytes Spilled":{size}')
-    lines[of_56[2]] = lines[of_56[2]].replace('"Failed":false', '"Failed":true')
-    log = tmp_path / "app-1"
-    log.write_text("".join(lines))
-    assert find_target(str(log)).kind == "event_log"
-    summary = summarize_event_log(log)
-    stage = by_stage(summary)[56]
-    assert (stage["spilled_disk"], stage["failed_tasks"], stage["tasks"]) == (12_000_000, 1, 11)
-    table = list_summary(summary)[-1]
-    assert "12.0 MB" in render_plain(table)
-
-
-@pytest.mark.parametrize("codec", [None, "zstd"])
-def test_a_log_that_breaks_off_is_read_to_there_and_said(tmp_path, codec):
-    log = write_log(tmp_path, RECORDED, codec)
-    last = max(log.glob("events_10*"))
-    last.write_bytes(last.read_bytes()[:-200])
-    summary = summarize_event_log(log)
-    assert by_stage(summary)[20]["rows_read"] == 5025
-    assert "breaks off" in summary["problem"]
-    facts = render_plain(list_summary(summary)[0])
-    assert "breaks off" in facts
-    # Of an application that was killed nothing may be cut but the end.
-    whole = RECORDED.splitlines(keepends=True)
-    assert "SparkListenerApplicationEnd" in whole[-1]
-    killed = write_log(tmp_path / "killed", "".join(whole[:-1]), codec)
-    assert "has not ended, or was killed" in summarize_event_log(killed)["problem"]
-
-
-def test_event_logs_that_tell_nothing_are_refused(tmp_path, version):
-    empty = tmp_path / "app-2"
-    empty.write_text(RECORDED.splitlines(keepends=True)[0])
-    with pytest.raises(InputDataError, match="no stage"):
-        summarize_event_log(empty)
-    strange = tmp_path / "app-3"
-    strange.write_text('{"Event":"SparkListenerTaskEnd"}\n')
-    with pytest.raises(InputDataError, match="not as Spark writes it"):
-        summarize_event_log(strange)
-    with pytest.raises(ConfigError, match="lz4"):
-        summarize_event_log(write_log(tmp_path / "compressed", RECORDED, "lz4"))
-    manifest = read_manifest(version)
-    with pytest.raises(ConfigError, match="wrote no event log"):
-        summarize_stages(manifest)
-    told = {"application": "app-9", "event_log": (tmp_path / "gone").as_uri()}
-    with pytest.raises(UpstreamNotReadyError, match="no event log of this application"):
-        summarize_stages(replace(manifest, spark=told))
-    told = {"application": "app-1", "event_log": write_log(tmp_path, RECORDED).parent.as_uri()}
-    assert by_stage(summarize_stages(replace(manifest, spark=told)))[20]["rows_read"] == 5025

@@ -25,10 +25,10 @@ from conf.artefacts.run import write_json
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.paths import ReadablePath
 from conf.storage import working_copy
-from conf.storage.working_copy import WORK_DIR_VARIABLE
+from conf.storage.lease import hold_lease
+from conf.storage.working_copy import WORK_DIR_VARIABLE, WorkingCopy
 from conf.training.models import DSSMConfig
 from conf.training.train import TrainConfig
-from etl.tfrecord.reading import WorkingCopy, hold_lease
 from jobs.cli import main
 from tests.fake_store import FakeStore, reached_as
 from tests.object_servers import SCHEMES, ObjectServer
