@@ -20,8 +20,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import csv
 
+from conf.artefacts.dataset import find_manifest
 from conf.errors import ConfigError, InputDataError, did_you_mean
-from conf.paths import find_manifest, list_visible_files
+from conf.paths import list_visible_files
 from conf.schema import PackedSlot
 from conf.storage.atomic_output import atomic_file
 from etl.tfrecord.files.writer import ShardOptions

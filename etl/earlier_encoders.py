@@ -10,12 +10,12 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from conf.artefacts.dataset import DatasetPaths
 from conf.encoders import ENCODERS_DIR, EncoderPlan
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.encodings import TargetConfig
 from conf.manifest import Manifest
-from conf.paths import DatasetPaths
 from etl.encoders.operation_fit import EarlierEncoders
 from etl.encoders.pipeline import read_plan
 from etl.features.column_meaning import describe_meaning

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from conf.artefacts.dataset import DatasetPaths
 from conf.encoders import (
     ENCODERS_DIR,
     ENCODERS_FILE,
@@ -28,7 +29,6 @@ from conf.manifest import (
     SourceSnapshot,
     SplitInfo,
 )
-from conf.paths import DatasetPaths
 from conf.schema import fingerprint
 from etl.imported.encoders import write_encoders
 from etl.imported.features import plan_features

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from conf.artefacts.dataset import resolve_version
 from conf.artefacts.run import (
     EXPORT_DIR,
     METRICS_FILE,
@@ -22,7 +23,6 @@ from conf.artefacts.run import (
     resolve_run,
 )
 from conf.errors import ExitCode
-from conf.paths import resolve_version
 
 app = typer.Typer(add_completion=False)
 

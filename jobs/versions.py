@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.errors import ConfigError
 from conf.manifest import MANIFEST_FILE
-from conf.paths import CURRENT_FILE, read_manifest, resolve_version
+from conf.paths import CURRENT_FILE
 from etl.versions.diff import diff_manifests
 from etl.versions.retention import VersionInfo, collect_garbage, list_versions
 from etl.versions.rollback import roll_back

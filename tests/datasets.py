@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from conf.artefacts.dataset import read_manifest
 from conf.manifest import (
     MANIFEST_FILE,
     DatasetKeys,
@@ -17,7 +18,6 @@ from conf.manifest import (
     SourceSnapshot,
     SplitInfo,
 )
-from conf.paths import read_manifest
 from conf.schema import FeatureSchema, FeatureSpec, plan_slots
 from conf.storage.atomic_output import write_text_atomic
 from etl.tfrecord.codec.crc32c import crc32c

@@ -17,6 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.artefacts.run import (
     INPUT_COUNTS_FILE,
     RUN_CARD_FILE,
@@ -32,7 +33,7 @@ from conf.errors import (
     read_code_version,
 )
 from conf.manifest import MANIFEST_FILE, Manifest
-from conf.paths import ReadablePath, read_manifest, resolve_version
+from conf.paths import ReadablePath
 from conf.schema import fingerprint
 from conf.storage.atomic_output import write_text_atomic
 from conf.storage.locations import find_path

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import yaml
 
+from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.artefacts.run import RUN_CARD_FILE, read_json, resolve_run, write_json
 from conf.errors import ConfigError, SluiceError, TooFewRowsError, TrainingDivergedError
 from conf.load import override_config
 from conf.metrics import LOSS_METRIC, is_minimised
-from conf.paths import read_manifest, resolve_version
 from conf.schema import fingerprint
 from conf.storage.atomic_output import write_text_atomic
 from conf.storage.locations import find_path

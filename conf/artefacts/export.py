@@ -19,14 +19,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from conf.artefacts.entries import check_entry_name
 from conf.artefacts.run import read_json
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.paths import (
     ReadablePath,
     ReadablePathT,
     StoreDirectory,
-    check_entry_name,
     list_folders,
+    open_sizes,
     require_bucket,
 )
 from conf.schema import fingerprint
@@ -364,17 +365,13 @@ def list_files(root: Path) -> dict[str, dict[str, Any]]:
 
 def find_unfinished(root: ReadablePath, files: Mapping[str, Mapping[str, Any]]) -> str | None:
     """Returns which file of a list is missing or has another size, in words; None: none has."""
-    stored = root.list_bytes() if isinstance(root, StoreDirectory) else None
+    find_bytes = open_sizes(root)
     for name, info in files.items():
-        size = _find_bytes(Path(str(root), name)) if stored is None else stored.get(name)
+        size = find_bytes(name)
         if size != info["bytes"]:
             found = "missing" if size is None else f"{size} bytes"
             return f"{name}: {found} of {info['bytes']} bytes"
     return None
-
-
-def _find_bytes(file: Path) -> int | None:
-    return file.stat().st_size if file.is_file() else None
 
 
 def find_damaged(root: Path, files: Mapping[str, Mapping[str, Any]]) -> str | None:

@@ -26,16 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from conf.artefacts.entries import EntryKind, check_entry_name, resolve_entry
 from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.json_text import parse_json
-from conf.paths import (
-    CURRENT_FILE,
-    EntryKind,
-    ReadablePath,
-    check_entry_name,
-    local_path,
-    resolve_entry,
-)
+from conf.paths import CURRENT_FILE, ReadablePath, local_path
 from conf.storage.atomic_output import write_text_atomic
 from conf.storage.locks import hold_file_lock
 

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from conf.artefacts.entries import ENTRY_NAME_PATTERN
 from conf.encoders import TokenDType, VocabularySpec
 from conf.errors import ConfigError, InputDataError
-from conf.paths import ENTRY_NAME_PATTERN, ReadablePath
+from conf.paths import ReadablePath
 from conf.schema import FIRST_TOKEN_ID
 from conf.storage.atomic_output import write_bytes_atomic
 from etl.tfrecord.codec.crc32c import crc32c

@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from conf.artefacts.entries import ENTRY_NAME_PATTERN
 from conf.encoders import IDENTITY, VocabularySpec
 from conf.errors import InputDataError
 from conf.etl.imported import ImportConfig, ImportedFeatureConfig
-from conf.paths import ENTRY_NAME_PATTERN
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID, FeatureSpec
 from etl.encoders.vocabulary import write_vocabulary
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from conf.artefacts.dataset import find_manifest
 from conf.encoders import ENCODERS_DIR, EncoderPlan
 from conf.errors import ConfigError, InputDataError, did_you_mean
 from conf.manifest import Manifest
-from conf.paths import find_manifest, local_path
+from conf.paths import local_path
 from conf.schema import OOV_ID
 from etl.encoders.pipeline import read_pipeline, read_plan
 from etl.events.splits import TRAIN

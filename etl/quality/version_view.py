@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from conf.artefacts.dataset import DatasetPaths, resolve_version
 from conf.encoders import ENCODERS_DIR, ColumnEncoding, EncoderPlan
 from conf.errors import InputDataError, SluiceError
 from conf.json_text import parse_json
@@ -21,7 +22,6 @@ from conf.operations import (
     Statistic,
     operation_to_json,
 )
-from conf.paths import DatasetPaths, resolve_version
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID, FeatureSchema, canonical_json
 from conf.storage.atomic_output import write_text_atomic
 from etl.encoders.pipeline import read_plan

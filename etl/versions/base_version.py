@@ -9,11 +9,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from conf.artefacts.dataset import DatasetPaths
 from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.split import SplitConfig
 from conf.manifest import Manifest, RunInfo
-from conf.paths import DatasetPaths
 from etl.versions.run_fingerprint import Parent, RunRequest, content_config
 
 # What shards of one split may differ in.

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from conf.artefacts.dataset import STAGING_PREFIX, DatasetPaths
 from conf.errors import ConfigError, UpstreamNotReadyError
-from conf.paths import STAGING_PREFIX, DatasetPaths
 from conf.storage.atomic_output import UNFINISHED_SUFFIX
 from conf.storage.locks import hold_file_lock
 from conf.storage.processes import Owner, find_this_process, is_dead

@@ -13,9 +13,10 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from conf.artefacts.dataset import DatasetPaths, published_versions
 from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.manifest import MANIFEST_FILE, Manifest
-from conf.paths import CURRENT_FILE, DatasetPaths, ReadablePath, published_versions
+from conf.paths import CURRENT_FILE, ReadablePath
 from conf.storage.atomic_output import UNFINISHED_SUFFIX, sync_directory, write_text_atomic
 from etl.tfrecord.commit.local_commit import TEMPORARY_PREFIX
 from etl.versions.locks import OWNER_FILE, TRASH_PREFIX, describe_self, hold_claim, remove_directory

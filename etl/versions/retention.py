@@ -11,9 +11,9 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
+from conf.artefacts.dataset import DatasetPaths, published_versions, read_manifest
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.manifest import Manifest
-from conf.paths import DatasetPaths, published_versions, read_manifest
 from etl.versions.locks import hold_lock, sweep_leftovers
 from etl.versions.publish import remove_version
 from etl.versions.stored import Dataset, StoredDataset, find_current

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from conf.artefacts.dataset import published_versions, read_manifest
 from conf.errors import ConfigError, InputDataError, did_you_mean
-from conf.paths import published_versions, read_manifest
 from etl.versions.publish import make_current
 from etl.versions.stored import Dataset, StoredDataset, find_current
 

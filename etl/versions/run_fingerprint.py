@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from conf.artefacts.dataset import DatasetPaths, published_versions
 from conf.dates import DateRange
 from conf.errors import InputDataError, read_code_version
 from conf.etl.build import BuildConfig
 from conf.manifest import Manifest, RunInfo
-from conf.paths import DatasetPaths, published_versions
 from conf.schema import fingerprint
 from conf.storage.working_copy import describe_place
 from etl.sources.snapshot import RunInputs

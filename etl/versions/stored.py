@@ -1,7 +1,7 @@
 """Versions of a dataset in an object store: listed, made current and removed there.
 
-`StoredDataset` stands beside `conf.paths.DatasetPaths`. What makes a version current is a put of
-`CURRENT` with a condition; a build works in a copy (see `etl.versions.working`).
+`StoredDataset` stands beside `DatasetPaths` of `conf.artefacts.dataset`. What makes a version
+current is a put of `CURRENT` with a condition; a build works in a copy (`etl.versions.working`).
 """
 
 from __future__ import annotations
@@ -9,16 +9,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from conf.artefacts.dataset import VERSIONS_DIR, DatasetPaths, published_versions
+from conf.artefacts.entries import check_entry_name
 from conf.errors import UpstreamNotReadyError
 from conf.manifest import MANIFEST_FILE
-from conf.paths import (
-    VERSIONS_DIR,
-    DatasetPaths,
-    check_entry_name,
-    local_path,
-    no_such_bucket,
-    published_versions,
-)
+from conf.paths import local_path, no_such_bucket
 from conf.storage.locations import StoredPath, is_remote, parse_storage
 from conf.storage.working_copy import WorkingCopy
 from etl.versions.locks import FOREIGN_STALE_S

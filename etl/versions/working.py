@@ -12,15 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from conf.artefacts.dataset import VERSIONS_DIR, DatasetPaths, published_versions, read_manifest
+from conf.artefacts.entries import ENTRY_NAME_PATTERN
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.manifest import MANIFEST_FILE, Manifest
-from conf.paths import (
-    ENTRY_NAME_PATTERN,
-    VERSIONS_DIR,
-    DatasetPaths,
-    published_versions,
-    read_manifest,
-)
 from conf.storage.atomic_output import write_text_atomic
 from conf.storage.locations import StoredPath
 from conf.storage.working_copy import find_working_copy

@@ -12,17 +12,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
 
+from conf.artefacts.dataset import VERSIONS_DIR, published_versions, read_manifest, resolve_version
+from conf.artefacts.entries import ENTRY_NAME_PATTERN
 from conf.errors import ConfigError, InputDataError, did_you_mean
 from conf.manifest import MANIFEST_FILE, Manifest
-from conf.paths import (
-    ENTRY_NAME_PATTERN,
-    VERSIONS_DIR,
-    list_visible_files,
-    local_path,
-    published_versions,
-    read_manifest,
-    resolve_version,
-)
+from conf.paths import list_visible_files, local_path
 from conf.storage.atomic_output import write_text_atomic
 from jobs.inspection.records import read_dataset_head
 from jobs.inspection.summary import (

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.errors import ConfigError
 from conf.etl.output import SparkConfig
 from conf.manifest import Manifest
-from conf.paths import local_path, read_manifest, resolve_version
+from conf.paths import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

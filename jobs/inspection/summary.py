@@ -11,21 +11,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from conf.artefacts.run import METRICS_FILE, RUN_CARD_FILE, RUNS_DIR, read_json, resolve_run
-from conf.errors import InputDataError, SluiceError, UpstreamNotReadyError
-from conf.manifest import MANIFEST_FILE, Manifest, ShardInfo
-from conf.paths import (
-    CURRENT_FILE,
+from conf.artefacts.dataset import (
     VERSIONS_DIR,
-    absolute_path,
     find_version,
     list_unlisted_files,
-    list_visible_files,
-    local_path,
     published_versions,
     read_manifest,
     resolve_version,
 )
+from conf.artefacts.run import METRICS_FILE, RUN_CARD_FILE, RUNS_DIR, read_json, resolve_run
+from conf.errors import InputDataError, SluiceError, UpstreamNotReadyError
+from conf.manifest import MANIFEST_FILE, Manifest, ShardInfo
+from conf.paths import CURRENT_FILE, absolute_path, list_visible_files, local_path
 from etl.quality.figures import Share, list_figures, read_figures
 from etl.tfrecord.codec.crc32c import describe_file
 from etl.tfrecord.commit.output_manifest import read_output_manifest

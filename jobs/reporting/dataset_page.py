@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from conf.artefacts.dataset import read_manifest
 from conf.manifest import Manifest
-from conf.paths import read_manifest
 from etl.quality.drift import NULL, OTHER, Distribution, Overlay, measure_drift, overlay
 from etl.quality.version_view import (
     ComparedFeature,

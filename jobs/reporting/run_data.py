@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from conf.artefacts.dataset import ToleratesShard, read_manifest, resolve_version
 from conf.artefacts.run import (
     HISTORY_FILE,
     METRICS_FILE,
@@ -31,7 +32,7 @@ from conf.artefacts.run import (
 from conf.encoders import ENCODERS_DIR, ENCODERS_FILE, EncoderPlan
 from conf.errors import InputDataError, SluiceError
 from conf.manifest import Manifest
-from conf.paths import ReadablePath, ToleratesShard, read_manifest, resolve_version
+from conf.paths import ReadablePath
 from conf.storage.locations import FileOpener, find_path
 from conf.training.input import InputConfig
 from etl.encoders.vocabulary import load_vocabulary

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from conf.artefacts.dataset import DatasetPaths, read_manifest
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
-from conf.paths import DatasetPaths, local_path, read_manifest
+from conf.paths import local_path
 from conf.storage.locations import is_remote
 
 STAGES: Mapping[str, float] = {

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from conf.artefacts.dataset import read_manifest
 from conf.artefacts.run import read_json
 from conf.errors import ExitCode, InputDataError
 from conf.manifest import MANIFEST_FILE, Manifest
-from conf.paths import read_manifest
 from etl.encoders.pipeline import read_plan
 from jobs.cli import main
 from tests.training.tiny_dataset import write_tiny_dataset

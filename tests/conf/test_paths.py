@@ -10,21 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from conf.artefacts.dataset import (
+    DatasetPaths,
+    list_unlisted_files,
+    published_versions,
+    read_manifest,
+    resolve_version,
+)
+from conf.artefacts.entries import EntryKind, check_entry_name, complete_entries, resolve_entry
 from conf.artefacts.run import RunPaths, read_json, resolve_run, update_run_card, write_json
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.manifest import Manifest
-from conf.paths import (
-    DatasetPaths,
-    EntryKind,
-    check_entry_name,
-    complete_entries,
-    list_unlisted_files,
-    local_path,
-    published_versions,
-    read_manifest,
-    resolve_entry,
-    resolve_version,
-)
+from conf.paths import local_path
 from conf.storage.atomic_output import atomic_file, remove_unfinished, write_text_atomic
 from conf.storage.locks import hold_file_lock
 from tests.datasets import build_manifest

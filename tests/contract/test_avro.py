@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from conf.artefacts.dataset import published_versions
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
-from conf.paths import published_versions
 from etl.build import build_dataset
 from etl.sources.bad_rows import check_bad_rows, count_rows
 from etl.tfrecord.spark.failures import translate_failure

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from conf.paths import read_manifest
+from conf.artefacts.dataset import read_manifest
 from etl.tfrecord.codec.decode import read_file
 from etl.tfrecord.codec.framing import read_record_blocks
 from etl.tfrecord.types.features import RECORD_TYPES, WireFeature

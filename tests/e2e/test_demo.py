@@ -22,11 +22,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import jobs.demo
+from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.artefacts.export import find_version
 from conf.artefacts.run import read_json, resolve_run
 from conf.etl.build import BuildConfig
 from conf.load import load_config
-from conf.paths import read_manifest, resolve_version
 from conf.training.train import TrainConfig
 from etl.build import build_dataset
 from jobs.cli import main

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.artefacts.run import read_json, resolve_run
-from conf.paths import read_manifest, resolve_version
 from etl.build import build_dataset
 from jobs.cli import main
 from tests.etl.logs import build_config, write_logs

@@ -18,11 +18,11 @@ import pytest
 import tensorflow as tf
 import yaml
 
+from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions
 from conf.dates import DateRange
 from conf.errors import ConfigError, ExitCode, InputDataError
 from conf.etl.build import BuildConfig
-from conf.paths import read_manifest
 from conf.training.train import TrainConfig
 from etl import rows_to_score
 from etl.build import build_dataset

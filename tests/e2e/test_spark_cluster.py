@@ -20,9 +20,9 @@ from typing import Any
 import pyspark
 import pytest
 
+from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.artefacts.run import read_json, resolve_run
 from conf.etl.build import BuildConfig
-from conf.paths import read_manifest, resolve_version
 from etl.build import build_dataset
 from jobs.support.spark_session import ensure_java
 from sluice_recsys import PACKAGES

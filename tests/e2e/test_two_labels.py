@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions
 from conf.artefacts.run import read_json, resolve_run
 from conf.etl.build import BuildConfig
-from conf.paths import read_manifest
 from etl.build import BuildResult, build_dataset
 from jobs.cli import main
 from tests.etl.built_versions import read_split

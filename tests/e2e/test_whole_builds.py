@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.paths import read_manifest, resolve_version
+from conf.artefacts.dataset import read_manifest, resolve_version
 from etl.build import build_dataset
 from etl.versions.run_fingerprint import RunRequest
 from jobs.cli import main

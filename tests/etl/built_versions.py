@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from conf.artefacts.dataset import DatasetPaths
 from conf.manifest import Manifest
-from conf.paths import DatasetPaths
 from etl.build import BuildResult
 from etl.tfrecord.codec.decode import read_batches
 from etl.tfrecord.types.features import WireFeature

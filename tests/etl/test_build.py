@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from conf.artefacts.dataset import DatasetPaths, read_manifest, resolve_version
 from conf.errors import InputDataError, UpstreamNotReadyError
-from conf.paths import DatasetPaths, read_manifest, resolve_version
 from etl.build import build_dataset
 from etl.versions.locks import hold_lock
 from etl.versions.run_fingerprint import RunRequest

@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 from pydantic import ValidationError
 
+from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError
 from conf.etl.output import OutputConfig
-from conf.paths import read_manifest
 from etl.build import build_dataset
 from etl.convert import ConvertOptions, convert_files
 from etl.versions.base_version import check_reusable

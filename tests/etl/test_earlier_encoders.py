@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from conf.artefacts.dataset import DatasetPaths
 from conf.encoders import ENCODERS_DIR
 from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
-from conf.paths import DatasetPaths
 from etl.build import BuildResult, build_dataset
 from etl.earlier_encoders import find_earlier_encoders
 from etl.encoders.fit import KEPT_FILE

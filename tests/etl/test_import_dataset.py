@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from conf.artefacts.dataset import find_version, read_manifest, resolve_version
 from conf.errors import ConfigError, InputDataError
 from conf.etl.imported import ImportConfig
 from conf.load import override_config
-from conf.paths import find_version, read_manifest, resolve_version
 from etl.import_dataset import import_dataset
 from etl.imported.files import find_files
 from etl.tfrecord.files.writer import ShardOptions

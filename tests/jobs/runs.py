@@ -6,8 +6,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from conf.artefacts.dataset import read_manifest
 from conf.artefacts.run import RunPaths, update_run_card
-from conf.paths import read_manifest
 from conf.storage.atomic_output import write_text_atomic
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset

@@ -8,8 +8,8 @@ from datetime import datetime
 import pytest
 
 import jobs.support.spark_session
+from conf.artefacts.dataset import DatasetPaths, published_versions, resolve_version
 from conf.errors import ConfigError, ExitCode
-from conf.paths import DatasetPaths, published_versions, resolve_version
 from etl.versions.locks import hold_lock
 from jobs.build_dataset import parse_dates
 from jobs.cli import main

@@ -10,7 +10,7 @@ import yaml
 from rich.console import Console
 
 import jobs.support.spark_session
-from conf.paths import DatasetPaths, read_manifest, resolve_version
+from conf.artefacts.dataset import DatasetPaths, read_manifest, resolve_version
 from etl.quality.figures import Figure, Share
 from jobs.build_dataset import MANY_FEATURES, list_figure_rows, print_figures
 from jobs.cli import main

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from conf.paths import read_manifest
+from conf.artefacts.dataset import read_manifest
 from jobs.inspection.inspect_dataset import app
 from jobs.support.run_app import run_app
 from tests.jobs.reporting.fixtures import FakeConfig, write_dataset, write_run

@@ -15,10 +15,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import read_versions
 from conf.artefacts.run import read_json
 from conf.encoders import ENCODERS_DIR
-from conf.paths import read_manifest
 from etl.encoders.pipeline import read_pipeline
 from tests.browser import Browser, run_browser, wait_for
 from tests.jobs.airflow_server import Airflow, run_airflow, wait_until

@@ -13,9 +13,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.artefacts.run import read_json
 from conf.load import load_config, preset_names
-from conf.paths import read_manifest, resolve_version
 from conf.training.train import TrainConfig
 from etl.tfrecord.table import write_table
 from jobs.cli import main

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
+from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import find_version, list_versions, roll_back
 from conf.artefacts.run import REPORT_FILE, read_json, resolve_run, write_json
 from conf.errors import ConfigError, ExitCode, UpstreamNotReadyError
-from conf.paths import read_manifest
 from conf.storage.atomic_output import numbered_directory
 from jobs.compare import app as compare_app
 from jobs.evaluate import app, evaluate

@@ -10,8 +10,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import pytest
 import tensorflow as tf
 
+from conf.artefacts.dataset import read_manifest
 from conf.manifest import Manifest
-from conf.paths import read_manifest
 from tests.training.tiny_dataset import write_tiny_dataset
 
 # Must run before TensorFlow starts its runtime, hence at import.

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from conf.paths import read_manifest
+from conf.artefacts.dataset import read_manifest
 from conf.training.input import InputConfig
 from conf.training.models import DSSMConfig, NegativesConfig, RankingConfig, SampledSoftmaxConfig
 from conf.training.optimizer import OptimizerConfig

@@ -7,9 +7,9 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+from conf.artefacts.dataset import read_manifest
 from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
 from conf.operations import Normalize
-from conf.paths import read_manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset

@@ -10,7 +10,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import tensorflow as tf
 
-from conf.paths import read_manifest
+from conf.artefacts.dataset import read_manifest
 from conf.training.input import InputConfig
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_mapping import map_keys, plan_keyed_features

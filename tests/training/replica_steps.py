@@ -12,7 +12,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import tensorflow as tf
 
-from conf.paths import read_manifest
+from conf.artefacts.dataset import read_manifest
 from conf.training.input import InputConfig
 from conf.training.models import DSSMConfig, MFConfig
 from conf.training.optimizer import OptimizerConfig

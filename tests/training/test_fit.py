@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
+from conf.artefacts.dataset import read_manifest
 from conf.artefacts.run import read_json, resolve_run, update_run_card
 from conf.errors import (
     ConfigError,
@@ -19,7 +20,6 @@ from conf.errors import (
     TrainingInterruptedError,
     UpstreamNotReadyError,
 )
-from conf.paths import read_manifest
 from conf.storage.locks import hold_file_lock
 from conf.training.input import InputConfig
 from conf.training.models import DSSMConfig

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tensorflow as tf
 
+from conf.artefacts.dataset import DatasetPaths
 from conf.encoders import (
     ENCODERS_FILE,
     ColumnEncoding,
@@ -32,7 +33,6 @@ from conf.manifest import (
     SplitInfo,
 )
 from conf.operations import Hash
-from conf.paths import DatasetPaths
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, FeatureSchema, FeatureSpec
 from conf.storage.atomic_output import write_text_atomic
 from etl.tfrecord.codec.crc32c import crc32c

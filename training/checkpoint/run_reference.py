@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from conf.artefacts.dataset import ToleratesShard, read_manifest
 from conf.artefacts.run import (
     RUN_CARD_FILE,
     read_json,
@@ -15,7 +16,7 @@ from conf.errors import (
     InputDataError,
 )
 from conf.manifest import Manifest
-from conf.paths import ReadablePath, ToleratesShard, read_manifest
+from conf.paths import ReadablePath
 from conf.schema import FeatureSpec, fingerprint
 from conf.storage.locations import find_path
 from conf.training.train import TrainConfig
@@ -94,7 +95,7 @@ def read_run_manifest(
         version_dir: Directory of the version.
         expected_sha256: Fingerprint of the manifest that the run read.
         specs: Features that its model was built for.
-        tolerates: As for `conf.paths.read_manifest`.
+        tolerates: As for `conf.artefacts.dataset.read_manifest`.
 
     Raises:
         InputDataError: It is gone, or is not the one that the run read; names the feature that

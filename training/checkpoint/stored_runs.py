@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from conf.artefacts.entries import resolve_entry
 from conf.artefacts.run import CHECKPOINTS_DIR, RUN, RUN_CARD_FILE, RUNS_DIR, resolve_run
 from conf.errors import SluiceError
-from conf.paths import resolve_entry
 from conf.storage.lease import hold_lease, read_holder
 from conf.storage.locations import find_path, is_remote
 from conf.storage.working_copy import WorkingCopy, describe_place, find_working_copy

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
+from conf.artefacts.dataset import list_unlisted_files
 from conf.errors import SluiceError
 from conf.manifest import Manifest
-from conf.paths import ReadablePath, list_unlisted_files
+from conf.paths import ReadablePath
 from conf.storage.locations import is_remote
 from etl.tfrecord.reading import FIX_CORRUPT, BadRange, CorruptRecordError
 

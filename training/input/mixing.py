@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.errors import InputDataError
 from conf.manifest import Manifest
-from conf.paths import ReadablePath, read_manifest, resolve_version
+from conf.paths import ReadablePath
 from conf.storage.locations import find_path
 from conf.training.input import InputConfig
 from training.input.decoded_rows import DecodedRows

@@ -11,10 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.errors import ConfigError
 from conf.load import override_config
 from conf.manifest import Manifest
-from conf.paths import read_manifest, resolve_version
 from conf.schema import FeatureSpec
 from conf.storage.locations import find_path
 from conf.training.input import InputConfig

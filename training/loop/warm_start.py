@@ -15,8 +15,8 @@ from typing import Any, TypeGuard
 import numpy as np
 import tensorflow as tf
 
+from conf.artefacts.dataset import ToleratesShard
 from conf.errors import ConfigError, InputDataError
-from conf.paths import ToleratesShard
 from conf.training.train import TrainConfig, WarmStartConfig
 from training.checkpoint.checkpoint_files import (
     STATE_PREFIX,

@@ -23,7 +23,6 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import requests
-from urllib3.exceptions import HTTPError
 
 from conf.artefacts.run import (
     HISTORY_FILE,
@@ -161,11 +160,11 @@ class TrackingServer:
             with self._session.request(
                 method, url, timeout=_TIMEOUT_S, stream=True, **content
             ) as answer:
-                return answer.raw.read(_MAX_ANSWER_BYTES, decode_content=True), answer.status_code
+                return next(answer.iter_content(_MAX_ANSWER_BYTES), b""), answer.status_code
 
         try:
             text, status = call_within(_CALL_S, ask)
-        except (requests.RequestException, HTTPError, OSError) as error:
+        except (requests.RequestException, OSError) as error:
             raise TrackingError(_shorten(error)) from error
         try:
             found = json.loads(text or b"{}")

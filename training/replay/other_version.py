@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.artefacts.run import CHECKPOINTS_DIR
 from conf.errors import ConfigError
 from conf.manifest import Manifest
-from conf.paths import read_manifest, resolve_version
 from conf.schema import OOV_ID, FeatureSchema
 from conf.storage.locations import find_path
 from conf.training.input import FilterConfig

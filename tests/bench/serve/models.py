@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import EMBEDDINGS_DIR, EXPORT_FILE, ITEMS_FILE, USERS_FILE, ExportOptions
 from conf.artefacts.export import list_files as hash_files
 from conf.artefacts.run import read_json, write_json
-from conf.paths import read_manifest
 from conf.schema import FIRST_TOKEN_ID, fingerprint
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset

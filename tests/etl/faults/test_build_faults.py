@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 import jobs.support.spark_session
+from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.etl.build import BuildConfig
-from conf.paths import read_manifest, resolve_version
 from etl.build import build_dataset
 from etl.versions.run_fingerprint import RunRequest
 from jobs.cli import main

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 import yaml
 
+from conf.artefacts.dataset import DatasetPaths, read_manifest
 from conf.encoders import ENCODERS_DIR, ENCODERS_FILE, ColumnEncoding, EncoderPlan
 from conf.errors import ExitCode, InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.contract import ContractConfig
 from conf.load import load_config
-from conf.paths import DatasetPaths, read_manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from etl.build import build_dataset
 from etl.encoders.vocabulary import write_vocabulary

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
+from conf.artefacts.dataset import DatasetPaths, published_versions
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from conf.manifest import InputFile, InputTable
-from conf.paths import DatasetPaths, published_versions
 from etl.build import BuildResult, build_dataset
 from etl.sources.snapshot import RunInputs, checksum_rows, find_unwatched, read_table_version
 from etl.versions.publish import read_current

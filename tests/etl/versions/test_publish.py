@@ -16,9 +16,9 @@ import pyarrow as pa
 import pytest
 import typer
 
+from conf.artefacts.dataset import DatasetPaths, read_manifest, resolve_version
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.manifest import ShardInfo, SplitInfo
-from conf.paths import DatasetPaths, read_manifest, resolve_version
 from etl.tfrecord.commit.committer import StagedCommitter
 from etl.tfrecord.commit.local_commit import JobPlan, TaskResult
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE, OutputManifest, read_output_manifest

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conf.artefacts.dataset import DatasetPaths, published_versions
 from conf.errors import ConfigError, UpstreamNotReadyError
 from conf.manifest import RowCounts, ShardInfo, SourceSnapshot, SplitInfo
-from conf.paths import DatasetPaths, published_versions
 from conf.schema import FeatureSchema, FeatureSpec
 from etl.versions.diff import diff_manifests, flatten
 from etl.versions.locks import hold_lock

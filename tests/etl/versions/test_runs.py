@@ -15,11 +15,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from conf.artefacts.dataset import DatasetPaths, published_versions, read_manifest, resolve_version
 from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.etl.build import BuildConfig
 from conf.manifest import InputFile, InputTable, Manifest
-from conf.paths import DatasetPaths, published_versions, read_manifest, resolve_version
 from etl.build import BuildResult, build_dataset
 from etl.records.parquet_copy import parquet_path
 from etl.sources.snapshot import RunInputs

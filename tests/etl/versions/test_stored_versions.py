@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from conf.artefacts.dataset import DatasetPaths, read_manifest, resolve_version
 from conf.encoders import ENCODERS_DIR
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.etl.build import BuildConfig
 from conf.etl.imported import ImportConfig
 from conf.manifest import MANIFEST_FILE
-from conf.paths import DatasetPaths, read_manifest, resolve_version
 from conf.storage.locations import find_path
 from conf.storage.working_copy import WORK_DIR_VARIABLE, describe_place
 from etl.build import BuildResult, build_dataset

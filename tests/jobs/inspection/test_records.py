@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from conf.artefacts.dataset import read_manifest
 from conf.errors import InputDataError
 from conf.manifest import ShardInfo, SplitInfo
-from conf.paths import read_manifest
 from etl.tfrecord.codec.crc32c import describe_file
 from jobs.inspection.records import read_dataset_head, read_first
 from jobs.inspection.verify import count_records, verify_dataset

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from conf.artefacts.dataset import read_manifest
 from conf.errors import InputDataError, UpstreamNotReadyError
-from conf.paths import list_visible_files, read_manifest
+from conf.paths import list_visible_files
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import write_table
 from jobs.inspection.records import Content, describe_lengths, read_first

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from conf.artefacts.dataset import DatasetPaths
 from conf.artefacts.run import (
     HISTORY_FILE,
     METRICS_FILE,
@@ -34,7 +35,6 @@ from conf.manifest import (
     SourceSnapshot,
     SplitInfo,
 )
-from conf.paths import DatasetPaths
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.storage.atomic_output import write_text_atomic
 from etl.encoders.vocabulary import write_vocabulary

@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from conf.artefacts.dataset import read_manifest
 from conf.artefacts.run import HISTORY_FILE, METRICS_FILE, RECOMMENDATIONS_FILE, RUN_CARD_FILE
 from conf.errors import InputDataError, UpstreamNotReadyError
-from conf.paths import read_manifest
 from jobs.reporting.run_data import SAMPLE_USERS, ItemCatalogue, read_catalogue, read_run
 from tests.jobs.reporting.fixtures import FakeConfig, write_dataset
 

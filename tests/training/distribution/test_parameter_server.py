@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from conf.artefacts.dataset import read_manifest
 from conf.artefacts.run import read_json, resolve_run
-from conf.paths import read_manifest
 from conf.training.input import InputConfig
 from conf.training.models import DSSMConfig, SampledSoftmaxConfig
 from conf.training.optimizer import OptimizerConfig

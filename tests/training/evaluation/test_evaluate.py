@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError, InputDataError
 from conf.manifest import Manifest
-from conf.paths import read_manifest
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from tests.training.toy_models import TinyTowers

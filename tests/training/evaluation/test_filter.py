@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError, InputDataError, TooFewRowsError
 from conf.manifest import Manifest, ShardInfo, SplitInfo
-from conf.paths import read_manifest
 from conf.training.input import InputConfig
 from conf.training.train import TrainConfig
 from etl.tfrecord.codec.crc32c import crc32c

@@ -16,8 +16,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError, InputDataError
-from conf.paths import read_manifest
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, _draw_log, write_tiny_dataset
 from tests.training.toy_models import TinyTowers

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions
 from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
 from conf.manifest import DatasetKeys, ShardInfo, SplitInfo
@@ -31,7 +32,6 @@ from conf.operations import (
     Statistic,
     Weights,
 )
-from conf.paths import read_manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.train import TrainConfig
 from etl.encoders.pipeline import read_pipeline

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
+from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions
 from conf.artefacts.run import read_json
 from conf.errors import ConfigError, InputDataError
-from conf.paths import read_manifest
 from conf.schema import FIRST_TOKEN_ID
 from conf.training.train import FitConfig, TrainConfig
 from tests.training.dynamic_runs import DSSM, MF, build_config, build_trainer

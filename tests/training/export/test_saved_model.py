@@ -22,11 +22,11 @@ from hypothesis.extra import numpy as hnp
 from tensorflow_serving.apis.prediction_log_pb2 import PredictionLog
 from tensorflow_serving.config.model_server_config_pb2 import ModelServerConfig
 
+from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions
 from conf.encoders import ColumnEncoding, EncoderPlan, VocabularySpec
 from conf.errors import InputDataError, InternalError
 from conf.manifest import Manifest
-from conf.paths import read_manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 import tensorflow as tf
 
+from conf.artefacts.dataset import read_manifest
 from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.operations import Weights
-from conf.paths import read_manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.input import InputConfig
 from tests.training.tiny_dataset import TinyConfig, one_feature, write_tiny_dataset

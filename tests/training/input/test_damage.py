@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
+from conf.artefacts.dataset import read_manifest
 from conf.errors import InputDataError
 from conf.manifest import Manifest, SplitInfo
-from conf.paths import read_manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.input import InputConfig
 from tests.training.tiny_dataset import one_feature

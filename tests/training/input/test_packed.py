@@ -12,8 +12,8 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from conf.artefacts.dataset import read_manifest
 from conf.manifest import Manifest, ShardInfo, SplitInfo
-from conf.paths import read_manifest
 from conf.schema import FeatureSchema, FeatureSpec, plan_slots
 from conf.training.input import InputConfig
 from tests.datasets import pack_manifest, pack_version

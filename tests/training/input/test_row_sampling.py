@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conf.artefacts.dataset import read_manifest
 from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.manifest import Manifest
-from conf.paths import read_manifest
 from conf.training.input import InputConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.input.batches import build_train_dataset

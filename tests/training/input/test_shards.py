@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 import tensorflow as tf
 
+from conf.artefacts.dataset import read_manifest
 from conf.errors import InputDataError
 from conf.manifest import Manifest
-from conf.paths import read_manifest
 from conf.training.input import InputConfig
 from etl.tfrecord.codec.framing import CorruptRecordError
 from training.input import shards as shard_reader_module

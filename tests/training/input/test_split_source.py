@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError, InputDataError
 from conf.manifest import Manifest
-from conf.paths import read_manifest
 from conf.storage.locations import find_path
 from conf.training.input import InputConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset

@@ -13,9 +13,9 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conf.artefacts.dataset import read_manifest
 from conf.errors import InputDataError, TrainingDivergedError
 from conf.manifest import Manifest
-from conf.paths import read_manifest
 from conf.schema import FeatureSchema
 from conf.training.input import InputConfig
 from conf.training.optimizer import OptimizerConfig

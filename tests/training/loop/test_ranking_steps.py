@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError
-from conf.paths import read_manifest
 from conf.training.models import RankingConfig
 from conf.training.train import DevicesConfig, TrainConfig
 from tests.training import killed_run

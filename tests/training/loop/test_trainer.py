@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError, ExitCode, InputDataError, TrainingDivergedError
 from conf.manifest import Manifest
-from conf.paths import read_manifest
 from conf.training.input import InputConfig
 from conf.training.models import DSSMConfig, MFConfig, SampledSoftmaxConfig
 from conf.training.optimizer import OptimizerConfig

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from conf.artefacts.dataset import read_manifest
 from conf.artefacts.run import read_json
 from conf.encoders import IDENTITY
 from conf.errors import ConfigError, InputDataError, SluiceError, UpstreamNotReadyError
-from conf.paths import read_manifest
 from conf.training.models import DSSMConfig, MFConfig, ModelConfig, RankingConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import FitConfig, TrainConfig, WarmStartConfig

@@ -9,9 +9,9 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError, InputDataError
 from conf.manifest import Manifest
-from conf.paths import read_manifest
 from conf.schema import FeatureSchema
 from conf.training.input import InputConfig
 from conf.training.models import NegativesConfig

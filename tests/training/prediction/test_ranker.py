@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
+from conf.artefacts.dataset import read_manifest
 from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
 from conf.errors import ConfigError, InputDataError, InternalError
 from conf.manifest import DatasetKeys, Manifest, ShardInfo, SplitInfo
 from conf.operations import Bucketize, Normalize, SparseIndices, Weights
-from conf.paths import read_manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_shard, write_tiny_dataset

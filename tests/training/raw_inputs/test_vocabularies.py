@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from conf.artefacts.dataset import read_manifest
 from conf.encoders import ColumnEncoding
 from conf.errors import InputDataError
 from conf.manifest import Manifest
-from conf.paths import read_manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.raw_inputs.vocabularies import (

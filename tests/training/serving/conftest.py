@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions, IndexOptions
-from conf.paths import read_manifest
 from conf.training.train import TrainConfig
 from tests.training.serving.tiny_models import SCORES, TOWERS
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import uvicorn
 
+from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions, IndexOptions
-from conf.paths import read_manifest
 from conf.training.train import TrainConfig
 from tests.browser import Browser, run_browser, wait_for
 from tests.training.every_model import RANKING_MODELS, RETRIEVAL_MODELS

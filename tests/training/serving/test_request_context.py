@@ -17,9 +17,9 @@ import pytest
 import tensorflow as tf
 from starlette.testclient import TestClient
 
+from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions, read_card
 from conf.errors import ConfigError
-from conf.paths import read_manifest
 from conf.training.train import TrainConfig
 from tests.training.serving.tiny_models import TOWERS
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset

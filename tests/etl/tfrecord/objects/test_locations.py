@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
-from conf.paths import read_manifest, resolve_version
 from conf.storage.locations import (
     FileOpener,
     StoredPath,
