@@ -82,6 +82,30 @@ def test_a_list_that_the_log_brings_is_seen_and_known_of_users(spark):
     assert set(users[2]["seen"]) == {4, 5, 8, 9}
 
 
+def test_an_item_that_was_shown_and_not_taken_is_not_in_front_of_the_list_of_users(spark):
+    config = behaviour_config(
+        sources={"log": {"path": "log.tsv", "columns": [
+            *columns(user="int64", item="int64", ts="int64", taken="int64"),
+            {"name": "clicks", "type": "list<int64>", "separator": " ", "nullable": True},
+        ]}},
+        events={"source": "log", "user": "user", "item": "item", "time": "ts",
+                "history": "clicks"},
+        label={"column": "taken", "at_least": 1},
+        features=[
+            {"name": "user", "column": "user", "role": "user"},
+            {"name": "clicked", "column": "clicks", "role": "user", "max_len": 9,
+             "encoding": {"kind": "vocabulary", "name": "item"}},
+            {"name": "item", "column": "item", "role": "item"},
+        ],
+    )  # fmt: skip
+    plan = check_config(config, RunRequest())
+    log = [(1, 5, 1, 0, [50]), (1, 6, 2, 1, [51]), (2, 5, 1, 1, [50]), (2, 8, 2, 0, [9])]
+    prepared = prepare_events(config, {"log": memory_source(spark, config, "log", log)}).frame
+    users = {row["user"]: row for row in build_users(prepared, config, plan, {}).collect()}
+    assert users[1]["clicks"] == [6, 51]
+    assert users[2]["clicks"] == [9]
+
+
 def test_a_condition_that_no_event_meets_is_refused(spark):
     config = behaviour_config(seen={"where": "action = 'purchase'"})
     source = memory_source(spark, config, "log", _write_log())

@@ -1,0 +1,39 @@
+"""Which other versions a run may be measured on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from conf.errors import ConfigError
+from conf.manifest import Manifest, RunInfo
+from training.replay.other_version import _check_order
+
+DAY_MS = 86_400_000
+
+
+def dated(manifest: Manifest, version: str, *days: str) -> Manifest:
+    run = RunInfo("f", days[0], days[-1], dict.fromkeys(days, "f"))
+    return replace(manifest, dataset_version=version, run=run)
+
+
+def test_a_version_of_earlier_days_is_refused_whenever_it_was_built(tiny_manifest) -> None:
+    own = dated(tiny_manifest, "2", "2026-01-02", "2026-01-03")
+    _check_order(own, dated(own, "3", "2026-01-03", "2026-01-04"))
+    _check_order(own, dated(own, "3", "2026-01-01", "2026-01-03"))
+    with pytest.raises(ConfigError, match="of a log that ends earlier") as refused:
+        _check_order(own, dated(own, "3", "2026-01-01", "2026-01-02"))
+    assert "2026-01-04" in refused.value.render()
+    with pytest.raises(ConfigError, match="is older than the one"):
+        _check_order(own, dated(own, "1", "2026-01-04"))
+
+
+def test_without_days_the_last_event_counts(tiny_manifest) -> None:
+    def ending(version: str, day: int) -> Manifest:
+        source = replace(tiny_manifest.source, event_ts_ms_range=(0, day * DAY_MS))
+        return replace(tiny_manifest, dataset_version=version, source=source)
+
+    _check_order(ending("2", 5), ending("3", 5))
+    with pytest.raises(ConfigError, match="of a log that ends earlier"):
+        _check_order(ending("2", 5), ending("3", 4))
