@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from conf.artefacts.dataset import DatasetPaths
+from conf.artefacts.encoder_files import read_plan_file
 from conf.encoders import ENCODERS_DIR, EncoderPlan
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.encodings import TargetConfig
 from conf.manifest import Manifest
 from etl.encoders.operation_fit import EarlierEncoders
-from etl.encoders.pipeline import read_plan
 from etl.features.column_meaning import describe_meaning
 from etl.features.encoder_plan import plan_inputs
 from etl.features.plan import FeaturePlan
@@ -58,7 +58,7 @@ def find_earlier_encoders(
             fix=f"roll back to an earlier version by `sluice versions rollback`{advice}",
         )
     directory = paths.version(parent.version_id) / ENCODERS_DIR
-    plan = read_plan(directory)
+    plan = read_plan_file(directory)
     if plan.fingerprint != parent.manifest.encoders_fingerprint:
         advice = "" if features.has_incremental_vocabulary else ", or fit anew by --refit"
         raise InputDataError(

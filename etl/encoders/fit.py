@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 
+from conf.artefacts.encoder_files import read_plan_file
 from conf.encoders import (
     ENCODERS_DIR,
     ENCODERS_FILE,
@@ -32,7 +33,6 @@ from conf.schema import FIRST_TOKEN_ID
 from conf.storage.atomic_output import link_file, write_text_atomic
 from etl.encoders.incremental_vocabulary import IncrementalFit, VocabularyDiff, diff_vocabularies
 from etl.encoders.operation_fit import EarlierEncoders, TrainSplit, fit_operations
-from etl.encoders.pipeline import read_plan
 from etl.encoders.vocabulary import (
     live_tokens,
     load_vocabulary,
@@ -82,7 +82,7 @@ def read_previous(directory: Path | None) -> dict[str, Vocabulary]:
         return {}
     return {
         spec.name: Vocabulary(spec, load_vocabulary(directory, spec))
-        for spec in read_plan(directory).vocabularies
+        for spec in read_plan_file(directory).vocabularies
     }
 
 
@@ -274,7 +274,7 @@ def take_over_encoders(parent: Path, features: FeaturePlan, staging: Path) -> Fi
     directory.mkdir()
     for file in sorted((parent / ENCODERS_DIR).iterdir()):
         link_file(file, directory / file.name)
-    plan = read_plan(directory)
+    plan = read_plan_file(directory)
     name = _item_vocabulary(features)
     # Only the items are needed, and of those that retire tokens how many are left.
     needed = [spec for spec in plan.vocabularies if spec.incremental or spec.name == name]

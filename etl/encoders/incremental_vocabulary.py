@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from conf.artefacts.encoder_files import RETIRED_COLUMN
 from conf.encoders import TokenDType
 from conf.errors import ConfigError
 from etl.encoders.vocabulary import (
     LAST_SEEN_COLUMN,
-    RETIRED_COLUMN,
     order_tokens,
     vocabulary_schema,
 )

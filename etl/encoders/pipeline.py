@@ -9,15 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pt
 
-from conf.encoders import ENCODERS_FILE, IDENTITY, ColumnEncoding, EncoderPlan, RawColumn
+from conf.artefacts.encoder_files import read_plan_file
+from conf.encoders import IDENTITY, ColumnEncoding, EncoderPlan, RawColumn
 from conf.errors import InputDataError, did_you_mean
-from conf.json_text import parse_json
 from conf.operations import (
     Bucketize,
     Cross,
@@ -402,7 +401,7 @@ def read_pipeline(
             that the plan was written with.
     """
     root = local_path(directory)
-    plan = read_plan(root)
+    plan = read_plan_file(root)
     if features is not None:
         plan = replace(
             plan,
@@ -414,23 +413,3 @@ def read_pipeline(
         {spec.name: load_vocabulary(root, spec) for spec in plan.vocabularies},
         {spec.name: load_statistic_table(root, spec) for spec in plan.tables},
     )
-
-
-def read_plan(directory: Path) -> EncoderPlan:
-    """Reads `encoders.json`.
-
-    Raises:
-        InputDataError: It is missing, damaged, or of a later format version.
-    """
-    path = directory / ENCODERS_FILE
-    try:
-        data = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputDataError(
-            f"cannot read the encoders of a dataset: {path}",
-            received=error,
-            fix="build the dataset again; earlier versions are untouched",
-        ) from error
-    if not isinstance(data, dict):
-        raise InputDataError(f"{path} is no JSON object", received=type(data).__name__)
-    return EncoderPlan.from_json(data)

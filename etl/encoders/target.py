@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from conf.artefacts.encoder_files import EncoderFiles
 from conf.encoders import TableSpec, fold_column
-from conf.errors import InputDataError
 from conf.storage.atomic_output import write_bytes_atomic
 from etl.encoders.arrow_columns import cast_values, to_arrow
 from etl.encoders.base import Encoder
@@ -24,10 +24,9 @@ from etl.encoders.vocabulary import (
     checksum,
     first_token_id,
     live_tokens,
-    parse_parquet,
-    read_named,
     to_parquet,
 )
+from etl.tfrecord.codec.crc32c import crc32c
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -86,15 +85,7 @@ def load_statistic_table(directory: Path, spec: TableSpec) -> pa.Table:
     Raises:
         InputDataError: It is missing, damaged, or not the one that the plan was written for.
     """
-    path, data = read_named(directory, spec.name, spec.file, spec.file_crc32c)
-    table = parse_parquet(data, str(path)).combine_chunks()
-    if len(table) != spec.rows or table.schema.types != [pa.float32()] * table.num_columns:
-        raise InputDataError(
-            f"{path} is not a table of statistics",
-            received=f"{len(table)} rows of {', '.join(map(str, table.schema.types))}",
-            allowed=f"{spec.rows} rows of float",
-        )
-    return table
+    return EncoderFiles(directory, crc32c).read_table(spec)
 
 
 def _schema(names: list[str]) -> pa.Schema:

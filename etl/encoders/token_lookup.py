@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from conf.artefacts.encoder_files import RETIRED_COLUMN
 from conf.encoders import VocabularySpec
 from conf.errors import InputDataError
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID
@@ -30,7 +31,6 @@ from etl.encoders.arrow_columns import (
     valid_mask,
 )
 from etl.encoders.hashing import hash_bytes, hash_to_buckets, mix64
-from etl.encoders.vocabulary import RETIRED_COLUMN
 from etl.tfrecord.codec.kernels import inlined, kernel, load_i64, load_u8, load_u64
 
 _EMPTY = 0  # no token has the position 0

@@ -10,6 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from conf.artefacts.encoder_files import (
+    RETIRED_COLUMN,
+    TOKEN_TYPES,
+    EncoderFiles,
+    parse_parquet,
+)
 from conf.artefacts.entries import ENTRY_NAME_PATTERN
 from conf.encoders import TokenDType, VocabularySpec
 from conf.errors import ConfigError, InputDataError
@@ -19,9 +25,7 @@ from conf.storage.atomic_output import write_bytes_atomic
 from etl.tfrecord.codec.crc32c import crc32c
 
 _SUFFIX = ".parquet"
-_TOKEN_TYPES: dict[TokenDType, pa.DataType] = {"int64": pa.int64(), "string": pa.string()}
 LAST_SEEN_COLUMN = "last_seen"
-RETIRED_COLUMN = "is_retired"
 _REBUILD = "fit the vocabulary again, or restore the file"
 
 
@@ -34,7 +38,7 @@ def vocabulary_schema(token_dtype: TokenDType, incremental: bool = False) -> pa.
             since the epoch as date32 or null where that is not known, and `is_retired`.
     """
     fields = [
-        pa.field("token", _TOKEN_TYPES[token_dtype], nullable=False),
+        pa.field("token", TOKEN_TYPES[token_dtype], nullable=False),
         pa.field("id", pa.int64(), nullable=False),
         pa.field("count", pa.int64(), nullable=False),
     ]
@@ -123,7 +127,7 @@ def read_token_file(path: Path, token_dtype: TokenDType) -> pa.Array:
             f"cannot read the tokens of {path}", received=str(error), fix=fix
         ) from error
     try:
-        typed = tokens.cast(_TOKEN_TYPES[token_dtype])
+        typed = tokens.cast(TOKEN_TYPES[token_dtype])
     except pa.ArrowInvalid as error:
         raise InputDataError(
             f"{path} holds a token that is no {token_dtype}", received=str(error), fix=fix
@@ -229,22 +233,6 @@ def checksum(data: pa.Buffer | bytes) -> str:
     return f"{crc32c(memoryview(data)):08x}"
 
 
-def read_vocabulary(path: str | os.PathLike[str], first_id: int = FIRST_TOKEN_ID) -> pa.Table:
-    """Reads a vocabulary.
-
-    Args:
-        path: Parquet file.
-        first_id: Id that its first token must have.
-
-    Returns:
-        Columns `token`, `id` and `count`, as from `fit_vocabularies`.
-
-    Raises:
-        InputDataError: The file cannot be read or is no vocabulary.
-    """
-    return _parse(_read_bytes(Path(path)), str(path), first_id)
-
-
 def load_vocabulary(directory: ReadablePath, spec: VocabularySpec) -> pa.Table:
     """Reads a vocabulary that a plan names, and checks it against what the plan says.
 
@@ -256,84 +244,14 @@ def load_vocabulary(directory: ReadablePath, spec: VocabularySpec) -> pa.Table:
         InputDataError: The file lies elsewhere, cannot be read, or is not the one that the plan
             was written for.
     """
-    path, data = read_named(directory, spec.name, spec.file, spec.file_crc32c)
-    table = _parse(data, str(path), spec.first_token_id)
-    if table.schema.field("token").type != _TOKEN_TYPES.get(spec.token_dtype):
-        raise mismatch(path, "token type", table.schema.field("token").type, spec.token_dtype)
-    if spec.first_token_id + len(table) != spec.size:
-        raise mismatch(path, "size", spec.first_token_id + len(table), spec.size)
-    return table
-
-
-def read_named(
-    directory: ReadablePath, name: str, file: str, file_crc32c: str
-) -> tuple[ReadablePath, bytes]:
-    """Reads a file that a plan names.
-
-    Returns:
-        Its path and bytes, whose checksum is the plan's.
-
-    Raises:
-        InputDataError: It lies elsewhere, cannot be read, or has another checksum.
-    """
-    path = (directory / file).resolve()
-    if not path.is_relative_to(directory.resolve()):
-        raise InputDataError(
-            f"vocabulary {name!r} names a file outside its own directory",
-            received=file,
-            allowed=f"paths inside {directory}",
-        )
-    data = _read_bytes(path)
-    found = checksum(data)
-    if found != file_crc32c:
-        raise mismatch(path, "checksum", found, file_crc32c)
-    return path, data
-
-
-def _read_bytes(path: ReadablePath) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InputDataError(
-            f"cannot read the vocabulary {path}", received=error.strerror, fix=_REBUILD
-        ) from error
-
-
-def mismatch(path: ReadablePath, what: str, received: object, allowed: object) -> InputDataError:
-    """Builds the error of a file that is not the one that the plan was written for."""
-    return InputDataError(
-        f"{path} is not the vocabulary that the encoders were written with: another {what}",
-        received=received,
-        allowed=allowed,
-        fix=_REBUILD,
-    )
-
-
-def parse_parquet(data: bytes, origin: str) -> pa.Table:
-    """Reads the bytes of a Parquet file.
-
-    Raises:
-        InputDataError: They are none.
-    """
-    try:
-        return pq.ParquetFile(pa.BufferReader(data)).read()
-    except (pa.ArrowException, OSError) as error:
-        raise InputDataError(
-            f"{origin} is not a Parquet file", received=str(error), fix=_REBUILD
-        ) from error
-
-
-def _parse(data: bytes, origin: str, first_id: int) -> pa.Table:
-    table = parse_parquet(data, origin)
-    _check_table(table, origin, first_id)
-    return table.combine_chunks()
+    return EncoderFiles(directory, crc32c).read_vocabulary(spec)
 
 
 def _check_table(table: pa.Table, origin: str, first_id: int) -> TokenDType:
     """Returns the token type of a sound vocabulary table."""
     incremental = RETIRED_COLUMN in table.schema.names
     token_dtype: TokenDType
-    for token_dtype in _TOKEN_TYPES:
+    for token_dtype in TOKEN_TYPES:
         expected = vocabulary_schema(token_dtype, incremental)
         if table.schema.names == expected.names and table.schema.types == expected.types:
             break

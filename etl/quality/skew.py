@@ -12,12 +12,13 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from conf.artefacts.dataset import find_manifest
+from conf.artefacts.encoder_files import read_plan_file
 from conf.encoders import ENCODERS_DIR, EncoderPlan
 from conf.errors import ConfigError, InputDataError, did_you_mean
 from conf.manifest import Manifest
 from conf.paths import local_path
 from conf.schema import OOV_ID
-from etl.encoders.pipeline import read_pipeline, read_plan
+from etl.encoders.pipeline import read_pipeline
 from etl.events.splits import TRAIN
 from etl.tfrecord.codec.decode_packed import Unpacking, packed_features
 from etl.tfrecord.spark.schema import to_spark_schema
@@ -406,7 +407,7 @@ def encode_logged(logged: DataFrame, version: Path, features: Collection[str]) -
 
     directory, wanted = str(version / ENCODERS_DIR), tuple(features)
     schema = read_pipeline(directory, wanted).output_schema
-    plan = read_plan(version / ENCODERS_DIR)
+    plan = read_plan_file(version / ENCODERS_DIR)
     # What exists at ETL time alone is null when serving, and so it is here.
     own = [raw.name for column in plan.columns for raw in column.inputs if not raw.is_served]
     logged = logged.withColumns({name: F.lit(None).cast("bigint") for name in own})

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.artefacts.dataset import DatasetPaths, resolve_version
+from conf.artefacts.encoder_files import read_plan_file
 from conf.encoders import ENCODERS_DIR, ColumnEncoding, EncoderPlan
 from conf.errors import InputDataError, SluiceError
 from conf.json_text import parse_json
@@ -24,7 +25,6 @@ from conf.operations import (
 )
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID, FeatureSchema, canonical_json
 from conf.storage.atomic_output import write_text_atomic
-from etl.encoders.pipeline import read_plan
 from etl.encoders.vocabulary import first_token_id, load_vocabulary
 from etl.quality.drift import Distribution, build_distribution
 from etl.quality.figures import VersionFigures, read_figures
@@ -100,7 +100,7 @@ class VersionView:
 
     @cached_property
     def _plan(self) -> EncoderPlan:
-        return read_plan(self.directory / ENCODERS_DIR)
+        return read_plan_file(self.directory / ENCODERS_DIR)
 
     def feature(self, split: str, name: str) -> Mapping[str, Any] | None:
         """Unabridged statistics of a feature, or None where there are none."""

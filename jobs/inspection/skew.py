@@ -103,8 +103,8 @@ def compare(
         ConfigError: The log, its format or its keys do not fit.
         InputDataError: A value of the log is not what its feature's encoder takes.
     """
+    from conf.artefacts.encoder_files import read_plan_file
     from conf.encoders import ENCODERS_DIR
-    from etl.encoders.pipeline import read_plan
     from etl.quality.skew import (
         compare_features,
         encode_logged,
@@ -115,7 +115,7 @@ def compare(
     )
 
     version, manifest = recomputed.version, recomputed.manifest
-    plan = read_plan(version / ENCODERS_DIR)
+    plan = read_plan_file(version / ENCODERS_DIR)
     rows = read_logged(session, logged.path, logged.file_format)
     found = find_features(plan, rows.columns, logged.encoded, recomputed.split)
     for name, reason in found.left_out.items():

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from conf.artefacts.dataset import read_manifest
+from conf.artefacts.encoder_files import read_plan_file
 from conf.artefacts.run import read_json
 from conf.errors import ExitCode, InputDataError
 from conf.manifest import MANIFEST_FILE, Manifest
-from etl.encoders.pipeline import read_plan
 from jobs.cli import main
 from tests.training.tiny_dataset import write_tiny_dataset
 from training.checkpoint.checkpoint_files import read_checkpoint
@@ -99,7 +99,7 @@ def test_what_json_cannot_read_is_input_that_is_refused(tmp_path: Path, text: st
         read_json(tmp_path / "export.json")
     (tmp_path / "encoders.json").write_text(text)
     with pytest.raises(InputDataError, match="cannot read the encoders"):
-        read_plan(tmp_path)
+        read_plan_file(tmp_path)
     (tmp_path / "checkpoint.json").write_text(text)
     with pytest.raises(InputDataError, match=r"checkpoint\.json"):
         read_checkpoint(tmp_path)

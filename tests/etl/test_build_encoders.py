@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from conf.artefacts.encoder_files import read_plan_file
 from conf.encoders import EncoderPlan
 from conf.errors import ConfigError
 from etl.build import build_dataset
-from etl.encoders.pipeline import read_plan
 from etl.features.plan import plan_features
 from etl.quality.version_view import view_version
 from etl.tfrecord.codec.decode import read_file
@@ -138,7 +138,7 @@ def test_records_hold_what_each_encoder_makes(first):
     assert schema["week"].shape == (2,)
     assert schema["user_hash"].vocabulary_size == 52
     assert schema["item_key"].vocabulary_size is None
-    tags = read_plan(result.version / "encoders").vocabulary("tags_hot")
+    tags = read_plan_file(result.version / "encoders").vocabulary("tags_hot")
     assert schema["tags_hot"].shape == (tags.size,) == (5,)
     stars = {(row["stars"], row["stars_fixed"]) for row in rows}
     assert stars == {(2, 3), (3, 3)}
@@ -192,7 +192,7 @@ def test_crosses_of_several_lists_and_of_quantiles(first):
         assert len(row["stars_x_past"] or []) == min(2, lengths["past_stars"])
     assert any(len(row["recent_x_tags"] or []) == 3 for row in rows)
     # The boundaries are those of the features that are the quantiles themselves.
-    plan = read_plan(version / "encoders")
+    plan = read_plan_file(version / "encoders")
     own, past, gender = plan.column("stars_x_past").operation.prepared
     assert own == plan.column("stars").operation
     assert past == plan.column("past_stars").operation
@@ -231,10 +231,10 @@ def test_tomorrow_keeps_ids_and_reports_what_changed(first, second):
     old, new = (pq.read_table(path / "item.parquet").to_pydict() for path in (before, after))
     assert old["token"] == new["token"][:3] == [10, 11, 12]
     assert new["id"] == list(range(2, 2 + len(new["id"])))
-    spec = read_plan(after).vocabulary("item")
+    spec = read_plan_file(after).vocabulary("item")
     assert (spec.version, spec.parent_crc32c) == (
         2,
-        read_plan(before).vocabulary("item").file_crc32c,
+        read_plan_file(before).vocabulary("item").file_crc32c,
     )
     changes = {c["name"]: c for c in json.loads((after / "vocabulary_changes.json").read_text())}
     assert changes["item"]["retired"] == 2

@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from conf.artefacts.dataset import DatasetPaths
+from conf.artefacts.encoder_files import read_plan_file
 from conf.encoders import ENCODERS_DIR
 from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
 from etl.build import BuildResult, build_dataset
 from etl.earlier_encoders import find_earlier_encoders
 from etl.encoders.fit import KEPT_FILE
-from etl.encoders.pipeline import read_plan
 from etl.features.column_meaning import describe_meaning
 from etl.stages.run_stages import check_config
 from etl.tfrecord.codec.decode import read_file
@@ -37,7 +37,7 @@ def versions(spark, tmp_path_factory) -> tuple[BuildConfig, list[BuildResult]]:
 
 
 def operations(version: BuildResult) -> dict[str, Any]:
-    return {c.feature: c.operation for c in read_plan(version.version / ENCODERS_DIR).columns}
+    return {c.feature: c.operation for c in read_plan_file(version.version / ENCODERS_DIR).columns}
 
 
 def statistics(version: BuildResult, name: str) -> dict[int, dict[str, float]]:

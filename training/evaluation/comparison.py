@@ -144,7 +144,7 @@ def _measure_users(trained: TrainedModel, split: str) -> MeasuredRows:
     model: RetrievalModel = require_retrieval(trained.model)
     config = trained.config.evaluation
     index = build_item_index(model, trained.version_dir, trained.manifest, config.batch_size)
-    reader = UserReader(trained, split, index, tuple(model.user_inputs), config.mask_seen)
+    reader = UserReader.open(trained, split, index, tuple(model.user_inputs), config.mask_seen)
     scorer, rows = ListScorer(model, index, max(config.ks)), MeasuredRows()
     for batch in reader.read():
         ranks = scorer.measure(batch, scorer.rank(batch))

@@ -364,7 +364,7 @@ class _UserEvaluation:
         counts = read_popularity(trained, self.index.ids)
         slicings = plan_slicings(*where, config.slices, "user", trained.config.input)
         inputs = (*model.user_inputs, *(slicing.feature for slicing in slicings))
-        self.reader = UserReader(trained, split, self.index, inputs, config.mask_seen)
+        self.reader = UserReader.open(trained, split, self.index, inputs, config.mask_seen)
         self.scorer = ListScorer(model, self.index, max(*config.ks, LIST_LENGTH))
         self.baselines = (PopularityLists(counts), RandomLists(len(counts), trained.config.seed))
         names = (ModelScorer.name, *(system.name for system in self.baselines))

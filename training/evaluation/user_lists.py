@@ -9,7 +9,7 @@ every list.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -167,6 +167,7 @@ class UserReader:
         inputs: Features to read.
         mask_seen: Whether items that users had met before the split are left out; where the
             dataset does not carry them, none is.
+        held_out: What is relevant to each user.
     """
 
     trained: TrainedModel
@@ -174,13 +175,26 @@ class UserReader:
     items: ItemIds
     inputs: tuple[str, ...]
     mask_seen: bool
-    held_out: HeldOutItems = field(init=False)
+    held_out: HeldOutItems
 
-    def __post_init__(self) -> None:
-        """Reads the relevant items."""
-        require_user_rows(self.trained, self.split)
-        held_out = read_held_out(self.trained, self.split, self.items)
-        object.__setattr__(self, "held_out", held_out)
+    @classmethod
+    def open(
+        cls,
+        trained: TrainedModel,
+        split: str,
+        items: ItemIds,
+        inputs: tuple[str, ...],
+        mask_seen: bool,
+    ) -> UserReader:
+        """Reads what is relevant; arguments are the attributes.
+
+        Raises:
+            ConfigError: The dataset has no users or no seen items, or no split is before this one.
+            InputDataError: The split is empty, or a record is damaged.
+        """
+        require_user_rows(trained, split)
+        held_out = read_held_out(trained, split, items)
+        return cls(trained, split, items, inputs, mask_seen, held_out)
 
     @property
     def masks(self) -> bool:

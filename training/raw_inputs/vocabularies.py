@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from conf.artefacts.encoder_files import RETIRED_COLUMN, EncoderFiles, read_plan_file
 from conf.encoders import (
     ENCODERS_DIR,
     ENCODERS_FILE,
@@ -21,14 +20,11 @@ from conf.encoders import (
     VocabularySpec,
 )
 from conf.errors import InputDataError
-from conf.json_text import parse_json
 from conf.manifest import Manifest
 from conf.operations import Bucketize, Cross
 from conf.paths import ReadablePath
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID, FeatureSpec
 from etl.tfrecord.reading import crc32c
-
-TOKEN_TYPES: dict[str, pa.DataType] = {"int64": pa.int64(), "string": pa.string()}
 
 
 @dataclass(frozen=True)
@@ -74,22 +70,11 @@ def read_plan(version_dir: ReadablePath, manifest: Manifest) -> EncoderPlan:
     Raises:
         InputDataError: It is missing, damaged, or not the one that the manifest names.
     """
-    file = version_dir / ENCODERS_DIR / ENCODERS_FILE
-    try:
-        data = parse_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputDataError(
-            f"cannot read {file}", received=str(error), fix="build the dataset again"
-        ) from error
-    try:
-        plan = EncoderPlan.from_json(data)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputDataError(
-            f"{file} is not complete", received=repr(error), fix="build the dataset again"
-        ) from error
+    directory = version_dir / ENCODERS_DIR
+    plan = read_plan_file(directory)
     if plan.fingerprint != manifest.encoders_fingerprint:
         raise InputDataError(
-            f"{file} is not the one that the manifest was published with",
+            f"{directory / ENCODERS_FILE} is not the one that the manifest was published with",
             received=plan.fingerprint,
             allowed=manifest.encoders_fingerprint,
             fix="restore the file, or build the dataset again",
@@ -104,12 +89,10 @@ def read_vocabulary(version_dir: ReadablePath, spec: VocabularySpec) -> Vocabula
         InputDataError: The file is missing or outside its directory, its checksum, types or size
             differ, or its ids do not rise from the first one without gaps.
     """
-    retired_columns = ["is_retired"] if spec.incremental else []
-    file, table = _read_checked(version_dir, spec, ["token", "id", *retired_columns])
+    columns = ["token", "id", *([RETIRED_COLUMN] if spec.incremental else [])]
+    table = _open_files(version_dir).read_vocabulary(spec, columns)
+    retired = table[RETIRED_COLUMN].to_numpy() if spec.incremental else None
     tokens = table["token"].combine_chunks()
-    if tokens.type != TOKEN_TYPES[spec.token_dtype] or tokens.null_count:
-        raise _damaged(file, "token type", tokens.type, spec.token_dtype)
-    retired = table["is_retired"].to_numpy() if spec.incremental else None
     return Vocabulary(
         spec.name, spec.token_dtype, tokens, spec.oov_buckets, retired, spec.pad_token
     )
@@ -125,46 +108,11 @@ def read_statistics(version_dir: ReadablePath, spec: TableSpec) -> np.ndarray:
         InputDataError: The file is missing or outside its directory, or is not the one that the
             plan was written for.
     """
-    file, table = _read_parquet(version_dir, spec, ["all"])
-    if len(table) != spec.rows or table["all"].type != pa.float32():
-        raise _damaged(file, "statistic", f"{len(table)} rows", f"{spec.rows} rows of float32")
-    return table["all"].to_numpy()
+    return _open_files(version_dir).read_table(spec, ["all"])["all"].to_numpy()
 
 
-def _read_checked(
-    version_dir: ReadablePath, spec: VocabularySpec, columns: list[str]
-) -> tuple[ReadablePath, pa.Table]:
-    """Reads columns of a vocabulary's file, its path, checksum and ids checked."""
-    file, table = _read_parquet(version_dir, spec, columns)
-    first, ids = spec.first_token_id, table["id"].to_numpy()
-    if not np.array_equal(ids, np.arange(first, spec.size)):
-        raise _damaged(file, "ids", f"{len(ids)} ids", f"{first} to {spec.size - 1}, ascending")
-    return file, table
-
-
-def _read_parquet(
-    version_dir: ReadablePath, spec: VocabularySpec | TableSpec, columns: list[str]
-) -> tuple[ReadablePath, pa.Table]:
-    """Reads columns of a file that a plan names, its path and checksum checked."""
-    directory = (version_dir / ENCODERS_DIR).resolve()
-    file = (directory / spec.file).resolve()
-    if not file.is_relative_to(directory):
-        raise InputDataError(
-            f"vocabulary {spec.name!r} lies outside its dataset version", received=spec.file
-        )
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise InputDataError(f"cannot read {file}", received=error.strerror) from error
-    found = f"{crc32c(content):08x}"
-    if found != spec.file_crc32c:
-        raise _damaged(file, "checksum", found, spec.file_crc32c)
-    try:
-        table = pq.read_table(pa.BufferReader(content), columns=columns)
-        table = table.select(columns)
-    except (KeyError, pa.ArrowException) as error:
-        raise _damaged(file, "content", repr(error), f"columns {', '.join(columns)}") from error
-    return file, table
+def _open_files(version_dir: ReadablePath) -> EncoderFiles:
+    return EncoderFiles(version_dir / ENCODERS_DIR, crc32c)
 
 
 def read_key_vocabulary(
@@ -186,15 +134,6 @@ def read_key_vocabulary(
             fix="build the dataset again",
         ) from error
     return None if spec is None else read_vocabulary(version_dir, spec)
-
-
-def _damaged(file: ReadablePath, part: str, received: Any, allowed: Any) -> InputDataError:
-    return InputDataError(
-        f"vocabulary {file}: the {part} does not fit its description",
-        received=received,
-        allowed=allowed,
-        fix="restore the file, roll back to an earlier version, or build again",
-    )
 
 
 NO_ROW = -1

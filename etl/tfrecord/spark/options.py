@@ -51,7 +51,7 @@ _DEFAULT_LEVEL, _MAX_LEVEL = 6, 9
 
 COMMON_OPTIONS = ("path", "recordType", "compression", "codec", *STORAGE_OPTIONS)
 _WRITE_OPTIONS = (
-    *COMMON_OPTIONS, "compressionLevel", "deterministicNames", "index", "jobId",
+    *COMMON_OPTIONS, "compressionLevel", "deterministicNames", "encoders", "index", "jobId",
     "maxBytesPerFile", "maxRecordsPerFile", "partitionBy", "partitionOverwriteMode", "saveMode",
     "statistics", "statisticsLabel", "statisticsWeight", "statisticsWeighted", "statisticsSlices",
     "writeLocality", *TYPE_OPTIONS,
@@ -278,7 +278,7 @@ def parse_write_options(options: Mapping[str, str], overwrite: bool) -> WriteOpt
     replaces_partitions = "partitionoverwritemode" in given and bool(
         parse_choice(given, "partitionOverwriteMode", {"static": False, "dynamic": True})
     )
-    compression = parse_compression(given)
+    encoders, compression = given.get("encoders"), parse_compression(given)
     limits = ShardLimits(
         parse_count(given, "maxRecordsPerFile"), parse_count(given, "maxBytesPerFile")
     )
@@ -290,6 +290,7 @@ def parse_write_options(options: Mapping[str, str], overwrite: bool) -> WriteOpt
         compression=compression,
         compression_level=_parse_level(given, compression),
         deterministic_names=parse_flag(given, "deterministicNames"),
+        encoders=None if encoders is None else resolve_local_path(encoders),
         statistics=parse_flag(given, "statistics"),
         statistics_label=given.get("statisticslabel"),
         statistics_weight=given.get("statisticsweight"),

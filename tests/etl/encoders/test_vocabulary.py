@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,8 +17,9 @@ from hypothesis import strategies as st
 from conf.errors import ConfigError, InputDataError
 from etl.encoders.incremental_vocabulary import IncrementalFit, diff_vocabularies, extend_vocabulary
 from etl.encoders.vocabulary import (
+    checksum,
+    load_vocabulary,
     read_token_file,
-    read_vocabulary,
     vocabulary_schema,
     write_vocabulary,
 )
@@ -91,7 +93,7 @@ def test_fit_on_nothing_gives_an_empty_vocabulary(frame, tmp_path):
     table = fit_vocabulary(frame.where("false"), ["tag"])
     spec = write_vocabulary(table, tmp_path / "tag.parquet")
     assert (len(table), spec.size) == (0, 2)
-    assert read_vocabulary(tmp_path / "tag.parquet").equals(table)
+    assert load_vocabulary(tmp_path, spec).equals(table)
 
 
 def test_many_vocabularies_are_those_fitted_one_by_one(frame):
@@ -131,7 +133,7 @@ def test_written_vocabularies_read_back(tmp_path, tokens):
     spec = write_vocabulary(table, tmp_path / "genre.parquet")
     assert (spec.name, spec.file, spec.size) == ("genre", "genre.parquet", 4)
     assert spec.token_dtype == ("int64" if tokens[0] == 9 else "string")
-    assert read_vocabulary(tmp_path / "genre.parquet").to_pylist() == table.to_pylist()
+    assert load_vocabulary(tmp_path, spec).to_pylist() == table.to_pylist()
     assert [path.name for path in tmp_path.iterdir()] == ["genre.parquet"]
 
 
@@ -162,22 +164,23 @@ def test_names_that_are_no_plain_names_are_refused(tmp_path, name):
 )
 def test_tables_that_are_no_vocabulary_are_refused(tmp_path, table):
     path = tmp_path / "v.parquet"
-    write_vocabulary(TABLE, path)
+    spec = write_vocabulary(TABLE, path)
     with pytest.raises(InputDataError, match="not a vocabulary"):
         write_vocabulary(table, path)
-    assert read_vocabulary(path).to_pylist() == TABLE.to_pylist()  # what was there is unharmed
+    assert load_vocabulary(tmp_path, spec).to_pylist() == TABLE.to_pylist()  # It is unharmed.
     pq.write_table(table, path)
-    with pytest.raises(InputDataError, match="not a vocabulary"):
-        read_vocabulary(path)
+    with pytest.raises(InputDataError, match="another checksum"):
+        load_vocabulary(tmp_path, spec)
 
 
 def test_files_that_are_no_parquet_are_refused(tmp_path: Path):
-    path = tmp_path / "v.parquet"
+    spec = write_vocabulary(TABLE, tmp_path / "v.parquet")
     with pytest.raises(InputDataError, match="cannot read"):
-        read_vocabulary(path)
-    path.write_bytes(b"PAR1 but not really")
+        load_vocabulary(tmp_path, replace(spec, file="none.parquet"))
+    content = b"PAR1 but not really"
+    (tmp_path / "v.parquet").write_bytes(content)
     with pytest.raises(InputDataError, match="not a Parquet file"):
-        read_vocabulary(path)
+        load_vocabulary(tmp_path, replace(spec, file_crc32c=checksum(content)))
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):

@@ -124,7 +124,7 @@ def test_users_are_measured_by_the_events_that_pass(
             relevant.setdefault(int(row["user_id"]), set()).add(int(row["movie_id"]))
     everyone = _train(version, manifest, evaluation={"per": ["user"]})
     index = build_item_index(everyone.model, version, manifest, 64)
-    reader = UserReader(everyone, "test", index, everyone.model.user_inputs, True)
+    reader = UserReader.open(everyone, "test", index, everyone.model.user_inputs, True)
     lists = {}
     for batch in reader.read():
         ranked = ListScorer(everyone.model, index, 10).rank(batch).ids[:, :10]

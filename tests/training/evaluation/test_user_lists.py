@@ -159,7 +159,7 @@ def test_popularity_and_chance_are_ranked_by_the_same_rules(trained: TrainedMode
         ]
         for name in rows[0]:
             assert found["popularity"][name] == pytest.approx(np.mean([r[name] for r in rows]))
-    batches = list(UserReader(_configure(trained), "test", index, (), True).read())
+    batches = list(UserReader.open(_configure(trained), "test", index, (), True).read())
     chance = RandomLists(len(index), 5)
     several = [
         measure(chance.measure(batch), (10,), "user")["precision@10"]
@@ -252,7 +252,7 @@ def test_a_constant_model_finds_nothing(trained: TrainedModel) -> None:
 
 def test_users_outside_the_vocabulary_belong_to_no_one(trained: TrainedModel) -> None:
     index = build_item_index(trained.model, trained.version_dir, trained.manifest, 64)
-    reader = UserReader(_configure(trained), "test", index, ("gender",), True)
+    reader = UserReader.open(_configure(trained), "test", index, ("gender",), True)
     users = np.concatenate([batch.users for batch in reader.read()])
     assert sorted(users.tolist()) == sorted(_ids(trained, "user_id").values())
     assert reader.held_out.unnamed == 0

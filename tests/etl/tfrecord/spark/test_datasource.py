@@ -5,7 +5,6 @@ from __future__ import annotations
 import decimal
 import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -185,8 +184,9 @@ def test_encoders_and_statistics_run_in_the_same_pass(spark, tmp_path: Path) -> 
             return vars(self)
 
     hooks = WriteHooks(lambda path: Pipeline(), lambda _, *given: Accumulator(*given))
-    options = parse_write_options({"path": str(tmp_path), "statistics": "true"}, overwrite=True)
-    options = replace(options, encoders="/enc")
+    options = parse_write_options(
+        {"path": str(tmp_path), "encoders": "/enc", "statistics": "true"}, overwrite=True
+    )
     sink = WriteTask(tmp_path, "part-00000-j", options, hooks=hooks)
     empty = pa.record_batch({"x": pa.array([], pa.int64())})
     (written,) = sink.write_all(
@@ -201,9 +201,10 @@ def test_encoders_and_statistics_run_in_the_same_pass(spark, tmp_path: Path) -> 
     assert [v.int64_list.value[0] for v in values] == [2, 4, 6]
 
 
-def test_statistics_without_their_hook_are_refused(tmp_path: Path) -> None:
-    source = TFRecordDataSource({"path": str(tmp_path / "out"), "statistics": "true"})
-    with pytest.raises(ConfigError, match="option statistics"):
+@pytest.mark.parametrize("option", ["encoders", "statistics"])
+def test_an_option_without_its_hook_is_refused(tmp_path: Path, option: str) -> None:
+    source = TFRecordDataSource({"path": str(tmp_path / "out"), option: "true"})
+    with pytest.raises(ConfigError, match=f"option {option}"):
         source.writer(T.StructType([T.StructField("id", T.LongType())]), overwrite=True)
     assert not (tmp_path / "out").exists()
 
