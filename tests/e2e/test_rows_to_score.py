@@ -344,14 +344,14 @@ def test_an_input_that_changes_meanwhile_leaves_the_earlier_ones(
     target = tmp_path / "rows.parquet"
     target.mkdir()
     (target / RECORD_FILE).write_text("{}")
-    written = rows_to_score._write
+    written = rows_to_score.write_row_files
 
     def write_and_change(*arguments: Any) -> None:
         written(*arguments)
         [file] = log.rglob(f"{LAST}.csv")
         file.write_text(file.read_text() + "\n")
 
-    monkeypatch.setattr(rows_to_score, "_write", write_and_change)
+    monkeypatch.setattr(rows_to_score, "write_row_files", write_and_change)
     with pytest.raises(InputDataError, match="changed while it was read"):
         write_rows_to_score(spark, build_config(log, "csv"), DateRange(LAST, LAST), target)
     assert [file.name for file in target.iterdir()] == [RECORD_FILE]

@@ -162,7 +162,7 @@ def post_json(url: str, body: dict[str, Any], token: str | None = None) -> tuple
 
 
 @dataclass
-class Difference:
+class Mismatch:
     """How far answers are from what the trainer computes.
 
     Attributes:
@@ -192,7 +192,7 @@ class _Replay:
     """Sends features of the records to what serves them."""
 
     def __init__(self, trained: TrainedModel, served: Served) -> None:
-        self.difference = Difference()
+        self.difference = Mismatch()
         self.failure: SluiceError | None = None
         self._served = served
         encoders = build_encoders(trained)
@@ -360,7 +360,7 @@ def _refuse_output(name: str, found: Mapping[str, Any]) -> InputDataError:
 
 def replay_split(
     trained: TrainedModel, split: str, served: Served
-) -> tuple[dict[str, Any], Difference]:
+) -> tuple[dict[str, Any], Mismatch]:
     """Evaluates a split through what serves the model.
 
     Args:
@@ -410,7 +410,7 @@ def replay_split(
     return metrics, difference
 
 
-def refuse_differences(difference: Difference) -> None:
+def refuse_differences(difference: Mismatch) -> None:
     """Refuses answers that are not the trainer's.
 
     Raises:

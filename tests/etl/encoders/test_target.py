@@ -30,7 +30,7 @@ def test_a_damaged_or_foreign_table_is_refused(tmp_path):
     spec = write_statistic_table(
         build_statistic_table(np.ones((3, 1))), tmp_path / "rate.table.parquet"
     )
-    with pytest.raises(InputDataError, match="not a table of statistics"):
+    with pytest.raises(InputDataError, match="another statistics"):
         load_statistic_table(tmp_path, replace(spec, rows=4))
     with pytest.raises(InputDataError, match="outside"):
         load_statistic_table(tmp_path, replace(spec, file="../x"))

@@ -79,7 +79,8 @@ def test_failure_inside_publish_keeps_the_last_version_current(tmp_path, monkeyp
 def test_lock_is_exclusive_and_dies_with_its_process(tmp_path):
     paths = DatasetPaths(tmp_path, "d")
     code = (
-        "import sys, time; from pathlib import Path; from conf.paths import DatasetPaths;"
+        "import sys, time; from pathlib import Path\n"
+        "from conf.artefacts.dataset import DatasetPaths\n"
         "from etl.versions.locks import hold_lock\n"
         f"with hold_lock(DatasetPaths(Path({str(tmp_path)!r}), 'd')):\n"
         "    print('held', flush=True); time.sleep(60)"

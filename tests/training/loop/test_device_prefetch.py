@@ -22,7 +22,7 @@ from training.distribution.run_steps import (
     build_run_steps,
     find_prefetch_device,
 )
-from training.loop import trainer
+from training.loop import assembly
 from training.loop.optimizers import Optimizers
 from training.loop.step import StepOptions, TrainStep
 from training.monitoring.run_logs import read_steps
@@ -129,7 +129,7 @@ def test_a_run_has_the_same_losses_and_rows(
     plain, ahead = Recorded(), Recorded()
     killed_run.train(tiny_version, tmp_path / "plain", plain)
     monkeypatch.setattr(
-        trainer, "build_run_steps", lambda strategy, step: build_prefetching_steps(step, CPU)
+        assembly, "build_run_steps", lambda strategy, step: build_prefetching_steps(step, CPU)
     )
     killed_run.train(tiny_version, tmp_path / "ahead", ahead)
     assert ahead.rows == plain.rows

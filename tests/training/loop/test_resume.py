@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -234,7 +235,7 @@ def test_a_full_disk_ends_the_run_and_resuming_changes_nothing(
             if (status.epoch, status.step) == (2, 3):
                 fill(small_disk, 20_000)
 
-    twins.killed._progress, twins.resumed._progress = Filling(), NoProgress()
+    twins.killed.task = replace(twins.killed.task, progress=Filling())
     run = small_disk / "run"
     with pytest.raises(InternalError, match="cannot write"):
         twins.run(twins.killed, run)

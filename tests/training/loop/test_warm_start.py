@@ -231,7 +231,7 @@ def test_rows_and_moments_follow_their_tokens(
     reader = tf.train.load_checkpoint(str(last / "state"))
     report = trainer.warm_start()
     assert report is not None
-    old_version = before._data
+    old_version = before.task.data
     versions = [
         read_encoded_version(data.version_dir, data.manifest)
         for data in (trainer.task.data, old_version)
@@ -246,7 +246,7 @@ def test_rows_and_moments_follow_their_tokens(
         old_rows = old_model.tables[name].rows.numpy()
         np.testing.assert_array_equal(table.rows.numpy()[known], old_rows[rows[known]])
         np.testing.assert_array_equal(
-            table.rows.numpy()[~known], fresh.model.tables[name].rows.numpy()[~known]
+            table.rows.numpy()[~known], fresh.parts.model.tables[name].rows.numpy()[~known]
         )
         slot = order.index(name)
         moment = trainer.parts.optimizers.sparse.slots["first_moment"][slot].numpy()
@@ -408,7 +408,7 @@ def test_tables_start_from_files(ruled_run: Path, tiny_version: Path, tmp_path: 
         trainer.parts.model.tables["user_id"].keys.read_key(int(read_first_key(directory)))[1] == 13
     )
     for mine, theirs in zip(
-        trainer.parts.model.dense_variables, fresh.model.dense_variables, strict=True
+        trainer.parts.model.dense_variables, fresh.parts.model.dense_variables, strict=True
     ):
         np.testing.assert_array_equal(mine, theirs)
     assert "user_id.txt" in report.render()

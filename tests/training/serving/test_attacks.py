@@ -394,8 +394,11 @@ def test_long_bodies_are_checked_beside_the_event_loop(client, monkeypatch) -> N
     bodies = {
         "app.parse_predict": (PREDICT, {"inputs": {"history": [[1] * 9000]}}),
         "app.parse_examples": ("/v1/models/scores:regress", {"context": {"history": [1] * 9000}}),
-        "recommend.parse_recommend": (RECOMMEND, {"user": 1003, "exclude": [1] * 9000}),
-        "recommend.check_features": (RECOMMEND, {"user": 1003, "features": {"x": [1] * 9000}}),
+        "lists.recommend.parse_recommend": (RECOMMEND, {"user": 1003, "exclude": [1] * 9000}),
+        "lists.recommend.check_features": (
+            RECOMMEND,
+            {"user": 1003, "features": {"x": [1] * 9000}},
+        ),
     }
     for name, (path, body) in bodies.items():
         watch(name)

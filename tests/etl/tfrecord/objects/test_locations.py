@@ -281,7 +281,7 @@ def test_hdfs_without_a_client_says_what_to_install() -> None:
     """In a process of its own: the library is looked for once per process."""
     code = (
         "from conf.errors import ConfigError\n"
-        "from conf.paths import resolve_version\n"
+        "from conf.artefacts.dataset import resolve_version\n"
         "from conf.storage.locations import find_path\n"
         "from etl.tfrecord.spark.input_files import list_input_files\n"
         "from etl.tfrecord.spark.options import parse_read_options\n"
