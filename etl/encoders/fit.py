@@ -43,7 +43,7 @@ from etl.encoders.vocabulary_fit import TokenLimits, VocabularyRequest, fit_voca
 from etl.events.histories import add_histories
 from etl.events.identity import EVENT_TS_COLUMN, event_columns
 from etl.events.most_frequent import fit_most_frequent
-from etl.events.splits import SPLIT_COLUMN, TRAIN
+from etl.events.splits import SPLIT_COLUMN, TRAIN, is_not_after
 from etl.features.encoder_plan import build_plan
 from etl.features.plan import FeaturePlan, VocabularyPlan, history_names
 from etl.tfrecord.codec.crc32c import describe_file
@@ -242,7 +242,8 @@ def fit_encoders(
         data_dir=config.data_dir,
         dates=dates if config.events.time else None,
     )
-    fit_most_frequent(events, config, directory)
+    known = events if train.dates is None else events.where(is_not_after(train.dates))
+    fit_most_frequent(known, config, directory)
     previous = None if earlier is None else earlier.directory
     vocabularies = fit_vocabulary_files(train, features, directory, previous)
     plan = fit_plan(train, features, directory, vocabularies, earlier)

@@ -106,6 +106,12 @@ def is_inside(dates: DateRange) -> Column:
     return time.isNull() | ((time >= first) & (time < end))
 
 
+def is_not_after(dates: DateRange) -> Column:
+    """Whether an event is of the run's last day or before; events without a time are."""
+    time = F.col(EVENT_TS_COLUMN)
+    return time.isNull() | (time < dates.span_ms[1])
+
+
 def add_split(events: DataFrame, config: BuildConfig, dates: DateRange | None = None) -> DataFrame:
     """Adds `__split` to kept events.
 

@@ -17,6 +17,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -518,8 +519,12 @@ def _refuse_label(label: str | None) -> None:
 
 def _read_stamp(version: Path) -> tuple[object, ...]:
     """Returns what changes when a file of a version is written, replaced, added or removed."""
-    found = ((path, path.stat()) for path in sorted(version.rglob("*")) if path.is_file())
-    return tuple((str(path), stat.st_mtime_ns, stat.st_size) for path, stat in found)
+    found = []
+    for path in sorted(version.rglob("*")):
+        with suppress(OSError):  # It may vanish meanwhile.
+            stat = path.stat()
+            found.append((str(path), stat.st_mtime_ns, stat.st_size))
+    return tuple(found)
 
 
 def _describe(error: Exception) -> str:
