@@ -29,9 +29,10 @@ from etl.events.event_log import (
     kept,
     prepare_events,
 )
+from etl.events.identity import EVENT_TS_COLUMN
 from etl.events.labels import add_weights
 from etl.events.most_frequent import add_most_frequent, fit_most_frequent
-from etl.events.splits import add_split, mark_outside_window
+from etl.events.splits import add_split, is_inside, is_not_after, mark_outside_window
 from etl.features.plan import plan_features
 from etl.records.samples import build_samples, build_users
 from etl.sources.read import read_source
@@ -498,3 +499,14 @@ def test_a_list_made_for_items_is_no_feature_of_users():
         check_config(
             config.model_copy(update={"features": (*config.features, wrong)}), RunRequest()
         )
+
+
+def test_days_of_a_run_and_what_follows_them(spark) -> None:
+    day_ms = 86_400_000
+    times = [None, day_ms - 1, day_ms, 3 * day_ms - 1, 3 * day_ms]
+    events = spark.createDataFrame([(time,) for time in times], f"{EVENT_TS_COLUMN} bigint")
+    days = DateRange(date(1970, 1, 2), date(1970, 1, 3))
+    found = events.select(is_inside(days), is_not_after(days)).collect()
+    assert [tuple(row) for row in found] == [
+        (True, True), (False, True), (True, True), (True, True), (False, False),
+    ]  # fmt: skip
