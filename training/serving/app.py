@@ -75,6 +75,8 @@ class Server:
         files = read_item_files(config.recommend.items_file, config.recommend.blocked_file)
         loading = Loading(files, config.verify, config.pages)
         self.store = ModelStore(config.directory, config.poll_seconds, self.metrics, loading)
+        asked = (config.recommend.retrieval, config.recommend.ranker)
+        self.store.require(name for name in asked if name is not None)
         self.store.start()
         self.bodies = Budget(FULL_BODIES * limits.body_bytes, "bytes of bodies")
         self.builder = Builder()
@@ -206,6 +208,12 @@ def build_app(
 
 
 def _add_models(app: FastAPI, server: Server) -> None:
+    @app.get("/v1/models")
+    async def list_models() -> Response:
+        served = [server.store.get(name) for name in server.store.names]
+        found = [{"name": one.name, "version": str(one.number)} for one in served]
+        return _respond(encode_json({"models": found}))
+
     @app.get("/v1/models/{target:path}")
     async def get_model(target: str) -> Response:
         async def answer(_: asyncio.Timeout) -> bytes:
@@ -298,7 +306,7 @@ def _add_rest(app: FastAPI, server: Server, page: str) -> None:
     async def show_page() -> Response:
         return HTMLResponse(page)
 
-    @app.get("/healthz")
+    @app.api_route("/healthz", methods=["GET", "HEAD"])
     async def check() -> Response:
         served = [server.store.get(name) for name in server.store.names]
         versions = {one.name: one.number for one in served}

@@ -135,6 +135,9 @@ def test_status_metadata_health_and_metrics(client) -> None:
     assert about["inputs"]["history"]["dtype"] == "DT_INT64"
     assert [d["size"] for d in about["inputs"]["history"]["tensor_shape"]["dim"]] == ["-1", "-1"]
     assert client.get("/healthz").json()["models"] == {"scores": 1, "towers": 1}
+    assert client.head("/healthz").status_code == 200
+    names = [(one["name"], one["version"]) for one in client.get("/v1/models").json()["models"]]
+    assert names == [("scores", "1"), ("towers", "1")]
     text = client.get("/metrics").text
     assert 'sluice_requests_total{method="status",status="200"}' in text
     assert 'sluice_model_version{model="towers"} 1.0' in text
@@ -606,6 +609,9 @@ def test_nothing_to_serve_is_said(models, tmp_path) -> None:
         Server(ServerConfig(tmp_path))
     with pytest.raises(ConfigError, match="no exported ranking model"):
         Server(ServerConfig(models, 60.0, recommend=RecommendConfig(ranker="towers")))
+    with pytest.raises(ConfigError, match="no exported model of that name") as refused:
+        Server(ServerConfig(models, 60.0, recommend=RecommendConfig(ranker="score")))
+    assert "did you mean 'scores'" in refused.value.render()
 
 
 def test_calls_by_grpc_are_answered_as_requests_are(server, trained, batch) -> None:

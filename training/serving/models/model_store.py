@@ -16,7 +16,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -34,7 +34,7 @@ from conf.artefacts.export import (
     find_damage,
     read_card,
 )
-from conf.errors import SluiceError, UpstreamNotReadyError
+from conf.errors import ConfigError, SluiceError, UpstreamNotReadyError, did_you_mean
 from conf.paths import ReadablePath, require_bucket
 from training.export.stored_models import FollowedModels
 from training.index.known import (
@@ -344,6 +344,22 @@ class ModelStore:
         self.check: Callable[[ServedVersion], None] | None = None
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="model-store", daemon=True)
+
+    def require(self, names: Iterable[str]) -> None:
+        """Refuses names of models that are not there, before any is loaded.
+
+        Raises:
+            ConfigError: There is such a name, or the object store cannot be reached.
+        """
+        found = self._source.list_versions()
+        missing = [name for name in names if found and name not in found]
+        if missing:
+            raise ConfigError(
+                "there is no exported model of that name",
+                received=missing[0],
+                allowed=", ".join(sorted(found)),
+                fix=did_you_mean(missing[0], found),
+            )
 
     def start(self) -> None:
         """Loads the newest version of each model, and goes on looking for newer ones.
