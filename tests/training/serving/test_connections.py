@@ -297,12 +297,12 @@ def test_a_client_that_asks_for_the_end_gets_its_answer_while_it_sends(port) -> 
 
 
 def test_a_long_answer_is_whole_though_the_body_was_not_read(port, monkeypatch) -> None:
-    monkeypatch.setattr("training.serving.connections.LINGER_SECONDS", 0.02)
+    monkeypatch.setattr("training.serving.connections.LINGER_SECONDS", 0.25)
     head = b"POST /long HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000000\r\n\r\nabc"
     with connect(port, head) as found:
         size = 0
         for _ in range(8):  # Longer than a connection stays whose answer is read.
-            time.sleep(0.025)
+            time.sleep(0.05)
             size += len(found.recv(4 << 20, socket.MSG_WAITALL))
         size += len(read_all(found))
     assert size > LONG
