@@ -23,7 +23,7 @@ from conf.etl.build import BuildConfig
 from conf.load import load_config
 from conf.manifest import Manifest
 from conf.paths import local_path
-from jobs.support.build_plan import find_inputs, list_lines, plan
+from jobs.support.build_plan import check_build, list_lines, plan
 from jobs.support.build_progress import expect_seconds, show_build
 from jobs.support.formatting import MISSING, format_share
 from jobs.support.lineage import LineageDataset, LineageRun, emit_lineage
@@ -187,7 +187,6 @@ def build(config: BuildConfig, request: RunRequest) -> Built:
 def _build(config: BuildConfig, request: RunRequest, told: LineageRun) -> Built:
     from conf.storage.working_copy import describe_place
     from etl.build import build_dataset
-    from etl.stages.run_stages import check_config
     from etl.versions.stored import find_current, find_dataset
     from etl.versions.working import require_free
     from jobs.support.spark_session import (
@@ -200,8 +199,7 @@ def _build(config: BuildConfig, request: RunRequest, told: LineageRun) -> Built:
 
     told.inputs = _list_read(config)
     # What is wrong with the config or the paths is said before a JVM is started.
-    check_config(config, request)
-    inputs = find_inputs(config, request.dates)
+    _, inputs = check_build(config, request)
     dataset = find_dataset(config.output.root, config.name)
     require_free(dataset)
     before = find_current(dataset)

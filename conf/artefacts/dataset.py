@@ -26,6 +26,13 @@ from conf.paths import (
     require_bucket,
 )
 
+VERSIONS_DIR = "versions"
+STAGING_PREFIX = ".staging-"
+VERSION = EntryKind(
+    "published dataset version", VERSIONS_DIR, MANIFEST_FILE, "build one by `sluice build`"
+)
+_SHARD_PARENTS = 3
+
 
 class ToleratesShard(Protocol):
     """Whether a reader may skip a shard that is missing or of another size."""
@@ -191,17 +198,3 @@ def _check_file(
         allowed=f"{expected_bytes} bytes",
         fix="restore it, roll back to an earlier version, or build again",
     )
-
-
-VERSIONS_DIR = "versions"
-
-
-STAGING_PREFIX = ".staging-"
-
-
-_SHARD_PARENTS = 3
-
-
-VERSION = EntryKind(
-    "published dataset version", VERSIONS_DIR, MANIFEST_FILE, "build one by `sluice build`"
-)

@@ -85,7 +85,7 @@ class EncoderFiles:
                 received=spec.file,
                 allowed=f"paths inside {self.directory}",
             )
-        data = read_bytes(file)
+        data = _read_bytes(file)
         if (found := f"{self.crc32c(data):08x}") != spec.file_crc32c:
             raise _differs(file, "checksum", found, spec.file_crc32c)
         return file, parse_parquet(data, str(file), columns)
@@ -113,12 +113,7 @@ def read_plan_file(directory: ReadablePath) -> EncoderPlan:
         raise InputDataError(f"{file} is not complete", received=repr(error), fix=fix) from error
 
 
-def read_bytes(file: ReadablePath) -> bytes:
-    """Returns the bytes of a file of encoders.
-
-    Raises:
-        InputDataError: It cannot be read.
-    """
+def _read_bytes(file: ReadablePath) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.paths import CURRENT_FILE, ReadablePath, ReadablePathT, list_folders
 
+ENTRY_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
 
 @dataclass(frozen=True)
 class EntryKind:
@@ -85,6 +87,3 @@ def resolve_entry(directory: ReadablePathT, kind: EntryKind) -> ReadablePathT:
             fix=f"write the id of one that is there into {current}, or {kind.fix}",
         )
     return entry
-
-
-ENTRY_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")

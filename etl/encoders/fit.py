@@ -28,7 +28,6 @@ from conf.etl.encodings import (
     SparseIndicesConfig,
 )
 from conf.manifest import FileInfo
-from conf.paths import local_path
 from conf.schema import FIRST_TOKEN_ID
 from conf.storage.atomic_output import link_file, write_text_atomic
 from etl.encoders.incremental_vocabulary import IncrementalFit, VocabularyDiff, diff_vocabularies
@@ -166,8 +165,7 @@ def _request(train: TrainSplit, plan: VocabularyPlan, old: Vocabulary | None) ->
 
 
 def _read_tokens(train: TrainSplit, plan: VocabularyPlan) -> pa.Array:
-    path = local_path(train.data_dir) / local_path(plan.path or "")
-    return read_token_file(path, cast(TokenDType, plan.token_dtype))
+    return read_token_file(train.find_file(plan.path or ""), cast(TokenDType, plan.token_dtype))
 
 
 def _diff(new: Vocabulary, old: Vocabulary | None) -> VocabularyDiff:

@@ -36,6 +36,7 @@ from conf.operations import (
     SparseIndices,
     Statistic,
 )
+from conf.paths import local_path
 from conf.schema import OOV_ID
 from etl.encoders.numbers import FittedNumbers, NumberRequest, fit_numbers
 from etl.encoders.target import (
@@ -78,6 +79,10 @@ class TrainSplit:
     label: str | None
     data_dir: str = "."
     dates: DateRange | None = None
+
+    def find_file(self, path: str) -> Path:
+        """Returns where a file of tokens lies."""
+        return local_path(self.data_dir) / local_path(path)
 
     @property
     def samples(self) -> DataFrame:

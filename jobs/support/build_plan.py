@@ -12,6 +12,7 @@ from conf.manifest import InputFile
 from jobs.support.formatting import format_bytes
 
 if TYPE_CHECKING:
+    from etl.features.plan import FeaturePlan
     from etl.versions.run_fingerprint import RunRequest
 
 _WIDTH, _INDENT = 100, 14
@@ -28,11 +29,9 @@ def plan(config: BuildConfig, request: RunRequest) -> dict[str, Any]:
     from conf.storage.locations import find_path
     from etl.estimate import declared_shards, estimate_sizes
     from etl.events.split_bounds import plan_spans
-    from etl.stages.run_stages import check_config
 
     dates = request.dates
-    features = check_config(config, request)
-    inputs = find_inputs(config, dates)
+    features, inputs = check_build(config, request)
     sizes = estimate_sizes(config, features, inputs, dates)
     return {
         "config": config.resolved(),
@@ -47,6 +46,21 @@ def plan(config: BuildConfig, request: RunRequest) -> dict[str, Any]:
         "estimate": sizes.to_json(),
         "output": str(find_path(config.output.root) / config.name),
     }
+
+
+def check_build(config: BuildConfig, request: RunRequest) -> tuple[FeaturePlan, list[InputFile]]:
+    """Checks what can be checked without Spark: the config, then the files; returns what it found.
+
+    Raises:
+        ConfigError: The features do not fit the declared columns, a split would be empty, or there
+            is no folder for sources.
+        InputDataError: A file of a source or a vocabulary is missing, or a source is empty.
+        UpstreamNotReadyError: A day of the run has no file yet.
+    """
+    from etl.stages.run_stages import check_config
+
+    features = check_config(config, request)
+    return features, find_inputs(config, request.dates)
 
 
 def find_inputs(config: BuildConfig, dates: DateRange | None) -> list[InputFile]:
