@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from conf.errors import ConfigError, InputDataError
+from conf.etl.build import BuildConfig
 from etl.events.event_log import check_seen, count_events, kept, prepare_events
 from etl.features.plan import plan_features
 from etl.records.samples import build_samples, build_users
@@ -50,11 +53,11 @@ def test_only_events_that_meet_the_condition_make_items_seen(spark):
         assert set(row["seen"]) == {r[1] for r in bought if r[0] == row["user"]}
 
 
-def test_a_list_that_the_log_brings_is_seen_and_known_of_users(spark):
-    """A history by another name than `history`, oldest first in the log."""
-    config = behaviour_config(
+def brought_config(*more: dict[str, Any], **options: Any) -> BuildConfig:
+    """Rows of a log that bring the user's clicks; `more` are columns before these."""
+    return behaviour_config(
         sources={"log": {"path": "log.tsv", "columns": [
-            *columns(user="int64", item="int64", ts="int64"),
+            *columns(user="int64", item="int64", ts="int64"), *more,
             {"name": "clicks", "type": "list<int64>", "separator": " ", "nullable": True},
         ]}},
         events={"source": "log", "user": "user", "item": "item", "time": "ts",
@@ -65,7 +68,13 @@ def test_a_list_that_the_log_brings_is_seen_and_known_of_users(spark):
              "encoding": {"kind": "vocabulary", "name": "item"}},
             {"name": "item", "column": "item", "role": "item"},
         ],
+        **options,
     )  # fmt: skip
+
+
+def test_a_list_that_the_log_brings_is_seen_and_known_of_users(spark):
+    """A history by another name than `history`, oldest first in the log."""
+    config = brought_config()
     plan = check_config(config, RunRequest())
     assert plan.keys.history == "clicked"
     log = [(1, 5, 1, [50, 51]), (1, 6, 2, [51, 52]), (1, 7, 3, None)]
@@ -83,21 +92,7 @@ def test_a_list_that_the_log_brings_is_seen_and_known_of_users(spark):
 
 
 def test_an_item_that_was_shown_and_not_taken_is_not_in_front_of_the_list_of_users(spark):
-    config = behaviour_config(
-        sources={"log": {"path": "log.tsv", "columns": [
-            *columns(user="int64", item="int64", ts="int64", taken="int64"),
-            {"name": "clicks", "type": "list<int64>", "separator": " ", "nullable": True},
-        ]}},
-        events={"source": "log", "user": "user", "item": "item", "time": "ts",
-                "history": "clicks"},
-        label={"column": "taken", "at_least": 1},
-        features=[
-            {"name": "user", "column": "user", "role": "user"},
-            {"name": "clicked", "column": "clicks", "role": "user", "max_len": 9,
-             "encoding": {"kind": "vocabulary", "name": "item"}},
-            {"name": "item", "column": "item", "role": "item"},
-        ],
-    )  # fmt: skip
+    config = brought_config(*columns(taken="int64"), label={"column": "taken", "at_least": 1})
     plan = check_config(config, RunRequest())
     log = [(1, 5, 1, 0, [50]), (1, 6, 2, 1, [51]), (2, 5, 1, 1, [50]), (2, 8, 2, 0, [9])]
     prepared = prepare_events(config, {"log": memory_source(spark, config, "log", log)}).frame
