@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from conf.etl.build import BuildConfig
 from conf.manifest import Manifest, SourceSnapshot
+from conf.publication.working_copy import describe_place
 from conf.schema import fingerprint
-from conf.storage.working_copy import describe_place
 from etl.earlier_encoders import find_earlier_encoders
 from etl.quality.contract import BuildChecks
 from etl.quality.figures import Figure
@@ -22,8 +22,7 @@ from etl.stages.run_stages import check_config, run_stages
 from etl.stages.stage import BuildInputs, StageClock
 from etl.tfrecord.spark.failures import known_failures
 from etl.versions.base_version import complete_run, find_base
-from etl.versions.locks import sweep_leftovers
-from etl.versions.publish import new_version_id, publish_version, stage_version
+from etl.versions.publish import new_version_id, publish_version, stage_version, sweep_leftovers
 from etl.versions.run_fingerprint import (
     Parent,
     RunRequest,

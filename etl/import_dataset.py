@@ -43,8 +43,13 @@ from etl.quality.statistics import (
 from etl.quality.version_view import write_statistics
 from etl.records.train_counts import check_rows, write_counts
 from etl.tfrecord.codec.crc32c import describe_file
-from etl.versions.locks import sweep_leftovers
-from etl.versions.publish import new_version_id, publish_version, read_current, stage_version
+from etl.versions.publish import (
+    new_version_id,
+    publish_version,
+    read_current,
+    stage_version,
+    sweep_leftovers,
+)
 from etl.versions.stored import find_dataset
 from etl.versions.working import hold_dataset, read_published
 

@@ -185,7 +185,7 @@ def build(config: BuildConfig, request: RunRequest) -> Built:
 
 
 def _build(config: BuildConfig, request: RunRequest, told: LineageRun) -> Built:
-    from conf.storage.working_copy import describe_place
+    from conf.publication.working_copy import describe_place
     from etl.build import build_dataset
     from etl.versions.stored import find_current, find_dataset
     from etl.versions.working import require_free

@@ -117,7 +117,7 @@ def import_files(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Publishes TFRecord files of one's own as a dataset version, for `sluice train`."""
-    from conf.storage.working_copy import describe_place
+    from conf.publication.working_copy import describe_place
     from etl.import_dataset import import_dataset
     from etl.imported.features import plan_features
     from etl.imported.files import find_files

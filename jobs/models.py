@@ -78,7 +78,8 @@ def rollback_command(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Withdraw the newest versions: servers go back to an earlier one. Refuses a damaged one."""
-    from training.export.stored_models import find_place, roll_back
+    from conf.artefacts.export import roll_back
+    from training.export.stored_models import find_place
 
     setup_logging(log_format)
     place = find_place(model)

@@ -34,11 +34,11 @@ from conf.errors import (
 )
 from conf.manifest import MANIFEST_FILE, Manifest
 from conf.paths import ReadablePath
+from conf.publication.pointer import move_pointer
+from conf.publication.working_copy import find_working_path
 from conf.schema import fingerprint
-from conf.storage.atomic_output import write_text_atomic
 from conf.storage.locations import find_path
 from conf.storage.locks import hold_file_lock
-from conf.storage.working_copy import find_working_path
 from conf.training.train import TrainConfig
 from training.checkpoint.run_reference import RunReference, manifest_sha256, read_run_manifest
 from training.distribution.strategy import Devices
@@ -189,7 +189,7 @@ def recorded_status(run: Path) -> Iterator[None]:
 
 def publish_run(config: TrainConfig, run: Path) -> None:
     """Makes a finished run the current one of its series."""
-    write_text_atomic(run_paths(config).current, run.name + "\n")
+    move_pointer(run_paths(config).base, run.name)
 
 
 def describe_versions() -> dict[str, Any]:

@@ -25,9 +25,9 @@ from conf.paths import (
     open_sizes,
     require_bucket,
 )
+from conf.publication.entries import STAGING_PREFIX
 
 VERSIONS_DIR = "versions"
-STAGING_PREFIX = ".staging-"
 VERSION = EntryKind(
     "published dataset version", VERSIONS_DIR, MANIFEST_FILE, "build one by `sluice build`"
 )

@@ -25,13 +25,12 @@ from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.paths import (
     ReadablePath,
     ReadablePathT,
-    StoreDirectory,
     list_folders,
     open_sizes,
     require_bucket,
 )
+from conf.publication.numbered import WITHDRAWN_DIR, hold_numbers, list_complete
 from conf.schema import fingerprint
-from conf.storage.atomic_output import WITHDRAWN_DIR, list_numbered, pick_numbers, withdraw_numbered
 
 EXPORT_FILE = "export.json"
 EXPORT_FORMAT_VERSION = 2
@@ -125,17 +124,6 @@ def list_models(base: ReadablePathT) -> list[ReadablePathT]:
 def list_versions(model: ReadablePath) -> list[int]:
     """Returns the versions of a model that are whole, ascending."""
     return list_complete(model, EXPORT_FILE)
-
-
-def list_complete(parent: ReadablePath, marker: str) -> list[int]:
-    """Returns the numbered directories of a parent that hold a file, ascending.
-
-    In an object store one listing finds them.
-    """
-    if isinstance(parent, StoreDirectory):
-        paths = [key.rpartition("/") for key in parent.list_bytes()]
-        return pick_numbers(folder for folder, _, name in paths if name == marker)
-    return [n for n in list_numbered(parent) if (parent / str(n) / marker).is_file()]
 
 
 def find_version(path: ReadablePathT) -> ReadablePathT:
@@ -293,24 +281,25 @@ def find_published(model: ReadablePath, before: str | None = None) -> ExportedVe
     )
 
 
-def roll_back(model: Path, to: int | None = None) -> list[int]:
-    """Withdraws the newest versions of a local model; servers go back to the one before.
-
-    Of one in a store `training.export.stored_models` does.
+def roll_back(model: ReadablePath, to: int | None = None) -> list[int]:
+    """Withdraws the newest versions of a model; servers go back to the one before.
 
     Args:
-        model: Directory of the model.
+        model: Place of the model.
         to: The version that is the newest afterwards; None: the one before the newest.
 
     Returns:
         The versions that were withdrawn; none where `to` was the newest already.
 
     Raises:
-        ConfigError: There is no such version, or none before the newest.
+        ConfigError: There is no such version, or none before the newest; or the store cannot be
+            reached or refuses.
         InputDataError: That version is damaged; nothing was withdrawn.
         UpstreamNotReadyError: The model has no version, or is being exported now.
     """
-    return withdraw_numbered(model, choose_earlier(model, to))
+    choose_earlier(model, to)  # A wrong path is refused before anything is written there.
+    with hold_numbers(model, EXPORT_FILE) as held:
+        return held.withdraw(choose_earlier(model, to))
 
 
 def choose_earlier(model: ReadablePath, to: int | None = None) -> int:

@@ -7,17 +7,15 @@ import errno
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from conf.errors import UpstreamNotReadyError
-from conf.paths import ReadablePath, list_folders
 from conf.storage.locks import hold_file_lock
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
-WITHDRAWN_DIR = ".withdrawn"
 PRIVATE = 0o640
 """Mode of files that hold what users did: for their owner and group alone."""
 
@@ -50,93 +48,10 @@ def staged_directory(target: Path) -> Iterator[Path]:
         staging.mkdir()
         try:
             yield staging
-            _sync_tree(staging)
+            sync_tree(staging)
             _put_in_place(staging, target)
         finally:
             _remove(staging)
-
-
-@contextmanager
-def numbered_directory(
-    parent: Path, keep: int | None = None, *, above: int = 0
-) -> Iterator[tuple[Path, Path]]:
-    """Yields an empty directory, and the path `<parent>/<n>` that it gets when the block ends well.
-
-    Numbers grow by one, over withdrawn ones too; a directory with a number is always whole, as it
-    is renamed to it. The oldest ones are renamed away before they are removed.
-
-    Args:
-        parent: Directory of the numbered ones; made as needed.
-        keep: How many are kept, the newest ones, and of withdrawn ones as many; None: all.
-        above: A number that was given elsewhere.
-
-    Raises:
-        UpstreamNotReadyError: Another process is writing a directory of the same parent.
-    """
-    parent.mkdir(parents=True, exist_ok=True)
-    lock, staging, removing = (parent / name for name in (".lock", ".staging", ".removing"))
-    with hold_file_lock(lock, _refuse_writer(parent)):
-        _remove(staging)
-        _remove(removing)
-        staging.mkdir()
-        taken = [above, *list_numbered(parent), *list_numbered(parent / WITHDRAWN_DIR)]
-        target = parent / str(max(taken) + 1)
-        try:
-            yield staging, target
-            _sync_tree(staging)
-            staging.rename(target)
-            sync_directory(parent)
-            for kept in (parent, parent / WITHDRAWN_DIR):
-                for number in list_numbered(kept)[: -keep if keep else 0]:
-                    (kept / str(number)).rename(removing)
-                    _remove(removing)
-        finally:
-            _remove(staging)
-
-
-def withdraw_numbered(parent: Path, above: int) -> list[int]:
-    """Moves the directories whose number is above one aside, into `<parent>/.withdrawn`.
-
-    The newest one goes last: until then it is the newest, and after it `above` is. No number is
-    given twice.
-
-    Args:
-        parent: Directory of the numbered ones.
-        above: The number that is the newest afterwards.
-
-    Returns:
-        The numbers that were moved, ascending.
-
-    Raises:
-        UpstreamNotReadyError: Another process is writing a directory of the same parent.
-    """
-    withdrawn = parent / WITHDRAWN_DIR
-    with hold_file_lock(parent / ".lock", _refuse_writer(parent)):
-        withdrawn.mkdir(exist_ok=True)
-        numbers = [number for number in list_numbered(parent) if number > above]
-        for number in numbers:
-            (parent / str(number)).rename(withdrawn / str(number))
-        sync_directory(withdrawn)
-        sync_directory(parent)
-    return numbers
-
-
-def _refuse_writer(parent: Path) -> UpstreamNotReadyError:
-    return UpstreamNotReadyError(
-        f"{parent} is being written by another process right now",
-        received=f"a lock on {parent / '.lock'}",
-        fix="wait for it to end, then run again",
-    )
-
-
-def list_numbered(parent: ReadablePath) -> list[int]:
-    """Returns the numbers that name directories of a parent, ascending."""
-    return pick_numbers(list_folders(parent))
-
-
-def pick_numbers(names: Iterable[str]) -> list[int]:
-    """Returns the numbers among names, ascending."""
-    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
 def exchange(first: Path, second: Path) -> bool:
@@ -180,11 +95,16 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
 
 
-def _sync_tree(root: Path) -> None:
+def sync_tree(root: Path) -> None:
+    """Makes all files below a directory, and their names, survive a power cut.
+
+    What links lead to is somebody else's.
+    """
     for directory, _, files in os.walk(root):
-        for name in files:
-            with (Path(directory) / name).open("rb") as handle:
-                os.fsync(handle.fileno())
+        for path in (Path(directory) / name for name in files):
+            if not path.is_symlink():
+                with path.open("rb") as handle:
+                    os.fsync(handle.fileno())
         sync_directory(Path(directory))
 
 

@@ -6,8 +6,9 @@ ends, or not at all, and a put may ask that nobody else was faster.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -22,6 +23,7 @@ from conf.storage.store_clients import (
     Version,
     add_environment,
     connect,
+    unreachable,
 )
 
 # Requests under way at a time when many objects are copied or deleted.
@@ -174,6 +176,15 @@ class Storage:
     def delete_tree(self) -> None:
         """Deletes all objects below."""
         self.delete_all(sorted(self.list_objects()))
+
+
+@contextlib.contextmanager
+def reaching(place: Storage) -> Iterator[None]:
+    """Turns what a store refuses while the block runs into a `ConfigError`."""
+    try:
+        yield
+    except OSError as error:
+        raise unreachable(place.uri, error) from error
 
 
 def run_all(call: Callable[[Any], None], items: Iterable[Any]) -> None:

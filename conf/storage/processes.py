@@ -9,6 +9,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -52,6 +53,20 @@ def find_this_process() -> Owner | None:
         return describe_process(os.getpid())
     except OSError:
         return None
+
+
+def describe_self() -> dict[str, Any] | None:
+    """Describes this process as JSON values; None where the host does not tell."""
+    owner = find_this_process()
+    return None if owner is None else asdict(owner)
+
+
+def has_surely_ended(record: object) -> bool:
+    """Whether what `describe_self` returned belongs to a process that has certainly ended."""
+    try:
+        return isinstance(record, dict) and is_dead(Owner(**record))
+    except (OSError, TypeError):
+        return False
 
 
 def find_jvm() -> Owner | None:

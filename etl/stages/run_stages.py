@@ -13,24 +13,10 @@ from etl.events.splits import EVENT_SPLITS
 from etl.features.plan import FeaturePlan, plan_features
 from etl.quality.contract import BuildChecks
 from etl.records.stage import WrittenRecords
-from etl.stages.encoder_stage import FIT_ENCODERS
-from etl.stages.event_stage import JOIN_EVENTS
+from etl.stages.build_stages import STAGES
 from etl.stages.outcomes import count_outcomes
-from etl.stages.record_stages import EXPORT_PARQUET, WRITE_RECORDS
-from etl.stages.source_stages import CHECK_SOURCES, READ_SOURCES
 from etl.stages.stage import Build, BuildInputs, ConfigChecks, StageClock
-from etl.stages.version_stage import CHECK_FEATURES
 from etl.versions.run_fingerprint import RunRequest
-
-STAGES = (
-    READ_SOURCES,
-    CHECK_SOURCES,
-    JOIN_EVENTS,
-    FIT_ENCODERS,
-    WRITE_RECORDS,
-    EXPORT_PARQUET,
-    CHECK_FEATURES,
-)
 
 
 def check_config(config: BuildConfig, request: RunRequest) -> FeaturePlan:

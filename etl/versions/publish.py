@@ -1,27 +1,75 @@
 """Publishing a dataset version: staged aside, moved into place whole, pointed at last.
 
 Killed at any moment, a build leaves the last version as it was; its leftovers are swept by the
-next one.
+next one. How entries and pointers do that: `conf.publication`.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 from conf.artefacts.dataset import DatasetPaths, published_versions
-from conf.errors import InputDataError, UpstreamNotReadyError
+from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.manifest import MANIFEST_FILE, Manifest
 from conf.paths import CURRENT_FILE, ReadablePath
-from conf.storage.atomic_output import UNFINISHED_SUFFIX, sync_directory, write_text_atomic
-from etl.tfrecord.commit.local_commit import TEMPORARY_PREFIX
-from etl.versions.locks import OWNER_FILE, TRASH_PREFIX, describe_self, hold_claim, remove_directory
+from conf.publication.claim import hold_claim
+from conf.publication.entries import (
+    hold_entries,
+    remove_entry,
+    set_aside,
+    stage_entry,
+    sweep_entries,
+)
+from conf.publication.pointer import CLAIM_FILE, publish_entry, read_pointer
+from conf.storage.atomic_output import UNFINISHED_SUFFIX, write_text_atomic
+from etl.tfrecord.commit.job import TEMPORARY_PREFIX
 
-CLAIM_FILE = ".publishing"
+
+@contextmanager
+def hold_lock(paths: DatasetPaths) -> Iterator[None]:
+    """Holds the dataset's lock, so that only one build at a time stages and sweeps.
+
+    Raises:
+        UpstreamNotReadyError: Another build holds it.
+        ConfigError: A file stands where the dataset's folder would be.
+    """
+    try:
+        paths.base.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigError(
+            "the folder of the dataset cannot be made: a file stands in its place",
+            received=paths.base,
+            fix="name another folder by output.root, or move the file away",
+        ) from error
+    refusal = UpstreamNotReadyError(
+        f"another build of dataset {paths.name!r} is running",
+        received=paths.base,
+        fix="wait for it to end, or build under another name or root",
+    )
+    with hold_entries(paths.base, refusal):
+        yield
+
+
+def sweep_leftovers(paths: DatasetPaths) -> list[str]:
+    """Removes what dead builds left; call it under the lock only.
+
+    Returns:
+        Names of the removed directories.
+    """
+    unfinished = [
+        file
+        for pattern in (f".*{UNFINISHED_SUFFIX}", f"{CLAIM_FILE}.*")
+        for file in paths.base.glob(pattern)
+    ]
+    if unfinished:
+        with hold_claim(paths.base / CLAIM_FILE):  # A roll-back may be writing the pointer.
+            for file in unfinished:
+                file.unlink(missing_ok=True)
+    return sweep_entries(paths.versions)
 
 
 def new_version_id(digest: str, now: datetime | None = None) -> str:
@@ -33,15 +81,8 @@ def new_version_id(digest: str, now: datetime | None = None) -> str:
 @contextmanager
 def stage_version(paths: DatasetPaths, version_id: str) -> Iterator[Path]:
     """Gives a directory to build in, removed again if the build fails."""
-    staging = paths.staging(version_id)
-    staging.mkdir(parents=True)
-    try:
-        (staging / OWNER_FILE).write_text(json.dumps(describe_self()), encoding="utf-8")
+    with stage_entry(paths.versions, version_id) as staging:
         yield staging
-    except BaseException:
-        with suppress(OSError):
-            remove_directory(staging)
-        raise
 
 
 def publish_version(paths: DatasetPaths, staging: Path, manifest: Manifest) -> Path:
@@ -61,39 +102,11 @@ def publish_version(paths: DatasetPaths, staging: Path, manifest: Manifest) -> P
     Raises:
         UpstreamNotReadyError: `parent` is no longer current; nothing was published.
     """
-    (staging / OWNER_FILE).unlink(missing_ok=True)
     _remove_unfinished(staging)
-    for entry in sorted(staging.rglob("*")):
-        if entry.is_dir():
-            sync_directory(entry)
     write_text_atomic(staging / MANIFEST_FILE, manifest.dumps())
     version = paths.version(manifest.dataset_version)
-    with hold_claim(paths.base / CLAIM_FILE) as claim:
-        current = read_current(paths)
-        if current != manifest.parent:
-            raise refuse_overtaken(current, manifest.parent)
-        claim.check()
-        staging.rename(version)
-        try:
-            sync_directory(paths.versions)
-            write_text_atomic(paths.current, manifest.dataset_version + "\n")
-        except OSError:
-            # It never was the current one, so it is not published: the caller removes it.
-            if read_current(paths) != manifest.dataset_version:
-                version.rename(staging)
-            raise
+    publish_entry(paths.base, staging, version, manifest.parent)
     return version
-
-
-def refuse_overtaken(current: str | None, parent: str | None) -> UpstreamNotReadyError:
-    """Builds the error of a version whose parent is no longer current."""
-    return UpstreamNotReadyError(
-        "another version has become current since this build began; "
-        "nothing of this build was published",
-        received=current or "no current version",
-        allowed=parent or "no current version",
-        fix="run the build again: it starts from the version that is current then",
-    )
 
 
 def _remove_unfinished(staging: Path) -> None:
@@ -110,51 +123,34 @@ def read_current(paths: DatasetPaths) -> str | None:
     Raises:
         InputDataError: It is empty.
     """
-    try:
-        current = paths.current.read_text(encoding="utf-8", errors="replace").strip()
-    except FileNotFoundError:
-        return None
-    check_current(current, paths.base)
-    return current
+    return check_current(read_pointer(paths.base), paths.base)
 
 
-def check_current(current: str, dataset: ReadablePath) -> None:
+def check_current(current: str | None, dataset: ReadablePath) -> str | None:
     """Refuses an empty `CURRENT`: taken for none, it would let the next build begin anew.
 
     Raises:
         InputDataError: It is empty.
     """
-    if not current:
+    if current == "":
         raise InputDataError(
             f"{CURRENT_FILE} of the dataset is empty",
             received=dataset / CURRENT_FILE,
             allowed=", ".join(published_versions(dataset)) or "the id of a published version",
             fix="name one by `sluice versions rollback --to`; without versions, remove the file",
         )
-
-
-def make_current(paths: DatasetPaths, version_id: str) -> None:
-    """Lets readers take another published version; they see the old one or the new.
-
-    Raises:
-        UpstreamNotReadyError: Another process is publishing and does not end.
-    """
-    with hold_claim(paths.base / CLAIM_FILE) as claim:
-        claim.check()
-        write_text_atomic(paths.current, version_id + "\n")
+    return current
 
 
 def remove_version(paths: DatasetPaths, version_id: str) -> None:
     """Removes a version that is not current; call it under the lock.
 
-    It is renamed first: a half-removed version never looks like one.
-
     Raises:
         UpstreamNotReadyError: It has become current meanwhile.
     """
-    trash = paths.versions / f"{TRASH_PREFIX}{version_id}"
-    with hold_claim(paths.base / CLAIM_FILE):
+    with hold_claim(paths.base / CLAIM_FILE) as claim:
         if read_current(paths) == version_id:
             raise UpstreamNotReadyError("the version has become current", received=version_id)
-        paths.version(version_id).rename(trash)
-    shutil.rmtree(trash)
+        claim.check()
+        trash = set_aside(paths.version(version_id))
+    remove_entry(trash)

@@ -14,8 +14,7 @@ from typing import Any
 from conf.artefacts.dataset import DatasetPaths, published_versions, read_manifest
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.manifest import Manifest
-from etl.versions.locks import hold_lock, sweep_leftovers
-from etl.versions.publish import remove_version
+from etl.versions.publish import hold_lock, remove_version, sweep_leftovers
 from etl.versions.stored import Dataset, StoredDataset, find_current
 
 

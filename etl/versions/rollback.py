@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from conf.artefacts.dataset import published_versions, read_manifest
 from conf.errors import ConfigError, InputDataError, did_you_mean
-from etl.versions.publish import make_current
-from etl.versions.stored import Dataset, StoredDataset, find_current
+from etl.versions.stored import Dataset, find_current, make_current
 
 
 def roll_back(dataset: Dataset, version_id: str | None = None) -> tuple[str | None, str]:
@@ -44,10 +43,7 @@ def roll_back(dataset: Dataset, version_id: str | None = None) -> tuple[str | No
     read_manifest(dataset.version(version_id))  # refuses a damaged one
     if version_id == current:
         return current, version_id
-    if isinstance(dataset, StoredDataset):
-        dataset.make_current(version_id, before=current)
-    else:
-        make_current(dataset, version_id)
+    make_current(dataset, version_id, before=current)
     return current, version_id
 
 

@@ -13,10 +13,11 @@ from conf.dates import DateRange
 from conf.errors import InputDataError, read_code_version
 from conf.etl.build import BuildConfig
 from conf.manifest import Manifest, RunInfo
+from conf.publication.working_copy import describe_place
 from conf.schema import fingerprint
-from conf.storage.working_copy import describe_place
 from etl.sources.snapshot import RunInputs
-from etl.versions.publish import make_current, read_current
+from etl.versions.publish import read_current
+from etl.versions.stored import make_current
 from etl.versions.working import read_published
 
 logger = logging.getLogger("sluice.build")
@@ -158,12 +159,13 @@ def take_same_version(paths: DatasetPaths, parent: Parent | None, version: Path)
     """Makes a version that holds what a run would build the current one, if it is not.
 
     Raises:
-        UpstreamNotReadyError: Another process is publishing and does not end.
+        UpstreamNotReadyError: Another process is publishing and does not end, or has made another
+            version current.
     """
     if parent is not None and parent.version_id == version.name:
         logger.info("nothing has changed since %s: nothing was built", describe_place(version))
         return
-    make_current(paths, version.name)
+    make_current(paths, version.name, before=None if parent is None else parent.version_id)
     place = describe_place(version)
     logger.info("%s holds the same already: nothing was built; it is current again", place)
 

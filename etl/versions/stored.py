@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from conf.artefacts.dataset import VERSIONS_DIR, DatasetPaths, published_versions
 from conf.artefacts.entries import check_entry_name
 from conf.errors import UpstreamNotReadyError
-from conf.manifest import MANIFEST_FILE
 from conf.paths import local_path, no_such_bucket
+from conf.publication.entries import FOREIGN_STALE_S
+from conf.publication.pointer import move_pointer, read_pointer
+from conf.publication.working_copy import WorkingCopy, remove_folder
 from conf.storage.locations import StoredPath, is_remote, parse_storage
-from conf.storage.working_copy import WorkingCopy
-from etl.versions.locks import FOREIGN_STALE_S
-from etl.versions.publish import check_current, read_current, refuse_overtaken
+from etl.versions.publish import check_current, read_current
 
 
 @dataclass(frozen=True)
@@ -66,31 +66,10 @@ class StoredDataset:
             ConfigError: There is no such bucket.
             InputDataError: It is empty.
         """
-        current = self.copy.read_pointer()
-        if current is not None:
-            check_current(current, self.base)
+        current = check_current(read_pointer(self.copy.remote), self.base)
         if current is None and not self.base.has_bucket():
             raise no_such_bucket(self.base)
         return current
-
-    def make_current(self, version_id: str, before: str | None) -> None:
-        """Lets readers take another version, which is there.
-
-        Args:
-            version_id: The version.
-            before: The one that it follows, or None.
-
-        Raises:
-            UpstreamNotReadyError: Another one has become current meanwhile.
-        """
-        found: list[str | None] = []
-
-        def follows(current: str | None) -> bool:
-            found.append(current or None)
-            return found[-1] == before
-
-        if not self.copy.move_pointer(version_id, follows):
-            raise refuse_overtaken(found[-1], before)
 
     def remove(self, version_id: str) -> None:
         """Removes a version that is not current: its manifest first, so that it is none at once.
@@ -100,10 +79,7 @@ class StoredDataset:
         """
         if self.read_current() == version_id:
             raise UpstreamNotReadyError("the version has become current", received=version_id)
-        place = self.copy.remote.child(VERSIONS_DIR).child(version_id)
-        with self.copy.reaching():
-            place.delete(MANIFEST_FILE)
-            place.delete_tree()
+        remove_folder(self.copy.remote.child(VERSIONS_DIR).child(version_id))
 
     def sweep_leftovers(self) -> list[str]:
         """Removes what builds have brought in part and have not gone on with for a day.
@@ -159,3 +135,20 @@ def find_current(dataset: Dataset) -> str | None:
         InputDataError: It is empty.
     """
     return dataset.read_current() if isinstance(dataset, StoredDataset) else read_current(dataset)
+
+
+def make_current(dataset: Dataset, version_id: str, before: str | None) -> None:
+    """Lets readers take another published version; they see the old one or the new.
+
+    Args:
+        dataset: The dataset.
+        version_id: The version.
+        before: The one that it follows, None for none.
+
+    Raises:
+        UpstreamNotReadyError: Another one has become current meanwhile, or another process is
+            publishing and does not end.
+        ConfigError: The store cannot be reached or refuses.
+    """
+    base = dataset.copy.remote if isinstance(dataset, StoredDataset) else dataset.base
+    move_pointer(base, version_id, before)

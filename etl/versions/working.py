@@ -16,12 +16,13 @@ from conf.artefacts.dataset import VERSIONS_DIR, DatasetPaths, published_version
 from conf.artefacts.entries import ENTRY_NAME_PATTERN
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.manifest import MANIFEST_FILE, Manifest
+from conf.publication.entries import remove_entry
+from conf.publication.pointer import move_pointer
+from conf.publication.working_copy import find_working_copy
 from conf.storage.atomic_output import write_text_atomic
 from conf.storage.locations import StoredPath
-from conf.storage.working_copy import find_working_copy
-from etl.versions.locks import hold_lock, remove_directory
-from etl.versions.publish import make_current, read_current
-from etl.versions.stored import Dataset, StoredDataset
+from etl.versions.publish import hold_lock, read_current
+from etl.versions.stored import Dataset, StoredDataset, make_current
 
 SEEN_FILE = ".stored"
 """Holds the id that the store's `CURRENT` had when it was last looked at from here."""
@@ -111,7 +112,7 @@ class _Work:
             self._fetch(before, takes_shards)
         self._note(before)
         if before is not None:
-            make_current(self.here, before)
+            move_pointer(self.here.base, before)
         return before
 
     def bring_back(self, before: str | None) -> None:
@@ -125,7 +126,7 @@ class _Work:
         if current != before:
             read_manifest(self.stored.version(current))  # Nothing points to what is not whole.
             try:
-                self.stored.make_current(current, before)
+                make_current(self.stored, current, before)
             except UpstreamNotReadyError:
                 self._take_back(current, before, MANIFEST_FILE in sent)
                 raise
@@ -135,10 +136,10 @@ class _Work:
         if before is None:
             self.here.current.unlink()
         else:
-            make_current(self.here, before)
+            move_pointer(self.here.base, before)
         if is_new:
             self.stored.remove(version_id)
-            remove_directory(self.here.version(version_id))
+            remove_entry(self.here.version(version_id))
 
     def _is_unfinished(self, before: str | None) -> bool:
         """Whether a version was made current here that the store has not got to know."""
@@ -156,7 +157,7 @@ class _Work:
         there = (self.stored.base / VERSIONS_DIR).list_folders()
         for version_id in published_versions(self.here.base):
             if version_id not in there and version_id != before:
-                remove_directory(self.here.version(version_id))
+                remove_entry(self.here.version(version_id))
 
     def _fetch(self, version_id: str, takes_shards: bool) -> None:
         if not ENTRY_NAME_PATTERN.fullmatch(version_id):

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,7 +24,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import sluice_recsys
-from conf.errors import DISTRIBUTION, ConfigError, InternalError, install_hint, read_code_version
+from conf.errors import (
+    DISTRIBUTION,
+    ConfigError,
+    InternalError,
+    install_hint,
+    read_code_version,
+    was_interrupted,
+)
 from conf.etl.output import SparkConfig
 from conf.paths import local_path
 from conf.storage.atomic_output import atomic_file
@@ -198,7 +206,8 @@ def build_session(config: SparkConfig, app_name: str, *, is_short: bool = False)
     # PySpark logs each failed query's context beside raising it, Py4J a trace beside each error.
     for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger", "py4j"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    logging.getLogger().addFilter(_is_no_interrupt)
+    logging.getLogger().addFilter(_is_not_of_py4j)
+    warnings.filterwarnings("ignore", "Unable to cleanly shutdown Spark JVM", RuntimeWarning)
     try:
         session = builder.getOrCreate()
     except PySparkRuntimeError as error:
@@ -216,10 +225,13 @@ def build_session(config: SparkConfig, app_name: str, *, is_short: bool = False)
     return session
 
 
-def _is_no_interrupt(record: logging.LogRecord) -> bool:
-    """Whether a record is to be shown: Py4J logs a trace at Ctrl-C, by the root logger."""
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    """Whether a record is to be shown: by the root logger Py4J logs a trace at Ctrl-C, and one
+    beside the error that it raises where Java has ended.
+    """
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, KeyboardInterrupt)
+    is_sending = record.msg == "Exception while sending command."
+    return not (is_sending or (error is not None and was_interrupted(error)))
 
 
 def warm_workers(session: SparkSession) -> threading.Thread:
@@ -278,8 +290,8 @@ def check_work_dir(session: SparkSession, root: str) -> None:
     Raises:
         ConfigError: `SLUICE_WORK_DIR` is not set, which names a directory that they share.
     """
+    from conf.publication.working_copy import WORK_DIR_VARIABLE
     from conf.storage.locations import is_remote
-    from conf.storage.working_copy import WORK_DIR_VARIABLE
 
     master = str(session.sparkContext.master)
     if is_remote(root) and not is_on_this_machine(master) and WORK_DIR_VARIABLE not in os.environ:

@@ -151,11 +151,13 @@ def test_a_damaged_file_is_refused_whatever_the_policy_of_bad_rows(spark, tmp_pa
     assert "b.avro" in str(found)
 
 
-def test_an_empty_file_and_a_file_without_rows_are_no_trouble(spark, tmp_path):
+def test_a_file_without_rows_is_no_trouble_and_one_without_a_byte_is_refused(spark, tmp_path):
     write_avro(spark, tmp_path / "in" / "a.avro", [("id", "long")], [(1,)])
     write_avro(spark, tmp_path / "in" / "b.avro", [("id", "long")], [])
-    (tmp_path / "in" / "c.avro").write_bytes(b"")
     assert good(read(spark, tmp_path, declare(INT, format="avro"))) == [(1,)]
+    (tmp_path / "in" / "c.avro").write_bytes(b"")
+    with pytest.raises(InputDataError, match="c.avro"):
+        read(spark, tmp_path, declare(INT, format="avro"))
 
 
 def avro_config(spark: Any, tmp_path: Path, rows: list[tuple[int, ...]], policy: str) -> Any:

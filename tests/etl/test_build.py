@@ -13,7 +13,7 @@ import pytest
 from conf.artefacts.dataset import DatasetPaths, read_manifest, resolve_version
 from conf.errors import InputDataError, UpstreamNotReadyError
 from etl.build import build_dataset
-from etl.versions.locks import hold_lock
+from etl.versions.publish import hold_lock
 from etl.versions.run_fingerprint import RunRequest
 from tests.etl.built_versions import read_split, shard_digests
 from tests.etl.logs import RATINGS, build_config, write_logs

@@ -10,7 +10,7 @@ import pytest
 import jobs.support.spark_session
 from conf.artefacts.dataset import DatasetPaths, published_versions, resolve_version
 from conf.errors import ConfigError, ExitCode
-from etl.versions.locks import hold_lock
+from etl.versions.publish import hold_lock
 from jobs.build_dataset import parse_dates
 from jobs.cli import main
 from jobs.support.terminal import list_overrides

@@ -17,10 +17,10 @@ import pytest
 import tensorflow as tf
 
 from conf.artefacts.dataset import read_manifest
-from conf.artefacts.export import find_version, list_versions, roll_back
+from conf.artefacts.export import EXPORT_FILE, find_version, list_versions, roll_back
 from conf.artefacts.run import REPORT_FILE, read_json, resolve_run, write_json
 from conf.errors import ConfigError, ExitCode, UpstreamNotReadyError
-from conf.storage.atomic_output import numbered_directory
+from conf.publication.numbered import hold_numbers
 from jobs.compare import app as compare_app
 from jobs.evaluate import app, evaluate
 from jobs.export import app as export_app
@@ -459,7 +459,10 @@ def test_a_version_that_a_run_cannot_be_measured_on_is_refused(
 def _publish(model: Path, dataset_version: str) -> None:
     """Publishes a version of a model, as far as its card is read."""
     files = {"saved_model.pb": {"bytes": 3}}
-    with numbered_directory(model, keep=2) as (staging, target):
+    with (
+        hold_numbers(model, EXPORT_FILE) as held,
+        held.next_entry(keep=2) as (staging, target),
+    ):
         (staging / "saved_model.pb").write_bytes(b"abc")
         card = {"run_path": f"/run{target.name}", "dataset_version": dataset_version}
         write_json(staging / "export.json", {**card, "files": files})
@@ -501,7 +504,10 @@ def test_a_version_is_withdrawn_and_its_number_is_not_given_again(
     assert list_versions(model) == [4, 5]  # two are kept, and of the withdrawn ones as many
     assert ask("rollback", "--to", "4") == [{"published": 4, "withdrawn": [5]}]
     assert [v["version"] for v in ask("list")] == [2, 4, 5]
-    with numbered_directory(model), pytest.raises(UpstreamNotReadyError, match="being written"):
+    with (
+        hold_numbers(model, EXPORT_FILE),
+        pytest.raises(UpstreamNotReadyError, match="being written"),
+    ):
         roll_back(model, 4)
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from conf.artefacts.run import read_json
 from conf.errors import ConfigError, TrainingInterruptedError, UpstreamNotReadyError
-from conf.storage.lease import hold_lease
-from conf.storage.working_copy import WORK_DIR_VARIABLE, WorkingCopy, describe_place
+from conf.publication.lease import hold_lease
+from conf.publication.working_copy import WORK_DIR_VARIABLE, WorkingCopy, describe_place
 from conf.training.models import DSSMConfig
 from conf.training.train import TrainConfig
 from jobs.cli import main

@@ -39,8 +39,9 @@ def fit_and_keep(
 
     def fit_then_keep(self: Trainer, *arguments: Any) -> Any:
         result = fit(self, *arguments)
-        tables = [self.model.tables[name].rows for name in sorted(self.model.tables)]
-        np.savez(weights, *(part.numpy() for part in (*tables, *self.model.dense_variables)))
+        model = self.parts.model
+        tables = [model.tables[name].rows for name in sorted(model.tables)]
+        np.savez(weights, *(part.numpy() for part in (*tables, *model.dense_variables)))
         return result
 
     with mock.patch.object(Trainer, "fit", fit_then_keep):

@@ -1,6 +1,6 @@
 """Runs in object stores: found and brought here, held while they are trained, and brought back.
 
-A run is worked on in its copy (see `conf.storage.working_copy`). Each checkpoint is brought
+A run is worked on in its copy (see `conf.publication.working_copy`). Each checkpoint is brought
 to the store once it is whole, so that another machine can go on where this one was lost.
 """
 
@@ -16,9 +16,10 @@ from pathlib import Path
 from conf.artefacts.entries import resolve_entry
 from conf.artefacts.run import CHECKPOINTS_DIR, RUN, RUN_CARD_FILE, RUNS_DIR, resolve_run
 from conf.errors import SluiceError
-from conf.storage.lease import hold_lease, read_holder
+from conf.publication.lease import hold_lease, read_holder
+from conf.publication.pointer import move_pointer
+from conf.publication.working_copy import WorkingCopy, describe_place, find_working_copy
 from conf.storage.locations import find_path, is_remote
-from conf.storage.working_copy import WorkingCopy, describe_place, find_working_copy
 from conf.training.train import TrainConfig
 
 _POLL_S = 1.0
@@ -115,7 +116,7 @@ class StoredSeries:
     def publish(self, run: Path) -> None:
         """Brings a finished run to the store, and makes it the current one of its series there."""
         self._open_run(run.name).push()
-        self._copy.move_pointer(run.name, lambda current: True)
+        move_pointer(self._copy.remote, run.name)
 
 
 @contextmanager

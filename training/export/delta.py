@@ -35,7 +35,6 @@ from conf.artefacts.export import (
     INDEX_CARD,
     TABLES_DIR,
     ExportOptions,
-    list_complete,
     list_files,
     list_indexes,
     list_versions,
@@ -45,6 +44,7 @@ from conf.artefacts.export import (
 from conf.artefacts.run import DELTA_DIR, WARM_START_FILE, read_json, write_json
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError, install_hint
 from conf.paths import ReadablePath
+from conf.publication.numbered import hold_numbers, list_complete
 from conf.schema import PAD_ID, fingerprint
 from training.checkpoint.restore import (
     TrainedModel,
@@ -64,7 +64,7 @@ from training.embedding.table_delta import (
 )
 from training.embedding.table_files import TableRows
 from training.export.saved_model import write_models_config, write_version
-from training.export.stored_models import bring, describe, hold_model, is_card
+from training.export.stored_models import bring, describe, is_card
 from training.export.tables import read_table_rows, write_tables
 
 _log = logging.getLogger("sluice.training.export")
@@ -137,8 +137,8 @@ def write_delta(trained: TrainedModel, since: Path, options: ExportOptions) -> P
     _require_same_tables(base, trained)
     with (
         disk_errors(f"cannot write the delta to {parent}", "free some space, then export again"),
-        hold_model(parent, DELTA_FILE) as held,
-        held.next_version(options.keep) as (staging, target),
+        hold_numbers(parent, DELTA_FILE) as held,
+        held.next_entry(options.keep) as (staging, target),
     ):
         version = staging / VERSION_DIR
         version.mkdir()
@@ -317,7 +317,7 @@ def apply_delta(path: ReadablePath, model: ReadablePath, keep: int | None = None
         )
     with (
         disk_errors(f"cannot write a version to {model}", "free some space, then apply again"),
-        hold_model(model) as held,
+        hold_numbers(model, EXPORT_FILE) as held,
     ):
         newest = model / str(list_versions(model)[-1])
         card = read_card(newest)
@@ -325,7 +325,7 @@ def apply_delta(path: ReadablePath, model: ReadablePath, keep: int | None = None
             return bring(newest, is_card)
         base = bring(newest)
         _require_base(card, base, about)
-        with held.next_version(keep) as (staging, target):
+        with held.next_entry(keep) as (staging, target):
             found = _write_result(staging, base, delta, about)
             write_json(staging / EXPORT_FILE, seal_card({**found, "version": target.name}))
             if list_indexes(base):

@@ -36,6 +36,7 @@ from conf.artefacts.export import (
 )
 from conf.artefacts.run import EXPORT_DIR, write_json
 from conf.paths import ReadablePath
+from conf.publication.numbered import hold_numbers
 from conf.storage.atomic_output import write_text_atomic
 from conf.storage.locks import hold_file_lock
 from training.checkpoint.restore import TrainedModel
@@ -51,7 +52,7 @@ from training.export.model_signatures import (
 )
 from training.export.serving_encoders import ServingEncoders
 from training.export.signatures import save_signatures
-from training.export.stored_models import bring, describe, hold_model, is_card, replace_file
+from training.export.stored_models import bring, describe, is_card, replace_file
 from training.export.tables import (
     describe_tables,
     read_table_rows,
@@ -90,11 +91,11 @@ def write_export(trained: TrainedModel, options: ExportOptions | None = None) ->
             f"cannot write the export {model}; earlier versions are untouched",
             "free some space (or check the permissions), then export again",
         ),
-        hold_model(model) as held,
+        hold_numbers(model, EXPORT_FILE) as held,
     ):
         if options.once and (found := find_exports(model, describe(trained.run_dir.resolve()))):
             return bring(found[-1].path, is_card)
-        with held.next_version(options.keep) as (staging, target):
+        with held.next_entry(options.keep) as (staging, target):
             write_version(staging, trained, options, {"name": name, "version": target.name})
             if options.index is not None:
                 from training.index.index_build import write_index  # needs faiss

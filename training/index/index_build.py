@@ -40,7 +40,7 @@ from conf.artefacts.export import (
 )
 from conf.artefacts.run import read_json, write_json
 from conf.errors import ConfigError, InputDataError
-from conf.storage.atomic_output import numbered_directory
+from conf.publication.numbered import hold_numbers
 from training.index.index_report import measure, read_queries, tune
 from training.index.known import (
     COLUMN_PREFIX,
@@ -78,7 +78,10 @@ def build_index(version: Path, options: IndexOptions | None = None) -> Path:
     """
     options = options or IndexOptions()
     require_whole(version)
-    with numbered_directory(version / INDEX_DIR, options.keep) as (staging, target):
+    with (
+        hold_numbers(version / INDEX_DIR, INDEX_CARD) as held,
+        held.next_entry(options.keep) as (staging, target),
+    ):
         _write_first(staging, version, options)
     return target
 

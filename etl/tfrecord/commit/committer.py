@@ -13,10 +13,8 @@ from pathlib import Path
 
 from conf.storage.object_store import Storage
 from conf.storage.processes import Owner
-from etl.tfrecord.commit.job import SaveMode, holds_output, take_baseline
+from etl.tfrecord.commit.job import JobPlan, SaveMode, TaskResult, refuse_output
 from etl.tfrecord.commit.local_commit import (
-    JobPlan,
-    TaskResult,
     begin_job,
     create_temporary,
     discard_temporary,
@@ -24,6 +22,7 @@ from etl.tfrecord.commit.local_commit import (
     publish,
     publish_staged,
 )
+from etl.tfrecord.commit.local_view import view_local
 from etl.tfrecord.commit.object_commit import (
     begin_object_job,
     check_mode,
@@ -48,8 +47,9 @@ class LocalCommitter:
 
     def check_mode(self, mode: SaveMode) -> bool:
         """Refuses what the mode protects; tells whether there is output."""
-        take_baseline(Path(self.directory), mode)
-        return holds_output(Path(self.directory))
+        view = view_local(Path(self.directory))
+        refuse_output(self.directory, view, mode)
+        return view.holds_output
 
     def begin(self, plan: JobPlan, owner: Owner | None) -> None:
         """Opens a job; see `begin_job`."""

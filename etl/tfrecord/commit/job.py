@@ -1,19 +1,59 @@
-"""A write job: its save mode, and what it found at its start: two at once must not lose data."""
+"""A write job: its save mode, what it found at its start, and what its commit makes of a directory.
+
+Where the directory lies does not matter here: `local_commit` and `object_commit` carry out what
+`plan_commit` says.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Literal, Protocol
 
-from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
-from etl.tfrecord.commit.output_manifest import COMMIT_FILE, read_output_manifest
-from etl.tfrecord.files.data_files import changed_partitions, digest_partitions, list_data_files
+from conf.errors import ConfigError, InternalError, UpstreamNotReadyError
+from etl.tfrecord.commit.output_manifest import (
+    OutputManifest,
+    OutputShard,
+    TaskShard,
+    merge_description,
+)
+from etl.tfrecord.files.data_files import changed_partitions, index_path
 
 SaveMode = Literal["append", "overwrite", "errorifexists", "ignore"]
 SUCCESS_FILE = "_SUCCESS"
+TEMPORARY_PREFIX = "_temporary-"
+"""Begins the names of folders in which jobs keep their attempts."""
+STALE_HOURS = 24
+"""Age from which a job that nobody can ask about is dead."""
+
+
+class DirectoryView(Protocol):
+    """What an output directory holds at one moment."""
+
+    @property
+    def holds_output(self) -> bool:
+        """Whether it holds the output of a job, also of one that wrote no row."""
+        ...
+
+    @property
+    def committed(self) -> OutputManifest | None:
+        """Its manifest; reading it may be refused where it is damaged."""
+        ...
+
+    @property
+    def data_keys(self) -> Sequence[str]:
+        """Every shard by its path, whether or not a reader sees it."""
+        ...
+
+    @property
+    def job_ids(self) -> tuple[str, ...]:
+        """Jobs that the manifest names."""
+        ...
+
+    def digest_partitions(self) -> Mapping[str, str]:
+        """Digest of the shards that readers see by partition directory, "" for the root."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -39,91 +79,206 @@ class Baseline:
         return cls(data["digests"], tuple(data["job_ids"]))
 
 
-def holds_output(root: Path) -> bool:
-    """Whether a directory holds the output of a job, also one that wrote no row."""
-    marked = any((root / name).exists() for name in (SUCCESS_FILE, COMMIT_FILE))
-    return marked or bool(list_data_files(root))
+@dataclass(frozen=True)
+class TaskResult:
+    """What one task attempt left behind.
+
+    Attributes:
+        partition: Spark partition id.
+        attempt: Directory of the attempt, relative to the job's temporary directory.
+        shards: Its files; their paths, relative to that directory, are where they are published.
+    """
+
+    partition: int
+    attempt: str
+    shards: tuple[TaskShard, ...] = ()
 
 
-def take_baseline(root: Path, mode: SaveMode) -> Baseline:
-    """Looks at the output directory at the start of a job.
+@dataclass(frozen=True)
+class JobPlan:
+    """What a job is to publish, and how.
+
+    Attributes:
+        job_id: Id of the job.
+        mode: What becomes of what is there.
+        replaces_partitions: Whether an overwrite replaces only the partitions that it writes.
+        description: Manifest without shards.
+    """
+
+    job_id: str
+    mode: SaveMode
+    replaces_partitions: bool
+    description: OutputManifest
+
+    @property
+    def keeps_shards(self) -> bool:
+        """Whether earlier shards may stay."""
+        return self.mode == "append" or (self.mode == "overwrite" and self.replaces_partitions)
+
+
+def take_baseline(where: object, view: DirectoryView, mode: SaveMode) -> Baseline:
+    """Notes what the output directory holds at the start of a job.
 
     Args:
-        root: Output directory; need not exist.
+        where: The directory, for messages.
+        view: What it holds.
         mode: Save mode of the job.
 
     Raises:
-        ConfigError: The mode is `errorifexists`, and there is output; or a file lies there.
+        ConfigError: The mode is `errorifexists`, and there is output.
     """
-    if root.exists() and not root.is_dir():
+    refuse_output(where, view, mode)
+    digests = view.digest_partitions() if mode == "overwrite" else {}
+    return Baseline(digests, view.job_ids)
+
+
+def refuse_output(where: object, view: DirectoryView, mode: SaveMode) -> None:
+    """Refuses output that `errorifexists` protects.
+
+    Raises:
+        ConfigError: There is such output.
+    """
+    if mode == "errorifexists" and view.holds_output:
         raise ConfigError(
-            "the output is a file, not a directory",
-            received=root,
-            fix="remove the file, or write elsewhere",
+            "the output directory holds data already",
+            received=where,
+            fix="write elsewhere, or choose mode append, overwrite or ignore",
         )
-    if mode == "errorifexists" and holds_output(root):
-        raise refuse_output(root)
-    return Baseline(digest_partitions(root) if mode == "overwrite" else {}, _list_job_ids(root))
+
+
+def plan_commit(
+    where: object,
+    plan: JobPlan,
+    baseline: Baseline,
+    view: DirectoryView,
+    shards: Sequence[OutputShard],
+) -> tuple[OutputManifest, list[str]]:
+    """Plans what a commit makes of a directory.
+
+    Args:
+        where: The directory, for messages.
+        plan: What the job is to publish.
+        baseline: What `take_baseline` returned at its start.
+        view: What the directory holds now.
+        shards: What the job has written.
+
+    Returns:
+        The manifest that follows, and the shards that make way, by their paths.
+
+    Raises:
+        UpstreamNotReadyError: Another job has published since the start of this one what this one
+            would replace.
+        ConfigError: The shards would not fit those that stay.
+        InputDataError: The manifest of shards that stay is damaged.
+    """
+    written = {_folder(shard.path) for shard in shards}
+    replaced = written if plan.replaces_partitions else None
+    check_baseline(where, plan.mode, baseline, view, replaced)
+    old = []
+    if plan.mode == "overwrite":
+        old = [path for path in view.data_keys if replaced is None or _folder(path) in replaced]
+    merged = plan.description
+    if plan.keeps_shards:
+        merged = merge_description(view.committed, plan.description, where)
+    gone = set(old)
+    kept = [shard for shard in merged.shards if shard.path not in gone]
+    return replace(merged, shards=(*kept, *shards)), old
 
 
 def check_baseline(
-    root: Path, mode: SaveMode, baseline: Baseline, replaced: set[str] | None
+    where: object,
+    mode: SaveMode,
+    baseline: Baseline,
+    view: DirectoryView,
+    replaced: set[str] | None,
 ) -> None:
     """Refuses to replace what another job has published since the start of this one.
 
     Args:
-        root: Output directory, under its lock.
+        where: The directory, for messages.
         mode: Save mode of the job.
         baseline: What `take_baseline` returned at its start.
+        view: What the directory holds now.
         replaced: Partition directories that the job replaces, or None for all.
 
     Raises:
         UpstreamNotReadyError: There is such output; names the jobs that published it.
     """
-    if mode == "append":
-        return
+    changed: list[str] = []
     if mode == "overwrite":
-        changed = changed_partitions(baseline.digests, digest_partitions(root), replaced)
-    else:
-        changed = [""] if holds_output(root) else []
-    if not changed:
-        return
-    since = sorted(set(_list_job_ids(root)) - set(baseline.job_ids))
-    raise refuse_changed(root, changed, since)
+        changed = changed_partitions(baseline.digests, view.digest_partitions(), replaced)
+    elif mode != "append" and view.holds_output:
+        changed = [""]
+    if changed:
+        since = sorted(set(view.job_ids) - set(baseline.job_ids))
+        folders = ", ".join(folder or "." for folder in changed[:5])
+        raise UpstreamNotReadyError(
+            "another job has published in this directory since this one began; nothing of this "
+            "job was published",
+            received=f"{where}: {folders}: published by "
+            + (f"job {', '.join(since)}" if since else "a job that left no manifest"),
+            fix="look at what the other job wrote, and run this one again if its data is to win",
+        )
 
 
-def refuse_output(where: object) -> ConfigError:
-    """Builds the error for output that `errorifexists` protects."""
-    return ConfigError(
-        "the output directory holds data already",
-        received=where,
-        fix="write elsewhere, or choose mode append, overwrite or ignore",
-    )
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]
 
 
-def refuse_changed(
-    root: object, changed: Sequence[str], job_ids: Sequence[str]
-) -> UpstreamNotReadyError:
-    """Builds the error for output of another job that this one would replace unseen.
+def plan_moves(results: Sequence[TaskResult]) -> dict[str, str]:
+    """Where each file of the attempts goes: final path, and path in the temporary directory."""
+    moves: dict[str, str] = {}
+    for result in results:
+        for item in result.shards:
+            path = item.shard.info.path
+            moves[path] = f"{result.attempt}/{path}"
+            if item.shard.has_index:
+                moves[index_path(path)] = f"{result.attempt}/{index_path(path)}"
+    return moves
+
+
+def list_shards(job_id: str, results: Sequence[TaskResult]) -> list[OutputShard]:
+    """Describes the shards of a job for the manifest, by partition."""
+    return [
+        OutputShard(
+            path=item.shard.info.path,
+            rows=item.shard.info.rows,
+            bytes=item.shard.info.bytes,
+            crc32c=item.shard.info.crc32c,
+            job_id=job_id,
+            partition=result.partition,
+            partition_values=item.partition_values,
+            split_offsets=item.shard.split_offsets,
+            statistics=item.shard.statistics,
+        )
+        for result in results
+        for item in result.shards
+    ]
+
+
+def check_attempts(
+    temporary: object, results: Sequence[TaskResult], find_bytes: Callable[[str], int | None]
+) -> None:
+    """Refuses to publish anything unless every attempt is there in full.
 
     Args:
-        root: Output directory.
-        changed: Partition directories whose shards have changed, "" for the root itself.
-        job_ids: Jobs that published them, as far as that is known.
+        temporary: Where the attempts lie, for messages.
+        results: What the tasks said.
+        find_bytes: Returns the size of a file by its path from there; None: it is missing.
+
+    Raises:
+        InternalError: An attempt is missing or has another size.
     """
-    where = ", ".join(directory or "." for directory in changed[:5])
-    return UpstreamNotReadyError(
-        "another job has published in this directory since this one began; nothing of this job "
-        "was published",
-        received=f"{root}: {where}: published by "
-        + (f"job {', '.join(job_ids)}" if job_ids else "a job that left no manifest"),
-        fix="look at what the other job wrote, and run this one again if its data is to win",
-    )
-
-
-def _list_job_ids(root: Path) -> tuple[str, ...]:
-    try:
-        committed = read_output_manifest(root)
-    except InputDataError:  # only a name in a message depends on it
-        return ()
-    return tuple(sorted({shard.job_id for shard in committed.shards})) if committed else ()
+    for result in results:
+        for item in result.shards:
+            path = f"{result.attempt}/{item.shard.info.path}"
+            size = find_bytes(path)
+            if size != item.shard.info.bytes:
+                raise InternalError(
+                    f"the output of partition {result.partition} is not where its task left it",
+                    received=f"{temporary}/{path}: "
+                    + ("no file" if size is None else f"{size} bytes"),
+                    allowed=f"{item.shard.info.bytes} bytes",
+                    fix="driver and executors must share the file system, or reach the same "
+                    "store; earlier data there is untouched",
+                )

@@ -12,42 +12,43 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from conf.errors import ConfigError, InternalError
 from conf.storage.atomic_output import write_text_atomic
 from conf.storage.processes import Owner, is_dead
-from etl.tfrecord.commit.crash_recovery import (
+from etl.tfrecord.commit.file_replacement import (
     ReplacementPlan,
     lock_directory,
     recover_interrupted,
     replace_files,
 )
 from etl.tfrecord.commit.job import (
+    STALE_HOURS,
     SUCCESS_FILE,
+    TEMPORARY_PREFIX,
     Baseline,
-    SaveMode,
-    check_baseline,
-    holds_output,
+    JobPlan,
+    TaskResult,
+    check_attempts,
+    list_shards,
+    plan_commit,
+    plan_moves,
     take_baseline,
 )
+from etl.tfrecord.commit.local_view import view_local
 from etl.tfrecord.commit.output_manifest import (
     COMMIT_FILE,
-    OutputManifest,
-    OutputShard,
-    TaskShard,
     merge_description,
     read_output_manifest,
 )
-from etl.tfrecord.files.data_files import index_path, list_data_files, make_folders, refuse_missing
-
-TEMPORARY_PREFIX = "_temporary-"
+from etl.tfrecord.files.data_files import index_path, make_folders, refuse_missing
 
 _LOCK_FILE = ".lock"
 _OWNER_FILE = ".owner.json"
 _BASELINE_FILE = ".baseline.json"
-_STALE_HOURS = 24
 
 
 def temporary_directory(directory: str | Path, job_id: str) -> Path:
@@ -164,7 +165,7 @@ def _is_stale(temporary: Path, now: float) -> bool:
     """Whether a job is dead: nothing in its directory moved for a day, and no task holds it."""
     try:
         newest = max(path.stat().st_mtime for path in (temporary, *temporary.rglob("*")))
-        if now - newest < _STALE_HOURS * 3600:
+        if now - newest < STALE_HOURS * 3600:
             return False
         lock = os.open(temporary / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError:  # vanished while we looked, or not ours to judge
@@ -220,43 +221,6 @@ def discard_temporary(directory: str | Path, job_id: str) -> None:
     sweep_stale(directory)
 
 
-@dataclass(frozen=True)
-class TaskResult:
-    """What one task attempt left behind.
-
-    Attributes:
-        partition: Spark partition id.
-        attempt: Directory of the attempt, relative to the job's temporary directory.
-        shards: Its files; their paths, relative to that directory, are where they are published.
-    """
-
-    partition: int
-    attempt: str
-    shards: tuple[TaskShard, ...] = ()
-
-
-@dataclass(frozen=True)
-class JobPlan:
-    """What a job is to publish, and how.
-
-    Attributes:
-        job_id: Id of the job.
-        mode: What becomes of what is there.
-        replaces_partitions: Whether an overwrite replaces only the partitions that it writes.
-        description: Manifest without shards.
-    """
-
-    job_id: str
-    mode: SaveMode
-    replaces_partitions: bool
-    description: OutputManifest
-
-    @property
-    def keeps_shards(self) -> bool:
-        """Whether earlier shards may stay."""
-        return self.mode == "append" or (self.mode == "overwrite" and self.replaces_partitions)
-
-
 def begin_job(directory: str | Path, plan: JobPlan, owner: Owner | None) -> None:
     """Prepares the output directory before the first task.
 
@@ -276,7 +240,7 @@ def begin_job(directory: str | Path, plan: JobPlan, owner: Owner | None) -> None
     with lock_directory(root):
         recover_interrupted(root)
         sweep_stale(root)
-        baseline = take_baseline(root, plan.mode)
+        baseline = take_baseline(root, view_local(root), plan.mode)
         if plan.keeps_shards:
             committed = read_output_manifest(root)
             merge_description(committed, plan.description, root)
@@ -321,8 +285,8 @@ def publish(directory: str | Path, plan: JobPlan, results: Sequence[TaskResult])
     moves = plan_moves(results)
     with lock_directory(root):
         recover_interrupted(root)
-        _check_attempts(temporary, results)
-        ignored = plan.mode == "ignore" and holds_output(root)
+        check_attempts(temporary, results, partial(_find_bytes, temporary))
+        ignored = plan.mode == "ignore" and view_local(root).holds_output
         if not ignored:
             _publish_locked(root, plan, results, moves)
     discard_temporary(root, plan.job_id)
@@ -346,7 +310,7 @@ def publish_staged(directory: str | Path, plan: JobPlan, results: Sequence[TaskR
     root = Path(directory)
     temporary = temporary_directory(root, plan.job_id)
     results = sorted(results, key=lambda result: result.partition)
-    _check_attempts(temporary, results)
+    check_attempts(temporary, results, partial(_find_bytes, temporary))
     moves = plan_moves(results)
     make_folders(root, moves)
     for name, attempt in moves.items():
@@ -361,15 +325,9 @@ def _publish_locked(
 ) -> None:
     temporary = temporary_directory(root, plan.job_id)
     shards = list_shards(plan.job_id, results)
-    written = {shard.path.rpartition("/")[0] for shard in shards}
-    replaced = written if plan.replaces_partitions else None
-    check_baseline(root, plan.mode, read_baseline(root, plan.job_id), replaced)
-    old = _plan_removal(root, plan, replaced)
-    merged = plan.description
-    if plan.keeps_shards:
-        merged = merge_description(read_output_manifest(root), plan.description, root)
-    kept = [shard for shard in merged.shards if shard.path not in set(old)]
-    text = replace(merged, shards=(*kept, *shards)).dumps()  # may fail, so before any change
+    baseline = read_baseline(root, plan.job_id)
+    manifest, old = plan_commit(root, plan, baseline, view_local(root), shards)
+    text = manifest.dumps()  # may fail, so before any change
     marks = [name for name in (SUCCESS_FILE, COMMIT_FILE) if (root / name).exists()]
     sides = [index_path(name) for name in old if (root / index_path(name)).exists()]
     change = ReplacementPlan([*marks, *old, *sides], [*moves, COMMIT_FILE])
@@ -379,59 +337,6 @@ def _publish_locked(
         write_text_atomic(root / COMMIT_FILE, text)
 
 
-def _plan_removal(root: Path, plan: JobPlan, replaced: set[str] | None) -> list[str]:
-    """Shards that make way: all of them, those of some partitions, or none."""
-    if plan.mode != "overwrite":
-        return []
-    return [
-        path
-        for path in list_data_files(root)
-        if replaced is None or path.rpartition("/")[0] in replaced
-    ]
-
-
-def plan_moves(results: Sequence[TaskResult]) -> dict[str, str]:
-    """Where each file of the attempts goes: final path, and path in the temporary directory."""
-    moves: dict[str, str] = {}
-    for result in results:
-        for item in result.shards:
-            path = item.shard.info.path
-            moves[path] = f"{result.attempt}/{path}"
-            if item.shard.has_index:
-                moves[index_path(path)] = f"{result.attempt}/{index_path(path)}"
-    return moves
-
-
-def list_shards(job_id: str, results: Sequence[TaskResult]) -> list[OutputShard]:
-    """Describes the shards of a job for the manifest, by partition."""
-    return [
-        OutputShard(
-            path=item.shard.info.path,
-            rows=item.shard.info.rows,
-            bytes=item.shard.info.bytes,
-            crc32c=item.shard.info.crc32c,
-            job_id=job_id,
-            partition=result.partition,
-            partition_values=item.partition_values,
-            split_offsets=item.shard.split_offsets,
-            statistics=item.shard.statistics,
-        )
-        for result in results
-        for item in result.shards
-    ]
-
-
-def _check_attempts(temporary: Path, results: Sequence[TaskResult]) -> None:
-    """Refuses to publish anything unless every attempt is there in full."""
-    for result in results:
-        for item in result.shards:
-            path = temporary / result.attempt / item.shard.info.path
-            size = path.stat().st_size if path.is_file() else None
-            if size != item.shard.info.bytes:
-                raise InternalError(
-                    f"the output of partition {result.partition} is not where its task left it",
-                    received=f"{path}: {'no file' if size is None else f'{size} bytes'}",
-                    allowed=f"{item.shard.info.bytes} bytes",
-                    fix="the output directory must be on a file system that driver and executors "
-                    "share; earlier data there is untouched",
-                )
+def _find_bytes(temporary: Path, relative: str) -> int | None:
+    path = temporary / relative
+    return path.stat().st_size if path.is_file() else None

@@ -12,20 +12,27 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from conf.errors import ConfigError, InternalError, SluiceError, UpstreamNotReadyError
 from conf.storage.object_store import READ_ONLY_SCHEMES, Storage
 from conf.storage.processes import Owner, is_dead
 from conf.storage.store_clients import Version
-from etl.tfrecord.commit.job import SUCCESS_FILE, Baseline, SaveMode, refuse_changed, refuse_output
-from etl.tfrecord.commit.local_commit import (
+from etl.tfrecord.commit.job import (
+    STALE_HOURS,
+    SUCCESS_FILE,
     TEMPORARY_PREFIX,
+    Baseline,
     JobPlan,
+    SaveMode,
     TaskResult,
+    check_attempts,
     list_shards,
+    plan_commit,
     plan_moves,
+    refuse_output,
+    take_baseline,
 )
 from etl.tfrecord.commit.object_view import ObjectView, find_writer, shard_of, view_directory
 from etl.tfrecord.commit.output_manifest import (
@@ -34,10 +41,9 @@ from etl.tfrecord.commit.output_manifest import (
     OutputShard,
     merge_description,
 )
-from etl.tfrecord.files.data_files import changed_partitions, index_path
+from etl.tfrecord.files.data_files import index_path
 
 JOB_FILE = ".job.json"
-STALE_HOURS = 24
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -227,8 +233,7 @@ def check_mode(storage: Storage, mode: SaveMode) -> ObjectView:
         InputDataError: The manifest is damaged, and the mode is not `overwrite`.
     """
     view = view_directory(storage, is_lenient=mode == "overwrite")
-    if mode == "errorifexists" and view.holds_output:
-        raise refuse_output(storage.uri)
+    refuse_output(storage.uri, view, mode)
     return view
 
 
@@ -248,9 +253,9 @@ def begin_object_job(storage: Storage, plan: JobPlan, owner: Owner | None) -> No
     sweep_dead_jobs(storage)
     view = check_mode(storage, plan.mode)
     if plan.keeps_shards:
-        _merge(storage, plan, view)
-    digests = view.digest_partitions() if plan.mode == "overwrite" else {}
-    create_job(storage, plan.job_id, Baseline(digests, view.job_ids), owner)
+        _refuse_unlisted(storage, view)
+        merge_description(view.committed, plan.description, storage.uri)
+    create_job(storage, plan.job_id, take_baseline(storage.uri, view, plan.mode), owner)
 
 
 def publish_objects(storage: Storage, plan: JobPlan, results: Sequence[TaskResult]) -> bool:
@@ -275,7 +280,9 @@ def publish_objects(storage: Storage, plan: JobPlan, results: Sequence[TaskResul
     results = sorted(results, key=lambda result: result.partition)
     view = view_directory(storage, is_lenient=plan.mode == "overwrite")
     try:
-        _check_attempts(storage, plan.job_id, results)
+        temporary = temporary_storage(storage, plan.job_id)
+        sizes = {key: item.bytes for key, item in temporary.list_objects().items()}
+        check_attempts(temporary.uri, results, sizes.get)
         unlisted = _commit(storage, plan, results, view)
     except BaseException:
         with contextlib.suppress(Exception):  # else the next write does it
@@ -329,14 +336,13 @@ def _plan_commit(
     storage: Storage, plan: JobPlan, view: ObjectView, shards: Sequence[OutputShard]
 ) -> tuple[OutputManifest, list[str]]:
     """The manifest that would follow on what is there, and the objects that make way."""
-    written = {shard.path.rpartition("/")[0] for shard in shards}
-    replaced = written if plan.replaces_partitions else None
-    _check_baseline(storage, plan, view, replaced)
-    old = _plan_removal(plan, view, replaced)
-    merged = _merge(storage, plan, view) if plan.keeps_shards else plan.description
-    gone = set(old)
-    kept = [shard for shard in merged.shards if shard.path not in gone]
-    return replace(merged, shards=(*kept, *shards)), old
+    data, _ = _read_open_job(storage, plan.job_id)
+    baseline = Baseline.loads(data["baseline"])
+    if plan.keeps_shards:
+        _refuse_unlisted(storage, view)
+    manifest, old = plan_commit(storage.uri, plan, baseline, view, shards)
+    sides = [index_path(key) for key in old if index_path(key) in view.objects]
+    return manifest, old + sides
 
 
 def _copy_attempts(storage: Storage, job_id: str, moves: Mapping[str, str]) -> None:
@@ -377,38 +383,13 @@ def _put_manifest(storage: Storage, text: bytes, version: Version | None) -> boo
         return True
 
 
-def _merge(storage: Storage, plan: JobPlan, view: ObjectView) -> OutputManifest:
+def _refuse_unlisted(storage: Storage, view: ObjectView) -> None:
     if view.committed is None and view.visible:
         raise ConfigError(
             "the directory holds shards without a manifest, which would vanish behind one",
             received=f"{storage.uri}: {min(view.visible)}",
             fix="overwrite the whole directory, or write to another",
         )
-    return merge_description(view.committed, plan.description, storage.uri)
-
-
-def _check_baseline(
-    storage: Storage, plan: JobPlan, view: ObjectView, replaced: set[str] | None
-) -> None:
-    """Refuses to replace what another job has published since the start of this one."""
-    data, _ = _read_open_job(storage, plan.job_id)
-    baseline = Baseline.loads(data["baseline"])
-    changed: list[str] = []
-    if plan.mode == "overwrite":
-        changed = changed_partitions(baseline.digests, view.digest_partitions(), replaced)
-    elif plan.mode != "append" and view.holds_output:
-        changed = [""]
-    if changed:
-        since = sorted(set(view.job_ids) - set(baseline.job_ids))
-        raise refuse_changed(storage.uri, changed, since)
-
-
-def _plan_removal(plan: JobPlan, view: ObjectView, replaced: set[str] | None) -> list[str]:
-    """Objects that make way, side files included: all shards, those of partitions, or none."""
-    if plan.mode != "overwrite":
-        return []
-    old = [key for key in view.data_keys if replaced is None or key.rpartition("/")[0] in replaced]
-    return old + [index_path(key) for key in old if index_path(key) in view.objects]
 
 
 def _check_names(storage: Storage, view: ObjectView, moves: dict[str, str]) -> None:
@@ -419,23 +400,3 @@ def _check_names(storage: Storage, view: ObjectView, moves: dict[str, str]) -> N
             received=f"{storage.uri}/{taken[0]}",
             fix="give each write an id of its own",
         )
-
-
-def _check_attempts(storage: Storage, job_id: str, results: Sequence[TaskResult]) -> None:
-    """Refuses to publish anything unless every attempt is there in full."""
-    temporary = temporary_storage(storage, job_id)
-    found = temporary.list_objects()
-    for result in results:
-        for item in result.shards:
-            info = item.shard.info
-            key = f"{result.attempt}/{info.path}"
-            size = found[key].bytes if key in found else None
-            if size != info.bytes:
-                raise InternalError(
-                    f"the output of partition {result.partition} is not where its task left it",
-                    received=f"{temporary.uri}/{key}: "
-                    + ("no object" if size is None else f"{size} bytes"),
-                    allowed=f"{info.bytes} bytes",
-                    fix="executors and driver must reach the same store; earlier data there is "
-                    "untouched",
-                )

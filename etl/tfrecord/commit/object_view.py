@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from conf.errors import InputDataError
 from conf.storage.object_store import Storage
 from conf.storage.store_clients import StoredObject, Version
-from etl.tfrecord.commit.job import SUCCESS_FILE
-from etl.tfrecord.commit.local_commit import TEMPORARY_PREFIX
+from etl.tfrecord.commit.job import SUCCESS_FILE, TEMPORARY_PREFIX
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE, OutputManifest
 from etl.tfrecord.files.data_files import is_data_file, is_partition
 
@@ -73,8 +72,7 @@ class ObjectView:
     @property
     def job_ids(self) -> tuple[str, ...]:
         """Jobs that the manifest names."""
-        shards = self.committed.shards if self.committed else ()
-        return tuple(sorted({shard.job_id for shard in shards}))
+        return () if self.committed is None else self.committed.job_ids
 
     def digest_partitions(self) -> dict[str, str]:
         """Digests the visible shards by directory, "" for the root itself."""

@@ -74,6 +74,11 @@ class OutputManifest:
     shards: tuple[OutputShard, ...]
     columns: Mapping[str, Any] | None = None
 
+    @property
+    def job_ids(self) -> tuple[str, ...]:
+        """Jobs that wrote the shards."""
+        return tuple(sorted({shard.job_id for shard in self.shards}))
+
     def dumps(self) -> str:
         """Returns the manifest as JSON text."""
         data = {"format_version": COMMIT_FORMAT_VERSION}

@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from conf.storage.processes import find_jvm
-from etl.tfrecord.commit.local_commit import TaskResult
+from etl.tfrecord.commit.job import TaskResult
 from etl.tfrecord.spark.loaded_code import freeze_planner
 from etl.tfrecord.spark.options import parse_read_options, parse_write_options
 from etl.tfrecord.spark.schema import describe_columns, to_arrow_schema

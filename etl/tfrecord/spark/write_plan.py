@@ -17,9 +17,7 @@ from etl.tfrecord.commit.committer import (
     ObjectCommitter,
     StagedCommitter,
 )
-from etl.tfrecord.commit.local_commit import (
-    JobPlan,
-)
+from etl.tfrecord.commit.job import JobPlan
 from etl.tfrecord.commit.output_manifest import (
     OutputManifest,
     describe_features,

@@ -19,19 +19,20 @@ import typer
 from conf.artefacts.dataset import DatasetPaths, read_manifest, resolve_version
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.manifest import ShardInfo, SplitInfo
+from conf.publication import entries, pointer
+from conf.publication.pointer import CLAIM_FILE, move_pointer
 from etl.tfrecord.commit.committer import StagedCommitter
-from etl.tfrecord.commit.local_commit import JobPlan, TaskResult
+from etl.tfrecord.commit.job import JobPlan, TaskResult
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE, OutputManifest, read_output_manifest
 from etl.tfrecord.spark.options import WriteOptions
 from etl.tfrecord.spark.write_task import WriteTask
-from etl.versions.locks import hold_lock, sweep_leftovers
 from etl.versions.publish import (
-    CLAIM_FILE,
-    make_current,
+    hold_lock,
     new_version_id,
     publish_version,
     read_current,
     stage_version,
+    sweep_leftovers,
 )
 from etl.versions.retention import list_versions
 from etl.versions.rollback import roll_back
@@ -62,7 +63,7 @@ def test_failed_build_removes_its_staging_and_moves_nothing(tmp_path):
     assert resolve_version(paths.base) == first
 
 
-@pytest.mark.parametrize("step", ["write_text_atomic", "sync_directory"])
+@pytest.mark.parametrize("step", ["write_text_atomic", "sync_tree"])
 def test_failure_inside_publish_keeps_the_last_version_current(tmp_path, monkeypatch, step):
     paths = DatasetPaths(tmp_path, "d")
     first = publish(paths, "v1")
@@ -70,7 +71,8 @@ def test_failure_inside_publish_keeps_the_last_version_current(tmp_path, monkeyp
     def fail(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(f"etl.versions.publish.{step}", fail)
+    module = {"write_text_atomic": "pointer", "sync_tree": "entries"}[step]
+    monkeypatch.setattr(f"conf.publication.{module}.{step}", fail)
     with pytest.raises(OSError, match="No space"):
         publish(paths, "v2")
     assert resolve_version(paths.base) == first
@@ -81,7 +83,7 @@ def test_lock_is_exclusive_and_dies_with_its_process(tmp_path):
     code = (
         "import sys, time; from pathlib import Path\n"
         "from conf.artefacts.dataset import DatasetPaths\n"
-        "from etl.versions.locks import hold_lock\n"
+        "from etl.versions.publish import hold_lock\n"
         f"with hold_lock(DatasetPaths(Path({str(tmp_path)!r}), 'd')):\n"
         "    print('held', flush=True); time.sleep(60)"
     )
@@ -175,19 +177,20 @@ def test_the_disk_fills_up_at_every_moment_of_a_publication(small_disk, capsys):
 
 @pytest.mark.parametrize("step", ["sync", "pointer"])
 def test_a_version_whose_pointer_cannot_be_written_is_not_published(tmp_path, monkeypatch, step):
-    import etl.versions.publish
-
     paths = DatasetPaths(tmp_path, "d")
     publish(paths, "v1")
-    name = {"sync": "sync_directory", "pointer": "write_text_atomic"}[step]
-    whole = getattr(etl.versions.publish, name)
+    module, name = {
+        "sync": (entries, "sync_directory"),
+        "pointer": (pointer, "write_text_atomic"),
+    }[step]
+    whole = getattr(module, name)
 
     def fail(path: Path, *arguments: str) -> None:
         if path in (paths.versions, paths.current):
             raise OSError(28, "No space left on device")
         whole(path, *arguments)
 
-    monkeypatch.setattr(etl.versions.publish, name, fail)
+    monkeypatch.setattr(module, name, fail)
     with pytest.raises(OSError, match="No space"):
         publish(paths, "v2")
     assert os.listdir(paths.versions) == ["v1"]
@@ -198,7 +201,7 @@ def test_previous_is_what_was_current_before_whatever_lies_between(tmp_path):
     paths = DatasetPaths(tmp_path, "d")
     for name in ("v1", "v2"):
         publish(paths, name)
-    make_current(paths, "v1")
+    move_pointer(paths.base, "v1")
     publish(paths, "v3")  # its parent is v1, for v2 had been rolled back
     assert roll_back(paths)[1] == "v1"
     assert resolve_version(paths.base).name == "v1"

@@ -20,12 +20,13 @@ from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.etl.build import BuildConfig
 from conf.manifest import InputFile, InputTable, Manifest
+from conf.publication.pointer import move_pointer
 from etl.build import BuildResult, build_dataset
 from etl.records.parquet_copy import parquet_path
 from etl.sources.snapshot import RunInputs
 from etl.tfrecord.codec.decode import read_file
 from etl.tfrecord.types.features import WireFeature
-from etl.versions.publish import make_current, read_current
+from etl.versions.publish import read_current
 from etl.versions.retention import collect_garbage
 from etl.versions.run_fingerprint import RunRequest, fingerprint_run
 from tests.datasets import count_train_records
@@ -288,10 +289,10 @@ def test_a_build_that_was_overtaken_publishes_nothing(spark, tmp_path, monkeypat
     first = build_dataset(spark, config).manifest.dataset_version
 
     def overtake() -> dict[str, int]:
-        make_current(paths, "another")
+        move_pointer(paths.base, "another")
         return {}
 
-    with pytest.raises(UpstreamNotReadyError, match="since this build began"):
+    with pytest.raises(UpstreamNotReadyError, match="has become current meanwhile"):
         build_dataset(spark, config, overtake, RunRequest(force=True))
     assert published_versions(paths.base) == [first]
     assert read_current(paths) == "another"

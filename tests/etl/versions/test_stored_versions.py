@@ -18,12 +18,12 @@ from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.etl.build import BuildConfig
 from conf.etl.imported import ImportConfig
 from conf.manifest import MANIFEST_FILE
+from conf.publication.entries import FOREIGN_STALE_S
+from conf.publication.working_copy import WORK_DIR_VARIABLE, describe_place
 from conf.storage.locations import find_path
-from conf.storage.working_copy import WORK_DIR_VARIABLE, describe_place
 from etl.build import BuildResult, build_dataset
 from etl.import_dataset import import_dataset
 from etl.tfrecord.table import write_table
-from etl.versions.locks import FOREIGN_STALE_S
 from etl.versions.publish import read_current
 from etl.versions.retention import list_versions
 from etl.versions.rollback import roll_back
@@ -131,7 +131,7 @@ def test_another_machine_goes_on_and_fetches_shards_when_it_reads_them(
 
 def test_the_slower_of_two_builds_publishes_nothing(store: FakeStore, machine: Machine) -> None:
     build("v1")
-    with pytest.raises(UpstreamNotReadyError, match="nothing of this build was published") as told:
+    with pytest.raises(UpstreamNotReadyError, match="nothing was published") as told:
         build("v2", meanwhile=lambda: build_elsewhere("v3", machine))
     assert told.value.exit_code == 4
     assert held(store, "v1", "v3")

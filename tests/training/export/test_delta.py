@@ -15,8 +15,8 @@ from conf.artefacts.delta import DELTA_FILE
 from conf.artefacts.export import EXPORT_FILE, ExportOptions, list_files, read_card
 from conf.artefacts.run import write_json
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+from conf.publication.working_copy import WORK_DIR_VARIABLE
 from conf.schema import fingerprint
-from conf.storage.working_copy import WORK_DIR_VARIABLE
 from conf.training.train import TrainConfig
 from tests.fake_store import reached_as
 from tests.training.tiny_dataset import TinyConfig, hash_key, write_tiny_dataset

@@ -15,24 +15,27 @@ from google.protobuf import text_format
 from tensorflow_serving.config.model_server_config_pb2 import ModelServerConfig
 
 from conf.artefacts.export import (
+    EXPORT_FILE,
     find_published,
     list_files,
     list_versions,
     read_card,
     read_versions,
+    roll_back,
 )
 from conf.artefacts.run import write_json
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.paths import ReadablePath
-from conf.storage import working_copy
-from conf.storage.lease import hold_lease
-from conf.storage.working_copy import WORK_DIR_VARIABLE, WorkingCopy
+from conf.publication import working_copy
+from conf.publication.lease import hold_lease
+from conf.publication.numbered import hold_numbers
+from conf.publication.working_copy import WORK_DIR_VARIABLE, WorkingCopy
 from conf.training.models import DSSMConfig
 from conf.training.train import TrainConfig
 from jobs.cli import main
 from tests.fake_store import FakeStore, reached_as
 from tests.object_servers import SCHEMES, ObjectServer
-from training.export.stored_models import FollowedModels, find_place, hold_model, roll_back
+from training.export.stored_models import FollowedModels, find_place
 from training.fit import fit_run
 from training.monitoring.progress import NoProgress
 from training.serving.models.model_store import Loading, ModelStore, ServedVersion
@@ -109,7 +112,10 @@ def model(request: pytest.FixtureRequest) -> str:
 
 def publish(uri: str, keep: int | None = None, content: str = "weights") -> int:
     """Writes a version that only looks like one."""
-    with hold_model(find_place(uri)) as held, held.next_version(keep) as (staging, target):
+    with (
+        hold_numbers(find_place(uri), EXPORT_FILE) as held,
+        held.next_entry(keep) as (staging, target),
+    ):
         (staging / "variables").mkdir()
         (staging / "variables" / "variables.data").write_text(content)
         (staging / "saved_model.pb").write_text("graph")
@@ -189,7 +195,7 @@ def test_an_export_into_a_run_is_brought_back_with_it(
     assert f'"{run}/export/t"' in text
     again = ["export", "--run", run, "--to", "s3://bucket/again", "--once"]
     assert run_json(again, capsys) == [{"export": "s3://bucket/again/t/1"}]
-    with hold_model(find_place("s3://bucket/again/t")) as held:
+    with hold_numbers(find_place("s3://bucket/again/t"), EXPORT_FILE) as held:
         assert held.withdraw(0) == [1]
     assert run_json(again, capsys) == [{"export": "s3://bucket/again/t/.withdrawn/1"}]
 
@@ -342,7 +348,7 @@ def test_a_server_follows_a_store(
 
     def export_again() -> None:
         place = find_place(f"{base}/t")
-        with hold_model(place) as held, held.next_version() as (staging, _):
+        with hold_numbers(place, EXPORT_FILE) as held, held.next_entry() as (staging, _):
             shutil.copytree(world.version, staging, dirs_exist_ok=True, ignore=skipped)
 
     with pytest.raises(UpstreamNotReadyError, match="no exported model that can be served"):

@@ -21,7 +21,7 @@ from conf.artefacts.export import (
 )
 from conf.artefacts.run import read_json
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
-from conf.storage.atomic_output import numbered_directory
+from conf.publication.numbered import hold_numbers
 from training.index.index_build import read_seconds, require_whole, write_numbered
 from training.index.known import (
     COLUMN_PREFIX,
@@ -68,7 +68,10 @@ def add_items(version: Path, path: Path, keep: int | None = None) -> tuple[Path,
     new, repeated = _read_new(read_table(path, _list_texts(card)), path, items)
     if not len(new):
         return base, 0, repeated
-    with numbered_directory(version / INDEX_DIR, keep) as (staging, target):
+    with (
+        hold_numbers(version / INDEX_DIR, INDEX_CARD) as held,
+        held.next_entry(keep) as (staging, target),
+    ):
         _refuse_newer(version, number)
         start, about = time.monotonic(), read_json(base / INDEX_CARD)
         vectors = embed_items(version, new)

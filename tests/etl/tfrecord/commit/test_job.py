@@ -14,7 +14,8 @@ import pytest
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.storage import processes
 from conf.storage.processes import Owner, describe_process, find_jvm, is_dead
-from etl.tfrecord.commit.job import Baseline, check_baseline, holds_output, take_baseline
+from etl.tfrecord.commit.job import Baseline, check_baseline, take_baseline
+from etl.tfrecord.commit.local_view import view_local
 from etl.tfrecord.commit.output_manifest import (
     OutputManifest,
     OutputShard,
@@ -57,30 +58,30 @@ def test_a_digest_changes_with_a_file_and_not_with_its_neighbours(tmp_path: Path
 
 def test_an_empty_directory_holds_no_output(tmp_path: Path) -> None:
     touch(tmp_path, "_temporary-j/part-0", "notes.txt")
-    assert not holds_output(tmp_path)
-    take_baseline(tmp_path, "errorifexists")
+    assert not view_local(tmp_path).holds_output
+    take_baseline(tmp_path, view_local(tmp_path), "errorifexists")
     touch(tmp_path, "_SUCCESS")
-    assert holds_output(tmp_path)
+    assert view_local(tmp_path).holds_output
     with pytest.raises(ConfigError, match="holds data already"):
-        take_baseline(tmp_path, "errorifexists")
+        take_baseline(tmp_path, view_local(tmp_path), "errorifexists")
 
 
 def test_only_what_is_replaced_counts(tmp_path: Path) -> None:
     touch(tmp_path, "d=1/part-0", "d=2/part-0")
-    baseline = take_baseline(tmp_path, "overwrite")
+    baseline = take_baseline(tmp_path, view_local(tmp_path), "overwrite")
     assert Baseline.loads(baseline.dumps()) == baseline
     touch(tmp_path, "d=2/part-1")
-    check_baseline(tmp_path, "overwrite", baseline, {"d=1", "d=9"})
-    check_baseline(tmp_path, "append", baseline, set())
+    check_baseline(tmp_path, "overwrite", baseline, view_local(tmp_path), {"d=1", "d=9"})
+    check_baseline(tmp_path, "append", baseline, view_local(tmp_path), set())
     with pytest.raises(UpstreamNotReadyError, match=r"(?s)d=2.*left no manifest"):
-        check_baseline(tmp_path, "overwrite", baseline, None)
+        check_baseline(tmp_path, "overwrite", baseline, view_local(tmp_path), None)
 
 
 @pytest.mark.parametrize("mode", ["append", "overwrite", "errorifexists", "ignore"])
 def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path, mode) -> None:
     (tmp_path / "out").write_text("precious")
     with pytest.raises(ConfigError, match="is a file"):
-        take_baseline(tmp_path / "out", mode)
+        view_local(tmp_path / "out")
     assert (tmp_path / "out").read_text() == "precious"
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from etl.tfrecord.commit.job import JobPlan, TaskResult
 from etl.tfrecord.commit.local_commit import (
-    JobPlan,
-    TaskResult,
     begin_job,
     discard_temporary,
     hold_attempt,

@@ -19,7 +19,7 @@ from conf.storage.object_store import Storage
 from conf.storage.store_clients import CONNECTORS, HdfsClient, StoredObject
 from etl.tfrecord.codec.framing import read_record_blocks
 from etl.tfrecord.commit.committer import ObjectCommitter
-from etl.tfrecord.commit.local_commit import JobPlan, TaskResult
+from etl.tfrecord.commit.job import JobPlan, TaskResult
 from etl.tfrecord.commit.object_commit import JOB_FILE, temporary_storage
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE
 from etl.tfrecord.spark.input_files import InputListing, list_input_files, plan_splits

@@ -7,16 +7,16 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from conf.errors import ConfigError, UpstreamNotReadyError
-from conf.storage import lease as lease_module
-from conf.storage.lease import LAPSE_S, LEASE_KEY, hold_lease, read_holder
-from conf.storage.object_store import Storage
-from conf.storage.processes import Owner
-from conf.storage.working_copy import (
+from conf.publication import lease as lease_module
+from conf.publication.lease import LAPSE_S, LEASE_KEY, hold_lease, read_holder
+from conf.publication.pointer import move_pointer, read_pointer
+from conf.publication.working_copy import (
     WORK_DIR_VARIABLE,
     WorkingCopy,
     describe_place,
@@ -26,6 +26,8 @@ from conf.storage.working_copy import (
     open_working_copy,
     remove_folder,
 )
+from conf.storage.object_store import Storage
+from conf.storage.processes import Owner
 from tests.fake_store import FakeStore
 
 
@@ -95,7 +97,7 @@ def test_what_is_brought_here_is_for_its_owner_and_group(
 def test_a_large_file_arrives_whole(
     copies: Callable[[str], WorkingCopy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("conf.storage.working_copy._COPY_BYTES", 1000)
+    monkeypatch.setattr("conf.publication.working_copy._COPY_BYTES", 1000)
     here, there = copies("here"), copies("there")
     data = os.urandom(123_457)
     here.local.mkdir()
@@ -226,32 +228,25 @@ def test_a_damaged_note_costs_a_comparison_alone(store: FakeStore, tmp_path: Pat
     assert held(copy) == {"a": "1"}
 
 
-def test_the_pointer_moves_unless_another_one_was_faster(
-    copies: Callable[[str], WorkingCopy],
-) -> None:
-    here, there = copies("here"), copies("there")
-    assert here.read_pointer() is None
-    assert here.move_pointer("v1", lambda current: current is None)
-    assert there.read_pointer() == "v1"
-    assert there.move_pointer("v2", lambda current: current == "v1")
-    assert not here.move_pointer("v3", lambda current: current == "v1")
-    assert here.read_pointer() == "v2"
+def test_the_pointer_moves_unless_another_one_was_faster(any_root: Storage) -> None:
+    assert read_pointer(any_root) is None
+    move_pointer(any_root, "v1", before=None)
+    move_pointer(any_root, "v2", before="v1")
+    with pytest.raises(UpstreamNotReadyError, match="another version has become current"):
+        move_pointer(any_root, "v3", before="v1")
+    assert read_pointer(any_root) == "v2"
 
 
-def test_a_pointer_that_moves_in_between_is_looked_at_again(
-    store: FakeStore, tmp_path: Path
-) -> None:
-    copy = WorkingCopy(Storage("fake", "bucket/data"), tmp_path / "here")
-    asked: list[str | None] = []
+def test_a_pointer_that_moves_in_between_is_looked_at_again(store: FakeStore) -> None:
+    root, faster = Storage("fake", "bucket/data"), ["faster", "fastest"]
 
-    def expected(current: str | None) -> bool:
-        asked.append(current)
-        if len(asked) == 1:
-            copy.remote.put("CURRENT", b"faster\n")
-        return True
+    def move(name: str) -> None:
+        if name.startswith("put") and faster:
+            root.put("CURRENT", f"{faster.pop()}\n".encode())
 
-    assert copy.move_pointer("v1", expected)
-    assert asked == [None, "faster"]
+    store.hook = move
+    move_pointer(root, "v1")
+    assert (read_pointer(root), faster) == ("v1", [])
 
 
 def test_paths_here_stand_for_places_there(
@@ -278,7 +273,7 @@ def test_an_unreachable_store_is_named(store: FakeStore, tmp_path: Path) -> None
     store.hook = refuse
     copy = WorkingCopy(Storage("fake", "bucket/data"), tmp_path / "here")
     write(copy, a="1")
-    for call in (copy.pull, copy.push, copy.read_pointer):
+    for call in (copy.pull, copy.push, partial(read_pointer, copy.remote)):
         with pytest.raises(ConfigError, match="fake://bucket/data cannot be reached"):
             call()
     with pytest.raises(ConfigError, match="cannot be reached"), hold_lease(copy.remote, "me"):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from conf.errors import InputDataError
-from etl.tfrecord.commit import crash_recovery
-from etl.tfrecord.commit.crash_recovery import (
+from etl.tfrecord.commit import file_replacement
+from etl.tfrecord.commit.file_replacement import (
     ReplacementPlan,
     is_publishing,
     lock_directory,
@@ -62,7 +62,7 @@ def kill_after(calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("replace", "unlink", "touch", "mkdir", "rmdir"):
         monkeypatch.setattr(Path, name, counted(getattr(Path, name)))
-    monkeypatch.setattr(crash_recovery.shutil, "rmtree", counted(crash_recovery.shutil.rmtree))
+    monkeypatch.setattr(file_replacement.shutil, "rmtree", counted(file_replacement.shutil.rmtree))
 
 
 def run_replacement(root: Path) -> None:
@@ -84,7 +84,7 @@ def test_killed_at_any_step_the_next_writer_finds_one_complete_set(
         fill(root)
         with monkeypatch.context() as patch:
             kill_after(step, patch)
-            patch.setattr(crash_recovery, "recover_interrupted", lambda directory: None)
+            patch.setattr(file_replacement, "recover_interrupted", lambda directory: None)
             try:
                 run_replacement(root)
                 killed = False

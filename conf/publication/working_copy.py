@@ -29,8 +29,13 @@ from conf.paths import CURRENT_FILE, local_path
 from conf.storage.atomic_output import PRIVATE, atomic_file, write_text_atomic
 from conf.storage.locations import is_remote, parse_storage
 from conf.storage.locks import hold_file_lock
-from conf.storage.object_store import READ_ONLY_SCHEMES, Storage, StoredObject, run_all
-from conf.storage.store_clients import unreachable
+from conf.storage.object_store import (
+    READ_ONLY_SCHEMES,
+    Storage,
+    StoredObject,
+    reaching,
+    run_all,
+)
 
 WORK_DIR_VARIABLE = "SLUICE_WORK_DIR"
 COPY_FILE = ".copy.json"
@@ -150,30 +155,6 @@ class WorkingCopy:
         self._send_all(missing)
         return missing
 
-    def read_pointer(self) -> str | None:
-        """The entry that `CURRENT` names in the store; None where there is none."""
-        with self.reaching():
-            text = self.remote.read(CURRENT_FILE)
-        return None if text is None else text.decode("utf-8", "replace").strip()
-
-    def move_pointer(self, entry: str, expected: Callable[[str | None], bool]) -> bool:
-        """Lets `CURRENT` name another entry, by a put with a condition.
-
-        Args:
-            entry: Its id.
-            expected: Whether the entry that it names now, or None, may be followed by this one.
-
-        Returns:
-            Whether it was moved; False where `expected` said no.
-        """
-        with self.reaching():
-            while True:
-                text, version = self.remote.read_version(CURRENT_FILE)
-                if not expected(None if text is None else text.decode("utf-8", "replace").strip()):
-                    return False
-                if self.remote.replace(CURRENT_FILE, f"{entry}\n".encode(), version):
-                    return True
-
     @contextlib.contextmanager
     def _noting(self) -> Iterator[dict[str, _Pair]]:
         """Gives what is known of the files, and writes it down when the block ends well."""
@@ -264,16 +245,8 @@ class WorkingCopy:
     @contextlib.contextmanager
     def reaching(self) -> Iterator[None]:
         """Turns what the store refuses into a `ConfigError`."""
-        with _reaching(self.remote):
+        with reaching(self.remote):
             yield
-
-
-@contextlib.contextmanager
-def _reaching(place: Storage) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise unreachable(place.uri, error) from error
 
 
 def _is_kept(key: PurePosixPath) -> bool:
@@ -363,7 +336,7 @@ def remove_folder(folder: Storage) -> None:
     Raises:
         ConfigError: The store cannot be reached or refuses.
     """
-    with _reaching(folder):
+    with reaching(folder):
         keys = list(folder.list_objects())
         folder.delete_all(filter(_is_marker, keys))
         folder.delete_all(key for key in keys if not _is_marker(key))
@@ -379,7 +352,7 @@ def move_folder(folder: Storage, target: Storage) -> None:
     Raises:
         ConfigError: The store cannot be reached or refuses.
     """
-    with _reaching(folder):
+    with reaching(folder):
         found = folder.list_objects()
         for keys in ([k for k in found if not _is_marker(k)], list(filter(_is_marker, found))):
             run_all(partial(_copy_object, folder, target, found), keys)

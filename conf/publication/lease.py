@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from conf.errors import UpstreamNotReadyError
-from conf.storage.object_store import Storage
-from conf.storage.processes import Owner, find_this_process, is_dead
-from conf.storage.store_clients import Version, unreachable
+from conf.storage.object_store import Storage, reaching
+from conf.storage.processes import describe_self, has_surely_ended
+from conf.storage.store_clients import Version
 
 LEASE_KEY = ".lease"
 RENEWAL_S = 30.0
@@ -87,7 +87,7 @@ class Lease:
 
     def renew(self, *, is_held: bool = True) -> None:
         """Puts the note anew, unless it is another one's by now."""
-        with self._lock, _reaching(self._directory):
+        with self._lock, reaching(self._directory):
             note = replace(self._note, renewals=self._note.renewals + 1, is_held=is_held)
             started = time.monotonic()
             if self._is_lost or not self._directory.replace(LEASE_KEY, note.dumps(), self._version):
@@ -139,12 +139,12 @@ def _keep(lease: Lease, ended: threading.Event) -> None:
 
 
 def _take(directory: Storage, holder: str) -> Lease:
-    with _reaching(directory):
+    with reaching(directory):
         data, version = directory.read_version(LEASE_KEY)
         before = None if data is None else _Note.loads(data)
         if before is not None and before.is_held and not _is_over(directory, before):
             raise _refuse(directory)
-        note = _Note(holder, _describe_self(), before.renewals + 1 if before else 0)
+        note = _Note(holder, describe_self(), before.renewals + 1 if before else 0)
         if not directory.replace(LEASE_KEY, note.dumps(), version):
             raise _refuse(directory)
         found, taken = directory.read_version(LEASE_KEY)
@@ -155,10 +155,8 @@ def _take(directory: Storage, holder: str) -> Lease:
 
 def _is_over(directory: Storage, note: _Note) -> bool:
     """Whether the process that holds a lease has ended, as far as can be known."""
-    if note.owner is not None:
-        with contextlib.suppress(OSError, TypeError):
-            if is_dead(Owner(**note.owner)):
-                return True
+    if has_surely_ended(note.owner):
+        return True
     found = directory.find(LEASE_KEY)
     return found is None or time.time() - found.mtime_ns / 1e9 > LAPSE_S
 
@@ -169,15 +167,10 @@ def read_holder(directory: Storage) -> str | None:
     Raises:
         ConfigError: The store cannot be reached or refuses.
     """
-    with _reaching(directory):
+    with reaching(directory):
         data = directory.read(LEASE_KEY)
     note = None if data is None else _Note.loads(data)
     return None if note is None else note.holder
-
-
-def _describe_self() -> dict[str, Any] | None:
-    owner = find_this_process()
-    return None if owner is None else asdict(owner)
 
 
 def _refuse(directory: Storage) -> UpstreamNotReadyError:
@@ -186,11 +179,3 @@ def _refuse(directory: Storage) -> UpstreamNotReadyError:
         received=directory.uri,
         fix=f"wait for it to end; if it is dead, its lease lapses after {LAPSE_S:.0f} s",
     )
-
-
-@contextlib.contextmanager
-def _reaching(directory: Storage) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise unreachable(directory.uri, error) from error

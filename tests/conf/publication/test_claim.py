@@ -11,7 +11,7 @@ import time
 import pytest
 
 from conf.errors import UpstreamNotReadyError
-from etl.versions.locks import STALE_S, hold_claim
+from conf.publication.claim import CUT_SHORT_STALE_S, STALE_S, hold_claim
 
 
 def test_only_one_holds_at_a_time(tmp_path):
@@ -46,7 +46,7 @@ def test_a_live_holder_is_waited_for_and_then_reported(tmp_path):
 
 def test_the_claim_of_a_dead_process_is_broken_at_once(tmp_path):
     code = (
-        "import os, sys; from pathlib import Path; from etl.versions.locks import hold_claim\n"
+        "import os, sys; from pathlib import Path; from conf.publication.claim import hold_claim\n"
         f"with hold_claim(Path({str(tmp_path / 'c')!r})):\n    os._exit(1)"
     )
     subprocess.run([sys.executable, "-c", code], check=False)
@@ -68,3 +68,13 @@ def test_a_claim_of_another_machine_lapses_with_age(tmp_path):
         with pytest.raises(UpstreamNotReadyError, match="took this one for dead"):
             claim.check()
     assert (tmp_path / "c").read_text() == '{"nonce": "2", "owner": null}'
+
+
+def test_a_claim_whose_writer_died_before_it_had_written_it_lapses_soon(tmp_path):
+    (tmp_path / "c").touch()
+    with pytest.raises(UpstreamNotReadyError), hold_claim(tmp_path / "c", wait_s=0.1):
+        pass
+    old = time.time() - CUT_SHORT_STALE_S - 1
+    os.utime(tmp_path / "c", (old, old))
+    with hold_claim(tmp_path / "c", wait_s=1):
+        pass

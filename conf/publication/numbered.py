@@ -1,0 +1,189 @@
+"""Entries that are numbered from 1 on: models, deltas and indexes; the newest is the one to take.
+
+A number is given once, over withdrawn entries too. On a file system an entry is whole as soon as
+it has its number. In a store it is whole once it holds its marker, the file that is brought last;
+it is there before it has its number in the working copy.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from conf.errors import UpstreamNotReadyError
+from conf.paths import ReadablePath, StoreDirectory, list_folders, require_bucket
+from conf.publication.entries import (
+    LOCK_FILE,
+    hold_entries,
+    place_entry,
+    remove_entry,
+    stage_entry,
+    sweep_entries,
+)
+from conf.publication.lease import Lease, hold_lease
+from conf.publication.working_copy import WorkingCopy, move_folder, remove_folder
+from conf.storage.atomic_output import sync_directory
+
+WITHDRAWN_DIR = ".withdrawn"
+_KEPT_HERE = 2
+"""Entries of a store that stay in the copy of who writes them."""
+
+
+def list_numbered(parent: ReadablePath) -> list[int]:
+    """Returns the numbers that name directories of a parent, ascending."""
+    return _pick_numbers(list_folders(parent))
+
+
+def list_complete(parent: ReadablePath, marker: str) -> list[int]:
+    """Returns the numbered directories of a parent that hold a file, ascending.
+
+    In an object store one listing finds them.
+    """
+    if isinstance(parent, StoreDirectory):
+        paths = [key.rpartition("/") for key in parent.list_bytes()]
+        return _pick_numbers(folder for folder, _, name in paths if name == marker)
+    return [n for n in list_numbered(parent) if (parent / str(n) / marker).is_file()]
+
+
+def _pick_numbers(names: Iterable[str]) -> list[int]:
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+
+@dataclass(frozen=True)
+class HeldNumbers:
+    """The numbered entries of a parent, which nobody else writes meanwhile.
+
+    Attributes:
+        place: The parent.
+        marker: File that an entry is complete with.
+        lease: What holds them in a store.
+        is_alone: Whether no process of another machine can be at work here.
+    """
+
+    place: ReadablePath
+    marker: str
+    lease: Lease | None = None
+    is_alone: bool = True
+
+    @contextmanager
+    def next_entry(self, keep: int | None = None) -> Iterator[tuple[Path, Path]]:
+        """Yields an empty directory, and the path `…/<n>` that it gets when the block ends well.
+
+        Numbers grow by one, over withdrawn and unfinished ones too.
+
+        Args:
+            keep: Entries that are kept, the newest ones, and of withdrawn ones as many; None: all.
+
+        Raises:
+            UpstreamNotReadyError: Another process has taken them over.
+            ConfigError: The store cannot be reached or refuses.
+        """
+        folder = self._here.local if self._here is not None else Path(str(self.place))
+        for here in (folder, folder / WITHDRAWN_DIR):
+            sweep_entries(here, is_alone=self.is_alone)
+        places = [*self._places, folder, folder / WITHDRAWN_DIR]
+        taken = [number for place in places for number in list_numbered(place)]
+        target = folder / str(max(taken, default=0) + 1)
+        with stage_entry(folder, f"{target.name}-{uuid.uuid4().hex[:8]}") as staging:
+            yield staging, target
+            if self._here is not None:
+                self.check()
+                WorkingCopy(self._here.remote.child(target.name), staging).push()
+            place_entry(staging, target)
+        for place in self._places:
+            self._remove_old(place, keep)
+        if self._here is not None:
+            _remove_old_here(folder, _KEPT_HERE)
+
+    def withdraw(self, above: int) -> list[int]:
+        """Moves the entries whose number is above one aside, into `.withdrawn/`.
+
+        The newest one goes last: until then it is the newest, and after it `above` is.
+
+        Returns:
+            The numbers of those that were complete, ascending.
+        """
+        complete = list_complete(self.place, self.marker)
+        moved = [number for number in list_numbered(self.place) if number > above]
+        for number in moved:
+            self.check()
+            self._withdraw_one(str(number))
+        return [number for number in moved if number in complete]
+
+    def check(self) -> None:
+        """Makes sure that they are still held.
+
+        Raises:
+            UpstreamNotReadyError: Another process has taken them over.
+        """
+        if self.lease is not None:
+            self.lease.check()
+
+    @property
+    def _here(self) -> WorkingCopy | None:
+        return None if isinstance(self.place, Path) else WorkingCopy.at(str(self.place))
+
+    @property
+    def _places(self) -> tuple[ReadablePath, ReadablePath]:
+        return self.place, self.place / WITHDRAWN_DIR
+
+    def _withdraw_one(self, name: str) -> None:
+        if isinstance(self.place, Path):
+            withdrawn = self.place / WITHDRAWN_DIR
+            withdrawn.mkdir(exist_ok=True)
+            (self.place / name).rename(withdrawn / name)
+            sync_directory(withdrawn)
+            sync_directory(self.place)
+            return
+        remote = WorkingCopy.at(str(self.place)).remote
+        move_folder(remote.child(name), remote.child(WITHDRAWN_DIR).child(name))
+
+    def _remove_old(self, place: ReadablePath, keep: int | None) -> None:
+        """Removes old entries, and in a store what processes that died have left of some."""
+        if isinstance(place, Path):
+            _remove_old_here(place, keep)
+            return
+        kept = list_complete(place, self.marker)[-keep if keep else 0 :]
+        for number in list_numbered(place):
+            if number not in kept and number < max(kept, default=0):
+                self.check()
+                remove_folder(WorkingCopy.at(str(place)).remote.child(str(number)))
+
+
+def _remove_old_here(folder: Path, keep: int | None) -> None:
+    for number in list_numbered(folder)[: -keep if keep else 0]:
+        remove_entry(folder / str(number))
+
+
+@contextmanager
+def hold_numbers(place: ReadablePath, marker: str) -> Iterator[HeldNumbers]:
+    """Holds the numbered entries of a parent for this process while the block runs.
+
+    Args:
+        place: The parent, here or in a store; made as needed.
+        marker: File that an entry is complete with.
+
+    Raises:
+        UpstreamNotReadyError: Another process holds them.
+        ConfigError: The store cannot be reached or refuses, or there is no such bucket.
+    """
+    if isinstance(place, Path):
+        with hold_entries(place, _refuse_writer(place)) as is_locked:
+            yield HeldNumbers(place, marker, is_alone=is_locked)
+        return
+    require_bucket(place)
+    copy = WorkingCopy.at(str(place))
+    copy.begin()
+    with hold_lease(copy.remote, copy.read_id()) as lease:
+        yield HeldNumbers(place, marker, lease)
+
+
+def _refuse_writer(place: Path) -> UpstreamNotReadyError:
+    return UpstreamNotReadyError(
+        f"{place} is being written by another process right now",
+        received=f"a lock on {place / LOCK_FILE}",
+        fix="wait for it to end, then run again",
+    )
