@@ -78,13 +78,9 @@ def stage_entry(folder: Path, name: str) -> Iterator[Path]:
     """
     staging, owner = folder / f"{STAGING_PREFIX}{name}", folder / f"{OWNER_PREFIX}{name}"
     folder.mkdir(parents=True, exist_ok=True)
-    with owner.open("x", encoding="utf-8") as file:  # Never that of another process.
-        try:
-            file.write(json.dumps(describe_self()))
-        except OSError:
-            owner.unlink(missing_ok=True)
-            raise
+    owner.touch(exist_ok=False)  # It is never that of another process.
     try:
+        owner.write_text(json.dumps(describe_self()), encoding="utf-8")
         staging.mkdir()
         yield staging
     finally:

@@ -71,8 +71,7 @@ def test_failure_inside_publish_keeps_the_last_version_current(tmp_path, monkeyp
     def fail(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    module = {"write_text_atomic": "pointer", "sync_tree": "entries"}[step]
-    monkeypatch.setattr(f"conf.publication.{module}.{step}", fail)
+    monkeypatch.setattr(f"conf.publication.pointer.{step}", fail)
     with pytest.raises(OSError, match="No space"):
         publish(paths, "v2")
     assert resolve_version(paths.base) == first
