@@ -113,7 +113,7 @@ def _run_session(folder: str) -> None:
 
 def main() -> None:
     """Makes the archive; of several processes at once, one."""
-    from jobs.support.spark_session import ensure_java
+    from jobs.support.java_runtime import ensure_java
 
     archive = name_archive()  # by the machine's Java, as `set_options` finds it
     ensure_java()

@@ -14,7 +14,7 @@ from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.contract import FreshnessRule
 from conf.etl.references import used_sources
-from etl.events.event_log import EventCounts
+from etl.events.event_counts import EventCounts
 from etl.events.identity import EVENT_TS_COLUMN
 from etl.events.labels import IMMATURE, UNLABELLED
 from etl.events.sample_filter import NOT_SAMPLED_COLUMN

@@ -8,15 +8,8 @@ from dataclasses import replace
 from conf.errors import ConfigError
 from etl.encoders.fit import fit_encoders, take_over_encoders
 from etl.events.date_range import check_dates, check_days_have_samples, count_outside, leave_out
-from etl.events.event_log import (
-    EventCounts,
-    PreparedEvents,
-    check_not_empty,
-    check_seen,
-    count_events,
-    kept,
-    prepare_events,
-)
+from etl.events.event_counts import EventCounts, check_not_empty, check_seen, count_events
+from etl.events.event_log import PreparedEvents, kept, prepare_events
 from etl.events.joins import UnmatchedCounts, explain_unmatched
 from etl.events.labels import add_weights
 from etl.events.negatives import Negatives, add_negatives

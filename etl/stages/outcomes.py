@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from conf.errors import InputDataError, InternalError
 from conf.etl.build import BuildConfig
 from conf.manifest import RowCounts, SplitInfo
-from etl.events.event_log import EventCounts
+from etl.events.event_counts import EventCounts
 from etl.events.joins import MATCHED
 from etl.sources.bad_rows import SourceCounts
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from etl.encoders.fit import FittedEncoders
     from etl.encoders.operation_fit import EarlierEncoders
-    from etl.events.event_log import EventCounts
+    from etl.events.event_counts import EventCounts
     from etl.quality.time_units import CountedSources
     from etl.records.stage import RecordStage, WrittenRecords
     from etl.sources.source import Source

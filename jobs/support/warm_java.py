@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from jobs.support.java_classes import find_archive
-from jobs.support.spark_session import ensure_java
+from jobs.support.java_runtime import ensure_java
 
 _SUBMIT_OPTIONS = "SPARK_SUBMIT_OPTS"
 _RATINGS = "3000"

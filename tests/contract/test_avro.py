@@ -156,7 +156,7 @@ def test_a_file_without_rows_is_no_trouble_and_one_without_a_byte_is_refused(spa
     write_avro(spark, tmp_path / "in" / "b.avro", [("id", "long")], [])
     assert good(read(spark, tmp_path, declare(INT, format="avro"))) == [(1,)]
     (tmp_path / "in" / "c.avro").write_bytes(b"")
-    with pytest.raises(InputDataError, match="c.avro"):
+    with pytest.raises(InputDataError, match=r"c\.avro"):
         read(spark, tmp_path, declare(INT, format="avro"))
 
 

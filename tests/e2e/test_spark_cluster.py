@@ -24,7 +24,7 @@ from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.artefacts.run import read_json, resolve_run
 from conf.etl.build import BuildConfig
 from etl.build import build_dataset
-from jobs.support.spark_session import ensure_java
+from jobs.support.java_runtime import ensure_java
 from sluice_recsys import PACKAGES
 from tests.etl.logs import build_config, write_logs
 from tests.etl.tfrecord.faults.conftest import parent_jvm, wait_for_writers

@@ -16,7 +16,7 @@ from conf.artefacts.dataset import read_manifest, resolve_version
 from etl.build import build_dataset
 from etl.versions.run_fingerprint import RunRequest
 from jobs.cli import main
-from jobs.support.spark_session import ensure_java
+from jobs.support.java_runtime import ensure_java
 from tests.etl.logs import build_config, write_logs
 from tests.lineage import file_transport, read_events
 from tests.machine import fill, mount_small_disk

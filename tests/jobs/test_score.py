@@ -26,8 +26,8 @@ from conf.errors import ConfigError, InputDataError
 from jobs.export import export
 from jobs.predict import RowsToPredict, predict
 from jobs.score import app
+from jobs.support.java_runtime import ensure_java
 from jobs.support.run_app import run_app
-from jobs.support.spark_session import ensure_java
 from tests.jobs.runs import write_tiny_run
 from tests.training.number_features import NAN, ROW, build_number_model
 from tests.training.tiny_dataset import TinyConfig

@@ -24,7 +24,7 @@ from training.distribution.parameter_server import serve_chief
 from training.distribution.scheduled_steps import ScheduledSteps
 from training.embedding import static_table
 from training.fit import fit_run
-from training.loop import trainer
+from training.loop import assembly
 from training.monitoring.progress import NoProgress
 
 
@@ -50,7 +50,7 @@ def run_task(task: Task) -> None:
             sys.exit(serve_chief(cluster, config.devices.worker_timeout_s, lambda _: None))
         RecordedSteps.log = task.config.with_name("rows.jsonl")
         RecordedSteps.kills = dict(task.kills)
-        trainer.ScheduledSteps = RecordedSteps  # type: ignore[misc]
+        assembly.ScheduledSteps = RecordedSteps  # type: ignore[misc]
         static_table.MIN_SHARD_BYTES = 1  # Splits the small tables of the test, too.
         fit_run(config, NoProgress(), resume=task.resume, profile=task.profile)
 

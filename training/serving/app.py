@@ -25,7 +25,8 @@ from training.serving.access import Access, Guard, refuse
 from training.serving.lists.recommend import Recommender
 from training.serving.models.batching import Batcher, Builder
 from training.serving.models.metrics import Metrics
-from training.serving.models.model_store import Loading, ModelStore, ServedVersion
+from training.serving.models.model_store import ModelStore
+from training.serving.models.served_version import Loading, ServedVersion
 from training.serving.models.server_config import ServerConfig
 from training.serving.requests.errors import (
     ENCODED,
@@ -39,8 +40,13 @@ from training.serving.requests.errors import (
     forget_frames,
 )
 from training.serving.requests.examples import parse_examples
-from training.serving.requests.limits import FULL_BODIES, SMALL_BYTES, Budget, check_json
-from training.serving.requests.recommend_request import describe_limits
+from training.serving.requests.limits import (
+    FULL_BODIES,
+    SMALL_BYTES,
+    Budget,
+    check_json,
+    describe_list_limits,
+)
 from training.serving.requests.tensors import (
     Arrays,
     format_predict,
@@ -313,7 +319,7 @@ def _add_rest(app: FastAPI, server: Server, page: str) -> None:
         indexes = {one.name: one.index for one in served if one.index is not None}
         return _respond(encode_json({"status": "ok", "models": versions, "indexes": indexes}))
 
-    shown = encode_json({**server.limits.describe(), **describe_limits()})
+    shown = encode_json({**server.limits.describe(), **describe_list_limits()})
 
     @app.get("/v1/limits")
     async def show_limits() -> Response:

@@ -46,7 +46,7 @@ from tensorflow_serving.apis.regression_pb2 import (
 from training.serving.access import Access
 from training.serving.app import Server
 from training.serving.calls import CallError, Calls
-from training.serving.models.model_store import METHOD_PREFIX, METHOD_WORDS, ServedVersion
+from training.serving.models.served_version import METHOD_PREFIX, METHOD_WORDS, ServedVersion
 from training.serving.requests.errors import RequestError
 from training.serving.requests.examples import serialize_examples
 from training.serving.requests.limits import (

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 from pyspark.sql import functions as F
 
-from etl.events.event_log import count_events
+from etl.events.event_counts import count_events
 from etl.events.labels import ConversionCounts, add_labels, count_conversions, find_until_ms
 from etl.sources.source import Source
 from tests.etl.logs import frame, log_config

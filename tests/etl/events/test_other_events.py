@@ -10,7 +10,8 @@ from pyspark.sql import functions as F
 
 from etl.encoders.fit import fit_encoders
 from etl.events.down_sampling import before_sampling
-from etl.events.event_log import count_events, kept, prepare_events
+from etl.events.event_counts import count_events
+from etl.events.event_log import kept, prepare_events
 from etl.features.plan import plan_features
 from etl.records.samples import build_samples, build_users
 from tests.etl.logs import behaviour_config, columns, memory_source

@@ -9,7 +9,8 @@ import pytest
 
 from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
-from etl.events.event_log import check_seen, count_events, kept, prepare_events
+from etl.events.event_counts import check_seen, count_events
+from etl.events.event_log import kept, prepare_events
 from etl.features.plan import plan_features
 from etl.records.samples import build_samples, build_users
 from etl.stages.run_stages import check_config

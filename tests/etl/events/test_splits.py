@@ -22,13 +22,8 @@ from etl.events.date_range import (
     leave_out,
 )
 from etl.events.down_sampling import mark_not_sampled
-from etl.events.event_log import (
-    EventCounts,
-    check_not_empty,
-    count_events,
-    kept,
-    prepare_events,
-)
+from etl.events.event_counts import EventCounts, check_not_empty, count_events
+from etl.events.event_log import kept, prepare_events
 from etl.events.identity import EVENT_TS_COLUMN
 from etl.events.labels import add_weights
 from etl.events.most_frequent import add_most_frequent, fit_most_frequent

@@ -38,7 +38,8 @@ from tests.object_servers import SCHEMES, ObjectServer
 from training.export.stored_models import FollowedModels, find_place
 from training.fit import fit_run
 from training.monitoring.progress import NoProgress
-from training.serving.models.model_store import Loading, ModelStore, ServedVersion
+from training.serving.models.model_store import ModelStore
+from training.serving.models.served_version import Loading, ServedVersion
 
 Machine = Callable[[str], None]
 RUN = "s3://bucket/runs/t"

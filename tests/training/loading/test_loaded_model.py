@@ -20,7 +20,7 @@ from training.checkpoint.restore import TrainedModel
 from training.export.saved_model import write_export
 from training.loading.loaded_model import LoadedModel
 from training.models.registry import build_model
-from training.serving.models.model_store import Loading, ServedVersion
+from training.serving.models.served_version import Loading, ServedVersion
 
 ROWS, DIM = 200_000, 16
 RANKER = {"kind": "ranking", "network": "deepfm", "embedding_dim": 16,

@@ -151,7 +151,7 @@ def test_errors_are_short_and_name_no_folders() -> None:
 
 def test_every_limit_is_documented() -> None:
     guide = GUIDE.read_text(encoding="utf-8")
-    from training.serving.requests.recommend_request import describe_limits
+    from training.serving.requests.limits import describe_list_limits
 
-    names = {**ServerLimits().describe(), **describe_limits()}
+    names = {**ServerLimits().describe(), **describe_list_limits()}
     assert [name for name in names if f"`{name}`" not in guide] == []

@@ -31,7 +31,7 @@ from training.index.known import (
 )
 from training.raw_inputs.column_values import to_whole
 from training.raw_inputs.input_columns import find_sources
-from training.serving.models.model_store import Loading, ServedVersion
+from training.serving.models.served_version import Loading, ServedVersion
 from training.serving.requests.errors import RequestError
 from training.serving.requests.tensors import build_array
 

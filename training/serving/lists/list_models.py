@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from conf.errors import ConfigError
 from training.serving.lists.row_inputs import SCORES, find_items_input
-from training.serving.models.model_store import ModelStore, ServedVersion
+from training.serving.models.model_store import ModelStore
+from training.serving.models.served_version import ServedVersion
 from training.serving.models.server_config import RecommendConfig
 from training.serving.requests.errors import NOT_FOUND, RequestError
 

@@ -34,7 +34,8 @@ from training.serving.lists.row_inputs import (
     require_row_features,
 )
 from training.serving.models.batching import Batcher, Builder
-from training.serving.models.model_store import ModelStore, ServedVersion
+from training.serving.models.model_store import ModelStore
+from training.serving.models.served_version import ServedVersion
 from training.serving.models.server_config import RecommendConfig
 from training.serving.requests.errors import RequestError
 from training.serving.requests.limits import CALL_ITEMS

@@ -10,7 +10,7 @@ from typing import Any
 from conf.artefacts.export import FEATURE_PREFIX
 from training.index.known import Known, Token
 from training.raw_inputs.input_columns import find_sources
-from training.serving.models.model_store import ServedVersion
+from training.serving.models.served_version import ServedVersion
 from training.serving.requests.errors import RequestError
 from training.serving.requests.recommend_request import RecommendRequest
 from training.serving.requests.tensors import Arrays, build_array

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from training.index.vector_index import use_one_thread
-from training.serving.models.model_store import ServedVersion
+from training.serving.models.served_version import ServedVersion
 from training.serving.requests.errors import UNAVAILABLE, RequestError
 from training.serving.requests.examples import count_lists
 from training.serving.requests.limits import (

@@ -43,6 +43,11 @@ ARRIVING, HURRIED_SECONDS = 64, 0.5
 are more."""
 WAITING_VALUES = 16
 """Requests of the most values whose inputs are held at a time."""
+LENGTH, CANDIDATES = 1000, 5000
+EXCLUDED, KEY_BYTES = 10_000, 1024
+FILTERED_COLUMNS, FILTERED_VALUES = 32, 1000
+"""Of a request for a list: items asked for, ranked and left out, bytes of a key, columns and values
+of a filter."""
 _OTHERS = bytes(set(range(256)) - set(b'[]{}",:'))
 
 
@@ -395,3 +400,15 @@ def check_context(
     check_count("rows", len(examples), limits.rows)
     width = sum(len(one) if isinstance(one, list) else 1 for one in context.values())
     check_count("values of a context, times examples", width * len(examples), limits.values)
+
+
+def describe_list_limits() -> dict[str, int]:
+    """Returns the limits of a request for a list, by name."""
+    return {
+        "recommend_k": LENGTH,
+        "recommend_candidates": CANDIDATES,
+        "recommend_exclude": EXCLUDED,
+        "recommend_key_bytes": KEY_BYTES,
+        "recommend_filter_columns": FILTERED_COLUMNS,
+        "recommend_filter_values": FILTERED_VALUES,
+    }

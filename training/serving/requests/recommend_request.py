@@ -9,25 +9,17 @@ from typing import Any, NoReturn
 
 from training.index.known import Token
 from training.serving.requests.errors import RequestError, cut
+from training.serving.requests.limits import (
+    CANDIDATES,
+    EXCLUDED,
+    FILTERED_COLUMNS,
+    FILTERED_VALUES,
+    KEY_BYTES,
+    LENGTH,
+)
 from training.serving.requests.tensors import show
 
 Value = int | float | str
-
-LENGTH, CANDIDATES = 1000, 5000
-EXCLUDED, KEY_BYTES = 10_000, 1024
-FILTERED_COLUMNS, FILTERED_VALUES = 32, 1000
-
-
-def describe_limits() -> dict[str, int]:
-    """Returns the limits of a request for a list, by name."""
-    return {
-        "recommend_k": LENGTH,
-        "recommend_candidates": CANDIDATES,
-        "recommend_exclude": EXCLUDED,
-        "recommend_key_bytes": KEY_BYTES,
-        "recommend_filter_columns": FILTERED_COLUMNS,
-        "recommend_filter_values": FILTERED_VALUES,
-    }
 
 
 @dataclass(frozen=True)
