@@ -115,6 +115,10 @@ class ConfigError(SluiceError):
     exit_code = ExitCode.CONFIG
 
 
+class LaterLogError(ConfigError):
+    """A run was trained on a log that ends later than the version that it is to be measured on."""
+
+
 class InputDataError(SluiceError):
     """Input data was refused; the last good output is untouched."""
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from conf.artefacts.run import write_json
-from conf.errors import ExitCode
+from conf.errors import ExitCode, LaterLogError
 from jobs.support.formatting import describe_filter, format_metric, metric_title
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
 from jobs.support.trained_run import (
@@ -25,6 +25,9 @@ from jobs.support.trained_run import (
     restore_for_evaluation,
     restore_run,
 )
+
+if TYPE_CHECKING:
+    from training.checkpoint.restore import TrainedModel
 
 app = typer.Typer(add_completion=False)
 
@@ -90,17 +93,28 @@ def compare(
     Returns:
         The content of the file: `metrics` with difference and interval by name; `metric`, `lead`
         (the end of the interval that is worse for the run), `margin` and `passed`, None without
-        a margin.
+        a margin. Where the other run was trained on a log that ends later, and a margin is asked
+        for, it is not kept: `why` says so, and there are no metrics.
 
     Raises:
         ConfigError: The runs have other dataset versions, kinds or tasks, or no such metric.
         UpstreamNotReadyError: There is no such run or checkpoint.
         InputDataError: The split is empty, or data or a checkpoint is damaged.
     """
-    from training.checkpoint.stored_runs import bring_back, describe_run
+    from training.checkpoint.stored_runs import describe_run
 
     trained = restore_for_evaluation(run, checkpoint, overrides, dataset, split)
-    other = restore_run(against, checkpoint, dataset, split)
+    try:
+        other = restore_run(against, checkpoint, dataset, split)
+    except LaterLogError as error:
+        if margin is None:
+            raise
+        # Nothing would be fair, and what knows more recent days stays.
+        result = {"run": describe_run(trained.run_dir), "against": str(against), "split": split,
+                  "dataset_version": trained.manifest.dataset_version, "metrics": {},
+                  "metric": metric, "lead": None, "margin": margin, "passed": False,
+                  "why": error.what}  # fmt: skip
+        return _write(trained, result)
     from training.evaluation.comparison import compare_runs, require_metric
     from training.evaluation.differences import find_lead
 
@@ -120,6 +134,12 @@ def compare(
         "margin": margin,
         "passed": None if margin is None else lead >= margin,
     }
+    return _write(trained, result)
+
+
+def _write(trained: TrainedModel, result: dict[str, Any]) -> dict[str, Any]:
+    from training.checkpoint.stored_runs import bring_back
+
     write_json(trained.run_dir / COMPARISON_FILE, result)
     bring_back(trained.run_dir)
     return result
@@ -131,6 +151,9 @@ def print_comparison(result: Mapping[str, Any]) -> None:
     from rich.table import Table
 
     console = Console(highlight=False)
+    if "why" in result:
+        console.print(f"not passed: {result['against']}: {result['why']}", soft_wrap=True)
+        return
     console.print(
         f"{result['split']} split, {result['protocol']}: {result['rows']:,} rows of "
         f"{result['users']:,} users"

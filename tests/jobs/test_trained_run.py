@@ -19,7 +19,7 @@ import tensorflow as tf
 from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import EXPORT_FILE, find_version, list_versions, roll_back
 from conf.artefacts.run import REPORT_FILE, read_json, resolve_run, write_json
-from conf.errors import ConfigError, ExitCode, UpstreamNotReadyError
+from conf.errors import ConfigError, ExitCode, LaterLogError, UpstreamNotReadyError
 from conf.publication.numbered import hold_numbers
 from jobs.compare import app as compare_app
 from jobs.evaluate import app, evaluate
@@ -509,6 +509,24 @@ def test_a_version_is_withdrawn_and_its_number_is_not_given_again(
         pytest.raises(UpstreamNotReadyError, match="being written"),
     ):
         roll_back(model, 4)
+
+
+def test_a_run_of_earlier_days_does_not_replace_one_that_knows_later_ones(
+    ranking_series: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise LaterLogError("this version ends earlier")
+
+    monkeypatch.setattr("jobs.compare.restore_run", refuse)
+    command = ["--run", str(ranking_series), "--against", "later"]
+    assert run_app(compare_app, command) == ExitCode.CONFIG
+    capsys.readouterr()
+    command += ["--margin", "-1"]
+    assert run_app(compare_app, [*command, "--log-format", "json"]) == ExitCode.GATE_FAILED
+    found = json.loads(capsys.readouterr().out)
+    assert (found["passed"], found["why"]) == (False, "this version ends earlier")
+    assert run_app(compare_app, command) == ExitCode.GATE_FAILED
+    assert "not passed: later: this version ends earlier" in capsys.readouterr().out
 
 
 def test_ranking_runs_are_compared_by_task(

@@ -77,10 +77,14 @@ def peak_device_memory_bytes(kind: str = "GPU") -> dict[str, int]:
     names = [
         device.name.removeprefix("/device:") for device in tf.config.list_logical_devices(kind)
     ]
-    return {
-        name.lower().replace(":", " "): int(tf.config.experimental.get_memory_info(name)["peak"])
-        for name in names
-    }
+    return {name.lower().replace(":", " "): _read_peak_bytes(name) for name in names}
+
+
+def _read_peak_bytes(device: str) -> int:
+    try:
+        return int(tf.config.experimental.get_memory_info(device)["peak"])
+    except ValueError:  # Some allocators of CPUs do not count.
+        return 0
 
 
 @contextmanager

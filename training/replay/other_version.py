@@ -17,7 +17,7 @@ import numpy as np
 
 from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.artefacts.run import CHECKPOINTS_DIR
-from conf.errors import ConfigError
+from conf.errors import ConfigError, LaterLogError
 from conf.manifest import Manifest
 from conf.schema import OOV_ID, FeatureSchema
 from conf.storage.locations import find_path
@@ -130,7 +130,12 @@ def _read_tokens(version: EncodedVersion, name: str, ids: np.ndarray) -> list[An
 
 
 def _check_order(own: Manifest, other: Manifest) -> None:
-    """Refuses a version whose held-out rows the run may have been trained on."""
+    """Refuses a version whose held-out rows the run may have been trained on.
+
+    Raises:
+        LaterLogError: The version ends earlier than the one that the run was trained on.
+        ConfigError: It is of another dataset, or was built earlier.
+    """
     name, version = other.dataset_name, other.dataset_version
     if name != own.dataset_name:
         raise ConfigError(
@@ -148,7 +153,7 @@ def _check_order(own: Manifest, other: Manifest) -> None:
         )
     ends = [_find_end(manifest) for manifest in (other, own)]
     if None not in ends and ends[0] < ends[1]:  # type: ignore[operator]
-        raise ConfigError(
+        raise LaterLogError(
             "this version was built later than the one that the run was trained on, of a log that "
             "ends earlier: the run may have been trained on its held-out rows",
             received=f"{version}, which ends {ends[0]}",

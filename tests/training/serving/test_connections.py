@@ -20,7 +20,7 @@ from training.serving.connections import Connection
 from training.serving.requests.limits import ConnectionLimits, ServerLimits
 
 LIMITS = ConnectionLimits(
-    count=3, head_bytes=4096, head_seconds=0.4, idle_seconds=0.6, write_seconds=0.5
+    count=3, head_bytes=4096, head_seconds=0.4, idle_seconds=0.6, write_seconds=3.0
 )
 GET = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n"
 LONG = 64 << 20
