@@ -110,11 +110,19 @@ def compare(
         if margin is None:
             raise
         # Nothing would be fair, and what knows more recent days stays.
-        result = {"run": describe_run(trained.run_dir), "against": str(against), "split": split,
-                  "dataset_version": trained.manifest.dataset_version, "metrics": {},
-                  "metric": metric, "lead": None, "margin": margin, "passed": False,
-                  "why": error.what}  # fmt: skip
-        return _write(trained, result)
+        refused: dict[str, Any] = {
+            "run": describe_run(trained.run_dir),
+            "against": str(against),
+            "dataset_version": trained.manifest.dataset_version,
+            "split": split,
+            "metrics": {},
+            "metric": metric,
+            "lead": None,
+            "margin": margin,
+            "passed": False,
+            "why": error.what,
+        }
+        return _write(trained, refused)
     from training.evaluation.comparison import compare_runs, require_metric
     from training.evaluation.differences import find_lead
 

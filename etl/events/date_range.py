@@ -74,6 +74,11 @@ def name_outside(dates: DateRange) -> Column:
     return F.when(~is_inside(dates), reason)
 
 
+def keep_inside(samples: DataFrame, dates: DateRange) -> DataFrame:
+    """Returns the rows of the days of a run."""
+    return samples.where(is_inside(dates))
+
+
 def count_outside(events: DataFrame, dates: DateRange) -> dict[str, dict[str, int]]:
     """Counts the kept events that would be samples but for the run's days.
 

@@ -7,7 +7,13 @@ from dataclasses import replace
 
 from conf.errors import ConfigError
 from etl.encoders.fit import fit_encoders, take_over_encoders
-from etl.events.date_range import check_dates, check_days_have_samples, count_outside, leave_out
+from etl.events.date_range import (
+    check_dates,
+    check_days_have_samples,
+    count_outside,
+    keep_inside,
+    leave_out,
+)
 from etl.events.event_counts import EventCounts, check_not_empty, check_seen, count_events
 from etl.events.event_log import PreparedEvents, kept, prepare_events
 from etl.events.joins import UnmatchedCounts, explain_unmatched
@@ -15,7 +21,6 @@ from etl.events.labels import add_weights
 from etl.events.negatives import Negatives, add_negatives
 from etl.events.sample_filter import check_where
 from etl.events.split_bounds import check_spans
-from etl.events.splits import is_inside
 from etl.quality.figures import VersionFigures, share_kept, share_matched
 from etl.quality.mistakes import find_early_ends
 from etl.quality.time_units import count_sources
@@ -152,7 +157,7 @@ def _sample_events(build: Build) -> Negatives:
     if config.history is not None and config.history.min_len is not None:
         all_samples = samples
     if dates is not None and config.events.time is not None:
-        samples = samples.where(is_inside(dates))
+        samples = keep_inside(samples, dates)
     return add_negatives(samples, build.log, config, build.counted.sources, all_samples)
 
 

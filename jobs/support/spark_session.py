@@ -27,8 +27,13 @@ from conf.errors import (
 )
 from conf.etl.output import SparkConfig
 from conf.paths import local_path
-from jobs.support.java_classes import ARCHIVE_OPTION, find_archive, share_classes
-from jobs.support.java_runtime import ensure_java, set_java_locale
+from jobs.support.java_runtime import (
+    ARCHIVE_OPTION,
+    ensure_java,
+    find_archive,
+    set_java_locale,
+    share_classes,
+)
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

@@ -1,4 +1,4 @@
-"""Makes the archive of Spark's classes that later Javas read (`jobs.support.java_classes`)."""
+"""Makes the archive of Spark's classes that later Javas read (`jobs.support.java_runtime`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from jobs.support.java_classes import find_archive
-from jobs.support.java_runtime import ensure_java
+from jobs.support.java_runtime import ensure_java, find_archive
 
 _SUBMIT_OPTIONS = "SPARK_SUBMIT_OPTS"
 _RATINGS = "3000"

@@ -14,7 +14,7 @@ from pyspark import SparkConf
 
 import sluice_recsys
 from conf.etl.output import SparkConfig
-from jobs.support import java_classes, spark_session
+from jobs.support import java_runtime, spark_session
 from jobs.support.java_runtime import set_java_locale
 from jobs.support.spark_session import java_options, set_fast_plans
 
@@ -131,18 +131,18 @@ def test_workers_get_ready_beside_other_work(spark):
 def test_java_reads_the_archive_of_its_own_spark_alone(tmp_path, monkeypatch):
     home = tmp_path / "java-home-1"
     (home / "lib").mkdir(parents=True)
-    archive = java_classes.find_archive(home)
+    archive = java_runtime.find_archive(home)
     assert archive.parent == tmp_path
     for name in spark_session._JAVA_OPTIONS_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("JAVA_HOME", str(home))
-    assert not any(java_classes.ARCHIVE_OPTION in option for option in java_options())
+    assert not any(java_runtime.ARCHIVE_OPTION in option for option in java_options())
     archive.touch()
-    assert f"{java_classes.ARCHIVE_OPTION}{archive}" in java_options()
-    monkeypatch.setenv("SPARK_SUBMIT_OPTS", f"{java_classes.ARCHIVE_OPTION}/theirs")
-    assert not any(java_classes.ARCHIVE_OPTION in option for option in java_options())
+    assert f"{java_runtime.ARCHIVE_OPTION}{archive}" in java_options()
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", f"{java_runtime.ARCHIVE_OPTION}/theirs")
+    assert not any(java_runtime.ARCHIVE_OPTION in option for option in java_options())
     os.utime(home / "lib", ns=(1, 1))  # Another Java: its classes may differ.
-    assert java_classes.find_archive(home) != archive
+    assert java_runtime.find_archive(home) != archive
 
 
 @pytest.mark.exhaustive
