@@ -195,10 +195,8 @@ def test_a_build_by_archive_is_the_same_and_names_its_event_log(
     assert Path(spark["event_log"].removeprefix("file:")).samefile(events)
     [written] = events.iterdir()
     assert spark["application"] in written.name
-    text = "".join(
-        file.read_text() for file in ([written] if written.is_file() else written.iterdir())
-    )
-    assert "write records" in text
+    files = [written] if written.is_file() else list(written.iterdir())
+    assert sum(file.stat().st_size for file in files) > 10_000  # It is compressed.
 
 
 def test_executors_without_the_archive_are_a_fault_of_the_command(cluster, undisturbed, tmp_path):
