@@ -104,42 +104,36 @@ def compare(
     from training.checkpoint.stored_runs import describe_run
 
     trained = restore_for_evaluation(run, checkpoint, overrides, dataset, split)
+    result: dict[str, Any] = {
+        "run": describe_run(trained.run_dir),
+        "against": str(against),
+        "dataset": trained.manifest.dataset_name,
+        "dataset_version": trained.manifest.dataset_version,
+        "split": split,
+        "checkpoint": str(checkpoint),
+        "metrics": {},
+        "metric": metric,
+        "lead": None,
+        "margin": margin,
+    }
     try:
         other = restore_run(against, checkpoint, dataset, split)
     except LaterLogError as error:
         if margin is None:
             raise
         # Nothing would be fair, and what knows more recent days stays.
-        refused: dict[str, Any] = {
-            "run": describe_run(trained.run_dir),
-            "against": str(against),
-            "dataset_version": trained.manifest.dataset_version,
-            "split": split,
-            "metrics": {},
-            "metric": metric,
-            "lead": None,
-            "margin": margin,
-            "passed": False,
-            "why": error.what,
-        }
-        return _write(trained, refused)
+        return _write(trained, {**result, "passed": False, "why": error.what})
     from training.evaluation.comparison import compare_runs, require_metric
     from training.evaluation.differences import find_lead
 
     found = compare_runs(trained, other, split)
     decisive = require_metric(found, metric)
     lead = find_lead(decisive, found["metrics"][decisive])
-    result = {
-        "run": describe_run(trained.run_dir),
+    result |= {
         "against": describe_run(other.run_dir),
-        "dataset": trained.manifest.dataset_name,
-        "dataset_version": trained.manifest.dataset_version,
-        "split": split,
-        "checkpoint": str(checkpoint),
         **found,
         "metric": decisive,
         "lead": lead,
-        "margin": margin,
         "passed": None if margin is None else lead >= margin,
     }
     return _write(trained, result)

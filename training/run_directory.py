@@ -34,7 +34,7 @@ from conf.errors import (
 )
 from conf.manifest import MANIFEST_FILE, Manifest
 from conf.paths import ReadablePath
-from conf.publication.pointer import move_pointer
+from conf.publication.pointer import set_pointer
 from conf.publication.working_copy import find_working_path
 from conf.schema import fingerprint
 from conf.storage.locations import find_path
@@ -189,7 +189,7 @@ def recorded_status(run: Path) -> Iterator[None]:
 
 def publish_run(config: TrainConfig, run: Path) -> None:
     """Makes a finished run the current one of its series."""
-    move_pointer(run_paths(config).base, run.name)
+    set_pointer(run_paths(config).base, run.name)
 
 
 def describe_versions() -> dict[str, Any]:

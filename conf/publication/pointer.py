@@ -6,6 +6,8 @@ a condition does both.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from conf.errors import UpstreamNotReadyError
@@ -18,13 +20,6 @@ from conf.storage.object_store import Storage, reaching
 CLAIM_FILE = ".publishing"
 Base = Path | Storage
 """Folder of a pointer: of a file system, or in a store."""
-
-
-class Anything:
-    """In place of an entry's name: whatever is current may be followed."""
-
-
-ANYTHING = Anything()
 
 
 def read_pointer(base: Base) -> str | None:
@@ -43,7 +38,21 @@ def read_pointer(base: Base) -> str | None:
         return None
 
 
-def move_pointer(base: Base, entry: str, before: str | Anything | None = ANYTHING) -> None:
+def set_pointer(base: Base, entry: str) -> None:
+    """Makes an entry current, whatever was; readers see the old one or the new.
+
+    Raises:
+        ConfigError: The store cannot be reached or refuses.
+    """
+    text = f"{entry}\n"
+    if isinstance(base, Storage):
+        with reaching(base):
+            base.put(CURRENT_FILE, text.encode())
+    else:
+        write_text_atomic(base / CURRENT_FILE, text)
+
+
+def move_pointer(base: Base, entry: str, before: str | None) -> None:
     """Makes another entry current; readers see the old one or the new.
 
     Args:
@@ -59,13 +68,8 @@ def move_pointer(base: Base, entry: str, before: str | Anything | None = ANYTHIN
     if isinstance(base, Storage):
         _replace_pointer(base, entry, before)
         return
-    if isinstance(before, Anything):  # The replacement is one step by itself.
-        write_text_atomic(base / CURRENT_FILE, f"{entry}\n")
-        return
-    with hold_claim(base / CLAIM_FILE) as claim:
-        _require(read_pointer(base), before)
-        claim.check()
-        write_text_atomic(base / CURRENT_FILE, f"{entry}\n")
+    with _hold_pointer(base, before):
+        set_pointer(base, entry)
 
 
 def publish_entry(base: Path, staging: Path, target: Path, before: str | None) -> None:
@@ -86,12 +90,10 @@ def publish_entry(base: Path, staging: Path, target: Path, before: str | None) -
             not sure that its move survives a power cut.
     """
     sync_tree(staging)  # It takes its time: nobody waits for it.
-    with hold_claim(base / CLAIM_FILE) as claim:
-        _require(read_pointer(base), before)
-        claim.check()
+    with _hold_pointer(base, before):
         try:
             name_entry(staging, target)
-            write_text_atomic(base / CURRENT_FILE, f"{target.name}\n")
+            set_pointer(base, target.name)
         except OSError:
             # It never was the current one, so it is not published: the caller removes it.
             if not staging.exists() and read_pointer(base) != target.name:
@@ -99,7 +101,16 @@ def publish_entry(base: Path, staging: Path, target: Path, before: str | None) -
             raise
 
 
-def _replace_pointer(base: Storage, entry: str, before: str | Anything | None) -> None:
+@contextmanager
+def _hold_pointer(base: Path, before: str | None) -> Iterator[None]:
+    """Holds the claim of a pointer that names the entry which is to be followed."""
+    with hold_claim(base / CLAIM_FILE) as claim:
+        _require(read_pointer(base), before)
+        claim.check()
+        yield
+
+
+def _replace_pointer(base: Storage, entry: str, before: str | None) -> None:
     with reaching(base):
         is_moved = False
         while not is_moved:
@@ -108,8 +119,8 @@ def _replace_pointer(base: Storage, entry: str, before: str | Anything | None) -
             is_moved = base.replace(CURRENT_FILE, f"{entry}\n".encode(), version)
 
 
-def _require(current: str | None, before: str | Anything | None) -> None:
-    if not isinstance(before, Anything) and (current or None) != before:
+def _require(current: str | None, before: str | None) -> None:
+    if (current or None) != before:
         raise UpstreamNotReadyError(
             "another version has become current meanwhile; nothing was published",
             received=current or "no current version",

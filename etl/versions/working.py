@@ -17,7 +17,7 @@ from conf.artefacts.entries import ENTRY_NAME_PATTERN
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.manifest import MANIFEST_FILE, Manifest
 from conf.publication.entries import remove_entry
-from conf.publication.pointer import move_pointer
+from conf.publication.pointer import set_pointer
 from conf.publication.working_copy import find_working_copy
 from conf.storage.atomic_output import write_text_atomic
 from conf.storage.locations import StoredPath
@@ -112,7 +112,7 @@ class _Work:
             self._fetch(before, takes_shards)
         self._note(before)
         if before is not None:
-            move_pointer(self.here.base, before)
+            set_pointer(self.here.base, before)
         return before
 
     def bring_back(self, before: str | None) -> None:
@@ -136,7 +136,7 @@ class _Work:
         if before is None:
             self.here.current.unlink()
         else:
-            move_pointer(self.here.base, before)
+            set_pointer(self.here.base, before)
         if is_new:
             self.stored.remove(version_id)
             remove_entry(self.here.version(version_id))

@@ -17,7 +17,7 @@ from conf.artefacts.entries import resolve_entry
 from conf.artefacts.run import CHECKPOINTS_DIR, RUN, RUN_CARD_FILE, RUNS_DIR, resolve_run
 from conf.errors import SluiceError
 from conf.publication.lease import hold_lease, read_holder
-from conf.publication.pointer import move_pointer
+from conf.publication.pointer import set_pointer
 from conf.publication.working_copy import WorkingCopy, describe_place, find_working_copy
 from conf.storage.locations import find_path, is_remote
 from conf.training.train import TrainConfig
@@ -116,7 +116,7 @@ class StoredSeries:
     def publish(self, run: Path) -> None:
         """Brings a finished run to the store, and makes it the current one of its series there."""
         self._open_run(run.name).push()
-        move_pointer(self._copy.remote, run.name)
+        set_pointer(self._copy.remote, run.name)
 
 
 @contextmanager

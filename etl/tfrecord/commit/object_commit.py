@@ -251,7 +251,7 @@ def begin_object_job(storage: Storage, plan: JobPlan, owner: Owner | None) -> No
     """
     check_writable(storage)
     sweep_dead_jobs(storage)
-    view = check_mode(storage, plan.mode)
+    view = view_directory(storage, is_lenient=plan.mode == "overwrite")
     if plan.keeps_shards:
         _refuse_unlisted(storage, view)
         merge_description(view.committed, plan.description, storage.uri)

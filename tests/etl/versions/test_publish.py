@@ -20,7 +20,7 @@ from conf.artefacts.dataset import DatasetPaths, read_manifest, resolve_version
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.manifest import ShardInfo, SplitInfo
 from conf.publication import entries, pointer
-from conf.publication.pointer import CLAIM_FILE, move_pointer
+from conf.publication.pointer import CLAIM_FILE, set_pointer
 from etl.tfrecord.commit.committer import StagedCommitter
 from etl.tfrecord.commit.job import JobPlan, TaskResult
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE, OutputManifest, read_output_manifest
@@ -39,6 +39,7 @@ from etl.versions.rollback import roll_back
 from jobs.support.run_app import run_app
 from tests.datasets import build_manifest
 from tests.etl.built_versions import publish
+from tests.etl.killed_process import Killed, kill_after
 
 
 def test_published_version_is_current_and_staging_is_gone(tmp_path):
@@ -200,7 +201,7 @@ def test_previous_is_what_was_current_before_whatever_lies_between(tmp_path):
     paths = DatasetPaths(tmp_path, "d")
     for name in ("v1", "v2"):
         publish(paths, name)
-    move_pointer(paths.base, "v1")
+    set_pointer(paths.base, "v1")
     publish(paths, "v3")  # its parent is v1, for v2 had been rolled back
     assert roll_back(paths)[1] == "v1"
     assert resolve_version(paths.base).name == "v1"
@@ -225,28 +226,6 @@ def test_a_damaged_current_version_is_left_by_rolling_back(tmp_path):
     publish(paths, "v1")
     (publish(paths, "v2") / "manifest.json").write_text("{")
     assert roll_back(paths)[1] == "v1"
-
-
-class Killed(BaseException):
-    """Stands for the end of the process: nothing is cleaned up after it."""
-
-
-def kill_after(calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets that many changes of directories happen, and no more until the patch is undone."""
-    left = [calls]
-
-    def counted(original):
-        def call(*args, **kwargs):
-            if left[0] == 0:
-                raise Killed
-            left[0] -= 1
-            return original(*args, **kwargs)
-
-        return call
-
-    for name in ("replace", "rename", "unlink", "mkdir"):
-        monkeypatch.setattr(Path, name, counted(getattr(Path, name)))
-    monkeypatch.setattr(shutil, "rmtree", counted(shutil.rmtree))
 
 
 JOB = JobPlan("j", "overwrite", False, OutputManifest("Example", None, (), {}, (), ()))

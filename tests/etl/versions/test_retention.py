@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from conf.artefacts.dataset import DatasetPaths, published_versions
 from conf.errors import ConfigError, UpstreamNotReadyError
 from conf.manifest import RowCounts, ShardInfo, SourceSnapshot, SplitInfo
-from conf.publication.pointer import move_pointer
+from conf.publication.pointer import set_pointer
 from conf.schema import FeatureSchema, FeatureSpec
 from etl.versions.diff import diff_manifests, flatten
 from etl.versions.publish import hold_lock
@@ -130,7 +130,7 @@ def test_gc_removes_files_sweeps_and_respects_the_lock(tmp_path):
     paths = DatasetPaths(tmp_path, "d")
     for name in ("v1", "v2", "v3"):
         publish(paths, name)
-    move_pointer(paths.base, "v1")
+    set_pointer(paths.base, "v1")
     assert [v.version_id for v in collect_garbage(paths, 1, None, dry_run=True)] == ["v2"]
     assert published_versions(paths.base) == ["v1", "v2", "v3"]
     with hold_lock(paths), pytest.raises(UpstreamNotReadyError):
@@ -150,7 +150,7 @@ def test_a_wrong_path_is_refused_and_left_alone(tmp_path):
 def test_the_list_names_a_current_version_that_is_not_there(tmp_path):
     paths = DatasetPaths(tmp_path, "d")
     publish(paths, "v1")
-    move_pointer(paths.base, "v2")
+    set_pointer(paths.base, "v2")
     here, gone = list_versions(paths)
     assert (here.is_current, gone.version_id, gone.is_current) == (False, "v2", True)
     assert gone.damage == "CURRENT names it, and it is not there"

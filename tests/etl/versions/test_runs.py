@@ -20,7 +20,7 @@ from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.etl.build import BuildConfig
 from conf.manifest import InputFile, InputTable, Manifest
-from conf.publication.pointer import move_pointer
+from conf.publication.pointer import set_pointer
 from etl.build import BuildResult, build_dataset
 from etl.records.parquet_copy import parquet_path
 from etl.sources.snapshot import RunInputs
@@ -289,7 +289,7 @@ def test_a_build_that_was_overtaken_publishes_nothing(spark, tmp_path, monkeypat
     first = build_dataset(spark, config).manifest.dataset_version
 
     def overtake() -> dict[str, int]:
-        move_pointer(paths.base, "another")
+        set_pointer(paths.base, "another")
         return {}
 
     with pytest.raises(UpstreamNotReadyError, match="has become current meanwhile"):

@@ -16,6 +16,7 @@ from etl.tfrecord.commit.file_replacement import (
 )
 from etl.tfrecord.spark.input_files import list_input_files
 from etl.tfrecord.spark.options import parse_read_options
+from tests.etl.killed_process import Killed, kill_after
 
 OLD = {
     "_SUCCESS": "", "_commit": "old", "part-0": "old 0", "part-1": "old 1", "d=1/c=2/p": "old p",
@@ -26,10 +27,6 @@ NEW = {
     "e=1/p": "new e",
 }  # fmt: skip
 PLAN = ReplacementPlan(list(OLD), [name for name in NEW if name != "_SUCCESS"])
-
-
-class Killed(BaseException):
-    """Stands for the end of the process: nothing is cleaned up after it."""
 
 
 def content(root: Path) -> dict[str, str]:
@@ -45,24 +42,6 @@ def fill(root: Path) -> None:
     for name, text in OLD.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
-
-
-def kill_after(calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets that many renames and removals happen, and no more until the patch is undone."""
-    left = [calls]
-
-    def counted(original):
-        def call(*args, **kwargs):
-            if left[0] == 0:
-                raise Killed
-            left[0] -= 1
-            return original(*args, **kwargs)
-
-        return call
-
-    for name in ("replace", "unlink", "touch", "mkdir", "rmdir"):
-        monkeypatch.setattr(Path, name, counted(getattr(Path, name)))
-    monkeypatch.setattr(file_replacement.shutil, "rmtree", counted(file_replacement.shutil.rmtree))
 
 
 def run_replacement(root: Path) -> None:

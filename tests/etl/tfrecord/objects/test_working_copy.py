@@ -15,7 +15,7 @@ import pytest
 from conf.errors import ConfigError, UpstreamNotReadyError
 from conf.publication import lease as lease_module
 from conf.publication.lease import LAPSE_S, LEASE_KEY, hold_lease, read_holder
-from conf.publication.pointer import move_pointer, read_pointer
+from conf.publication.pointer import move_pointer, read_pointer, set_pointer
 from conf.publication.working_copy import (
     WORK_DIR_VARIABLE,
     WorkingCopy,
@@ -238,14 +238,15 @@ def test_the_pointer_moves_unless_another_one_was_faster(any_root: Storage) -> N
 
 
 def test_a_pointer_that_moves_in_between_is_looked_at_again(store: FakeStore) -> None:
-    root, faster = Storage("fake", "bucket/data"), ["faster", "fastest"]
+    root, faster = Storage("fake", "bucket/data"), ["v0", "v0"]
+    set_pointer(root, "v0")
 
     def move(name: str) -> None:
         if name.startswith("put") and faster:
             root.put("CURRENT", f"{faster.pop()}\n".encode())
 
     store.hook = move
-    move_pointer(root, "v1")
+    move_pointer(root, "v1", before="v0")
     assert (read_pointer(root), faster) == ("v1", [])
 
 
