@@ -347,7 +347,6 @@ class AttentionSettings(SequenceSettings):
 
     blocks: int = Field(2, ge=1, description="Blocks, one behind the other.")
     heads: int = Field(1, ge=1, description="Heads of attention; they divide embedding_dim.")
-    feed_forward_units: int | None = Field(None, ge=1)
 
     @model_validator(mode="after")
     def _heads_of_one_size(self) -> Self:
@@ -360,10 +359,43 @@ class SASRecConfig(AttentionSettings):
     """Self-attention that looks back, trained at every position of the sequence."""
 
     name: Literal["sasrec"] = "sasrec"
-    feed_forward_units: int | None = Field(None, ge=1, description="None: embedding_dim.")
+    block: Literal["transformer", "ligr"] = Field(
+        "transformer",
+        description="ligr: gated residuals and a SwiGLU feed-forward layer, as in eSASRec.",
+    )
+    feed_forward_units: int | None = Field(
+        None, ge=1, description="None: embedding_dim; of ligr four times embedding_dim."
+    )
     every_position: bool = Field(
         True, description="Each item of the sequence is a target; false: the row's own alone."
     )
+
+
+class HSTUConfig(AttentionSettings):
+    """Pointwise attention that looks back, with biases of positions and times."""
+
+    name: Literal["hstu"] = "hstu"
+    times: Name | None = Field(
+        None,
+        description="List beside the sequence: `gaps` of the history, or the time column that the "
+        "history carries along; None: positions alone.",
+    )
+    request_time: Name | None = Field(
+        None,
+        description="Feature of role user beside times of a column: the time of the row's event. "
+        "None: a position knows the time of its own item. Gaps say it by themselves.",
+    )
+    normalize: bool = Field(True, description="Vectors of length one: the score is a cosine.")
+    temperature: float = Field(0.05, gt=0, description="Scores are divided by it.")
+    every_position: bool = Field(
+        True, description="Each item of the sequence is a target; false: the row's own alone."
+    )
+
+    @model_validator(mode="after")
+    def _request_beside_times(self) -> Self:
+        if self.request_time is not None and self.times is None:
+            raise ValueError("`request_time` says when the row's event was: set `times` too")
+        return self
 
 
 class GRUConfig(SequenceSettings):
@@ -435,7 +467,7 @@ class RankingConfig(StrictFinite):
         return params
 
 
-SequenceConfig = SASRecConfig | GRUConfig | BSTConfig
+SequenceConfig = SASRecConfig | HSTUConfig | GRUConfig | BSTConfig
 RetrievalConfig = Annotated[
     MFConfig | DSSMConfig | YouTubeDNNConfig | SequenceConfig,
     Field(discriminator="name"),

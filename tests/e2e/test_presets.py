@@ -104,10 +104,13 @@ TRAININGS = {
     "ipinyou": Training("ipinyou", "auc", 0.5, 0.6),
     "ml_100k_pairs": Training("ml_100k_pairs", "recall@20"),
     "ml_1m_dssm": Training("ml_1m", "hit_rate@50", real_settings=FEW),
+    "ml_1m_hstu": Training("ml_1m_sequences", "hit_rate@10", None, None, SEQUENCES, FEW_PIECES),
     "ml_1m_mf": Training("ml_1m", "hit_rate@50", real_settings=FEW),
     "ml_1m_ncf_mf": Training("ml_1m_ncf", "hit_rate@10", 0.01, None, LONGER, ("fit.epochs=1",)),
     "ml_1m_ratings": Training("ml_1m_ratings", "rmse", 0.95, None),
     "ml_1m_sasrec": Training("ml_1m_sasrec", "hit_rate@10", None, None, SEQUENCES, FEW_PIECES),
+    "ml_1m_sasrec_hstu": Training("ml_1m_sasrec", "hit_rate@10", None, None, SEQUENCES, FEW_PIECES),
+    "ml_1m_sasrec_ligr": Training("ml_1m_sasrec", "hit_rate@10", None, None, SEQUENCES, FEW_PIECES),
     "ml_1m_sequences": Training(
         "ml_1m_sequences", "hit_rate@50", None, None, SEQUENCES, FEW_PIECES
     ),

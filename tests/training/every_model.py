@@ -40,6 +40,8 @@ RETRIEVAL_MODELS: dict[str, dict[str, Any]] = {
     "dssm": {"name": "dssm", "embedding_dim": 4, "user_hidden_units": [8]},
     "youtube_dnn": {"name": "youtube_dnn", "embedding_dim": 4, "user_hidden_units": [8]},
     "sasrec": {"name": "sasrec", "embedding_dim": 4},
+    "sasrec_ligr": {"name": "sasrec", "embedding_dim": 4, "block": "ligr"},
+    "hstu": {"name": "hstu", "embedding_dim": 4, "heads": 2},
     "gru": {"name": "gru", "embedding_dim": 4},
     "bst_tower": {"name": "bst", "embedding_dim": 8, "heads": 2},
 }
@@ -95,7 +97,8 @@ def assert_scores_alike(
     for name, outputs in expected.items():
         assert set(answers[name]) == set(outputs), name
         for output, values in outputs.items():
+            # Normalized sums of small numbers, as HSTU's, differ in float32's last digits.
             np.testing.assert_allclose(
-                np.float32(answers[name][output]), values, rtol=1e-6, atol=1e-6, err_msg=name
+                np.float32(answers[name][output]), values, rtol=1e-6, atol=5e-6, err_msg=name
             )
             assert np.ptp(values, axis=0).max() > 1e-3, f"{name}: {output}"

@@ -66,6 +66,9 @@ def write_encoders(
         "time": "int64",
         "device": "string",
         "rate": "float32",
+        "history_age": "float32",
+        "history_time": "int64",
+        "asked_at": "int64",
     }
     columns = tuple(_column(spec, raw[spec.name]) for spec in schema.features)
     plan = EncoderPlan(schema, columns, tuple(specs))
@@ -85,6 +88,7 @@ def _column(spec: FeatureSpec, raw: Any) -> ColumnEncoding:
 
 
 Row = dict[str, Any]
+FIRST_TIME = 1_700_000_000
 SOURCE_COLUMNS = {"device": "client"}
 """Columns of features that have another name."""
 CONTEXT_SOURCE: dict[str, Any] = {
@@ -103,6 +107,8 @@ class TinyConfig:
     `bought`: a second history, `bought`, of every other item, and no key names one.
     `context`: rows have a `device`, `app` or `web`, and histories are written as text.
     `rate`: rows have the rate of the user in the item's genre.
+    `item_times`: histories have gaps, `history_age`, and times, `history_time`; `asked_at` is the
+    time of the row.
     """
 
     users: int = 60
@@ -123,6 +129,7 @@ class TinyConfig:
     bought: bool = False
     context: bool = False
     rate: bool = False
+    item_times: bool = False
 
 
 @dataclass
@@ -341,7 +348,16 @@ def _user_features(log: _Log, user: int, before: list[int], config: TinyConfig) 
         "history": before[::-1][: config.max_len],
         "seen": before[::-1],
         **bought,
+        **(_item_times(len(before), config) if config.item_times else {}),
     }
+
+
+def _item_times(events: int, config: TinyConfig) -> Row:
+    """Events lie ever further apart: the n-th one 10 n (n + 1) seconds after the first."""
+    times = [FIRST_TIME + 10 * n * (n + 1) for n in range(events + 1)]
+    met = times[:-1][::-1][: config.max_len]
+    ages = [float(times[-1] - one) for one in met]
+    return {"history_age": ages, "history_time": met, "asked_at": times[-1]}
 
 
 def _item_features(log: _Log, item: int) -> Row:
@@ -407,6 +423,13 @@ def _schema(log: _Log, config: TinyConfig) -> FeatureSchema:
         features.append(ids("device", "context", "device"))
     if config.rate:
         features.append(FeatureSpec(name="rate", dtype="float32", role="context"))
+    if config.item_times:
+        shape, most = (None,), config.max_len
+        features += [
+            FeatureSpec("history_age", "float32", "user", shape, most),
+            FeatureSpec("history_time", "int64", "user", shape, most),
+            FeatureSpec("asked_at", "int64", "user"),
+        ]
     if config.bought:
         features.append(ids("bought", "user", "movie_id", ragged=True, max_len=config.max_len))
     if config.candidates:

@@ -1,13 +1,13 @@
 """Sequence models: a network over the user's sequence makes the user's vector.
 
 The user's vector is what the network makes of the position of the latest item; it is compared with
-item vectors by dot product, as those of two towers are. Networks that look back alone (SASRec, GRU)
-have such a vector at each position, and can be trained on all of them in one pass.
+item vectors by dot product, as those of two towers are. Networks that look back alone (SASRec,
+HSTU, GRU) have such a vector at each position, and can be trained on all of them in one pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import keras
 import tensorflow as tf
@@ -16,10 +16,10 @@ from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.schema import FIRST_TOKEN_ID, FeatureSpec
 from conf.training.models import (
-    AttentionSettings,
+    BSTConfig,
     GRUConfig,
+    HSTUConfig,
     PoolingConfig,
-    SASRecConfig,
     SequenceConfig,
 )
 from training.input.batches import Batch, Features
@@ -27,9 +27,11 @@ from training.input.feature_columns import bound_list
 from training.models.dssm import plan_pooling, select_features
 from training.models.embedded_inputs import EmbeddedInputs, InputFeature
 from training.models.embedding_tables import TableBuilder
+from training.models.item_times import ItemTimes, find_item_times
 from training.models.model import find_feature
 from training.models.retrieval import Queries, RetrievalModel
 from training.networks.factorization import flatten_each
+from training.networks.hstu import SequenceTimes, build_hstu
 from training.networks.layers import normalize_rows
 from training.networks.network import (
     Network,
@@ -75,7 +77,11 @@ class SequenceModel(RetrievalModel):
         super().__init__(name=config.name)
         self.temperature, self._normalize = config.temperature, config.normalize
         lists = _find_lists(config, manifest)
-        users = [*lists, *_select_others(config, manifest, lists)]
+        self._times = None
+        if isinstance(config, HSTUConfig):
+            self._times = find_item_times(config, manifest, lists[0])
+        timed = () if self._times is None else self._times.names
+        users = [*lists, *_select_others(config, manifest, {*timed, *(one.name for one in lists)})]
         items = select_features(manifest, config, config.item_features, "item")
         specs = (*users, *items)
         pooling = plan_pooling(config, manifest, specs)
@@ -91,9 +97,11 @@ class SequenceModel(RetrievalModel):
         built = builder.build_tables([*sides[0], *sides[1]])
         self.tables = built.tables
         self._users, self._items = built.build_inputs(sides[0]), built.build_inputs(sides[1])
-        self.user_inputs, self.item_inputs = self._users.names, self._items.names
+        self.user_inputs = tuple(dict.fromkeys((*self._users.names, *timed)))
+        self.item_inputs = self._items.names
         with building_layers(config.name, seed, dtype):
-            self.network = _build_network(self._users, config, [spec.name for spec in lists])
+            names = [spec.name for spec in lists]
+            self.network = _build_network(self._users, config, names, self._times)
             if self._every_position:
                 self.queries_per_row = int(self.network.keras_model.output.shape[1])
             first = self.network.random_layers
@@ -111,7 +119,7 @@ class SequenceModel(RetrievalModel):
 
     def embed_users(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
         """Returns user vectors `[batch, embedding_dim]`, those of the latest item's position."""
-        vectors = self.network(self._users(features), training)
+        vectors = self._encode(features, training)
         return self._scale(vectors[:, 0] if self._every_position else vectors)
 
     def embed_items(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
@@ -129,7 +137,7 @@ class SequenceModel(RetrievalModel):
         """
         if not self._every_position:
             return super().embed_queries(batch, item_key, training)
-        vectors = self.network(self._users(batch), training)
+        vectors = self._encode(batch, training)
         history = self._users.read_ids(self._sequence, batch)
         targets = tf.concat([batch[item_key][:, tf.newaxis], history[:, :-1]], axis=1)
         rows, length = tf.shape(vectors)[0], int(vectors.shape[1])
@@ -143,12 +151,20 @@ class SequenceModel(RetrievalModel):
             per_row=length,
         )
 
+    def _encode(self, features: Features, training: TrainingPass | None) -> tf.Tensor:
+        inputs = self._users(features)
+        if self._times is not None:
+            ids = self._users.read_ids(self._sequence, features)
+            inputs[self._times.name] = self._times.read_ages(features, ids)
+        vectors: tf.Tensor = self.network(inputs, training)
+        return vectors
+
     def _scale(self, vectors: tf.Tensor) -> tf.Tensor:
         return normalize_rows(vectors) if self._normalize else vectors
 
 
 def _is_trained_everywhere(config: SequenceConfig) -> bool:
-    return isinstance(config, SASRecConfig | GRUConfig) and config.every_position
+    return not isinstance(config, BSTConfig) and config.every_position
 
 
 def _find_lists(config: SequenceConfig, manifest: Manifest) -> list[FeatureSpec]:
@@ -172,10 +188,9 @@ def _find_lists(config: SequenceConfig, manifest: Manifest) -> list[FeatureSpec]
 
 
 def _select_others(
-    config: SequenceConfig, manifest: Manifest, lists: Sequence[FeatureSpec]
+    config: SequenceConfig, manifest: Manifest, names: Collection[str]
 ) -> list[FeatureSpec]:
-    """Returns the user's features beside the sequence."""
-    names = {spec.name for spec in lists}
+    """Returns the user's features beside the sequence and its times, which have these names."""
     both = [name for name in (*config.user_features, *config.pooling) if name in names]
     if both:
         raise ConfigError(
@@ -201,9 +216,17 @@ def _require_items(sequence: FeatureSpec, builder: TableBuilder, manifest: Manif
         )
 
 
-def _build_network(inputs: EmbeddedInputs, config: SequenceConfig, names: Sequence[str]) -> Network:
+def _build_network(
+    inputs: EmbeddedInputs, config: SequenceConfig, names: Sequence[str], times: ItemTimes | None
+) -> Network:
     tensors = inputs.build_keras_inputs()
-    encoded = _encode(read_sequence(tensors, names), config)
+    sequence = read_sequence(tensors, names)
+    of_items = None
+    if times is not None:
+        ages = keras.Input(sequence.is_read.shape[1:], name=times.name)
+        tensors[times.name] = ages
+        names, of_items = [*names, times.name], SequenceTimes(ages, times.of_targets)
+    encoded = _build_encoder(sequence, of_items, config)
     if not _is_trained_everywhere(config) and len(encoded.shape) == 3:
         encoded = encoded[:, 0]
     others = flatten_each(tensors, without=names)
@@ -211,18 +234,27 @@ def _build_network(inputs: EmbeddedInputs, config: SequenceConfig, names: Sequen
     return Network(build_keras_model("user_tower", tensors, output))
 
 
-def _encode(sequence: UserSequence, config: SequenceConfig) -> keras.KerasTensor:
+def _build_encoder(
+    sequence: UserSequence, times: SequenceTimes | None, config: SequenceConfig
+) -> keras.KerasTensor:
+    dropout = config.dropout
     if isinstance(config, GRUConfig):
-        return build_gru(sequence, layers=config.layers, dropout=config.dropout)
-    if not isinstance(config, AttentionSettings):
-        raise TypeError(f"no network is known for a {type(config).__name__}")
-    build = build_sasrec if isinstance(config, SASRecConfig) else build_bst_encoder
-    return build(
+        return build_gru(sequence, layers=config.layers, dropout=dropout)
+    blocks, heads = config.blocks, config.heads
+    if isinstance(config, HSTUConfig):
+        return build_hstu(sequence, times, blocks=blocks, heads=heads, dropout=dropout)
+    units = config.feed_forward_units
+    if isinstance(config, BSTConfig):
+        return build_bst_encoder(
+            sequence, blocks=blocks, heads=heads, feed_forward_units=units, dropout=dropout
+        )
+    return build_sasrec(
         sequence,
-        blocks=config.blocks,
-        heads=config.heads,
-        feed_forward_units=config.feed_forward_units,
-        dropout=config.dropout,
+        blocks=blocks,
+        heads=heads,
+        feed_forward_units=units,
+        dropout=dropout,
+        is_gated=config.block == "ligr",
     )
 
 

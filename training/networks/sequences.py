@@ -29,10 +29,12 @@ class UserSequence:
         vectors: `[batch, length, dim]`, zeros at padded positions.
         is_read: Positions that are read: the items, and the one that stands for the beginning;
             bool `[batch, length]`. Each row has one at least.
+        max_len: Longest length of a sequence; a batch may be narrower.
     """
 
     vectors: keras.KerasTensor
     is_read: keras.KerasTensor
+    max_len: int
 
 
 def read_sequence(inputs: NetworkInputs, names: Sequence[str]) -> UserSequence:
@@ -64,7 +66,7 @@ def read_sequence(inputs: NetworkInputs, names: Sequence[str]) -> UserSequence:
     is_read = keras.ops.concatenate([beginning, is_item[:, :-1]], axis=1)
     # A layer: Keras takes the product of a tensor and a number for a sparse one.
     scaled = keras.layers.Rescaling(total.shape[-1] ** 0.5)(total)
-    return UserSequence(scaled, is_read)
+    return UserSequence(scaled, is_read, int(total.shape[1]))
 
 
 def build_sasrec(
@@ -74,38 +76,51 @@ def build_sasrec(
     heads: int = 1,
     feed_forward_units: int | None = None,
     dropout: float | None = None,
+    is_gated: bool = False,
 ) -> keras.KerasTensor:
     """Builds self-attention in which each position reads itself and what came before.
 
     Kang & McAuley 2018, "Self-attentive sequential recommendation", section III: trained positions,
     blocks that normalize their input (pre-norm), and a normalization at the end.
 
+    Gated blocks are those of LiGR (Borisyuk et al. 2025, "From features to transformers: redefining
+    ranking for scalable impact", section 3.2) as eSASRec has them (Tikhonovich et al. 2025): what
+    attention or a feed-forward layer adds to its input x is multiplied by `sigmoid(x W + b)`, and
+    the feed-forward layer is `(silu(x W1) * x W2) W3`, without biases (Shazeer 2020, "GLU variants
+    improve transformer", equation 6).
+
     Args:
         sequence: The sequence.
         blocks: Blocks of attention and feed-forward layer.
         heads: Heads of attention; they divide the length of a vector.
-        feed_forward_units: Length of the hidden layer in a block; None: that of a vector.
+        feed_forward_units: Length of the hidden layer in a block; None: that of a vector, of gated
+            blocks four times that.
         dropout: Share of numbers dropped in training: inputs, attention, hidden units and outputs
             of layers; or None.
+        is_gated: Whether the blocks are those of LiGR.
 
     Returns:
         `[batch, length, dim]`: at position k what follows from the items from k on; what stands at
         positions that are not read is not defined.
     """
-    hidden = _drop(AddPositions(_normal())(sequence.vectors), dropout)
+    hidden = drop(AddPositions(draw_normal())(sequence.vectors), dropout)
     length = hidden.shape[1]
     looks_back = np.triu(np.ones((1, length, length), bool))
     mask = keras.ops.logical_and(keras.ops.expand_dims(sequence.is_read, 1), looks_back)
     for _ in range(blocks):
-        attended = _normalize(hidden)
+        attended = normalize(hidden)
         attention = keras.layers.MultiHeadAttention(
-            heads, hidden.shape[-1] // heads, dropout=dropout or 0.0, kernel_initializer=_normal()
+            heads,
+            hidden.shape[-1] // heads,
+            dropout=dropout or 0.0,
+            kernel_initializer=draw_normal(),
         )
         attended = attention(attended, attended, attention_mask=mask)
-        hidden = keras.layers.Add()([hidden, _drop(attended, dropout)])
-        units = feed_forward_units or hidden.shape[-1]
-        hidden = keras.layers.Add()([hidden, _feed_forward(hidden, units, dropout)])
-    return _normalize(hidden)
+        hidden = _add(hidden, drop(attended, dropout), is_gated)
+        units = feed_forward_units or (4 if is_gated else 1) * hidden.shape[-1]
+        feed_forward = _swiglu if is_gated else _feed_forward
+        hidden = _add(hidden, feed_forward(hidden, units, dropout), is_gated)
+    return normalize(hidden)
 
 
 def build_gru(
@@ -126,7 +141,7 @@ def build_gru(
     hidden = sequence.vectors
     for _ in range(layers):
         units = keras.layers.GRU(hidden.shape[-1], return_sequences=True, go_backwards=True)
-        outputs = units(_drop(hidden, dropout), mask=sequence.is_read)
+        outputs = units(drop(hidden, dropout), mask=sequence.is_read)
         hidden = keras.ops.flip(outputs, axis=1)
     return hidden
 
@@ -154,30 +169,53 @@ def build_bst_encoder(
     Returns:
         `[batch, dim]`.
     """
-    hidden = AddPositions(_normal())(sequence.vectors)
+    hidden = AddPositions(draw_normal())(sequence.vectors)
     for _ in range(blocks):
         units = feed_forward_units or 4 * hidden.shape[-1]
         hidden = build_transformer_block(hidden, sequence.is_read, heads, units, dropout)
     return hidden[:, 0]
 
 
+def _add(hidden: keras.KerasTensor, added: keras.KerasTensor, is_gated: bool) -> keras.KerasTensor:
+    """Returns the input of a layer plus what it gives, which a gate on the input may weaken."""
+    if is_gated:
+        gate = keras.layers.Dense(
+            hidden.shape[-1], activation="sigmoid", kernel_initializer=draw_normal()
+        )(hidden)
+        added = keras.layers.Multiply()([gate, added])
+    return keras.layers.Add()([hidden, added])
+
+
+def _swiglu(hidden: keras.KerasTensor, units: int, dropout: float | None) -> keras.KerasTensor:
+    def project(length: int, activation: str | None = None) -> keras.layers.Layer:
+        return keras.layers.Dense(
+            length, activation=activation, use_bias=False, kernel_initializer=draw_normal()
+        )
+
+    normed = normalize(hidden)
+    product = keras.layers.Multiply()([project(units, "silu")(normed), project(units)(normed)])
+    return drop(project(hidden.shape[-1])(drop(product, dropout)), dropout)
+
+
 def _feed_forward(
     hidden: keras.KerasTensor, units: int, dropout: float | None
 ) -> keras.KerasTensor:
     dim = hidden.shape[-1]
-    first = keras.layers.Dense(units, activation="relu", kernel_initializer=_normal())
-    last = keras.layers.Dense(dim, kernel_initializer=_normal())
-    return _drop(last(_drop(first(_normalize(hidden)), dropout)), dropout)
+    first = keras.layers.Dense(units, activation="relu", kernel_initializer=draw_normal())
+    last = keras.layers.Dense(dim, kernel_initializer=draw_normal())
+    return drop(last(drop(first(normalize(hidden)), dropout)), dropout)
 
 
-def _normalize(hidden: keras.KerasTensor) -> keras.KerasTensor:
+def normalize(hidden: keras.KerasTensor) -> keras.KerasTensor:
+    """Returns each position with mean 0 and deviation 1, then scaled and moved as is trained."""
     return keras.layers.LayerNormalization(epsilon=_EPSILON)(hidden)
 
 
-def _drop(hidden: keras.KerasTensor, dropout: float | None) -> keras.KerasTensor:
+def drop(hidden: keras.KerasTensor, dropout: float | None) -> keras.KerasTensor:
+    """Returns numbers of which training sets a share to zero; None: all stay."""
     return hidden if dropout is None else keras.layers.Dropout(dropout)(hidden)
 
 
-def _normal() -> keras.initializers.Initializer:
+def draw_normal() -> keras.initializers.Initializer:
     """Returns an initializer of its own for each layer: one that is shared repeats its values."""
     return keras.initializers.RandomNormal(stddev=0.02)

@@ -48,7 +48,7 @@ RUN = {
 
 def test_no_model_and_no_network_is_left_out() -> None:
     assert sorted(NETWORKS) == sorted(set(RANKING_MODELS) - {"own"})
-    assert list_retrieval_names() == sorted(str(m["name"]) for m in RETRIEVAL_MODELS.values())
+    assert list_retrieval_names() == sorted({str(m["name"]) for m in RETRIEVAL_MODELS.values()})
 
 
 class BrokenOffError(Exception):

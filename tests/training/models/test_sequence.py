@@ -16,7 +16,7 @@ import tensorflow as tf
 from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema
-from conf.training.models import BSTConfig, GRUConfig, SASRecConfig
+from conf.training.models import BSTConfig, GRUConfig, HSTUConfig, SASRecConfig
 from conf.training.train import CheckpointConfig, TrainConfig
 from tests.training.dynamic_runs import build_trainer
 from tests.training.networks.test_networks import (
@@ -110,6 +110,40 @@ def reference_sasrec(w: Weights, sequence: Array) -> Array:
     return norm(w, hidden, "layer_normalization_4")
 
 
+def silu(x: Array) -> Array:
+    return x * sigmoid(x)
+
+
+def attend(w: Weights, name: str, each: Array, t: int) -> Array:
+    """What position t reads of itself and of what came before, by two heads."""
+    found = w[f"{name}/attention_output/bias"].copy()
+    for head in range(2):
+        q, k, v = (
+            each[: t + 1] @ w[f"{name}/{part}/kernel"][:, head] + w[f"{name}/{part}/bias"][head]
+            for part in ("query", "key", "value")
+        )
+        found += softmax(k @ q[t] / np.sqrt(2)) @ v @ w[f"{name}/attention_output/kernel"][head]
+    return found
+
+
+def reference_ligr(w: Weights, sequence: Array) -> Array:
+    hidden = sequence + positions(w, len(sequence))
+    kernels = iter(["", *(f"_{n}" for n in range(1, 20))])
+
+    def dense() -> str:
+        return f"dense{next(kernels)}"
+
+    for number, attention in enumerate(("multi_head_attention", "multi_head_attention_1")):
+        each = norm(w, hidden, f"layer_normalization{'' if number == 0 else f'_{2 * number}'}")
+        attended = np.array([attend(w, attention, each, t) for t in range(len(each))])
+        hidden = hidden + sigmoid(w.dense(hidden, dense())) * attended
+        each = norm(w, hidden, f"layer_normalization_{2 * number + 1}")
+        gate, up, down = (w[f"{dense()}/kernel"] for _ in range(3))
+        added = (silu(each @ gate) * (each @ up)) @ down
+        hidden = hidden + sigmoid(w.dense(hidden, dense())) * added
+    return norm(w, hidden, "layer_normalization_4")
+
+
 def reference_gru(w: Weights, sequence: Array) -> Array:
     for suffix in ("", "_1"):
         kernel, recurrent, bias = (
@@ -138,6 +172,10 @@ NETWORKS: dict[str, tuple[Callable[[UserSequence], keras.KerasTensor], Step]] = 
         lambda s: build_sasrec(s, blocks=2, heads=2, feed_forward_units=3, dropout=0.5),
         reference_sasrec,
     ),
+    "ligr": (
+        lambda s: build_sasrec(s, heads=2, feed_forward_units=3, dropout=0.5, is_gated=True),
+        reference_ligr,
+    ),
     "gru": (lambda s: build_gru(s, layers=2, dropout=0.5), reference_gru),
     "bst": (lambda s: build_bst_encoder(s, heads=2, feed_forward_units=3), reference_bst),
 }
@@ -160,6 +198,8 @@ def test_a_network_is_what_its_paper_says(name: str) -> None:
 
 MODELS: dict[str, Any] = {
     "sasrec": SASRecConfig(embedding_dim=4, heads=2, dropout=None),
+    "ligr": SASRecConfig(embedding_dim=4, heads=2, block="ligr", dropout=None),
+    "hstu": HSTUConfig(embedding_dim=4, heads=2, dropout=None, normalize=False),
     "gru": GRUConfig(embedding_dim=4, dropout=None),
     "bst": BSTConfig(embedding_dim=4, heads=2, dropout=None),
 }
@@ -223,7 +263,7 @@ def draw_queries(model: SequenceModel, history: Array = HISTORY) -> Any:
     return model.embed_queries(batch, "movie_id", TrainingPass(SEED))
 
 
-@pytest.mark.parametrize("name", ["sasrec", "gru"])
+@pytest.mark.parametrize("name", ["sasrec", "ligr", "hstu", "gru"])
 def test_each_position_has_the_item_that_followed_as_its_target(
     name: str, tiny_manifest: Manifest
 ) -> None:
@@ -328,7 +368,8 @@ def test_heads_divide_the_vectors() -> None:
 def configure(
     name: str, *, epochs: int, dropout: float | None = None, **changes: Any
 ) -> TrainConfig:
-    model = {"name": name, "embedding_dim": 8, "item_features": ["movie_id"], "dropout": dropout}
+    own = {"name": "sasrec", "block": "ligr"} if name == "ligr" else {"name": name}
+    model = {**own, "embedding_dim": 8, "item_features": ["movie_id"], "dropout": dropout}
     model |= {"heads": 2} if name != "gru" else {}
     sections: dict[str, Any] = {
         "model": model,

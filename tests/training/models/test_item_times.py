@@ -1,0 +1,274 @@
+"""Times of a sequence's items under HSTU: ages, bad times, resume, requests with raw times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+from starlette.testclient import TestClient
+
+from conf.artefacts.dataset import read_manifest
+from conf.artefacts.export import ExportOptions, IndexOptions
+from conf.errors import ConfigError
+from conf.manifest import Manifest
+from conf.schema import FeatureSchema
+from conf.training.models import HSTUConfig
+from conf.training.train import CheckpointConfig, TrainConfig
+from tests.training.dynamic_runs import build_trainer
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
+from training.checkpoint.manager import restore_newest
+from training.checkpoint.restore import TrainedModel
+from training.checkpoint.saved_tensors import collect_state
+from training.evaluation.item_index import build_item_index
+from training.export.saved_model import write_export
+from training.input.batches import build_eval_dataset
+from training.models.item_times import UNKNOWN_AGE, ItemTimes, find_item_times
+from training.models.registry import build_model
+from training.models.sequence import SequenceModel
+from training.serving.app import Server, build_app
+from training.serving.models.server_config import ServerConfig
+
+Array = np.ndarray
+GAPS = {"times": "history_age"}
+KNOWN = {"times": "history_time", "request_time": "asked_at"}
+OWN = {"times": "history_time"}
+
+
+@pytest.fixture(scope="module")
+def version(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_dataset(tmp_path_factory.mktemp("data"), config=TinyConfig(item_times=True))
+
+
+@pytest.fixture(scope="module")
+def manifest(version: Path) -> Manifest:
+    return read_manifest(version)
+
+
+def configure(**changes: Any) -> TrainConfig:
+    model = {"name": "hstu", "embedding_dim": 8, "heads": 2, "item_features": ["movie_id"]}
+    return TrainConfig.model_validate(
+        {
+            "dataset": "tiny",
+            "name": "timed",
+            "model": {**model, **changes},
+            "input": {"batch_size": 64, "shuffle_buffer": 1000},
+            "optimizer": {"learning_rate": 0.02},
+            "fit": {"epochs": 3, "steps_per_loop": 4, "early_stopping": None},
+        }
+    )
+
+
+def build(manifest: Manifest, **changes: Any) -> SequenceModel:
+    """A model of two blocks whose biases of times are large."""
+    model = build_model(configure(**changes).model, manifest, 1)
+    assert isinstance(model, SequenceModel)
+    for name, variable in model.named_weights.items():
+        if name.endswith("/times"):
+            variable.assign(np.random.default_rng(1).normal(size=variable.shape))
+    return model
+
+
+def embed(model: SequenceModel, items: list[list[int]], **times: Any) -> Array:
+    dtypes = {"history_age": tf.float32}
+    given = {n: tf.constant(v, dtypes.get(n, tf.int64)) for n, v in times.items()}
+    return model.embed_users({"history": tf.constant(items, tf.int64), **given}).numpy()
+
+
+def test_gaps_and_times_of_the_log_say_the_same(version: Path, manifest: Manifest) -> None:
+    [batch] = build_eval_dataset(version, manifest, "test", 100)
+    found = [build(manifest, **names).embed_users(batch).numpy() for names in (GAPS, KNOWN)]
+    np.testing.assert_allclose(found[0], found[1], atol=1e-6)
+    own = build(manifest, **OWN).embed_users(batch).numpy()
+    assert np.abs(own - found[0]).max() > 1e-3  # It does not know when it is asked.
+    later = {**batch, "asked_at": batch["asked_at"] + 86_400}
+    assert np.abs(build(manifest, **KNOWN).embed_users(later) - found[0]).max() > 1e-3
+    assert build(manifest).user_inputs == ("history",)
+    assert build(manifest, **KNOWN).user_inputs == ("history", "history_time", "asked_at")
+
+
+def test_ages_by_hand() -> None:
+    ids = tf.constant([[5, 6, 7, 0], [5, 1, 0, 0]], tf.int64)
+    gaps = ItemTimes("gaps", None, 3600.0, are_gaps=True)
+    given = {"gaps": tf.ragged.constant([[0.5, 2.0, -3.0], [np.nan, 1.0]])}
+    unknown = UNKNOWN_AGE  # Behind the end, after the event, and no number.
+    expected = [[1800, 7200, unknown, unknown], [unknown, 3600, unknown, unknown]]
+    np.testing.assert_array_equal(gaps.read_ages(given, ids), expected)
+    short = {"gaps": tf.constant([[0.5], [1.0]])}
+    expected = [[1800, 0, 0, unknown], [3600, 0, unknown, unknown]]
+    np.testing.assert_array_equal(gaps.read_ages(short, ids), expected)
+    now = 1_700_000_000
+    times = {"t": tf.constant([[now - 1, now - 3, 0, 0], [now + 4, now - 9, 7, 7]], tf.int64)}
+    own = ItemTimes("t", None, 1.0, are_gaps=False)
+    expected = [[0, 2, unknown, unknown], [0, 13, unknown, unknown]]
+    np.testing.assert_array_equal(own.read_ages(times, ids), expected)
+    asked = ItemTimes("t", "now", 1.0, are_gaps=False)
+    given = {**times, "now": tf.constant([now, now], tf.int64)}
+    expected = [[1, 3, unknown, unknown], [unknown, 9, unknown, unknown]]
+    np.testing.assert_array_equal(asked.read_ages(given, ids), expected)
+
+
+def test_times_that_are_equal_run_backwards_or_are_missing_give_finite_vectors(
+    manifest: Manifest,
+) -> None:
+    model, items = build(manifest, **GAPS), [[5, 6, 7, 8]]
+
+    def of(*ages: float) -> Array:
+        return embed(model, items, history_age=[list(ages)])
+
+    equal = of(60, 60, 60, 60)
+    assert np.abs(of(60, 3600, 7200, 86_400) - equal).max() > 1e-3
+    missing = of(-1, -1, -1, -1)
+    plain = build(manifest)
+    for name, variable in model.named_variables.items():
+        if name in plain.named_variables:
+            plain.named_variables[name].assign(variable)
+    # Without a time there is no bias of it: what is left is the network of positions alone.
+    np.testing.assert_allclose(missing, embed(plain, items), atol=1e-6)
+    for found in (equal, missing, of(0, 0, 0, 0), of(90, 60, 30, 0), of(1e30, 1e30, 1e30, 1e30)):
+        assert np.isfinite(found).all()
+
+
+def test_sequences_of_one_item_and_of_none(manifest: Manifest) -> None:
+    for names in ({}, GAPS):
+        model = build(manifest, **names)
+        times = {"history_age": [[30.0], [0.0]]} if names else {}
+        one, none = embed(model, [[5], [0]], **times)
+        assert np.isfinite(one).all()
+        assert np.abs(one - none).max() > 1e-3
+        wide = {"history_age": [[30.0, 0, 0], [0.0, 0, 0]]} if names else {}
+        again = embed(model, [[5, 0, 0], [0, 0, 0]], **wide)
+        np.testing.assert_allclose(again, [one, none], atol=1e-6)
+
+
+def change(manifest: Manifest, name: str, **changes: Any) -> Manifest:
+    features = [replace(s, **changes) if s.name == name else s for s in manifest.schema.features]
+    return replace(manifest, schema=FeatureSchema(tuple(features)))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"times": "history_ages"}, "did you mean 'history_age'"),
+        ({"times": "asked_at"}, "model.times names no times beside a sequence"),
+        ({"times": "history"}, "model.times names no times beside a sequence"),
+        ({**GAPS, "request_time": "asked_at"}, "its time is not read beside them"),
+        ({**OWN, "request_time": "history_time"}, "model.request_time names no times of the row"),
+        ({**GAPS, "user_features": ["history_age"]}, "neither joined nor pooled"),
+    ],
+)
+def test_features_that_hold_no_times_are_refused(
+    names: dict[str, Any], message: str, manifest: Manifest
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        build(manifest, **names)
+    assert message in refused.value.render()
+
+
+def test_a_request_time_needs_times_and_lists_one_length(manifest: Manifest) -> None:
+    with pytest.raises(ValueError, match="set `times` too"):
+        HSTUConfig(request_time="asked_at")
+    with pytest.raises(ConfigError, match="lists of one length"):
+        build(change(manifest, "history_age", max_len=5), **GAPS)
+
+
+def test_the_unit_is_that_of_the_build(manifest: Manifest) -> None:
+    def find(**gaps: Any) -> float:
+        built = {
+            "histories": [{"name": "history", "gaps": {"name": "age", **gaps}}],
+            "features": [{"name": "history_age", "column": "age"}],
+            "events": {"time_unit": "ms"},
+        }
+        source = replace(manifest.source, config=built)
+        where = replace(manifest, source=source)
+        history = manifest.schema["history"]
+        stamps = find_item_times(HSTUConfig(**OWN), where, history)
+        found = find_item_times(HSTUConfig(**GAPS), where, history)
+        assert stamps is not None
+        assert stamps.seconds == 1e-3
+        assert found is not None
+        return found.seconds
+
+    assert [find(unit=unit) for unit in "smhd"] == [1, 60, 3600, 86_400]
+    with pytest.raises(ConfigError, match="buckets their logs itself"):
+        find(unit="s", log=True)
+
+
+@pytest.fixture(scope="module")
+def trained(
+    version: Path, manifest: Manifest, tmp_path_factory: pytest.TempPathFactory
+) -> TrainedModel:
+    """Three epochs with dropout, in one go."""
+    run = tmp_path_factory.mktemp("run")
+    config = configure(**KNOWN)
+    build_trainer(config, version).fit(run, None)
+    model = build_model(config.model, manifest, 1)
+    restore_newest(run / "checkpoints" / "last", collect_state(model=model), print)
+    return TrainedModel(run, model, config, manifest, version)
+
+
+def test_it_learns_what_popularity_cannot(trained: TrainedModel) -> None:
+    version, manifest = trained.version_dir, trained.manifest
+    [test] = build_eval_dataset(version, manifest, "test", 100)
+    index = build_item_index(trained.model, version, manifest, 64)
+    assert isinstance(trained.model, SequenceModel)
+    scores = trained.model.embed_users(test).numpy() @ index.vectors.T
+    own = scores[np.arange(60), np.searchsorted(index.ids, test["movie_id"])][:, None]
+    assert ((scores > own).sum(axis=1) < 10).mean() > 0.65
+
+
+class KilledError(Exception):
+    """Stands for the process being killed."""
+
+
+@pytest.mark.exhaustive
+def test_a_resumed_run_equals_an_uninterrupted_one(trained: TrainedModel, tmp_path: Path) -> None:
+    def kill(model: object) -> dict[str, float]:
+        raise KilledError
+
+    fit = trained.config.fit.model_copy(update={"checkpoint": CheckpointConfig(every_steps=5)})
+    stopped = trained.config.model_copy(update={"fit": fit})
+    version = Path(str(trained.version_dir))
+    with pytest.raises(KilledError):
+        build_trainer(stopped, version).fit(tmp_path, kill)
+    trainer = build_trainer(stopped, version)
+    trainer.fit(tmp_path, None)
+    for name, value in trainer.parts.model.named_variables.items():
+        np.testing.assert_array_equal(value, trained.model.named_variables[name], err_msg=name)
+
+
+def test_requests_with_raw_times_get_the_trainer_s_lists(
+    trained: TrainedModel, tmp_path: Path
+) -> None:
+    """`/v1/recommend`, ranked by the export's index: the same scores as of encoded rows."""
+    version = Path(str(trained.version_dir))
+    movies = pq.read_table(version / "encoders" / "movie_id.parquet")["token"].to_pylist()
+    write_export(
+        replace(trained, run_dir=tmp_path), ExportOptions(tmp_path / "m", index=IndexOptions())
+    )
+    now, ids = 1_700_900_000, [5, 2, 9]
+    times = [now - 40, now - 4000, now - 400_000]
+    index = build_item_index(trained.model, version, trained.manifest, 64)
+    assert isinstance(trained.model, SequenceModel)
+    app = build_app(Server(ServerConfig(tmp_path / "m", 60.0)))
+    with TestClient(app, "http://localhost") as client:
+        tops = []
+        for asked_at in (now, now + 30 * 86_400):
+            features = {"history": [movies[n - 2] for n in ids], "history_time": times}
+            body = {"k": 40, "features": {**features, "asked_at": asked_at}}
+            answer = client.post("/v1/recommend", json=body)
+            assert answer.status_code == 200, answer.text
+            tops.append({row["item"]: row["retrieval_score"] for row in answer.json()["items"]})
+            user = embed(trained.model, [ids], history_time=[times], asked_at=[asked_at])[0]
+            scores = dict(zip(index.ids.tolist(), index.vectors @ user, strict=True))
+            assert tops[-1]
+            for item, score in tops[-1].items():
+                assert score == pytest.approx(scores[movies.index(item) + 2], abs=1e-5)
+        assert tops[0] != tops[1]
+        refused = client.post("/v1/recommend", json={"features": {"history": [movies[0]]}})
+        assert refused.status_code == 400
+        assert "asked_at" in refused.text
