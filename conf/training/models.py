@@ -54,6 +54,38 @@ class DrawnNegativesConfig(NegativesConfig):
     count: int = Field(1, ge=1, description="Items drawn for each row.")
 
 
+OWN_CODE_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+
+
+class OwnLossConfig(StrictFinite):
+    """A loss of one's own in the place of the formula: a value for each row, in TensorFlow."""
+
+    function: str = Field(
+        pattern=OWN_CODE_PATTERN,
+        description="`package.module:function` of one's own. From a label: `(labels, logits)`, "
+        "else `(positives, negatives, counted)`.",
+    )
+    params: dict[str, Any] = Field(
+        default_factory=dict, description="Further arguments of the function."
+    )
+    features: tuple[Name, ...] = Field(
+        (), description="Features of the rows that its parameter `features` holds by name."
+    )
+
+    @field_validator("params")
+    @classmethod
+    def _keep_features_apart(cls, params: dict[str, Any]) -> dict[str, Any]:
+        if "features" in params:
+            raise ValueError("features: Sluice sets it; name them in `features` beside params")
+        return params
+
+
+OwnLoss = Annotated[
+    OwnLossConfig | None,
+    Field(description="A formula of one's own in the place of the built-in one."),
+]
+
+
 Mask = Literal["none", "target", "user_items"]
 
 
@@ -77,6 +109,7 @@ class SampledSoftmaxConfig(ItemSettings):
 
     kind: Literal["sampled_softmax"] = "sampled_softmax"
     negatives: NegativesConfig = NegativesConfig()
+    loss: OwnLoss = None
     logq_correction: Annotated[float, BeforeValidator(_read_strength)] = Field(
         1.0, ge=0, description="Strength: what log Q is multiplied by; 0: off."
     )
@@ -116,6 +149,7 @@ class BPRConfig(ItemSettings):
     """Log loss of the row's item against items drawn for it: which of two is scored higher."""
 
     kind: Literal["bpr"] = "bpr"
+    loss: OwnLoss = None
     negatives: DrawnNegativesConfig = DrawnNegativesConfig()
     mask: Mask = Field("user_items", description="Drawn items that do not count.")
 
@@ -127,6 +161,7 @@ class BinaryConfig(ItemSettings):
     """
 
     kind: Literal["binary"] = "binary"
+    loss: OwnLoss = None
     negatives: DrawnNegativesConfig | None = Field(
         None, description="None: by the label. Else it is not read."
     )
@@ -149,12 +184,14 @@ class LabelLossConfig(StrictFinite):
     """Sigmoid cross-entropy on a task's label; makes AUC and log loss meaningful."""
 
     kind: Literal["binary"] = "binary"
+    loss: OwnLoss = None
 
 
 class SquaredErrorConfig(StrictFinite):
     """Squared difference of score and label; makes RMSE and MAE meaningful."""
 
     kind: Literal["squared_error"] = "squared_error"
+    loss: OwnLoss = None
 
 
 TaskObjectiveConfig = Annotated[

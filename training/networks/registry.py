@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
-import sysconfig
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -28,6 +22,13 @@ from training.networks.factorization import (
 )
 from training.networks.multitask import build_mmoe, build_shared_bottom
 from training.networks.network import NetworkInputs, find_read_inputs
+from training.networks.own_code import (
+    OwnCode,
+    check_params,
+    find_line,
+    finding_modules,
+    import_function,
+)
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,9 @@ NETWORKS: dict[str, NetworkKind] = {
     "mmoe": NetworkKind(build_mmoe),
 }
 
-_LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
-
-_OWN_PACKAGES = ("conf", "etl", "jobs", "training")
-
 GIVEN_PARAMS = ("tasks", "base_scores")
 """Parameters that Sluice sets where a network's function has them."""
+_OWN_NETWORK = OwnCode("network", "model.network", "model.params", ("inputs",), GIVEN_PARAMS)
 
 
 def find_network(name: str) -> NetworkKind:
@@ -95,7 +93,7 @@ def find_network(name: str) -> NetworkKind:
         ConfigError: There is no such network, module or function, or importing it fails.
     """
     if ":" in name:
-        return NetworkKind(_import_build(name))
+        return NetworkKind(import_function(name, _OWN_NETWORK, NETWORKS))
     if name not in NETWORKS:
         raise ConfigError(
             "model.network is no built-in network",
@@ -104,58 +102,6 @@ def find_network(name: str) -> NetworkKind:
             fix=did_you_mean(name, NETWORKS),
         )
     return NETWORKS[name]
-
-
-@contextmanager
-def _own_modules() -> Iterator[None]:
-    """Lets modules be imported from the current folder, as `python -m` does."""
-    here = str(Path.cwd())
-    added = here not in sys.path and "" not in sys.path
-    if added:
-        sys.path.insert(0, here)
-    try:
-        yield
-    finally:
-        if added and here in sys.path:
-            sys.path.remove(here)
-
-
-def _import_build(path: str) -> Callable[..., Any]:
-    module_name, _, function = path.partition(":")
-    if module_name.partition(".")[0] in _OWN_PACKAGES:
-        raise ConfigError(
-            "the module of model.network is one of Sluice's own",
-            received=path,
-            allowed=f"a module of yours; {', '.join(_OWN_PACKAGES)} are taken",
-            fix="rename the module or its package, or name a built-in network: "
-            + ", ".join(NETWORKS),
-        )
-    try:
-        with _own_modules():
-            module = importlib.import_module(module_name)
-    except Exception as error:
-        is_missing = isinstance(error, ModuleNotFoundError) and module_name.startswith(
-            error.name or module_name
-        )
-        raise ConfigError(
-            "the module of model.network cannot be imported",
-            received=f"{path}: {type(error).__name__}{_find_line(error)}: {error}",
-            allowed="a module in the current folder, on PYTHONPATH, or installed",
-            fix="run the command in the folder of the module, or add that folder to PYTHONPATH"
-            if is_missing
-            else "correct the module: it was found, and importing it fails",
-        ) from error
-    found = getattr(module, function, None)
-    if not callable(found):
-        functions = [name for name, value in vars(module).items() if inspect.isfunction(value)]
-        raise ConfigError(
-            "the module of model.network has no such function",
-            received=path,
-            allowed=", ".join(functions) or "the module has no functions",
-            fix=did_you_mean(function, functions)
-            or "name a function of `inputs` and the keys of model.params",
-        )
-    return found
 
 
 def build_logits(
@@ -183,18 +129,18 @@ def build_logits(
     """
     tasks = tuple(base_scores)
     parameters = inspect.signature(kind.build).parameters
-    _check_params(name, parameters, params)
+    check_params(name, _OWN_NETWORK, parameters, params)
     given = {"tasks": tasks, "base_scores": dict(base_scores)}
     given = {key: value for key, value in given.items() if key in parameters}
     try:
-        with _own_modules():
+        with finding_modules():
             outputs = kind.build(inputs, **params, **given)
     except SluiceError:
         raise
     except Exception as error:
         raise ConfigError(
             f"network {name} cannot be built",
-            received=f"{type(error).__name__}{_find_line(error)}: {error}",
+            received=f"{type(error).__name__}{find_line(error)}: {error}",
             fix="correct the network, or model.params",
         ) from error
     logits = _check_outputs(name, outputs, tasks)
@@ -205,41 +151,6 @@ def build_logits(
             fix="connect the tensors of `inputs` to the output",
         )
     return logits
-
-
-def _check_params(
-    name: str, parameters: Mapping[str, inspect.Parameter], params: Mapping[str, Any]
-) -> None:
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return
-    names = [key for key in list(parameters)[1:] if key not in GIVEN_PARAMS]
-    for key in params:
-        if key not in names:
-            raise ConfigError(
-                f"network {name} takes no such parameter",
-                received=f"model.params.{key}",
-                allowed=", ".join(names) or "none",
-                fix=did_you_mean(key, names),
-            )
-    missing = [key for key in names if _is_needed(parameters[key]) and key not in params]
-    if missing:
-        raise ConfigError(
-            f"network {name} needs a parameter that has no default",
-            received="model.params without " + ", ".join(missing),
-            fix=f"set model.params.{missing[0]}",
-        )
-
-
-def _is_needed(parameter: inspect.Parameter) -> bool:
-    return parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
-
-
-def _find_line(error: Exception) -> str:
-    """Returns the innermost line of the network's own code, as ` in FILE:LINE`."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__)[1:] if f.filename[0] != "<"]
-    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
-    installed = [frame for frame in frames if "-packages" in frame.filename]
-    return "".join(f" in {f.filename}:{f.lineno}" for f in own[-1:] or installed[:1])
 
 
 def _check_outputs(name: str, outputs: Any, tasks: Sequence[str]) -> dict[str, keras.KerasTensor]:

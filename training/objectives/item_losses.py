@@ -87,14 +87,25 @@ def compute_sampled_softmax(
     Returns:
         float32 `[n]`.
     """
+    own, logits = score_candidates(queries, targets, candidates, temperature)
+    logits = tf.concat([own[:, tf.newaxis], tf.where(masked, MASKED_LOGIT, logits)], axis=1)
+    first = tf.zeros_like(own, tf.int32)
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=first, logits=logits)
+
+
+def score_candidates(
+    queries: tf.Tensor, targets: SoftmaxItems, candidates: SoftmaxItems, temperature: float
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the corrected scores of targets, `[n]`, and of candidates, `[n, candidates]`.
+
+    Arguments and formula are those of `compute_sampled_softmax`.
+    """
     logits = matmul_rows(queries, candidates.vectors) / temperature
     own = tf.reduce_sum(queries * targets.vectors, axis=1) / temperature
     if candidates.log_counts is not None:
         logits -= candidates.log_counts[tf.newaxis, :]
         own -= targets.log_counts
-    logits = tf.concat([own[:, tf.newaxis], tf.where(masked, MASKED_LOGIT, logits)], axis=1)
-    first = tf.zeros_like(own, tf.int32)
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=first, logits=logits)
+    return own, logits
 
 
 def compute_catalog_softmax(

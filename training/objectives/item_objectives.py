@@ -41,7 +41,9 @@ from training.objectives.item_losses import (
     count_in_batch,
     gather_replicas,
     replica_offset,
+    score_candidates,
 )
+from training.objectives.own_loss import OwnLoss, build_item_loss
 from training.objectives.positive_rows import refuse_negative_rows
 from training.objectives.samplers import Sampler, build_sampler, find_distortion
 from training.objectives.user_items import KnownItems, TrainRows, build_known_items
@@ -98,6 +100,7 @@ class ItemObjective:
     Args:
         items: What is known of the items.
         sampler: What draws negatives, or None.
+        loss: A formula of one's own, or None.
 
     Attributes:
         inputs: Features that it reads beside the model's own.
@@ -106,8 +109,12 @@ class ItemObjective:
         notes: What to tell those who train.
     """
 
-    def __init__(self, items: ItemData, sampler: Sampler | None) -> None:
-        self.inputs: tuple[str, ...] = items.inputs
+    def __init__(
+        self, items: ItemData, sampler: Sampler | None, loss: OwnLoss | None = None
+    ) -> None:
+        beside = () if loss is None else loss.inputs
+        self.inputs: tuple[str, ...] = tuple(dict.fromkeys((*items.inputs, *beside)))
+        self._loss = loss
         self.binary_labels: tuple[str, ...] = ()
         self.state_variables = () if sampler is None else tuple(sampler.state_variables)
         self.notes: tuple[str, ...] = () if items.known is None else items.known.notes
@@ -138,7 +145,7 @@ class SampledSoftmax(ItemObjective):
         sampler: Sampler | None,
         batch_counts: np.ndarray | None,
     ) -> None:
-        super().__init__(items, sampler)
+        super().__init__(items, sampler, build_item_loss(config.loss))
         self._config = config
         self._from_batch = config.negatives.source in ("batch", "mixed")
         self._batch_counts = None if batch_counts is None else tf.constant(batch_counts)
@@ -152,9 +159,12 @@ class SampledSoftmax(ItemObjective):
         of_rows = own if queries.per_row == 1 else None
         candidates = self._gather_candidates(model, batch, of_rows, training)
         masked = self._find_masked(batch, queries, candidates.ids)
-        losses = compute_sampled_softmax(
-            queries.vectors, targets, candidates, masked, temperature=model.temperature
-        )
+        softmaxed = (queries.vectors, targets, candidates)
+        if self._loss is None:
+            losses = compute_sampled_softmax(*softmaxed, masked, temperature=model.temperature)
+        else:
+            scores = score_candidates(*softmaxed, model.temperature)
+            losses = self._loss(*scores, ~masked, batch=batch, rows=queries.rows)
         self._learn(padded, training)
         return queries.sum_losses(losses)
 
@@ -246,7 +256,7 @@ class DrawnNegatives(ItemObjective):
     """
 
     def __init__(self, config: BPRConfig | BinaryConfig, items: ItemData, sampler: Sampler) -> None:
-        super().__init__(items, sampler)
+        super().__init__(items, sampler, build_item_loss(config.loss))
         self._kind, self._mask = config.kind, config.mask
         self._count = 1 if config.negatives is None else config.negatives.count
         self._draws = sampler
@@ -263,12 +273,15 @@ class DrawnNegatives(ItemObjective):
             tf.reshape(vectors, [queries.row_count, self._count, shape[2]]),
             transpose_b=True,
         )
-        losses = compute_drawn_loss(
-            self._kind,
+        compared = (
             tf.reduce_sum(queries.vectors * own, axis=1) / model.temperature,
             tf.reshape(scores, [-1, self._count]) / model.temperature,
             self._find_counted(batch, queries, drawn),
         )
+        if self._loss is None:
+            losses = compute_drawn_loss(self._kind, *compared)
+        else:
+            losses = self._loss(*compared, batch=batch, rows=queries.rows)
         self._learn(queries, training)
         return queries.sum_losses(losses)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -11,7 +11,7 @@ from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.training.input import InputConfig
-from conf.training.models import BinaryConfig, ModelConfig, RankingConfig
+from conf.training.models import BinaryConfig, ModelConfig, RankingConfig, SoftmaxConfig
 from training.input.batches import Batch
 from training.models.model import Model
 from training.models.ranking import RankingModel, Task
@@ -19,6 +19,7 @@ from training.models.retrieval import RetrievalModel
 from training.networks.network import TrainingPass
 from training.networks.probabilities import find_bounded, refuse_probabilities
 from training.objectives.item_objectives import build_item_objective
+from training.objectives.own_loss import OwnLoss, build_item_loss, build_label_loss, check_loss
 from training.objectives.user_items import TrainRows
 
 
@@ -102,15 +103,21 @@ class BinaryCrossEntropy:
 
     Args:
         label: Name of the label feature.
+        loss: A formula of one's own in its place, or None.
     """
 
-    def __init__(self, label: str) -> None:
-        self.inputs: tuple[str, ...] = (label,)
+    def __init__(self, label: str, loss: OwnLoss | None = None) -> None:
+        beside = () if loss is None else loss.inputs
+        self.inputs: tuple[str, ...] = tuple(dict.fromkeys((label, *beside)))
         self.binary_labels: tuple[str, ...] = (label,)
-        self._label = label
+        self._label, self._loss = label, loss
 
     def __call__(self, model: RetrievalModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
         """Returns the loss of each row, `[local_batch]`."""
+        if self._loss is not None:
+            users = model.embed_users(batch, training)
+            logits = tf.reduce_sum(users * model.embed_items(batch, training), axis=1)
+            return self._loss(batch[self._label], logits / model.temperature, batch=batch)
         return compute_binary_loss(
             model.embed_users(batch, training),
             model.embed_items(batch, training),
@@ -125,11 +132,19 @@ class TaskLosses:
     Args:
         tasks: The tasks.
         notes: What to tell those who train.
+        losses: Formulas of one's own, by task.
     """
 
-    def __init__(self, tasks: Sequence[Task], notes: Sequence[str] = ()) -> None:
-        self.notes = tuple(notes)
-        self.inputs: tuple[str, ...] = tuple(dict.fromkeys(task.label for task in tasks))
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        notes: Sequence[str] = (),
+        losses: Mapping[str, OwnLoss] | None = None,
+    ) -> None:
+        self.notes, self._losses = tuple(notes), dict(losses or {})
+        labels = [task.label for task in tasks]
+        beside = [name for loss in self._losses.values() for name in loss.inputs]
+        self.inputs: tuple[str, ...] = tuple(dict.fromkeys((*labels, *beside)))
         self.binary_labels = tuple(task.label for task in tasks if task.is_binary)
         self._tasks = tuple(tasks)
 
@@ -137,10 +152,15 @@ class TaskLosses:
         """Returns the loss of each row, `[local_batch]`."""
         logits = model.compute_logits(batch, training)
         losses = [
-            task.weight * compute_task_loss(task.kind, logits[task.name], batch[task.label])
-            for task in self._tasks
+            task.weight * self._compute(task, logits[task.name], batch) for task in self._tasks
         ]
         return tf.add_n(losses)
+
+    def _compute(self, task: Task, logits: tf.Tensor, batch: Batch) -> tf.Tensor:
+        own = self._losses.get(task.name)
+        if own is None:
+            return compute_task_loss(task.kind, logits, batch[task.label])
+        return own(batch[task.label], logits, batch=batch)
 
 
 class Weighted:
@@ -194,7 +214,8 @@ def build_objective(
     """
     built: Objective
     if isinstance(model, RankingModel):
-        built = TaskLosses(model.tasks, _check_logits(config, model))
+        losses = _build_task_losses(config, version_dir, manifest, model.tasks)
+        built = TaskLosses(model.tasks, _check_logits(config, model), losses)
     elif isinstance(model, RetrievalModel):
         train = TrainRows(version_dir, manifest, batch_size, source)
         built = _build_retrieval(config, train, model)
@@ -202,6 +223,21 @@ def build_objective(
         raise TypeError(f"no objective is known for a {type(model).__name__}")
     weight = manifest.find_weight()
     return built if weight is None else Weighted(built, weight)
+
+
+def _build_task_losses(
+    config: ModelConfig, version_dir: ReadablePath, manifest: Manifest, tasks: Sequence[Task]
+) -> dict[str, OwnLoss]:
+    """Returns the losses of one's own by task, each tried on rows of train."""
+    asked = config.tasks if isinstance(config, RankingConfig) else {}
+    found = {}
+    for task in tasks:
+        own = asked[task.name].objective.loss if task.name in asked else None
+        if own is not None:
+            loss = build_label_loss(own, f"model.tasks.{task.name}.objective.loss")
+            check_loss(loss, version_dir, manifest, task.label)
+            found[task.name] = loss
+    return found
 
 
 def _check_logits(config: ModelConfig, model: RankingModel) -> list[str]:
@@ -222,6 +258,8 @@ def _build_retrieval(config: ModelConfig, train: TrainRows, model: RetrievalMode
         raise TypeError("a ranking model has no users and items to compare")
     objective = config.objective
     if not isinstance(objective, BinaryConfig) or not objective.reads_label:
+        if not isinstance(objective, SoftmaxConfig) and (own := build_item_loss(objective.loss)):
+            check_loss(own, train.version_dir, train.manifest)
         return build_item_objective(objective, train, model)
     if train.manifest.keys.label is None:
         raise ConfigError(
@@ -231,4 +269,8 @@ def _build_retrieval(config: ModelConfig, train: TrainRows, model: RetrievalMode
             fix="set model.objective.negatives={source: uniform, count: 4}, or declare `label` in "
             "the build",
         )
-    return BinaryCrossEntropy(train.manifest.keys.label)
+    label, own = train.manifest.keys.label, None
+    if objective.loss is not None:
+        own = build_label_loss(objective.loss, "model.objective.loss")
+        check_loss(own, train.version_dir, train.manifest, label)
+    return BinaryCrossEntropy(label, own)

@@ -1,0 +1,262 @@
+"""Losses of one's own: what they are given, what is refused before training, what a run keeps."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import yaml
+
+from conf.errors import ConfigError, ExitCode
+from conf.manifest import Manifest
+from conf.training.models import DSSMConfig, MFConfig, RankingConfig, SASRecConfig
+from conf.training.train import TrainConfig
+from training.checkpoint.restore import load_run
+from training.evaluation.evaluate import evaluate_split
+from training.fit import fit_run, plan_run
+from training.input.batches import Batch, build_eval_dataset
+from training.models.registry import build_model
+from training.monitoring.epoch_records import read_history
+from training.monitoring.progress import NoProgress
+from training.networks.network import TrainingPass
+from training.objectives.objective import build_objective
+
+LOSSES = """
+import tensorflow as tf
+
+def cross_entropy(labels, logits):
+    labels = tf.cast(tf.reshape(labels, tf.shape(logits)), logits.dtype)
+    return tf.nn.sigmoid_cross_entropy_with_logits(labels, logits)
+
+def focal(labels, logits, gamma=2.0):
+    labels = tf.cast(labels, tf.float32)
+    right = tf.sigmoid(tf.where(labels > 0.5, logits, -logits))
+    return (1.0 - right) ** gamma * cross_entropy(labels, logits)
+
+def by_user(labels, logits, features):
+    return tf.cast(features["user_id"], tf.float32) * cross_entropy(labels, logits)
+
+def hinge(positives, negatives, counted, margin=1.0):
+    each = tf.nn.relu(margin + negatives - positives[:, None])
+    return tf.reduce_sum(tf.where(counted, each, 0.0), axis=1)
+
+def bpr(positives, negatives, counted):
+    weights = tf.cast(counted, tf.float32)
+    each = weights * tf.nn.softplus(negatives - positives[:, None])
+    return tf.math.divide_no_nan(tf.reduce_sum(each, 1), tf.reduce_sum(weights, 1))
+
+def softmax(positives, negatives, counted):
+    others = tf.where(counted, negatives, -1e9)
+    return tf.reduce_logsumexp(tf.concat([positives[:, None], others], 1), 1) - positives
+
+def mean(labels, logits):
+    return tf.reduce_mean(cross_entropy(labels, logits))
+
+def column(labels, logits):
+    return cross_entropy(labels, logits)[:, None]
+
+def pairs(labels, logits):
+    return logits[:, None] - logits
+
+def logarithm(labels, logits):
+    return -tf.math.log(logits)
+
+def round(labels, logits):
+    return tf.round(logits)
+
+def nothing(labels, logits):
+    cross_entropy(labels, logits)
+
+def broken(labels, logits):
+    return tf.reshape(logits, [3, 5])
+
+def uncounted(positives, negatives, counted):
+    weights = tf.cast(counted, tf.float32)
+    each = weights * tf.nn.softplus(negatives - positives[:, None])
+    return tf.reduce_sum(each, 1) / tf.reduce_sum(weights, 1)
+"""
+PASS = TrainingPass(tf.constant([1, 8]))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a module of losses."""
+    folder = tmp_path_factory.mktemp("own_losses")
+    (folder / "own_losses.py").write_text(LOSSES)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same, as the current folder."""
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def batch(tiny_version: Path, tiny_manifest: Manifest) -> Batch:
+    return next(iter(build_eval_dataset(tiny_version, tiny_manifest, "train", 32)))
+
+
+def own(function: str, **settings: Any) -> dict[str, Any]:
+    return {"function": f"own_losses:{function}", **settings}
+
+
+def ranking(function: str | None, kind: str = "binary", **settings: Any) -> RankingConfig:
+    objective = {"kind": kind, "loss": None if function is None else own(function, **settings)}
+    tasks = {"label": {"objective": objective}}
+    return RankingConfig(network="lr", embedding_dim=4, tasks=tasks)
+
+
+def compute(config: Any, version: Path, manifest: Manifest, batch: Batch) -> np.ndarray:
+    model = build_model(config, manifest, 1)
+    objective = build_objective(config, version, manifest, model, 32)
+    return objective(model, batch, PASS).numpy()
+
+
+def test_a_loss_of_labels_is_that_of_numpy(
+    tiny_version: Path, tiny_manifest: Manifest, batch: Batch
+) -> None:
+    where = (tiny_version, tiny_manifest, batch)
+    plain = compute(ranking(None), *where)
+    np.testing.assert_allclose(compute(ranking("cross_entropy"), *where), plain, rtol=1e-6)
+    labels = batch["label"].numpy()
+    logits = build_model(ranking(None), tiny_manifest, 1).compute_logits(batch)["label"].numpy()
+    right = 1 / (1 + np.exp(-np.where(labels > 0.5, logits, -logits)))
+    found = compute(ranking("focal", params={"gamma": 3.0}), *where)
+    np.testing.assert_allclose(found, -((1 - right) ** 3) * np.log(right), rtol=1e-4)
+    found = compute(ranking("by_user", features=["user_id"]), *where)
+    np.testing.assert_allclose(found, plain * batch["user_id"].numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("model", [MFConfig, DSSMConfig, SASRecConfig])
+@pytest.mark.parametrize(
+    ("function", "objective"),
+    [
+        ("bpr", {"kind": "bpr", "negatives": {"count": 3}, "mask": "target"}),
+        ("softmax", {"kind": "sampled_softmax"}),
+        ("softmax", {"kind": "sampled_softmax", "negatives": {"source": "uniform", "count": 9}}),
+    ],
+)
+def test_a_loss_of_items_gets_the_scores_of_the_built_in_one(
+    model: Any, function: str, objective: dict[str, Any], tiny_version: Path,
+    tiny_manifest: Manifest, batch: Batch,
+) -> None:  # fmt: skip
+    where = (tiny_version, tiny_manifest, batch)
+    dropout = {"dropout": None} if model is not MFConfig else {}
+    plain = model(embedding_dim=4, objective=objective, **dropout)
+    changed = model(embedding_dim=4, objective={**objective, "loss": own(function)}, **dropout)
+    expected = compute(plain, *where)
+    assert expected.std() > 0
+    np.testing.assert_allclose(compute(changed, *where), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_loss_of_the_label_of_two_towers(
+    tiny_version: Path, tiny_manifest: Manifest, batch: Batch
+) -> None:
+    where = (tiny_version, tiny_manifest, batch)
+    expected = compute(MFConfig(objective="binary"), *where)
+    changed = MFConfig(objective={"kind": "binary", "loss": own("cross_entropy")})
+    np.testing.assert_allclose(compute(changed, *where), expected, rtol=1e-5)
+
+
+def plan(version: Path, root: Path, model: Any, epochs: int = 1) -> TrainConfig:
+    settings = {"dataset": str(version), "name": "own", "root": str(root)}
+    fit = {"epochs": epochs}
+    return TrainConfig.model_validate(
+        {**settings, "model": model, "input": {"batch_size": 64}, "fit": fit}
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        (own("mean"), r"shape \(\) of 16 rows.*leave out the mean"),
+        (own("column"), r"shape \(16, 1\).*tf\.squeeze"),
+        (own("pairs"), r"shape \(16, 16\)"),
+        (own("nothing"), "received: nothing"),
+        (own("logarithm"), "values that are no numbers"),
+        (own("round"), "no gradient"),
+        (own("broken"), r"fails on the first 16 rows.*own_losses\.py:\d+"),
+        (own("by_user"), "reads a feature.*user_id.*is empty"),
+        (own("by_user", features=["gender"]), "received: user_id"),
+        (own("by_user", features=["users_id"]), "does not have.*did you mean 'user_id'"),
+        (own("focal", features=["user_id"]), "no parameter for the features"),
+        (own("focal", params={"gama": 1}), "did you mean 'gamma'"),
+        (own("vocal"), "did you mean 'focal'"),
+        ({"function": "own_loss:focal"}, "No module named 'own_loss'.*PYTHONPATH"),
+        ({"function": "training:focal"}, "Sluice's own"),
+    ],
+)
+def test_faults_of_a_loss_are_said_before_anything_is_written(
+    settings: dict[str, Any], error: str, tiny_version: Path, tmp_path: Path
+) -> None:
+    model = ranking(None).model_dump()
+    model["tasks"]["label"]["objective"]["loss"] = settings
+    config = plan(tiny_version, tmp_path / "runs", model)
+    for run in (plan_run, lambda config: fit_run(config, NoProgress())):
+        with pytest.raises(ConfigError, match="(?s)" + error) as caught:
+            run(config)
+        assert caught.value.exit_code == ExitCode.CONFIG
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_loss_of_items_is_tried_with_a_row_without_negatives(
+    tiny_version: Path, tmp_path: Path
+) -> None:
+    objective = {"kind": "bpr", "loss": own("uncounted")}
+    config = plan(tiny_version, tmp_path, {"name": "mf", "objective": objective})
+    with pytest.raises(ConfigError, match=r"(?s)no numbers.*no other item counts"):
+        plan_run(config)
+
+
+def test_a_run_keeps_the_name_of_its_loss_and_needs_the_module_to_train_on(
+    tiny_version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objective = {"kind": "bpr", "loss": own("hinge", params={"margin": 0.5})}
+    model = {"name": "mf", "embedding_dim": 4, "objective": objective}
+    run = fit_run(plan(tiny_version, tmp_path, model), NoProgress())
+    longer = plan(tiny_version, tmp_path, model, epochs=2)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_losses")
+    trained = load_run(run)  # Scores need no loss.
+    assert trained.config.model.objective.loss.function == "own_losses:hinge"
+    assert evaluate_split(trained, "test")["rows"] == 60
+    with pytest.raises(ConfigError, match=r"(?s)cannot be imported.*PYTHONPATH"):
+        fit_run(longer, NoProgress(), resume=True)
+
+
+GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "own-code.md"
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_losses_of_the_guide_train(
+    number: int, tiny_version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section = GUIDE.read_text("utf-8").split("## A loss")[1].split("\n## ")[0]
+    [code] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    model = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)[number])["model"]
+    (tmp_path / "losses.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "losses", raising=False)
+    run = fit_run(plan(tiny_version, tmp_path / "runs", model, epochs=3), NoProgress())
+    history = read_history(run)
+    assert history[-1].loss < history[0].loss
+
+
+def test_a_resumed_run_equals_one_that_was_not_broken_off(
+    tiny_version: Path, tmp_path: Path
+) -> None:
+    objective = {"kind": "bpr", "loss": own("hinge")}
+    model = {"name": "mf", "embedding_dim": 4, "objective": objective}
+    whole = load_run(fit_run(plan(tiny_version, tmp_path / "a", model, 2), NoProgress()))
+    fit_run(plan(tiny_version, tmp_path / "b", model), NoProgress())
+    rest = plan(tiny_version, tmp_path / "b", model, 2)
+    resumed = load_run(fit_run(rest, NoProgress(), resume=True))
+    for name, expected in whole.model.named_variables.items():
+        np.testing.assert_array_equal(resumed.model.named_variables[name], expected)

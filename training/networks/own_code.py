@@ -1,0 +1,153 @@
+"""Code of one's own by its path, `package.module:function`: networks, towers, losses, metrics.
+
+It is imported as `python -m` would: from the current folder, `PYTHONPATH` or what is installed. It
+runs in the process, with its rights: whoever writes a config chooses the code that runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conf.errors import ConfigError, did_you_mean
+
+_LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+_OWN_PACKAGES = ("conf", "etl", "jobs", "training")
+
+
+@dataclass(frozen=True)
+class OwnCode:
+    """What a function of one's own is for, in the words of errors.
+
+    Attributes:
+        what: What it is, such as `network`.
+        key: Key of the config that names it.
+        params_key: Key of the config with its parameters.
+        arguments: Arguments that it is called with, by position; the first ones of its signature.
+        given: Further parameters that Sluice sets where the function has them.
+    """
+
+    what: str
+    key: str
+    params_key: str
+    arguments: tuple[str, ...]
+    given: tuple[str, ...] = ()
+
+
+@contextmanager
+def finding_modules() -> Iterator[None]:
+    """Lets modules be imported from the current folder, as `python -m` does."""
+    here = str(Path.cwd())
+    added = here not in sys.path and "" not in sys.path
+    if added:
+        sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        if added and here in sys.path:
+            sys.path.remove(here)
+
+
+def import_function(path: str, code: OwnCode, built_in: Collection[str] = ()) -> Callable[..., Any]:
+    """Imports the function at `package.module:function`.
+
+    Args:
+        path: Where it is.
+        code: What it is for.
+        built_in: Names that could stand in its place.
+
+    Raises:
+        ConfigError: There is no such module or function, or importing it fails.
+    """
+    module_name, _, function = path.partition(":")
+    if module_name.partition(".")[0] in _OWN_PACKAGES:
+        instead = f", or name a built-in {code.what}: {', '.join(built_in)}" if built_in else ""
+        raise ConfigError(
+            f"the module of {code.key} is one of Sluice's own",
+            received=path,
+            allowed=f"a module of yours; {', '.join(_OWN_PACKAGES)} are taken",
+            fix=f"rename the module or its package{instead}",
+        )
+    try:
+        with finding_modules():
+            module = importlib.import_module(module_name)
+    except Exception as error:
+        is_missing = isinstance(error, ModuleNotFoundError) and module_name.startswith(
+            error.name or module_name
+        )
+        raise ConfigError(
+            f"the module of {code.key} cannot be imported",
+            received=f"{path}: {type(error).__name__}{find_line(error)}: {error}",
+            allowed="a module in the current folder, on PYTHONPATH, or installed",
+            fix="run the command in the folder of the module, or add that folder to PYTHONPATH"
+            if is_missing
+            else "correct the module: it was found, and importing it fails",
+        ) from error
+    found = getattr(module, function, None)
+    if not callable(found):
+        functions = [name for name, value in vars(module).items() if inspect.isfunction(value)]
+        raise ConfigError(
+            f"the module of {code.key} has no such function",
+            received=path,
+            allowed=", ".join(functions) or "the module has no functions",
+            fix=did_you_mean(function, functions)
+            or f"name a function of {', '.join(code.arguments)} and the keys of {code.params_key}",
+        )
+    return found
+
+
+def check_params(
+    path: str,
+    code: OwnCode,
+    parameters: Mapping[str, inspect.Parameter],
+    params: Mapping[str, Any],
+) -> None:
+    """Checks that a function takes the parameters of a config, and needs no others.
+
+    Args:
+        path: The function's name, as the config has it.
+        code: What it is for.
+        parameters: Those of its signature.
+        params: Those of the config.
+
+    Raises:
+        ConfigError: It takes others.
+    """
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    names = [key for key in list(parameters)[len(code.arguments) :] if key not in code.given]
+    for key in params:
+        if key not in names:
+            raise ConfigError(
+                f"{code.what} {path} takes no such parameter",
+                received=f"{code.params_key}.{key}",
+                allowed=", ".join(names) or "none",
+                fix=did_you_mean(key, names),
+            )
+    missing = [key for key in names if _is_needed(parameters[key]) and key not in params]
+    if missing:
+        raise ConfigError(
+            f"{code.what} {path} needs a parameter that has no default",
+            received=f"{code.params_key} without {', '.join(missing)}",
+            fix=f"set {code.params_key}.{missing[0]}",
+        )
+
+
+def _is_needed(parameter: inspect.Parameter) -> bool:
+    return parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
+
+
+def find_line(error: Exception) -> str:
+    """Returns the innermost line of one's own code in a traceback, as ` in FILE:LINE`."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__)[1:] if f.filename[0] != "<"]
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    installed = [frame for frame in frames if "-packages" in frame.filename]
+    return "".join(f" in {f.filename}:{f.lineno}" for f in own[-1:] or installed[:1])
