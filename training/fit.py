@@ -198,6 +198,7 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
     trainer = Trainer(config, data, strategy, NoProgress())
     splits = {split.name: split.rows for split in data.manifest.splits}
     warm = trainer.warm_start()
+    memory = trainer.parts.memory
     return {
         "config": config.resolved(),
         "dataset": str(data.version_dir),
@@ -206,6 +207,7 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
         "steps": trainer.plan.total,
         "parameters": trainer.parts.model.parameter_count,
         "tables": describe_tables(trainer.parts.model),
+        "catalogue_softmax": None if memory is None else memory.to_json(),
         "warm_start": None if warm is None else asdict(warm),
         "features": trainer.parts.model.describe_inputs(),
         "selected_by": _find_metric(config, data.manifest),

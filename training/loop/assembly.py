@@ -36,7 +36,14 @@ from training.loop.validation import Validate, build_step_validate, check_valida
 from training.models.model import Model
 from training.models.registry import build_model
 from training.monitoring.progress import TrainingProgress
-from training.objectives.objective import Objective, build_objective, list_notes, list_state
+from training.objectives.objective import (
+    Objective,
+    SoftmaxMemory,
+    build_objective,
+    list_notes,
+    list_state,
+    plan_memory,
+)
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,7 @@ class TrainingParts:
         run_steps: Runs compiled steps.
         validate_steps: Validates between epochs; None: that is not done.
         steps_per_epoch: Whole batches of an epoch.
+        memory: What a softmax over the catalogue takes; None: there is no such.
     """
 
     model: Model
@@ -79,6 +87,7 @@ class TrainingParts:
     run_steps: RunSteps
     validate_steps: Validate | None
     steps_per_epoch: int
+    memory: SoftmaxMemory | None = None
 
 
 def assemble(task: TrainingTask, profile: StepRange | None = None) -> TrainingParts:
@@ -101,6 +110,8 @@ def assemble(task: TrainingTask, profile: StepRange | None = None) -> TrainingPa
     if profile is not None:
         profile.require_within(total_steps)
     options = build_step_options(config, strategy)
+    part_size = config.input.batch_size // (config.optimizer.accumulate_steps or 1)
+    memory = plan_memory(config.model, data.manifest, part_size)
     with strategy.scope():
         model = build_model(config.model, data.manifest, config.seed, options.dtype)
         loss_scale = build_loss_scale(config.compute)
@@ -117,7 +128,7 @@ def assemble(task: TrainingTask, profile: StepRange | None = None) -> TrainingPa
     run_steps = _compile(strategy, step, optimizers)
     return TrainingParts(
         model, optimizers, options.norms, epoch_input, step, run_steps, validate_steps,
-        steps_per_epoch,
+        steps_per_epoch, memory,
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from conf.training.models import (
     SequenceConfig,
 )
 from training.input.batches import Batch, Features
-from training.input.feature_columns import bound_list
+from training.input.feature_columns import bound_list, list_length
 from training.models.dssm import plan_pooling, select_features
 from training.models.embedded_inputs import EmbeddedInputs, InputFeature
 from training.models.embedding_tables import TableBuilder
@@ -165,6 +165,17 @@ class SequenceModel(RetrievalModel):
 
 def _is_trained_everywhere(config: SequenceConfig) -> bool:
     return not isinstance(config, BSTConfig) and config.every_position
+
+
+def count_queries(config: SequenceConfig, manifest: Manifest) -> int:
+    """Returns how many positions of a row are trained, padding included.
+
+    Raises:
+        ConfigError: The config names no sequence that the dataset has.
+    """
+    if not _is_trained_everywhere(config):
+        return 1
+    return list_length(_find_lists(config, manifest)[0]) or 1
 
 
 def _find_lists(config: SequenceConfig, manifest: Manifest) -> list[FeatureSpec]:

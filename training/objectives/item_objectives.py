@@ -21,7 +21,6 @@ from conf.training.models import (
     SampledSoftmaxConfig,
     SoftmaxConfig,
 )
-from training.distribution.tensorflow_runtime import free_memory_bytes
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_mapping import read_keys
 from training.input.batches import Batch
@@ -316,8 +315,7 @@ def build_item_objective(
 
     Raises:
         ConfigError: The dataset has drawn negatives, or no items; or rows of label 0 would be
-            positives; or the objective needs what keys of dynamic tables do not have, or more
-            memory than there is.
+            positives; or the objective needs what keys of dynamic tables do not have.
         InputDataError: There is one item alone, or the dataset is damaged.
     """
     manifest = train.manifest
@@ -335,7 +333,6 @@ def build_item_objective(
     items = ItemData(key, features, known)
     if isinstance(config, SoftmaxConfig):
         catalog = _read_drawable(train)
-        _require_memory(len(catalog), train.batch_size * model.queries_per_row)
         return CatalogSoftmax(items, catalog, int(size or 0))
     if isinstance(config, SampledSoftmaxConfig):
         return _build_sampled(config, train, items)
@@ -383,21 +380,6 @@ def _require_two(items: int, key: str) -> None:
             allowed="two items or more",
             fix="build the dataset from a log of several items",
         )
-
-
-def _require_memory(items: int, queries: int) -> None:
-    """Refuses logits, with their softmax and their gradient, that the machine has no memory for."""
-    needed = 3 * tf.float32.size * items * queries
-    free = free_memory_bytes()
-    if tf.config.list_physical_devices("GPU") or free is None or needed <= free:
-        return
-    raise ConfigError(
-        "a softmax over the whole catalogue does not fit in memory",
-        received=f"{queries:,} queries a step x {items:,} items: {needed:,} bytes",
-        allowed=f"{free:,} bytes, which are free",
-        fix="set model.objective.kind=sampled_softmax with negatives={source: uniform, count: "
-        "1000}, a smaller input.batch_size, or optimizer.accumulate_steps",
-    )
 
 
 def _refuse_drawn_negatives(config: ItemConfig, manifest: Manifest) -> None:

@@ -20,6 +20,11 @@ from training.networks.network import TrainingPass
 from training.networks.probabilities import find_bounded, refuse_probabilities
 from training.objectives.item_objectives import build_item_objective
 from training.objectives.own_loss import OwnLoss, build_item_loss, build_label_loss, check_loss
+from training.objectives.softmax_memory import (
+    SoftmaxMemory,
+    estimate_softmax_memory,
+    require_softmax_memory,
+)
 from training.objectives.user_items import TrainRows
 
 
@@ -185,6 +190,22 @@ class Weighted:
         """Returns the weighted loss of each row, `[local_batch]`."""
         losses = self._objective(model, batch, training)
         return losses * tf.cast(tf.reshape(batch[self._weight], tf.shape(losses)), losses.dtype)
+
+
+def plan_memory(config: ModelConfig, manifest: Manifest, rows: int) -> SoftmaxMemory | None:
+    """Returns what a softmax over the catalogue takes; None: the objective is another one.
+
+    Args:
+        config: The model's config.
+        manifest: The dataset version.
+        rows: Rows that are ranked together.
+
+    Raises:
+        ConfigError: It takes more than is free.
+    """
+    memory = estimate_softmax_memory(config, manifest, rows)
+    require_softmax_memory(memory)
+    return memory
 
 
 def build_objective(

@@ -311,6 +311,8 @@ def test_the_loss_of_a_row_is_the_weighted_sum_of_its_queries(
     [
         SoftmaxConfig(mask="user_items"),
         SampledSoftmaxConfig(),
+        SampledSoftmaxConfig(negatives={"source": "uniform", "count": 30}, mask="user_items"),
+        SampledSoftmaxConfig(negatives={"source": "frequency", "count": 30}),
         SampledSoftmaxConfig(negatives={"source": "mixed", "count": 9}, mask="user_items"),
         BinaryConfig(negatives={"count": 3}),
     ],
@@ -342,18 +344,6 @@ def test_a_catalogue_of_one_item_is_refused(
         config = MFConfig(embedding_dim=4, objective=objective)
         with pytest.raises(InputDataError, match="fewer than two"):
             compute(config, tiny_version, tiny_manifest, {})
-
-
-def test_a_softmax_that_does_not_fit_in_memory_is_refused_with_its_bytes(
-    tiny_version: Path, tiny_manifest: Manifest, monkeypatch
-) -> None:
-    monkeypatch.setattr(
-        "training.objectives.item_objectives.free_memory_bytes", lambda: 3 * 4 * 40 * 32 - 1
-    )
-    config = MFConfig(embedding_dim=4, objective=SoftmaxConfig())
-    with pytest.raises(ConfigError, match="does not fit in memory") as caught:
-        compute(config, tiny_version, tiny_manifest, {})
-    assert "15,360 bytes" in str(caught.value.received)
 
 
 def test_binary_reads_the_label(tiny_version: Path, tiny_manifest: Manifest, batch: Batch) -> None:
