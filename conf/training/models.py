@@ -264,6 +264,24 @@ class MFConfig(StrictFinite):
     objective: ObjectiveConfig = Field(SampledSoftmaxConfig(), description="What is learned.")
 
 
+class OwnTowerConfig(StrictFinite):
+    """A tower of one's own: a Keras network from named inputs to a vector for each row."""
+
+    function: str = Field(
+        pattern=OWN_CODE_PATTERN, description="`package.module:function` of one's own."
+    )
+    params: dict[str, Any] = Field(
+        default_factory=dict, description="Further arguments of the function."
+    )
+
+    @field_validator("params")
+    @classmethod
+    def _keep_given_apart(cls, params: dict[str, Any]) -> dict[str, Any]:
+        if taken := {"inputs", "output_dim"} & set(params):
+            raise ValueError(f"{', '.join(sorted(taken))}: Sluice sets it; leave it out of params")
+        return params
+
+
 class TowerSettings(StrictFinite):
     """What models with a user tower over pooled features have in common."""
 
@@ -273,6 +291,9 @@ class TowerSettings(StrictFinite):
     )
     user_hidden_units: tuple[int, ...] = Field(
         (), description="Sizes of the user tower's hidden layers."
+    )
+    user_tower: OwnTowerConfig | None = Field(
+        None, description="A tower of one's own in the place of the user's layers."
     )
     user_features: tuple[str, ...] | None = Field(None, description="None: all of role user.")
     activation: str = Field("relu", description="dice, prelu or one of Keras'.")
@@ -301,11 +322,24 @@ class TowerSettings(StrictFinite):
     temperature: float = Field(0.07, gt=0, description="Scores are divided by it.")
     objective: ObjectiveConfig = Field(SampledSoftmaxConfig(), description="What is learned.")
 
+    @model_validator(mode="after")
+    def _has_one_tower_a_side(self) -> Self:
+        for side in ("user", "item"):
+            if getattr(self, f"{side}_tower", None) and getattr(self, f"{side}_hidden_units"):
+                raise ValueError(
+                    f"{side}_tower stands in the place of the layers of {side}_hidden_units: leave "
+                    "one of them out"
+                )
+        return self
+
 
 class DSSMConfig(TowerSettings):
     """Two towers over pooled embeddings, L2-normalised, compared by a scaled cosine."""
 
     name: Literal["dssm"] = "dssm"
+    item_tower: OwnTowerConfig | None = Field(
+        None, description="A tower of one's own in the place of the item's layers."
+    )
     item_hidden_units: tuple[int, ...] = Field(
         (),
         description="Sizes of the item tower's hidden layers.",

@@ -20,6 +20,7 @@ from training.models.ranking import RankingModel
 from training.networks.registry import NETWORKS
 
 OWN_NETWORK = "tests.training.toy_models:build_own_network"
+OWN_TOWER = "tests.training.toy_models:build_own_tower"
 _RANKING = {"kind": "ranking", "embedding_dim": 4, "embedding_stddev": 1.0}
 _TWO_TASKS = {"a": {"label": "label"}, "b": {"label": "label", "objective": "squared_error"}}
 _MANY = {"shared_bottom", "mmoe"}
@@ -38,6 +39,12 @@ RANKING_MODELS: dict[str, dict[str, Any]] = {
 RETRIEVAL_MODELS: dict[str, dict[str, Any]] = {
     "mf": {"name": "mf", "embedding_dim": 4},
     "dssm": {"name": "dssm", "embedding_dim": 4, "user_hidden_units": [8]},
+    "own_tower": {
+        "name": "dssm",
+        "embedding_dim": 4,
+        "user_tower": {"function": OWN_TOWER},
+        "pooling": {"history": {"combiner": "none"}},
+    },
     "youtube_dnn": {"name": "youtube_dnn", "embedding_dim": 4, "user_hidden_units": [8]},
     "sasrec": {"name": "sasrec", "embedding_dim": 4},
     "sasrec_ligr": {"name": "sasrec", "embedding_dim": 4, "block": "ligr"},

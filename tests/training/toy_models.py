@@ -158,3 +158,12 @@ def build_own_network(inputs: dict, units: int, tasks: Sequence[str]) -> dict:
     )
     hidden = keras.layers.BatchNormalization()(keras.layers.Dropout(0.5)(hidden))
     return {name: keras.layers.Dense(1)(hidden) for name in tasks}
+
+
+def build_own_tower(inputs: dict, output_dim: int, units: int = 8) -> keras.KerasTensor:
+    """A user tower of one's own: reads the positions of `history` and every other vector."""
+    mask = keras.ops.cast(inputs["history_mask"], "float32")[..., None]
+    latest = keras.layers.GlobalMaxPooling1D()(inputs["history"] * mask)
+    joined = keras.layers.Concatenate()([latest, inputs["user_id"], inputs["gender"]])
+    hidden = keras.layers.Dropout(0.5)(keras.layers.Dense(units, activation="tanh")(joined))
+    return keras.layers.Dense(output_dim)(hidden)

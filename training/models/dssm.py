@@ -16,6 +16,7 @@ from conf.manifest import Manifest
 from conf.schema import FeatureSpec
 from conf.training.models import (
     DSSMConfig,
+    OwnTowerConfig,
     PoolingConfig,
     SequenceConfig,
     TowerSettings,
@@ -29,7 +30,7 @@ from training.models.model import find_feature
 from training.models.retrieval import RetrievalModel
 from training.networks.layers import PositionWeights, normalize_rows
 from training.networks.network import Network, TrainingPass, build_keras_model, building_layers
-from training.networks.tower import build_tower, check_activation
+from training.networks.tower import build_own_tower, build_tower, check_activation
 
 
 class DSSM(RetrievalModel):
@@ -69,6 +70,8 @@ class DSSM(RetrievalModel):
         users = select_features(manifest, config, config.user_features, "user")
         items = select_features(manifest, config, config.item_features, "item")
         pooling = plan_pooling(config, manifest, (*users, *items))
+        users = [_bound_positions(manifest, spec, pooling) for spec in users]
+        items = [_bound_positions(manifest, spec, pooling) for spec in items]
         self.temperature, self._normalize = config.temperature, config.normalize
         builder = TableBuilder(config, manifest, (*users, *items), seed)
         weighted: dict[str, PositionWeights] = {}
@@ -122,6 +125,19 @@ class DSSM(RetrievalModel):
         return normalize_rows(vectors) if self._normalize else vectors
 
 
+def _bound_positions(
+    manifest: Manifest, spec: FeatureSpec, pooling: Mapping[str, PoolingConfig]
+) -> FeatureSpec:
+    """Returns a feature, with a bound where it is a list whose positions are read."""
+    keeps_positions = spec.name in pooling and pooling[spec.name].combiner == "none"
+    return bound_list(manifest, spec) if keeps_positions else spec
+
+
+def _own_tower(config: DSSMConfig | SequenceConfig, side: str) -> OwnTowerConfig | None:
+    found: OwnTowerConfig | None = getattr(config, f"{side}_tower", None)
+    return found
+
+
 def _hidden_units(config: DSSMConfig, side: str) -> tuple[int, ...]:
     return config.user_hidden_units if side == "user" else config.item_hidden_units
 
@@ -134,6 +150,8 @@ def _is_vector(inputs: EmbeddedInputs, config: DSSMConfig, side: str, pools_alon
             allowed="one or more features of the dataset",
             fix=f"name some in model.{side}_features, or build the dataset with one",
         )
+    if _own_tower(config, side) is not None:
+        return False
     only = inputs.features[0]
     is_one = len(inputs.features) == 1 and (pools_alone or not only.spec.is_list)
     return is_one and only.dim == config.embedding_dim and not _hidden_units(config, side)
@@ -144,6 +162,9 @@ def _build_network(
 ) -> Network:
     """Builds the network of a tower."""
     tensors = inputs.build_keras_inputs()
+    if (own := _own_tower(config, side)) is not None:
+        output = build_own_tower(own, side, tensors, config.embedding_dim)
+        return Network(build_keras_model(f"{side}_tower", tensors, output), first_seed)
     dropout = config.dropout
     if side == "item" and config.item_dropout is not None:
         dropout = config.item_dropout or None
@@ -225,11 +246,11 @@ def plan_pooling(
     completed = complete_pooling(config.pooling, manifest, by_name)
     for name, pooling in completed.items():
         key = f"model.pooling.{name}"
-        if pooling.combiner == "none":
+        if pooling.combiner == "none" and _own_tower(config, by_name[name].role) is None:
             raise ConfigError(
                 f"{key}: a tower takes one vector of each list",
                 received="combiner none",
-                allowed="mean, sum, max, last",
+                allowed="mean, sum, max, last; none for a tower of one's own (model.user_tower)",
             )
         learns_positions = getattr(config, "history_pooling", None) == "position_weighted"
         if name == manifest.find_history() and learns_positions:

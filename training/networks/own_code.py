@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.errors import ConfigError, did_you_mean
+from conf.errors import ConfigError, SluiceError, did_you_mean
 
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 _OWN_PACKAGES = ("conf", "etl", "jobs", "training")
@@ -102,6 +102,43 @@ def import_function(path: str, code: OwnCode, built_in: Collection[str] = ()) ->
             or f"name a function of {', '.join(code.arguments)} and the keys of {code.params_key}",
         )
     return found
+
+
+def call_build(
+    path: str,
+    code: OwnCode,
+    build: Callable[..., Any],
+    inputs: Mapping[str, Any],
+    params: Mapping[str, Any],
+    given: Mapping[str, Any],
+) -> Any:
+    """Calls the function that builds a network.
+
+    Args:
+        path: The function's name, as the config has it.
+        code: What it is for.
+        build: The function.
+        inputs: Its inputs.
+        params: Parameters of the config.
+        given: Those that Sluice sets where the function has them.
+
+    Raises:
+        ConfigError: It takes other parameters, or fails.
+    """
+    parameters = inspect.signature(build).parameters
+    check_params(path, code, parameters, params)
+    given = {key: value for key, value in given.items() if key in parameters}
+    try:
+        with finding_modules():
+            return build(inputs, **params, **given)
+    except SluiceError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{code.what} {path} cannot be built",
+            received=f"{type(error).__name__}{find_line(error)}: {error}",
+            fix=f"correct the {code.what}, or {code.params_key}",
+        ) from error
 
 
 def check_params(

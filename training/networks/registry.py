@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 
-from conf.errors import ConfigError, SluiceError, did_you_mean
+from conf.errors import ConfigError, did_you_mean
 from conf.manifest import DatasetKeys
 from training.networks.attention import build_bst, build_din, list_names
 from training.networks.factorization import (
@@ -22,13 +21,7 @@ from training.networks.factorization import (
 )
 from training.networks.multitask import build_mmoe, build_shared_bottom
 from training.networks.network import NetworkInputs, find_read_inputs
-from training.networks.own_code import (
-    OwnCode,
-    check_params,
-    find_line,
-    finding_modules,
-    import_function,
-)
+from training.networks.own_code import OwnCode, call_build, import_function
 
 
 @dataclass(frozen=True)
@@ -128,21 +121,8 @@ def build_logits(
             reads none of the inputs.
     """
     tasks = tuple(base_scores)
-    parameters = inspect.signature(kind.build).parameters
-    check_params(name, _OWN_NETWORK, parameters, params)
     given = {"tasks": tasks, "base_scores": dict(base_scores)}
-    given = {key: value for key, value in given.items() if key in parameters}
-    try:
-        with finding_modules():
-            outputs = kind.build(inputs, **params, **given)
-    except SluiceError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"network {name} cannot be built",
-            received=f"{type(error).__name__}{find_line(error)}: {error}",
-            fix="correct the network, or model.params",
-        ) from error
+    outputs = call_build(name, _OWN_NETWORK, kind.build, inputs, params, given)
     logits = _check_outputs(name, outputs, tasks)
     if not find_read_inputs(inputs, logits):
         raise ConfigError(

@@ -9,6 +9,9 @@ from typing import Any
 import keras
 
 from conf.errors import ConfigError, did_you_mean
+from conf.training.models import OwnTowerConfig
+from training.networks.network import NetworkInputs, find_read_inputs
+from training.networks.own_code import OwnCode, call_build, import_function
 
 
 def build_tower(
@@ -33,6 +36,49 @@ def build_tower(
     """
     hidden = build_mlp(concatenate(list(inputs.values())), hidden_units, l2=l2, **layers)
     return keras.layers.Dense(output_dim, kernel_regularizer=build_regularizer(l2))(hidden)
+
+
+def build_own_tower(
+    config: OwnTowerConfig, side: str, inputs: NetworkInputs, output_dim: int
+) -> keras.KerasTensor:
+    """Builds a tower of one's own and checks what comes out.
+
+    Args:
+        config: The function and its parameters.
+        side: user or item.
+        inputs: Its inputs.
+        output_dim: Length of the vector; what a parameter of that name is given.
+
+    Returns:
+        The vector, `[batch, output_dim]`.
+
+    Raises:
+        ConfigError: There is no such function; it takes other parameters, fails, returns something
+            else than a vector, or does not read all features of its side.
+    """
+    path, key = config.function, f"model.{side}_tower"
+    code = OwnCode(f"{side} tower", key, f"{key}.params", ("inputs",), ("output_dim",))
+    build = import_function(path, code)
+    output = call_build(path, code, build, inputs, config.params, {"output_dim": output_dim})
+    shape = getattr(output, "shape", None)
+    if not isinstance(output, keras.KerasTensor) or shape != (None, output_dim):
+        raise ConfigError(
+            f"{side} tower {path} returns something else than a vector for each row",
+            received=f"{type(output).__name__} of shape {shape}",
+            allowed=f"a Keras tensor of shape (None, {output_dim}), after model.embedding_dim",
+            fix="end the tower with keras.layers.Dense(output_dim)",
+        )
+    read = set(find_read_inputs(inputs, output))
+    features = [name for name in inputs if name not in inputs.masks.values()]
+    unread = [name for name in features if name not in read]
+    if unread:
+        kept = ", ".join(name for name in features if name in read)
+        raise ConfigError(
+            f"{side} tower {path} does not read every feature of its side",
+            received=f"it ignores {', '.join(unread)}",
+            fix=f"set model.{side}_features=[{kept}], or connect them to the output",
+        )
+    return output
 
 
 def build_mlp(

@@ -1,0 +1,165 @@
+"""Towers of one's own: what they are given, what is refused, what a run with one does."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import yaml
+from pydantic import ValidationError
+
+from conf.errors import ConfigError, ExitCode
+from conf.manifest import Manifest
+from conf.training.models import DSSMConfig, YouTubeDNNConfig
+from conf.training.train import TrainConfig
+from training.checkpoint.restore import load_run
+from training.evaluation.evaluate import evaluate_split
+from training.fit import fit_run, plan_run
+from training.models.registry import build_model
+from training.monitoring.progress import NoProgress
+
+TOWERS = """
+import keras
+
+def mean(inputs, output_dim):
+    joined = keras.layers.Average()([inputs[name] for name in inputs])
+    return keras.layers.Dense(output_dim, use_bias=False, kernel_initializer="identity")(joined)
+
+def positions(inputs):
+    mask = keras.ops.cast(inputs["history_mask"], "float32")[..., None]
+    return keras.ops.sum(inputs["history"] * mask, axis=1)
+
+def narrow(inputs):
+    return keras.layers.Dense(1)(inputs["gender"])
+
+def number(inputs):
+    return 3.0
+
+def broken(inputs):
+    return inputs["gender"]["no"]
+
+def unmasked(inputs):
+    return inputs["history_mask"]
+"""
+USERS = {
+    "user_id": tf.constant([2, 3], tf.int64),
+    "gender": tf.constant([2, 3], tf.int64),
+    "history": tf.constant([[5, 6, 7], [8, 0, 0]], tf.int64),
+}
+GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "own-code.md"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a module of towers."""
+    folder = tmp_path_factory.mktemp("own_towers")
+    (folder / "own_towers.py").write_text(TOWERS)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same, as the current folder."""
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def own(function: str, **params: Any) -> dict[str, Any]:
+    return {"function": f"own_towers:{function}", "params": params}
+
+
+def plan(version: Path, root: Path, model: dict[str, Any]) -> TrainConfig:
+    settings = {"dataset": str(version), "name": "own", "root": str(root), "fit": {"epochs": 1}}
+    return TrainConfig.model_validate({**settings, "model": model, "input": {"batch_size": 64}})
+
+
+def test_towers_make_the_vectors_of_both_sides(tiny_manifest: Manifest) -> None:
+    config = DSSMConfig(
+        embedding_dim=4,
+        user_features=("user_id", "gender"),
+        user_tower=own("mean"),
+        item_tower=own("mean"),
+        normalize=False,
+    )
+    model = build_model(config, tiny_manifest, 1)
+    rows = {name: table.rows.numpy() for name, table in model.tables.items()}
+    expected = (rows["user_id"][[2, 3]] + rows["gender"][[2, 3]]) / 2
+    np.testing.assert_allclose(model.embed_users(USERS), expected, rtol=1e-5)
+    items = {"movie_id": tf.constant([2, 9]), "genres": tf.constant([[2, 0], [4, 0]])}
+    expected = (rows["movie_id"][[2, 9]] + rows["genres"][[2, 4]]) / 2
+    np.testing.assert_allclose(model.embed_items(items), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [DSSMConfig, YouTubeDNNConfig])
+def test_a_tower_reads_each_position(kind: Any, tiny_manifest: Manifest) -> None:
+    config = kind(
+        embedding_dim=4,
+        user_features=("history",),
+        pooling={"history": {"combiner": "none"}},
+        user_tower=own("positions"),
+        normalize=False,
+    )
+    model = build_model(config, tiny_manifest, 1)
+    rows = model.tables["movie_id"].rows.numpy()
+    expected = np.stack([rows[[5, 6, 7]].sum(axis=0), rows[8]])
+    np.testing.assert_allclose(model.embed_users(USERS), expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"user_tower": own("narrow")}, r"shape \(None, 1\).*Dense\(output_dim\)"),
+        ({"user_tower": own("number")}, "float of shape None"),
+        ({"user_tower": own("broken")}, r"in \S*own_towers\.py:\d+"),
+        ({"user_tower": own("positions")}, "history_mask.*combiner=none"),
+        (
+            {"user_tower": own("positions"), "pooling": {"history": {"combiner": "none"}}},
+            r"ignores user_id, gender.*user_features=\[history\]",
+        ),
+        ({"user_tower": own("mean", units=3)}, r"model\.user_tower\.params\.units"),
+        ({"item_tower": own("means")}, "did you mean 'mean'"),
+        ({"item_tower": {"function": "own_tower:mean"}}, "No module named.*PYTHONPATH"),
+        ({"item_tower": {"function": "training:mean"}}, "Sluice's own"),
+        ({"pooling": {"history": {"combiner": "none"}}}, "a tower of one's own"),
+    ],
+)
+def test_faults_of_a_tower_are_said_before_anything_is_written(
+    settings: dict[str, Any], error: str, tiny_version: Path, tmp_path: Path
+) -> None:
+    config = plan(tiny_version, tmp_path / "runs", {"name": "dssm", "embedding_dim": 4, **settings})
+    with pytest.raises(ConfigError, match="(?s)" + error) as caught:
+        plan_run(config)
+    assert caught.value.exit_code == ExitCode.CONFIG
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_side_has_one_tower() -> None:
+    with pytest.raises(ValidationError, match="in the place of the layers of user_hidden_units"):
+        DSSMConfig(user_tower=own("mean"), user_hidden_units=(8,))
+    with pytest.raises(ValidationError, match="output_dim: Sluice sets it"):
+        DSSMConfig(user_tower=own("mean", output_dim=3))
+
+
+def test_the_tower_of_the_guide_trains_and_is_evaluated_where_its_module_is(
+    tiny_version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section = GUIDE.read_text("utf-8").split("## A tower")[1].split("\n## ")[0]
+    [code] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    [model] = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
+    (tmp_path / "towers.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "towers", raising=False)
+    run = fit_run(
+        plan(tiny_version, tmp_path / "runs", yaml.safe_load(model)["model"]), NoProgress()
+    )
+    assert evaluate_split(load_run(run), "test")["rows"] == 60
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.delitem(sys.modules, "towers")
+    with pytest.raises(ConfigError, match=r"(?s)user_tower cannot be imported.*PYTHONPATH"):
+        load_run(run)
