@@ -8,7 +8,7 @@ from typing import Literal
 from conf.errors import ConfigError, did_you_mean
 
 Direction = Literal["higher", "lower", "neither"]
-MetricKind = Literal["ranking", "binary", "value", "loss", "lists"]
+MetricKind = Literal["ranking", "binary", "value", "loss", "lists", "own"]
 Interval = Literal["mean", "root_mean", "auc", "users"]
 
 LOSS_METRIC = "loss"
@@ -23,7 +23,7 @@ class Metric:
         title: As papers write it.
         direction: Which way it is better.
         kind: What it is of: ranked rows, tasks of a binary label or of a value, the loss that is
-            trained, or all lists together.
+            trained, all lists together, or a function of one's own of a task's rows.
         has_cutoff: Whether it is of the first k of a list, as in `ndcg@10`.
         may_stop: Whether it may choose the epoch and stop training.
         interval: How the interval of a difference of two runs is made: of a mean over rows, of its
@@ -65,6 +65,24 @@ _METRICS = (
 METRICS = {metric.family: metric for metric in _METRICS}
 """By family, in the order that pages show them."""
 
+OWN_PREFIX = "own_"
+"""What the names of metrics of one's own begin with, so that none is one of Sluice's to come."""
+
+
+def register_metric(family: str, direction: Literal["higher", "lower"]) -> None:
+    """Adds a metric of one's own to the table; of two configs the later one says its direction.
+
+    Args:
+        family: Its name, with `OWN_PREFIX`.
+        direction: Which way it is better.
+
+    Raises:
+        ValueError: The name lacks the prefix.
+    """
+    if not family.startswith(OWN_PREFIX):
+        raise ValueError(f"metric {family!r} does not begin with {OWN_PREFIX}")
+    METRICS[family] = Metric(family, family, direction, "own", may_stop=True)
+
 
 def list_families(*kinds: MetricKind, may_stop: bool | None = None) -> tuple[str, ...]:
     """Returns the families of some kinds, in order.
@@ -86,6 +104,7 @@ def build_stopping_pattern() -> str:
     plain = [m.family for m in stopping if m.kind in ("ranking", "loss") and not m.has_cutoff]
     cut = [m.family for m in stopping if m.has_cutoff]
     of_tasks = [m.family for m in stopping if m.kind in ("binary", "value")]
+    of_tasks.append(rf"{OWN_PREFIX}\w+")
     return (
         rf"^({'|'.join(cut)})@[1-9][0-9]*$|^({'|'.join(plain)})$"
         rf"|^([A-Za-z][A-Za-z0-9_]*/)?({'|'.join(of_tasks)})$"

@@ -14,9 +14,9 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from conf.config_base import PublishedRoot, StrictFinite
 from conf.errors import ConfigError
-from conf.metrics import build_stopping_pattern
+from conf.metrics import OWN_PREFIX, build_stopping_pattern, register_metric
 from conf.training.input import FilterConfig, InputConfig
-from conf.training.models import DSSMConfig, ModelConfig
+from conf.training.models import OWN_CODE_PATTERN, DSSMConfig, ModelConfig
 from conf.training.optimizer import OptimizerConfig
 
 StrategyKind = Literal["auto", "none", "mirrored", "multi_worker", "parameter_server"]
@@ -199,6 +199,26 @@ class FitConfig(StrictFinite):
         return min(end for end in ends if end is not None)
 
 
+class OwnMetricConfig(StrictFinite):
+    """A metric of one's own: a number of all rows of a task, in NumPy."""
+
+    function: str = Field(
+        pattern=OWN_CODE_PATTERN,
+        description="`package.module:function` of one's own, of `(labels, scores)`.",
+    )
+    params: dict[str, Any] = Field(
+        default_factory=dict, description="Further arguments of the function."
+    )
+    direction: Literal["higher", "lower"] = Field("higher", description="Which way it is better.")
+
+    @field_validator("params")
+    @classmethod
+    def _keep_weights_apart(cls, params: dict[str, Any]) -> dict[str, Any]:
+        if "weights" in params:
+            raise ValueError("weights: Sluice sets it; leave it out of params")
+        return params
+
+
 class EvaluationConfig(StrictFinite):
     """Protocols; the full catalogue is always ranked."""
 
@@ -225,6 +245,18 @@ class EvaluationConfig(StrictFinite):
         (), description="Metrics are of the rows that pass all of these alone, in validation too."
     )
     batch_size: int = Field(1024, ge=1, description="Rows that are scored at a time.")
+    metrics: dict[Annotated[str, Field(pattern=rf"^{OWN_PREFIX}\w+$")], OwnMetricConfig] = Field(
+        default_factory=dict,
+        description="Metrics of one's own of a ranking model's tasks, by a name that begins with "
+        "`own_`.",
+    )
+
+    @field_validator("metrics")
+    @classmethod
+    def _register(cls, metrics: dict[str, OwnMetricConfig]) -> dict[str, OwnMetricConfig]:
+        for name, metric in metrics.items():
+            register_metric(name, metric.direction)
+        return metrics
 
     @field_validator("per", "slices", mode="before")
     @classmethod

@@ -171,7 +171,8 @@ def read_task_metrics(values: Mapping[str, Any]) -> dict[str, tuple[float | None
             continue  # Where there are no users, or no rows.
         if name in values:
             found[name] = (to_float(value), to_float(constant.get(name)))
-    return found
+    own = as_mapping(values.get("own"))
+    return {**found, **{str(name): (to_float(value), None) for name, value in own.items()}}
 
 
 def describe_filter(metrics: Mapping[str, Any]) -> str | None:

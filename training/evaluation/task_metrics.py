@@ -26,6 +26,7 @@ from training.evaluation.differences import (
     find_root_gap,
 )
 from training.evaluation.label_metrics import LabelScores, find_user_ids, read_weights
+from training.evaluation.own_metrics import OwnMetric, OwnScores, build_own_metrics
 from training.evaluation.slices import Slicing, plan_slicings
 from training.input.batches import Batch, Features, build_eval_dataset, read_batches
 from training.models.embedded_inputs import vector_errors
@@ -139,6 +140,13 @@ class TaskScores:
         }
         self._slices = {task.name: _SliceScores(task, manifest, slicings) for task in model.tasks}
 
+        self._own: dict[str, OwnScores] = {}
+
+    def measure_own(self, metrics: tuple[OwnMetric, ...]) -> None:
+        """Measures metrics of one's own too; call it before the first rows."""
+        if metrics:
+            self._own = {task.name: OwnScores(task.name, metrics) for task in self._model.tasks}
+
     @property
     def inputs(self) -> tuple[str, ...]:
         """Features that are read."""
@@ -165,6 +173,14 @@ class TaskScores:
                 _check_binary(task, np.asarray(batch[task.label]))
             self._scores[task.name].update(batch, scores)
             self._slices[task.name].update(batch, scores)
+            if task.name in self._own:
+                self._add_own(task, batch, scores)
+
+    def _add_own(self, task: Task, batch: Batch, scores: NDArray[np.float32]) -> None:
+        weights = read_weights(batch, self._manifest.find_weight(), len(scores))
+        exact = scores.astype(np.float64)
+        values = np.exp(-np.logaddexp(0.0, -exact)) if task.is_binary else exact
+        self._own[task.name].update(np.asarray(batch[task.label]), values, weights)
 
     def result(self) -> dict[str, dict[str, Any]]:
         """Returns the metrics of each task."""
@@ -176,6 +192,8 @@ class TaskScores:
             else:
                 found = scores.result(self._manifest.find_label_mean(task.label, "train"))
             results[task.name] = {"kind": task.kind, "label": task.label, **(found or {})}
+            if task.name in self._own:
+                results[task.name]["own"] = self._own[task.name].result()
             if slices := self._slices[task.name].result():
                 results[task.name]["slices"] = slices
         return results
@@ -283,7 +301,8 @@ def summarize_tasks(
 ) -> dict[str, float]:
     """Returns the metrics that validation shows and early stopping knows.
 
-    The first task's are `loss`, `auc`, `gauc`, or `loss` (the mean squared error), `rmse`, `mae`;
+    The first task's are `loss`, `auc`, `gauc`, or `loss` (the mean squared error), `rmse`, `mae`,
+    and metrics of one's own;
     those of further tasks have the task's name in front, as in `like/auc`, and `loss` is then the
     weighted sum over tasks.
     """
@@ -299,6 +318,7 @@ def summarize_tasks(
             "gauc": gauc.get("value"),
             "rmse": found.get("rmse"),
             "mae": found.get("mae"),
+            **found.get("own", {}),
         }
         metrics |= {f"{prefix}{name}": v for name, v in values.items() if v is not None}
         loss = found.get("log_loss") if task.is_binary else np.square(found.get("rmse", np.nan))
@@ -331,6 +351,7 @@ def evaluate_tasks(
     slicings = plan_slicings(version_dir, manifest, slices, "event", config.input)
     groups = build_user_groups(version_dir, manifest, config.seed)
     scores = TaskScores(model, manifest, slicings=slicings, groups=groups)
+    scores.measure_own(build_own_metrics(config.evaluation.metrics))
     dataset = build_eval_dataset(
         version_dir, manifest, split, batch_size, scores.inputs, measured=config.evaluation.filter
     )

@@ -122,7 +122,7 @@ def _list_metrics(config: TrainConfig) -> list[str]:
             *(
                 f"{name}/{metric}" if number else metric
                 for number, (name, task) in enumerate(tasks)
-                for metric in TASK_METRICS[task.objective.kind]
+                for metric in (*TASK_METRICS[task.objective.kind], *config.evaluation.metrics)
             ),
         ]
     if is_scored_by_label(config):

@@ -20,6 +20,7 @@ from conf.training.models import BinaryConfig, RankingConfig
 from conf.training.train import TrainConfig
 from training.evaluation.evaluate import evaluate_full
 from training.evaluation.label_metrics import LabelScores
+from training.evaluation.own_metrics import build_own_metrics
 from training.evaluation.protocols import TRAIN_SPLIT, find_relevance, warn_unmasked
 from training.evaluation.scorers import score_pairs
 from training.evaluation.task_metrics import TaskScores, compile_scores, summarize_tasks
@@ -99,9 +100,11 @@ def check_validation(config: TrainConfig, data: TrainingData) -> str | None:
     Raises:
         TooFewRowsError: No key hashes into the share, or no row passes the filter.
         InputDataError: A shard is damaged, or the filter names an unknown feature.
-        ConfigError: A value of the filter is not of its feature's type.
+        ConfigError: A value of the filter is not of its feature's type, or a metric of one's own
+            does not work.
     """
     _check_held_out(config, data)
+    _check_own_metrics(config)
     measured = config.evaluation.filter
     if not measured or not is_validated(config, data.manifest):
         return None
@@ -121,6 +124,18 @@ def check_validation(config: TrainConfig, data: TrainingData) -> str | None:
             "vocabulary: `sluice inspect --head 5` shows them",
         )
     return f"validation is of {rows:,} of {listed:,} rows {what}: {conditions}"
+
+
+def _check_own_metrics(config: TrainConfig) -> None:
+    """Refuses metrics of one's own that do not work, or that are of no task."""
+    metrics = config.evaluation.metrics
+    if metrics and not isinstance(config.model, RankingConfig):
+        raise ConfigError(
+            "evaluation.metrics are of the tasks of a ranking model",
+            received=f"{', '.join(metrics)}, with model.kind = retrieval",
+            fix="leave them out, or train a ranking model",
+        )
+    build_own_metrics(metrics)
 
 
 def _check_held_out(config: TrainConfig, data: TrainingData) -> None:
@@ -153,12 +168,13 @@ def _build_ranking(config: TrainConfig, data: TrainingData, batches: int | None)
 def _build_task_metrics(config: TrainConfig, data: TrainingData, batches: int | None) -> Validate:
     where, batch_size = (data.version_dir, data.manifest), config.evaluation.batch_size
     measured = config.evaluation.filter
-    compiled = functools.cache(compile_scores)
+    compiled, own = functools.cache(compile_scores), build_own_metrics(config.evaluation.metrics)
 
     def validate(model: Model) -> dict[str, float]:
         if not isinstance(model, RankingModel):
             raise TypeError(f"a {type(model).__name__} has no tasks")
         scores = TaskScores(model, data.manifest, compiled(model))
+        scores.measure_own(own)
         if config.input.validation is None:
             split = "validation"
             dataset = build_eval_dataset(
