@@ -198,14 +198,14 @@ SIDES = {
     "user_features": ["user", "history", "user_key", "history_hot", "clicked_hash"],
     "item_features": ["item", "words", "price_scaled", "price_bucket", "item_rate"],
 }
-# A network of one's own names the features of its dataset: tests/training/loop/test_every_model.py.
+# What is one's own names the features of its dataset: tests/training/loop/test_every_model.py.
 MODELS = {
     **{name: {**model, "features": STATIC}
        for name, model in RANKING_MODELS.items() if name not in ("own", "mf")},
     "mf_score": {**RANKING_MODELS["mf"], "features": ["user", "item"]},
     "dynamic": {**RANKING_MODELS["deepfm"], "embeddings": KEYED,
                 "features": [*STATIC, "user_key"]},
-    **RETRIEVAL_MODELS,
+    **{name: model for name, model in RETRIEVAL_MODELS.items() if name != "own_tower"},
     "dssm": {**RETRIEVAL_MODELS["dssm"], "embeddings": KEYED, **SIDES},
     "youtube_dnn": {**RETRIEVAL_MODELS["youtube_dnn"],
                     "user_features": ["history", "history_hot", "clicked_hash"]},
