@@ -36,8 +36,8 @@ from jobs.support.trained_run import (
     restore_run,
     timed,
 )
-from training.prediction.raw_rows import RawFile
 from training.prediction.row_files import ROW_FORMATS, check_format
+from training.raw_inputs.raw_rows import RawFile
 
 if TYPE_CHECKING:
     from training.checkpoint.restore import TrainedModel

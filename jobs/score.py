@@ -253,8 +253,8 @@ def _fit_columns(task: ScoringTask, found: NumberedInput) -> ScoringTask:
         ConfigError: Rows of several files have no ids.
         InputDataError: A column is missing.
     """
-    from training.prediction.raw_rows import log_unread
     from training.raw_inputs.raw_columns import parse_line
+    from training.raw_inputs.raw_rows import log_unread
     from training.scoring.executor import choose_columns
 
     if len(found.files) > 1 and task.source.id_column is None:

@@ -32,7 +32,7 @@ from tests.jobs.runs import write_tiny_run
 from tests.training.number_features import NAN, ROW, build_number_model
 from tests.training.tiny_dataset import TinyConfig
 from training.export.saved_model import write_export
-from training.prediction.raw_rows import RawFile
+from training.raw_inputs.raw_rows import RawFile
 from training.scoring.executor import RowSource
 from training.scoring.plan import Exported, ScoringRequest, build_job, plan_task, set_rows
 

@@ -22,10 +22,11 @@ from training.evaluation.metrics import MISSING, IntArray
 from training.evaluation.user_rows import is_named, take_rows
 from training.export.serving_encoders import ServingEncoders
 from training.input.batches import Batch
-from training.prediction.raw_rows import RawFile, RawReader
 from training.prediction.row_files import render_ids
 from training.prediction.scores import read_encoders
-from training.raw_inputs.input_columns import InputColumn, find_sources
+from training.raw_inputs.input_columns import InputColumn
+from training.raw_inputs.raw_rows import RawFile, RawReader
+from training.raw_inputs.source_names import find_sources
 from training.raw_inputs.vocabularies import Vocabulary, read_key_vocabulary
 
 _log = logging.getLogger("sluice.training.predict")

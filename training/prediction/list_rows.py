@@ -26,8 +26,8 @@ from training.input.batches import ROLE_OF_SPLIT, Batch, build_eval_dataset, rea
 from training.models.ranking import RankingModel
 from training.prediction.candidates import find_tokens
 from training.prediction.rankers import ListRows, Ranker
-from training.prediction.raw_rows import RawFile
 from training.prediction.scores import read_file_rows
+from training.raw_inputs.raw_rows import RawFile
 from training.raw_inputs.vocabularies import Vocabulary, read_key_vocabulary
 
 _log = logging.getLogger("sluice.training.predict")

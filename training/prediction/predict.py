@@ -23,8 +23,8 @@ from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import ItemIds, TopK
 from training.prediction.list_rows import ListSource, check_mask, read_lists
 from training.prediction.rankers import NamedRows, build_ranker
-from training.prediction.raw_rows import RawFile
 from training.prediction.row_files import RowWriter, check_format
+from training.raw_inputs.raw_rows import RawFile
 
 _log = logging.getLogger("sluice.training.predict")
 

@@ -33,7 +33,7 @@ from training.input.batches import Batch, Features
 from training.models.ranking import RankingModel, Task
 from training.models.retrieval import RetrievalModel, require_retrieval
 from training.prediction.candidates import Candidates, find_tokens, read_candidates
-from training.prediction.raw_rows import RawFile
+from training.raw_inputs.raw_rows import RawFile
 from training.raw_inputs.vocabularies import read_key_vocabulary, read_plan
 
 PAIRS_AT_ONCE = 1 << 16

@@ -32,8 +32,8 @@ from training.input.batches import Features, build_eval_dataset, read_batches
 from training.models.model import Model
 from training.models.ranking import RankingModel
 from training.models.retrieval import RetrievalModel
-from training.prediction.raw_rows import RawFile, RawReader
 from training.prediction.row_files import RowWriter, check_format, to_arrow
+from training.raw_inputs.raw_rows import RawFile, RawReader
 from training.raw_inputs.vocabularies import read_plan
 
 ROW_COLUMN, SCORE_COLUMN = "row", "score"

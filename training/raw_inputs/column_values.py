@@ -6,7 +6,6 @@ What a build reads of a source is read here alike, of Arrow's columns and of JSO
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -139,14 +138,6 @@ def scale_times(item: InputColumn, values: pa.Array) -> pa.Array:
     if scaled is numbers:
         return values
     return pa.array(scaled, values.type, mask=values.is_null().to_numpy(zero_copy_only=False))
-
-
-def find_paired(item: InputColumn, inputs: Sequence[InputColumn]) -> list[str]:
-    """Returns the columns whose text has the values of an input as second ones of its entries."""
-    if item.written is None or not item.written.is_second:
-        return []
-    first = item.written.column
-    return [*(other.name for other in inputs if other.column == first), first]
 
 
 def _find_texts(values: Values) -> pa.Array | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import Any, NoReturn
 
@@ -25,17 +24,10 @@ from training.raw_inputs.column_values import (
     WORDS,
     ColumnReader,
     convert,
-    find_paired,
 )
-from training.raw_inputs.input_columns import (
-    FINITE,
-    InputColumn,
-    find_bad_number,
-    find_missing,
-    find_padding,
-    find_sources,
-    find_wrong_times,
-)
+from training.raw_inputs.input_columns import InputColumn, find_missing, find_padding
+from training.raw_inputs.source_names import SourceNames, find_paired
+from training.raw_inputs.value_checks import FINITE, find_bad_number, find_wrong_times
 
 Columns = Mapping[str, pa.Array | list[Any]]
 """Values of some rows by column, as they are given."""
@@ -83,17 +75,11 @@ class RawColumns:
             InputDataError: One is missing.
         """
         extra = [] if id_column is None else [id_column]
-        sources = find_sources(asdict(item) for item in self.inputs)
+        known = SourceNames.build([item.to_json() for item in self.inputs])
+        sources = known.sources
         for item in self.inputs:
-            alike = [
-                other.name
-                for other in self.inputs
-                if (other.column, other.dtype) == (item.column, item.dtype)
-                and other.is_list == item.is_list
-            ]
             source = sources.get(item.name, item.name)
-            paired = find_paired(item, self.inputs)
-            present = [name for name in (item.name, source, *alike, *paired) if name in found]
+            present = [name for name in known.list_names(item.name) if name in found]
             self._names[item.name] = present[0] if present else item.name
             is_input = any(source == other.name for other in self.inputs)
             if not is_input and {item.name, source} <= set(found):

@@ -23,8 +23,8 @@ from conf.artefacts.export import EMBEDDINGS_DIR, ITEMS_FILE, KEY, USERS_FILE, G
 from conf.artefacts.run import read_json, write_json
 from conf.errors import ConfigError, InputDataError, did_you_mean
 from conf.storage.atomic_output import remove_unfinished
-from training.prediction.raw_rows import RawFile, RawReader
 from training.raw_inputs.input_columns import InputColumn
+from training.raw_inputs.raw_rows import RawFile, RawReader
 from training.scoring.executor import (
     EMBEDDINGS,
     JOB_FILE,

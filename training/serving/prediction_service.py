@@ -43,11 +43,12 @@ from tensorflow_serving.apis.regression_pb2 import (
     RegressionResult,
 )
 
+from training.raw_inputs.json_values import check_finite, check_times
 from training.serving.access import Access
 from training.serving.app import Server
 from training.serving.calls import CallError, Calls
 from training.serving.models.served_version import METHOD_PREFIX, METHOD_WORDS, ServedVersion
-from training.serving.requests.errors import RequestError
+from training.serving.requests.errors import RequestError, refuse_values
 from training.serving.requests.examples import serialize_examples
 from training.serving.requests.limits import (
     AGE_SECONDS,
@@ -58,7 +59,7 @@ from training.serving.requests.limits import (
     check_count,
     check_example_bytes,
 )
-from training.serving.requests.tensors import Arrays, check_finite, check_times
+from training.serving.requests.tensors import Arrays
 
 SIGNATURES, DEFAULT = "signature_def", "serving_default"
 NO_SPEC, NO_NAME = "Missing ModelSpec", "ModelSpec has no name specified."
@@ -352,6 +353,7 @@ def _check_tensor(name: str, tensor: Any, spec: tf.TensorSpec) -> None:
         _refuse(name, spec, f"shape {shape}")
 
 
+@refuse_values()
 def _read_inputs(
     given: Mapping[str, Any], version: ServedVersion, signature: str, most_bytes: int
 ) -> Arrays:

@@ -24,7 +24,7 @@ from training.input.batches import build_eval_dataset
 from training.prediction import list_rows, rankers
 from training.prediction.list_rows import ListSource
 from training.prediction.predict import write_recommendations
-from training.prediction.raw_rows import RawFile
+from training.raw_inputs.raw_rows import RawFile
 from training.raw_inputs.vocabularies import Vocabulary
 
 

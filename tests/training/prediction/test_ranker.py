@@ -33,8 +33,8 @@ from training.loop.assembly import refuse_lost_order
 from training.models.ranking import RankingModel
 from training.prediction.list_rows import ListSource, carries_candidates, choose_split
 from training.prediction.predict import write_recommendations
-from training.prediction.raw_rows import RawFile
 from training.prediction.scores import write_scores
+from training.raw_inputs.raw_rows import RawFile
 from training.scoring.executor import PART, RowSource, score_partition
 from training.scoring.plan import ScoringRequest, plan_task, read_export
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from training.raw_inputs import json_values
 from training.raw_inputs.input_columns import InputColumn
 from training.raw_inputs.written_values import WrittenForm
 from training.serving.models.batching import Batcher, Builder
-from training.serving.requests import written_json
 from training.serving.requests.errors import RequestError
 from training.serving.requests.examples import count_lists, parse_examples, serialize_examples
 from training.serving.requests.limits import CallLimits, Cost, RequestLimits, SignatureCost
@@ -50,13 +50,13 @@ def write(**lists: list[int]) -> bytes:
 def texts_read(monkeypatch) -> list[str]:
     """Texts of lists that were taken apart."""
     found: list[str] = []
-    read_entries = written_json.parse_entries
+    read_entries = json_values.parse_entries
 
     def note(text: str, *rest: Any) -> list:
         found.append(text)
         return read_entries(text, *rest)
 
-    monkeypatch.setattr(written_json, "parse_entries", note)
+    monkeypatch.setattr(json_values, "parse_entries", note)
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,10 @@ from training.index.known import (
     open_index,
     read_table,
 )
-from training.raw_inputs.column_values import to_whole
-from training.raw_inputs.input_columns import find_sources
+from training.raw_inputs.input_columns import InputColumn
+from training.raw_inputs.raw_columns import RawColumns
+from training.raw_inputs.source_names import SourceNames
 from training.serving.models.served_version import Loading, ServedVersion
-from training.serving.requests.errors import RequestError
-from training.serving.requests.tensors import build_array
 
 BATCH_ROWS = 1024
 
@@ -154,9 +153,9 @@ def embed_items(version: Path, items: pa.Table) -> NDArray[np.float32]:
     """
     model = ServedVersion(version, Loading(files=None))
     inputs = model.card["signatures"]["item_embedding"]["inputs"]
-    key, items = items.column_names[0], _name_inputs(items, inputs)
+    key, names = items.column_names[0], SourceNames.build(inputs)
     others = [item["name"] for item in inputs if key not in (item["name"], item["column"])]
-    if not set(others) & set(items.column_names):
+    if not {name for other in others for name in names.list_names(other)} & set(items.column_names):
         raise ConfigError(
             "new items need features: of an item that it was not trained on, a model knows nothing "
             "by the key",
@@ -164,58 +163,16 @@ def embed_items(version: Path, items: pa.Table) -> NDArray[np.float32]:
             allowed=", ".join(others) or "none: this model reads nothing but the key",
             fix=None if others else "train a model that reads features of items",
         )
-    specs, found = model.find_specs("item_embedding"), []
+    for item in inputs:
+        if not set(names.list_names(item["name"])) & set(items.column_names):
+            items = items.append_column(item["name"], pa.nulls(len(items)))
+    # Whatever the file is: a list that is text has its values between separators.
+    reader = RawColumns(
+        [InputColumn.from_json(item) for item in inputs], "the new items", is_delimited=True
+    )
+    read, found = reader.choose(items.column_names), []
     for start in range(0, len(items), BATCH_ROWS):
-        part = items.slice(start, BATCH_ROWS)
-        try:
-            given = {i["name"]: build_array(i["name"], _read_values(part, i), specs[i["name"]], i)
-                     for i in inputs}  # fmt: skip
-            found.append(model.call("item_embedding", given)["embedding"])
-        except (RequestError, TypeError, ValueError) as error:
-            raise InputDataError(
-                "a value of the new items does not fit the model",
-                received=f"rows {start + 1} to {start + len(part)}: {error}",
-            ) from error
+        part = items.slice(start, BATCH_ROWS).combine_chunks()
+        given = reader.build({name: part[name].combine_chunks() for name in read}, start + 1)
+        found.append(model.call("item_embedding", given)["embedding"])
     return np.concatenate(found)
-
-
-def _read_values(table: pa.Table, item: Mapping[str, Any]) -> list[Any]:
-    """Returns the raw values of an input; `|` separates values of a list that is text."""
-    if item["name"] not in table.column_names:
-        values: list[Any] = [None] * len(table)
-    else:
-        values = table[item["name"]].to_pylist()
-    converts: dict[str, Callable[[Any], Any]] = {"string": str, "int64": _to_whole}
-    convert = converts.get(item["dtype"], float)
-    if not item["is_list"]:
-        return [None if v is None else convert(v) for v in values]
-    lists = [[None if v is None else convert(v) for v in _split_list(one)] for one in values]
-    width = item["length"] or max(1, *map(len, lists))
-    padding = item["pad_token"]
-    if padding is None:
-        padding = "" if item["dtype"] == "string" else 0
-    return [one + [padding] * (width - len(one)) for one in lists]
-
-
-def _name_inputs(items: pa.Table, inputs: Iterable[Mapping[str, Any]]) -> pa.Table:
-    """Returns a table whose columns have the names of inputs, not of the source's columns."""
-    for name, column in find_sources(inputs).items():
-        if column in items.column_names and name not in items.column_names:
-            items = items.append_column(name, items[column])
-    return items
-
-
-def _to_whole(value: Any) -> int:
-    """Returns a whole number; `int` would cut off what stands behind the point.
-
-    Raises:
-        ValueError: It is none.
-    """
-    return to_whole(value) if isinstance(value, float) else int(value)
-
-
-def _split_list(value: Any) -> list[Any]:
-    """Returns a list; one value alone may have been read as a number, none as empty text."""
-    if isinstance(value, list):
-        return value
-    return [] if value is None or value == "" else str(value).split("|")

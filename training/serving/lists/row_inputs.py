@@ -9,18 +9,13 @@ from typing import Any
 
 from conf.artefacts.export import FEATURE_PREFIX
 from training.index.known import Known, Token
-from training.raw_inputs.input_columns import find_sources
+from training.raw_inputs.export_inputs import once_per_object, read_column
+from training.raw_inputs.json_values import build_array, read_written
+from training.raw_inputs.source_names import SourceNames, find_sources, name_inputs
 from training.serving.models.served_version import ServedVersion
-from training.serving.requests.errors import RequestError
+from training.serving.requests.errors import RequestError, refuse_values
 from training.serving.requests.recommend_request import RecommendRequest
-from training.serving.requests.tensors import Arrays, build_array
-from training.serving.requests.written_json import (
-    SourceNames,
-    name_inputs,
-    once_per_object,
-    read_column,
-    read_written,
-)
+from training.serving.requests.tensors import Arrays
 
 ROW_FEATURES = "row_features"
 """Signature that gives what the `…_encoded` ones take of a row, of raw values."""
@@ -56,6 +51,7 @@ class RowInputs:
         """Columns that stand for the inputs."""
         return SourceNames.build(self.items)
 
+    @refuse_values()
     def name_given(self, features: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns what a request says, by the names of the inputs."""
         return name_inputs(features, self.names, self.sources) if features else {}
@@ -138,6 +134,7 @@ def find_stored(
     return frozenset(read & set((version.card["users"] or {}).get("features", ())) - said)
 
 
+@refuse_values()
 def read_given(
     version: ServedVersion, request: RecommendRequest, histories: Collection[str]
 ) -> list[Token]:
@@ -170,6 +167,7 @@ def require_row_features(version: ServedVersion, names: Sequence[str]) -> None:
         )
 
 
+@refuse_values()
 def read_encoded(
     version: ServedVersion, signature: str, known: Known, row: int, stored: Collection[str]
 ) -> Arrays:
@@ -185,6 +183,7 @@ def read_encoded(
     return inputs
 
 
+@refuse_values()
 def read_raw(
     version: ServedVersion,
     signature: str,

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from training.raw_inputs.raw_value_errors import RawValueError
 
 INVALID, NO_TOKEN, NOT_FOUND, TIMED_OUT, TOO_LARGE, ENCODED, WRONG_HOST, LONG_HEAD, LEFT = (
     400, 401, 404, 408, 413, 415, 421, 431, 499)  # fmt: skip
@@ -25,6 +29,19 @@ class RequestError(Exception):
     def __init__(self, message: str, status: int = INVALID) -> None:
         super().__init__(message)
         self.message, self.status = cut(message), status
+
+
+@contextmanager
+def refuse_values() -> Iterator[None]:
+    """Answers raw values that a model does not read with what is wrong with them.
+
+    Raises:
+        RequestError: There is such a value.
+    """
+    try:
+        yield
+    except RawValueError as error:
+        raise RequestError(str(error)) from error
 
 
 def forget_frames(error: BaseException) -> None:

@@ -8,7 +8,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from training.serving.requests.errors import RequestError
+from training.raw_inputs.export_inputs import find_source_names, name_items
+from training.raw_inputs.json_values import build_array, check_times, read_written
+from training.raw_inputs.raw_value_errors import show
+from training.raw_inputs.source_names import name_inputs
+from training.serving.requests.errors import RequestError, refuse_values
 from training.serving.requests.limits import (
     RequestLimits,
     check_context,
@@ -16,18 +20,13 @@ from training.serving.requests.limits import (
     check_example_bytes,
     check_text,
 )
-from training.serving.requests.tensors import build_array, check_times, parse_serialized, show
-from training.serving.requests.written_json import (
-    find_source_names,
-    name_inputs,
-    name_items,
-    read_written,
-)
+from training.serving.requests.tensors import parse_serialized
 
 PARSED = {"string": tf.string, "int64": tf.int64, "float32": tf.float32, "float64": tf.float32}
 """Type of a list in an Example, by that of the input."""
 
 
+@refuse_values()
 def parse_examples(
     data: Mapping[str, Any], holds: Sequence[Mapping[str, Any]], limits: RequestLimits
 ) -> np.ndarray:
@@ -65,6 +64,7 @@ def parse_examples(
     return built
 
 
+@refuse_values()
 def serialize_examples(found: Any, holds: Sequence[Mapping[str, Any]]) -> np.ndarray:
     """Returns the Examples of a message, each with the features that all of them have.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from training.index.known import Token
+from training.raw_inputs.raw_value_errors import show
 from training.serving.requests.errors import RequestError, cut
 from training.serving.requests.limits import (
     CANDIDATES,
@@ -17,7 +18,6 @@ from training.serving.requests.limits import (
     KEY_BYTES,
     LENGTH,
 )
-from training.serving.requests.tensors import show
 
 Value = int | float | str
 

@@ -13,55 +13,28 @@ another unit.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
-import reprlib
 import sys
 from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from itertools import islice
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from training.raw_inputs.column_values import EXACT, to_text, to_whole
-from training.raw_inputs.input_columns import (
-    FINITE,
-    find_bad_number,
-    find_missing,
-    find_wrong_times,
-)
-from training.raw_inputs.written_values import scale_epochs
-from training.serving.requests.errors import RequestError
+from training.raw_inputs.export_inputs import find_source_names
+from training.raw_inputs.json_values import build_array, check_times
+from training.raw_inputs.raw_value_errors import show
+from training.raw_inputs.source_names import SourceNames, name_inputs
+from training.raw_inputs.value_checks import FINITE, find_bad_number
+from training.serving.requests.errors import RequestError, refuse_values
 from training.serving.requests.limits import RequestLimits, check_lists
-from training.serving.requests.written_json import (
-    SourceNames,
-    build_filler,
-    check_padding,
-    find_source_names,
-    name_inputs,
-    read_column,
-    read_written,
-)
 
 Arrays = dict[str, np.ndarray]
 Specs = Mapping[str, tf.TensorSpec]
 Inputs = Mapping[str, Mapping[str, Any]]
 """What `export.json` says of each input."""
-
-
-class _Short(reprlib.Repr):
-    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
-        return super().repr_dict(dict(islice(x.items(), self.maxdict + 1)), level)
-
-
-_SHORT = _Short()
-_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 100
-_SHORT.maxlist, _SHORT.maxdict, _SHORT.maxlevel = 20, 10, 4
-_LEAVES = {int, float, type(None), list}
-_KINDS = {"i": "whole numbers", "f": "numbers", "O": "text"}
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -109,6 +82,7 @@ def read_signature_name(data: Mapping[str, Any], default: str = "serving_default
     return name or default
 
 
+@refuse_values()
 def parse_predict(
     data: Mapping[str, Any],
     specs: Specs,
@@ -195,114 +169,7 @@ def check_names(given: Collection[str], specs: Specs, where: str = "") -> None:
         )
 
 
-def build_array(
-    name: str,
-    value: Any,
-    spec: tf.TensorSpec,
-    about: Mapping[str, Any] | None = None,
-    most: int = RequestLimits.values,
-) -> np.ndarray:
-    """Returns JSON values as an array.
-
-    Args:
-        name: Name of the input.
-        value: Nested lists; null where a value is missing.
-        spec: Shape and type that they must have.
-        about: What `export.json` says of the input; None: nothing stands for a missing value.
-        most: Values that lists may have in place of which null or text stands.
-
-    Raises:
-        RequestError: They have another one, a number is not finite, or nothing stands for null.
-    """
-    is_text = spec.dtype == tf.string
-    is_list = bool(about and about.get("is_list"))
-    value = read_written(value, spec.shape.rank - is_list, about, most)
-    if about and is_list:
-        value = _fill_lists(value, spec.shape.rank - 1, about, most)
-    try:
-        array, is_null = _read_text(name, value) if is_text else _read_numbers(value, spec.dtype)
-    except (ValueError, OverflowError, TypeError, RecursionError):
-        _refuse(name, value, spec)
-    if array.size and not is_text and not _is_number(array, spec.dtype):
-        _refuse(name, value, spec)
-    if array.ndim < spec.shape.rank and not array.size:
-        shape = [*array.shape, *[0] * (spec.shape.rank - array.ndim)]
-        array = array.reshape(shape)
-    if not spec.shape.is_compatible_with(array.shape):
-        _refuse(name, value, spec, f"shape {list(array.shape)}")
-    if not is_text:
-        check_finite(name, array)
-        array = array.astype(spec.dtype.as_numpy_dtype)
-    if is_null is not None and is_null.any():
-        array[is_null] = _find_missing(name, about or {})
-    written = (about or {}).get("written") or {}
-    if array.dtype == np.int64 and "time" in written:
-        array = scale_epochs(array, written["time"], "ms")
-    check_times(name, array, about)
-    return array
-
-
-def _fill_lists(value: Any, depth: int, about: Mapping[str, Any], most: int) -> Any:
-    """Returns nested lists with padding for null, which means the empty list.
-
-    Args:
-        value: The lists stand in it `depth` lists deep.
-        depth: 1 for `[rows, length]`.
-        about: What `export.json` says of the input; encoded ids are padded with 0.
-        most: Values that all lists may have.
-    """
-    if not isinstance(value, list):
-        return value
-    if depth > 1:
-        return [_fill_lists(one, depth - 1, about, most) for one in value]
-    if all(one is not None for one in value):
-        return value
-    widths = [len(one) for one in value if isinstance(one, list)]
-    width = about.get("length") or max(widths, default=1)
-    check_padding(about["name"], width, len(value), most)
-    filler = build_filler(about["dtype"], about.get("pad_token"))
-    return [[filler] * width if one is None else one for one in value]
-
-
-def check_times(name: str, values: np.ndarray, about: Mapping[str, Any] | None) -> None:
-    """Refuses times in another unit than the model reads.
-
-    Args:
-        name: Name of the input.
-        values: Of any shape, missing ones and padding as tokens.
-        about: What `export.json` says of the input; encoded features are no times.
-
-    Raises:
-        RequestError: There is one.
-    """
-    if not about or about.get("time_unit") is None:
-        return
-    if (fault := find_wrong_times(read_column(about), values)) is not None:
-        raise RequestError(
-            f"input {name} {fault.problem}; received {fault.received}; allowed: {fault.allowed}"
-        )
-
-
-def check_finite(name: str, values: np.ndarray) -> None:
-    """Refuses numbers that no model can read: NaN, infinities, what overflows float32.
-
-    Args:
-        name: Name of the input.
-        values: `[rows, …]`.
-
-    Raises:
-        RequestError: There is one; names its row.
-    """
-    if values.dtype.kind != "f" or (bad := find_bad_number(values)) is None:
-        return
-    row, *rest = np.unravel_index(bad, values.shape) if values.ndim else (0,)
-    place = f"row {row} (from 0)" + (f", position {[int(n) for n in rest]}" if rest else "")
-    raise RequestError(
-        f"input {name} must be {FINITE}; received {values.flat[bad]} in {place}; "
-        "a missing value is null, in tensors its null_token"
-    )
-
-
+@refuse_values()
 def check_examples(serialized: np.ndarray, holds: Sequence[Mapping[str, Any]]) -> None:
     """Refuses numbers in serialized `tf.Example`s as `check_finite` and `check_times` do.
 
@@ -363,115 +230,6 @@ def _may_hold_bad_floats(serialized: np.ndarray) -> bool:
     """
     found = np.frombuffer(b"".join(serialized.ravel().tolist()), np.uint8)
     return bool((((found[1:] & 0x7F) == 0x7F) & (found[:-1] >= 0x80)).any())
-
-
-def _find_missing(name: str, about: Mapping[str, Any]) -> int | float | bytes:
-    """Returns what stands for a missing value of an input.
-
-    Raises:
-        RequestError: Nothing does.
-    """
-    missing = None
-    if "null_token" in about:  # Encoded features, keys of items and Examples have none.
-        required = about.get("is_required", False)
-        missing = find_missing(about["dtype"], about["null_token"], required)
-    if missing is None:
-        raise RequestError(f"input {name} has no value for a missing one: give it")
-    return missing
-
-
-def _is_number(array: np.ndarray, dtype: tf.DType) -> bool:
-    if dtype.is_floating:
-        return array.dtype.kind in "iuf"
-    wanted = dtype.as_numpy_dtype
-    if array.dtype == wanted:
-        return True
-    if array.dtype.kind == "f":  # A whole number may be written 10.0, where it is exact.
-        if not ((np.abs(array) < EXACT) & (array == np.floor(array))).all():
-            return False
-    elif array.dtype.kind != "i":
-        return False
-    bounds = np.iinfo(wanted)
-    return bool(array.min() >= bounds.min and array.max() <= bounds.max)
-
-
-def _read_numbers(value: Any, dtype: tf.DType) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns numbers as an array, 0 for null, and which of them are null; None: none of them.
-
-    Raises:
-        TypeError, ValueError or OverflowError: They are none, or lists differ in length.
-    """
-    _check_leaves(value)
-    array = np.array(value)
-    if array.dtype != object:
-        return array, None
-    is_null = _find_nulls(array)
-    numbers = np.where(is_null, 0, array)
-    if not dtype.is_floating:
-        flat = (to_whole(one) if type(one) is float else one for one in numbers.ravel())
-        return np.fromiter(flat, np.int64, numbers.size).reshape(numbers.shape), is_null
-    return numbers.astype(np.float64), is_null
-
-
-def _check_leaves(value: Any) -> None:
-    """Refuses what is no number, and not null, before NumPy makes anything of it.
-
-    NumPy takes true for 1 beside numbers, and gives all texts the room of the longest one.
-
-    Raises:
-        TypeError: There is such a value.
-    """
-    kinds = set(map(type, value)) if isinstance(value, list) else {type(value)}
-    if not kinds <= _LEAVES:
-        raise TypeError(kinds)
-    if list in kinds:
-        for one in value:
-            _check_leaves(one)
-
-
-def _read_text(name: str, value: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns text as an array of bytes, and which of it is null."""
-    array = np.array(value, dtype=object)
-    flat = np.empty(array.size, dtype=object)
-    flat[:] = [b"" if item is None else _encode_text(name, item) for item in array.ravel()]
-    return flat.reshape(array.shape), _find_nulls(array)
-
-
-def _find_nulls(array: np.ndarray) -> np.ndarray:
-    """Returns which values are null, bool of the same shape."""
-    found = np.fromiter((item is None for item in array.ravel()), bool, array.size)
-    return found.reshape(array.shape)
-
-
-def _encode_text(name: str, item: Any) -> bytes:
-    item = to_text(item)
-    if isinstance(item, str):
-        try:
-            return item.encode()
-        except UnicodeEncodeError as error:
-            half = f"\\u{ord(item[error.start]):x}"
-            raise RequestError(f"input {name}: text holds half of a character, {half}") from error
-    if isinstance(item, dict) and set(item) == {"b64"} and isinstance(item["b64"], str):
-        try:
-            return base64.b64decode(item["b64"], validate=True)
-        except (binascii.Error, ValueError) as error:
-            raise RequestError(f"input {name}: b64 does not decode: {error}") from error
-    raise TypeError(item)
-
-
-def _refuse(name: str, value: Any, spec: tf.TensorSpec, received: str | None = None) -> NoReturn:
-    kind = _KINDS["O" if spec.dtype == tf.string else "f" if spec.dtype.is_floating else "i"]
-    shape = [-1 if size is None else size for size in spec.shape]
-    raise RequestError(
-        f"input {name} must be {kind} ({spec.dtype.name}) of shape {shape}, lists of one length; "
-        f"received {received or show(value)}"
-    )
-
-
-def show(value: Any) -> str:
-    """Returns the beginning of a value as Python writes it, whatever its length."""
-    text = _SHORT.repr(value)
-    return text if len(text) <= 100 else f"{text[:100]}…"
 
 
 def format_predict(outputs: Mapping[str, np.ndarray], *, is_row: bool) -> dict[str, Any]:

@@ -18,8 +18,8 @@ import tensorflow as tf
 
 from conf.errors import InputDataError
 from training.export.source_facts import SourceFacts
-from training.prediction.raw_rows import RawFile, RawReader
 from training.raw_inputs.input_columns import InputColumn
+from training.raw_inputs.raw_rows import RawFile, RawReader
 from training.raw_inputs.written_values import find_forms, parse_time
 from training.serving.requests.errors import RequestError
 from training.serving.requests.tensors import parse_predict
