@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from conf.artefacts.export import Give
 from conf.artefacts.run import SCORES_FILE, update_run_card
 from conf.errors import ConfigError
 from jobs.support.terminal import (
@@ -177,11 +178,14 @@ def predict(
     rows = rows or RowsToPredict()
     trained = restore_run(run_dir, checkpoint)
     section = override_section("predict", trained.config.predict, overrides)
-    gives_scores = _gives_scores(trained, rows)
-    _check_options(gives_scores, rows, overrides)
+    give = _plan_answers(trained, rows, section.task, overrides)
+    if rows.output is not None:
+        check_format(rows.output)
     with timed(trained.run_dir, "predict"):
         kind, target, card = (
-            _write_scores(trained, rows) if gives_scores else _write_lists(trained, rows, section)
+            _write_scores(trained, rows)
+            if give is Give.SCORES
+            else _write_lists(trained, rows, section)
         )
         update_run_card(trained.run_dir, **{kind: {**card, "checkpoint": str(checkpoint)}})
     return kind, target
@@ -199,32 +203,28 @@ def _refuse_two_sources(rows: RowsToPredict) -> None:
         )
 
 
-def _check_options(gives_scores: bool, rows: RowsToPredict, overrides: Sequence[str]) -> None:
-    """Refuses what would be ignored."""
-    if gives_scores and overrides:
-        raise ConfigError(
-            "predict.* is about lists, and these rows are scored",
-            received=", ".join(overrides),
-            fix="leave it out, or add --lists",
-        )
-    if rows.output is not None:
-        check_format(rows.output)
+def _plan_answers(
+    trained: TrainedModel, rows: RowsToPredict, task: str | None, overrides: Sequence[str]
+) -> Give:
+    """Returns whether rows get lists or scores.
 
-
-def _gives_scores(trained: TrainedModel, rows: RowsToPredict) -> bool:
-    """Whether rows are scored: of a split of events, of a file, or where nothing can be ranked.
-
-    A file of a retrieval model holds what is known of users, and no item.
+    Raises:
+        ConfigError: The model cannot give it, or an option would be ignored.
     """
     from training.input.batches import ROLE_OF_SPLIT
+    from training.prediction.answer_plan import Answerer, Asked, plan_answers
 
-    if rows.asks_for_lists:
-        return False
-    if rows.split is not None and rows.split not in ROLE_OF_SPLIT:
-        return True
-    if trained.config.model.kind != "ranking":
-        return False
-    return rows.file is not None or trained.manifest.keys.item is None
+    model = Answerer(
+        trained.config.model.kind == "ranking", has_items=trained.manifest.keys.item is not None
+    )
+    asked = Asked(
+        for_lists=rows.asks_for_lists,
+        has_rows=rows.file is not None,
+        holds_items=rows.split is not None and rows.split not in ROLE_OF_SPLIT,
+        task=task,
+        list_options=tuple(f"--set {one}" for one in overrides),
+    )
+    return plan_answers(model, asked)
 
 
 def _write_scores(

@@ -223,7 +223,7 @@ def test_ranking_models_are_exported_and_predict(
     assert scores == table.to_pylist()
     capsys.readouterr()
     for more, said in (
-        (["--k", "3"], "predict.* is about lists"),
+        (["--k", "3"], "these options are about lists"),
         (["--lists", "--output", str(tmp_path / "lists.gz")], "that ends in .parquet, .json"),
     ):
         assert run_app(predict_app, [*arguments, *more]) == ExitCode.CONFIG

@@ -56,19 +56,34 @@ class Candidates(ItemIds):
             InputDataError: The catalogue has none of them.
         """
         columns = catalog.columns_of(self.ids)
-        missing = render_ids(self.tokens.filter(pa.array(columns == MISSING)))
-        if len(missing) == len(self):
-            raise InputDataError(
-                f"no candidate of {self.file.path} is in the catalogue",
-                received=", ".join(missing[:3]),
-                fix="check the raw values of the item's column, or add the item's inputs",
-            )
-        if len(missing):
-            _log.warning(
-                "%d of %d candidates of %s are not in the catalogue and left out, such as %s",
-                len(missing), len(self), self.file.path, missing[0],
-            )  # fmt: skip
+        report_unknown(self.file, len(self), self.tokens.filter(pa.array(columns == MISSING)))
         return np.sort(columns[columns != MISSING])
+
+
+def report_unknown(file: RawFile, given: int, unknown: pa.Array) -> None:
+    """Warns of candidates that the catalogue does not have: they are left out.
+
+    Args:
+        file: Where they are from.
+        given: How many candidates it has.
+        unknown: Raw keys of those that the catalogue does not have.
+
+    Raises:
+        InputDataError: The catalogue has none of them.
+    """
+    names = render_ids(unknown)
+    if len(names) == given:
+        raise InputDataError(
+            f"no candidate of {file.path} is in the catalogue",
+            received=", ".join(names[:3]),
+            fix="check the raw values of the item's column; `sluice predict` also ranks items "
+            "that the file describes by their inputs",
+        )
+    if len(names):
+        _log.warning(
+            "%d of %d candidates of %s are not in the catalogue and left out, such as %s",
+            len(names), given, file.path, names[0],
+        )  # fmt: skip
 
 
 def read_candidates(trained: TrainedModel, file: RawFile, inputs: Sequence[str]) -> Candidates:

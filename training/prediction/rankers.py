@@ -12,7 +12,7 @@ import pyarrow as pa
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from conf.errors import ConfigError, InputDataError, did_you_mean
+from conf.errors import ConfigError, InputDataError
 from conf.schema import PAD_ID
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import (
@@ -30,8 +30,9 @@ from training.evaluation.task_metrics import compile_scores
 from training.evaluation.user_rows import take_rows
 from training.export.source_facts import find_pair_features
 from training.input.batches import Batch, Features
-from training.models.ranking import RankingModel, Task
+from training.models.ranking import RankingModel
 from training.models.retrieval import RetrievalModel, require_retrieval
+from training.prediction.answer_plan import find_task
 from training.prediction.candidates import Candidates, find_tokens, read_candidates
 from training.raw_inputs.raw_rows import RawFile
 from training.raw_inputs.vocabularies import read_key_vocabulary, read_plan
@@ -170,7 +171,7 @@ class PairRanker(Ranker):
         task: str | None = None,
         candidates: Candidates | None = None,
     ) -> None:
-        self._task = _find_task(model, task)
+        self._task = find_task({one.name: one for one in model.tasks}, task)
         manifest = trained.manifest
         key = manifest.require_key("item")
         _refuse_crosses(trained, model)
@@ -333,20 +334,6 @@ def _read_tokens(trained: TrainedModel, items: ItemIds) -> pa.Array:
             fix="build the dataset again",
         )
     return tokens
-
-
-def _find_task(model: RankingModel, name: str | None) -> Task:
-    tasks = {task.name: task for task in model.tasks}
-    if name is None:
-        return model.tasks[0]
-    if name not in tasks:
-        raise ConfigError(
-            "predict.task names no task of the model",
-            received=name,
-            allowed=", ".join(tasks),
-            fix=did_you_mean(name, tasks),
-        )
-    return tasks[name]
 
 
 def _refuse_crosses(trained: TrainedModel, model: RankingModel) -> None:

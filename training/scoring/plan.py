@@ -21,8 +21,10 @@ import pyarrow.parquet as pq
 
 from conf.artefacts.export import EMBEDDINGS_DIR, ITEMS_FILE, KEY, USERS_FILE, Give, read_card
 from conf.artefacts.run import read_json, write_json
-from conf.errors import ConfigError, InputDataError, did_you_mean
+from conf.errors import ConfigError, InputDataError
 from conf.storage.atomic_output import remove_unfinished
+from training.prediction.answer_plan import Answerer, Asked, find_task, plan_answers
+from training.prediction.candidates import report_unknown
 from training.raw_inputs.input_columns import InputColumn
 from training.raw_inputs.raw_rows import RawFile, RawReader
 from training.scoring.executor import (
@@ -120,8 +122,7 @@ def plan_task(exported: Exported, request: ScoringRequest) -> ScoringTask:
         ConfigError: The options do not fit each other or the model.
         InputDataError: Candidates are missing or unknown.
     """
-    give = _choose_give(exported, request)
-    _check_options(exported, request, give)
+    give = _plan_answers(exported, request)
     is_users, lists, suffix = request.source is None, None, "parquet"
     source = request.source or RowSource("users of the export", users_file=USERS_FILE)
     if give is Give.LISTS:
@@ -147,37 +148,34 @@ def plan_task(exported: Exported, request: ScoringRequest) -> ScoringTask:
     )  # fmt: skip
 
 
-def _choose_give(exported: Exported, request: ScoringRequest) -> Give:
-    if request.give is not None:
-        return request.give
-    asks_for_lists = request.source is None or request.k or request.task or request.candidates
-    return Give.LISTS if asks_for_lists or not exported.is_ranking else Give.SCORES
+def _plan_answers(exported: Exported, request: ScoringRequest) -> Give:
+    """Returns what each row gets.
 
-
-def _check_options(exported: Exported, request: ScoringRequest, give: Give) -> None:
-    """Refuses what would be ignored."""
-    of_lists = {"--k": request.k, "--task": request.task, "--candidates": request.candidates,
-                "--keep-seen": request.keep_seen or None}  # fmt: skip
+    Raises:
+        ConfigError: The model cannot give it, or an option would be ignored.
+    """
+    of_lists = {"--k": request.k, "--task": request.task, "--candidates": request.candidates}
     given = [name for name, value in of_lists.items() if value is not None]
-    if given and give is not Give.LISTS:
-        raise ConfigError("these options are about lists", received=" ".join(given),
-                          fix="leave them out, or say --give lists")  # fmt: skip
-    if request.task is not None and not exported.is_ranking:
-        raise ConfigError("a retrieval model has no tasks", received=f"--task {request.task}")
+    asked = Asked(
+        request.give,
+        for_lists=bool(given),
+        has_rows=request.source is not None,
+        task=request.task,
+        list_options=(*given, *(["--keep-seen"] if request.keep_seen else [])),
+        say_lists="--give lists",
+    )
+    give = plan_answers(Answerer(exported.is_ranking), asked)
     if request.keep_seen and request.source is not None:
         raise ConfigError("of rows of an input nobody knows what was met", received="--keep-seen",
                           fix="leave it out")  # fmt: skip
     if request.suffix is not None and give not in (Give.SCORES, Give.LISTS):
         raise ConfigError("embeddings are written as parquet", received=f"--as {request.suffix}",
                           fix="leave it out; lists and scores have a choice")  # fmt: skip
-    if give is Give.SCORES and not exported.is_ranking:
-        allowed = ", ".join(value for value in Give if value is not Give.SCORES)
-        raise ConfigError("a retrieval model gives lists and vectors, no scores of rows",
-                          received="--give scores", allowed=allowed)  # fmt: skip
     if give is not Give.LISTS and request.source is None:
         raise ConfigError("there are no rows", received=f"--give {give} without --input",
                           fix="name rows by --input; the export holds embeddings of its users and "
                           "items in embeddings/")  # fmt: skip
+    return give
 
 
 def _check_users(exported: Exported, inputs: Sequence[Mapping[str, Any]]) -> None:
@@ -224,23 +222,14 @@ def _plan_lists(
         return str(Give.USER_EMBEDDING), ("embedding",), options
     signature = "rank_items"
     exported.find_inputs(signature)
-    task = _find_task(exported, request.task or defaults["task"])
+    tasks = {output["name"]: output for output in exported.card["outputs"]}
+    task = find_task(tasks, request.task or defaults["task"])
     given = exported.card["signatures"][signature]["inputs"]
     [items_input] = [item["name"] for item in given if "feature" not in item]
     candidates = _read_candidates(exported, ITEMS_FILE, request.candidates)
     is_binary = task["kind"] == "binary"
     options = ListOptions(k, ITEMS_FILE, items_input, is_binary, candidates, mask)
     return signature, (task["name"],), options
-
-
-def _find_task(exported: Exported, name: str | None) -> Mapping[str, Any]:
-    tasks = {output["name"]: output for output in exported.card["outputs"]}
-    if name is None:
-        return next(iter(tasks.values()))
-    if name not in tasks:
-        raise ConfigError("the model has no such task", received=name, allowed=", ".join(tasks),
-                          fix=did_you_mean(name, tasks))  # fmt: skip
-    return tasks[name]
 
 
 def _read_candidates(
@@ -257,17 +246,9 @@ def _read_candidates(
     keys = pq.read_table(exported.directory / items_file, columns=[KEY])[KEY]
     parts = [rows.inputs[key.name] for rows in RawReader(RawFile(file), [key]).read(1 << 16)]
     given = pc.unique(pa.chunked_array([pa.array(part) for part in parts]).cast(keys.type))
-    known = given.filter(pc.is_in(given, keys.combine_chunks()))
-    if not len(known):
-        raise InputDataError(
-            f"no candidate of {file} is in the catalogue",
-            received=", ".join(map(str, given.to_pylist()[:3])),
-            fix="check the raw values of the item's column",
-        )
-    if len(known) < len(given):
-        _log.warning("%d of %d candidates of %s are not in the catalogue and left out",
-                     len(given) - len(known), len(given), file)  # fmt: skip
-    return tuple(sorted(known.to_pylist()))
+    is_known = pc.is_in(given, keys.combine_chunks())
+    report_unknown(RawFile(file), len(given), given.filter(pc.invert(is_known)).combine_chunks())
+    return tuple(sorted(given.filter(is_known).to_pylist()))
 
 
 def pack_model(exported: Exported, task: ScoringTask, target: Path) -> None:

@@ -420,7 +420,7 @@ def test_users_get_what_they_have_not_met_and_files_get_lists(trained, rows, tmp
     )
     assert [entry["id"] for entry in _read_lists(file)] == ["r0", "r1", "r2", "r3"]
     assert {len(entry["items"]) for entry in _read_lists(file)} == {3}
-    with pytest.raises(ConfigError, match="no task of the model"):
+    with pytest.raises(ConfigError, match="no such task"):
         write_recommendations(trained, 3, True, task="clock")
 
 
