@@ -206,7 +206,7 @@ def notify(after: str, **known: str) -> list[Any]:
     """Returns the tasks that tell how a run ended: well, or not.
 
     Args:
-        after: The task whose result is told.
+        after: The task whose result is reported.
         **known: Further variables of the command.
     """
     known = {"RUN": "", "DONE": f"{{{{ ti.xcom_pull(task_ids='{after}') or '' }}}}", **known}

@@ -44,7 +44,7 @@ def write_report(run_dir: str | Path) -> Path:
 
 
 def try_report(run: Path) -> Path | None:
-    """As `write_report`, of a run that is trained: a failure is told and no more."""
+    """As `write_report`, of a run that is trained: a failure is logged and no more."""
     try:
         return write_report(run)
     except Exception as error:

@@ -112,7 +112,7 @@ def run_reported(call: Callable[[], object], json_lines: bool) -> int:
 
 @contextmanager
 def _unwind_at_sigterm() -> Iterator[None]:
-    """Lets SIGTERM end the block as Ctrl-C does: what it began is cleared up, its end is told.
+    """Lets SIGTERM end the block as Ctrl-C does: what it began is cleared up, its end is logged.
 
     Handlers of the process that calls, as Airflow's, stay; training and serving set their own.
     """

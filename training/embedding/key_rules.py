@@ -45,7 +45,7 @@ EARLIEST = np.iinfo(np.int64).min
 
 @dataclass(frozen=True)
 class KeyRules:
-    """What a table is told.
+    """Rules of a table: which keys get rows, and which lose them.
 
     Attributes:
         table: Name of the table.

@@ -107,7 +107,7 @@ class OwnScores:
     """Labels and scores of a task's rows, and the metrics of one's own of them.
 
     Args:
-        task: Name of the task, for what is told.
+        task: Name of the task, for messages.
         metrics: The metrics.
     """
 

@@ -93,7 +93,7 @@ class DamagePolicy:
 
     Attributes:
         on_corrupt: `fail`, `skip_record` or `skip_shard`.
-        counts: Who is told.
+        counts: Counts what is left out.
     """
 
     on_corrupt: str = "fail"

@@ -96,7 +96,7 @@ class ShardReader:
         shard: The shard.
         first: Number of the record to begin with: what precedes it is passed over by the lengths
             of the records, and neither verified nor decoded.
-        damage: What becomes of damage, and who is told.
+        damage: What becomes of damage, and what counts it.
 
     Attributes:
         position: Number of the record after the last that was returned.

@@ -42,7 +42,7 @@ class InputOptions:
         binary_labels: Features whose values must be 0 or 1.
         worker: Number of this worker and of all of them: each reads its own files and makes its
             part of the global batch.
-        counts: Is told what was left out.
+        counts: Counts what is left out.
         measured: What rows must pass beside the config's own filter: `evaluation.filter`.
     """
 

@@ -212,7 +212,7 @@ class MlflowLog:
         config: The run's config, with `mlflow`.
         run: Directory of the run.
         tags: What else describes it, by name.
-        progress: Is told when the server fails, and when it answers again.
+        progress: Shows when the server fails, and when it answers again.
     """
 
     def __init__(
@@ -355,7 +355,7 @@ def tracked(
         config: The run's config.
         run: Directory of the run.
         tags: What else describes it, by name.
-        progress: Is told when the server fails.
+        progress: Shows when the server fails.
     """
     if config.mlflow is None:
         yield

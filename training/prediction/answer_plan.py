@@ -39,7 +39,7 @@ class Asked:
         holds_items: Whether each row holds an item: those of a split of events do.
         task: Task that ranks; None: the first.
         list_options: Options that were given, and are about lists alone.
-        say_lists: How the command is told to give lists.
+        say_lists: Option by which the command gives lists.
     """
 
     give: Give | None = None

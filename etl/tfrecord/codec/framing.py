@@ -261,7 +261,7 @@ class BlockCutter:
         Args:
             source: The bytes.
             offset: Their position in the (uncompressed) file.
-            report: Who is told of damage.
+            report: Called for each damage.
         """
         self._source, self._report = source, report
         self._offset, self._records = offset, 0
@@ -438,7 +438,7 @@ def read_record_blocks(
 
     Holds one block at a time: `block_bytes`, or the longest record where that is more.
 
-    With `on_corrupt`, damage is told to it and passed over. A record whose length is sound and
+    `on_corrupt` is called for each damage, which is passed over. A record whose length is sound and
     whose payload is not is bad alone. Past anything else reading resumes at the next place where a
     record stands with both of its checksums; what a damaged compressed stream holds behind the
     damage is lost.
