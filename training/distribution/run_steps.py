@@ -54,8 +54,11 @@ def build_run_steps(strategy: tf.distribute.Strategy, train_step: StepFunction) 
             with tf.control_dependencies([asked]):
                 batch = next(iterator)
             with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
-                wait_s += tf.timestamp() - asked
-            shares = strategy.run(step, args=(batch,))
+                arrived = tf.timestamp()
+            wait_s += arrived - asked
+            # One thread would compute the step first, and look at the clock when it is done.
+            with tf.control_dependencies([arrived]):
+                shares = strategy.run(step, args=(batch,))
             loss = strategy.reduce(tf.distribute.ReduceOp.SUM, shares, axis=None)
             losses = losses.write(done, loss)
             done += 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -80,6 +82,37 @@ def test_measures_the_wait_for_slow_input() -> None:
     run_steps = build_run_steps(tf.distribute.get_strategy(), Sum())  # type: ignore[arg-type]
     waited = float(run_steps(iter(dataset), tf.constant(3)).wait_s)
     assert 0.15 <= waited < 5
+
+
+ONE_THREAD = """
+import time
+import tensorflow as tf
+
+tf.config.threading.set_inter_op_parallelism_threads(1)
+from training.distribution.run_steps import build_run_steps
+
+weights = tf.Variable(tf.random.normal([400, 400]))
+
+def step(batch):
+    found = batch["x"]
+    for _ in range(6):
+        found = tf.tanh(found @ weights)
+    return tf.reduce_mean(found)
+
+data = tf.data.Dataset.range(1000).map(lambda n: {"x": tf.fill([400, 400], tf.cast(n, tf.float32))})
+run_steps, rows = build_run_steps(tf.distribute.get_strategy(), step), iter(data.prefetch(4))
+run_steps(rows, tf.constant(5))
+begun = time.monotonic()
+waited = float(run_steps(rows, tf.constant(40)).wait_s)
+print(waited / (time.monotonic() - begun))
+"""
+
+
+def test_what_one_thread_computes_is_no_wait() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", ONE_THREAD], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert float(found.stdout) < 0.7
 
 
 def train(
