@@ -171,8 +171,19 @@ def embed_items(version: Path, items: pa.Table) -> NDArray[np.float32]:
         [InputColumn.from_json(item) for item in inputs], "the new items", is_delimited=True
     )
     read, found = reader.choose(items.column_names), []
+    lists = {name for i in inputs if i["is_list"] for name in names.list_names(i["name"])}
     for start in range(0, len(items), BATCH_ROWS):
         part = items.slice(start, BATCH_ROWS).combine_chunks()
-        given = reader.build({name: part[name].combine_chunks() for name in read}, start + 1)
+        columns = {name: part[name].combine_chunks() for name in read}
+        columns |= {name: _read_lists(columns[name]) for name in lists & columns.keys()}
+        given = reader.build(columns, start + 1)
         found.append(model.call("item_embedding", given)["embedding"])
     return np.concatenate(found)
+
+
+def _read_lists(values: pa.Array) -> pa.Array:
+    """Returns lists; one value alone may have been read as a number, none as empty text."""
+    if pa.types.is_list(values.type) or pa.types.is_null(values.type):
+        return values
+    texts = values.cast(pa.string())
+    return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
