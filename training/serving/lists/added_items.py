@@ -29,6 +29,7 @@ from training.index.known import (
     open_index,
     read_table,
 )
+from training.raw_inputs.column_values import DEFAULT_SEPARATOR
 from training.raw_inputs.input_columns import InputColumn
 from training.raw_inputs.raw_columns import RawColumns
 from training.raw_inputs.source_names import SourceNames
@@ -168,7 +169,10 @@ def embed_items(version: Path, items: pa.Table) -> NDArray[np.float32]:
             items = items.append_column(item["name"], pa.nulls(len(items)))
     # Whatever the file is: a list that is text has its values between separators.
     reader = RawColumns(
-        [InputColumn.from_json(item) for item in inputs], "the new items", is_delimited=True
+        [InputColumn.from_json(item) for item in inputs],
+        "the new items",
+        DEFAULT_SEPARATOR,
+        is_delimited=True,
     )
     read, found = reader.choose(items.column_names), []
     lists = {name for i in inputs if i["is_list"] for name in names.list_names(i["name"])}
