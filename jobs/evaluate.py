@@ -18,7 +18,7 @@ from conf.artefacts.run import METRICS_FILE, RUN_CARD_FILE, read_json, update_ru
 from conf.errors import ConfigError
 from conf.metrics import list_families
 from conf.paths import ReadablePath
-from jobs.reporting.quality import view_slices
+from jobs.reporting.quality import describe_baselines, view_slices
 from jobs.support.formatting import (
     describe_filter,
     describe_gauc,
@@ -71,6 +71,10 @@ def main(
         Path | None, typer.Option(help="File of the token that --endpoint asks for.")
     ] = None,
     checkpoint: CheckpointOption = CheckpointChoice.BEST,
+    baselines: Annotated[
+        bool,
+        typer.Option("--baselines", help="Fit EASE on the rows that train, and measure it too."),
+    ] = False,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key of `evaluation`."),
@@ -86,6 +90,12 @@ def main(
         raise ConfigError(
             "--predictions, --saved-model and --endpoint each name what is measured",
             received=", ".join(map(str, given)),
+            fix="leave one of them",
+        )
+    if given and baselines:
+        raise ConfigError(
+            "--baselines stand beside the run's own model",
+            received=f"--baselines with {given[0]}",
             fix="leave one of them",
         )
     if predictions is not None and dataset is not None:
@@ -106,7 +116,7 @@ def main(
     elif predictions is not None:
         metrics = evaluate_lists(run, predictions, split=split, overrides=overrides or ())
     else:
-        metrics = evaluate(run, **place, overrides=overrides or ())
+        metrics = evaluate(run, **place, overrides=overrides or (), baselines=baselines)
     if log_format is LogFormat.JSON:
         print(json.dumps(metrics, sort_keys=True))
     elif predictions is not None:
@@ -131,6 +141,7 @@ def evaluate(
     dataset: str | None = None,
     checkpoint: str = CheckpointChoice.BEST,
     overrides: Sequence[str] = (),
+    baselines: bool = False,
 ) -> dict[str, Any]:
     """Evaluates a run and writes its metrics.
 
@@ -143,12 +154,14 @@ def evaluate(
         dataset: A later version of the run's dataset to measure on; None: its own.
         checkpoint: `best` or `last`.
         overrides: `evaluation.key=value` each.
+        baselines: Whether EASE is fitted and measured beside popularity and chance.
 
     Returns:
         The content of the file.
 
     Raises:
-        ConfigError: An override does not fit, or the run cannot be put on that version.
+        ConfigError: An override does not fit, the run cannot be put on that version, or baselines
+            are asked for of a model that ranks no catalogue.
         UpstreamNotReadyError: There is no such run, checkpoint or version.
         InputDataError: The split is empty, or the run's data or checkpoint is damaged.
     """
@@ -158,7 +171,7 @@ def evaluate(
 
     with timed(run_dir, "evaluate"):
         metrics = {
-            **evaluate_split(trained, split),
+            **evaluate_split(trained, split, baselines=baselines),
             "checkpoint": str(checkpoint),
             "evaluation": trained.config.evaluation.model_dump(mode="json"),
         }
@@ -353,6 +366,8 @@ def print_metrics(metrics: Mapping[str, Any]) -> None:
             console.print(
                 f"{unnamed:,} records are of users outside the vocabulary: not measured per user"
             )
+    for line in describe_baselines(metrics):
+        console.print(line, soft_wrap=True, markup=False)
     _print_slices(console, metrics["slices"])
     if metrics["oov_targets"]:
         console.print(f"{metrics['oov_targets']:,} targets are not in the catalogue: misses")

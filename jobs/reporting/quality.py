@@ -17,6 +17,7 @@ from jobs.support.formatting import (
     first_of_several,
     format_count,
     format_metric,
+    format_number,
     format_share,
     metric_order,
     metric_title,
@@ -26,7 +27,8 @@ from jobs.support.formatting import (
 
 PREFERRED_METRICS = ("hit_rate@10", "ndcg@10", "recall@10", "mrr")
 _TIMES = "\N{MULTIPLICATION SIGN}"
-_SYSTEMS = ("model", "popularity", "random")
+_SYSTEMS = ("model", "ease", "popularity", "random")
+_TITLES = {"ease": "EASE"}
 _CONSTANT = "constant"
 
 Outcome = Literal["ahead", "level", "behind", "unknown"]
@@ -218,8 +220,25 @@ def view_quality(data: RunData) -> dict[str, Any]:
         "label_notes": _note_labels(as_mapping(labels)),
         "beyond": as_mapping(data.metrics.get("beyond_accuracy")),
         "unknown_targets": data.metrics.get("oov_targets"),
+        "baselines": describe_baselines(data.metrics),
         "slices": view_slices(as_mapping(data.metrics.get("slices"))),
     }
+
+
+def describe_baselines(metrics: Mapping[str, Any]) -> list[str]:
+    """Returns a line per baseline that was asked for: what it learned of, or why it is left out."""
+    lines = []
+    for name, found in as_mapping(metrics.get("baselines")).items():
+        title, values = _TITLES.get(name, name.capitalize()), as_mapping(found)
+        if "left_out" in values:
+            lines.append(f"{title} is left out: {values['left_out']}")
+            continue
+        pairs, users = format_count(values.get("pairs")), format_count(values.get("users"))
+        lines.append(
+            f"{title}: {pairs} distinct items of {users} users of train, "
+            f"penalty {format_number(values.get('l2'))}"
+        )
+    return lines
 
 
 def view_slices(slices: Mapping[str, Any], task: str | None = None) -> list[dict[str, Any]]:
@@ -274,7 +293,8 @@ def _read_systems(protocol: Mapping[str, Any], data: RunData) -> dict[str, Mappi
     """Metrics by title of the system, the model first, then the baselines."""
     systems = as_mapping(protocol.get("systems"))
     order = sorted(systems, key=lambda name: (*_SYSTEMS, name).index(name))
-    titles = {name: data.model_name if name == "model" else name.capitalize() for name in order}
+    own = {**_TITLES, "model": data.model_name}
+    titles = {name: own.get(name, name.capitalize()) for name in order}
     return {title: as_mapping(systems[name]) for name, title in titles.items()}
 
 

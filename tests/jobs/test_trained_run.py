@@ -61,6 +61,26 @@ def test_metrics_stand_beside_the_baselines_in_file_card_and_table(
         assert text in shown
 
 
+def test_ease_stands_beside_the_model_in_file_table_and_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    series = write_tiny_run(tmp_path, {"name": "dssm"}, TinyConfig(validation=False))
+    assert run_app(app, ["--run", str(series), "--baselines"]) == ExitCode.OK
+    run = resolve_run(str(series))
+    metrics = read_json(run / "metrics.json")
+    assert all("ease" in protocol["systems"] for protocol in metrics["protocols"])
+    assert "ease" in read_json(run / "run_card.json")["metrics"]["systems"]
+    said = f"EASE: {metrics['baselines']['ease']['pairs']:,} distinct items of 60 users of train"
+    assert said in capsys.readouterr().out
+    assert run_app(report_app, ["--run", str(series)]) == ExitCode.OK
+    page = (run / REPORT_FILE).read_text(encoding="utf-8")
+    assert said in page
+    assert ">EASE</th>" in page
+    with_lists = ["--run", str(series), "--baselines", "--predictions", "lists.jsonl"]
+    assert run_app(app, with_lists) == ExitCode.CONFIG
+    assert "stand beside the run's own model" in capsys.readouterr().err
+
+
 def test_overrides_reach_the_evaluation_and_json_is_json(
     series: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,6 +195,8 @@ def test_ranking_models_are_evaluated_by_task(
     shown = capsys.readouterr().out
     for text in ("click", "AUC", "GAUC", "Log loss", "Mean prediction", "RMSE", "MAE", "0.5000"):
         assert text in shown
+    assert run_app(app, ["--run", str(ranking_series), "--baselines"]) == ExitCode.CONFIG
+    assert "--baselines rank the catalogue" in capsys.readouterr().err
     run = resolve_run(str(ranking_series))
     tasks = read_json(run / "metrics.json")["tasks"]
     card = read_json(run / "run_card.json")["metrics"]

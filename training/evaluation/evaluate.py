@@ -15,8 +15,17 @@ from conf.schema import OOV_ID, PAD_ID
 from conf.training.input import FilterConfig, InputConfig
 from conf.training.models import RankingConfig
 from training.checkpoint.restore import TrainedModel
+from training.evaluation.baselines import (
+    EASE,
+    Ease,
+    EaseLists,
+    EaseScorer,
+    fit_baseline,
+    read_popularity,
+    refuse_baselines,
+)
 from training.evaluation.differences import SystemSums, UserGroups, build_user_groups
-from training.evaluation.item_index import build_item_index
+from training.evaluation.item_index import ItemIds, build_item_index
 from training.evaluation.label_metrics import LabelScores, find_user_ids
 from training.evaluation.metrics import (
     MISSING,
@@ -63,7 +72,6 @@ from training.evaluation.user_lists import (
 )
 from training.evaluation.user_rows import BEFORE
 from training.input.split_source import TrainingData
-from training.input.train_counts import read_train_counts
 from training.models.ranking import RankingModel
 from training.models.retrieval import RetrievalModel, require_retrieval
 
@@ -124,18 +132,22 @@ def evaluate_full(
     return means.result()
 
 
-def evaluate_split(trained: TrainedModel, split: str) -> dict[str, Any]:
+def evaluate_split(trained: TrainedModel, split: str, *, baselines: bool = False) -> dict[str, Any]:
     """Evaluates a split under every protocol, with the baselines; the content of `metrics.json`.
 
     Args:
         trained: The model, with the config of its run (`evaluation` decides the protocols).
         split: Split to rank.
+        baselines: Whether EASE is fitted and measured beside popularity and chance.
 
     Raises:
+        ConfigError: Baselines are asked for, and the model ranks no catalogue.
         InputDataError: The split is empty or holds no events, no row passes `evaluation.filter`,
             a record is damaged, or a vector is not finite.
     """
     require_rows(trained.manifest, split)
+    if baselines:
+        refuse_baselines(trained)
     described = _describe_split(trained, split)
     if isinstance(trained.model, RankingModel):
         filtered = described.get("filter", {})
@@ -143,21 +155,29 @@ def evaluate_split(trained: TrainedModel, split: str) -> dict[str, Any]:
         return {**described, "rows": rows, **_evaluate_ranking(trained, trained.model, split)}
     model = require_retrieval(trained.model)
     warn_unmasked(trained.manifest, trained.config.evaluation.mask_seen, split)
-    return {**described, **_evaluate_retrieval(trained, model, split)}
+    if not baselines:
+        return {**described, **_evaluate_retrieval(trained, model, split)}
+    config = trained.config.evaluation
+    index = build_item_index(model, trained.version_dir, trained.manifest, config.batch_size)
+    ease = fit_baseline(trained, split, index)
+    found = _evaluate_retrieval(trained, model, split, ease if isinstance(ease, Ease) else None)
+    return {**described, **found, "baselines": {EASE: ease.describe()}}
 
 
-def _evaluate_retrieval(trained: TrainedModel, model: RetrievalModel, split: str) -> dict[str, Any]:
+def _evaluate_retrieval(
+    trained: TrainedModel, model: RetrievalModel, split: str, ease: Ease | None = None
+) -> dict[str, Any]:
     """Evaluates per event, per user, or both; what comes first is the headline."""
     asked = trained.config.evaluation.per
     if asked == ("user",):
-        return evaluate_users(trained, model, split)
-    found = evaluate_events(trained, model, split)
+        return evaluate_users(trained, model, split, ease)
+    found = evaluate_events(trained, model, split, ease)
     has_several = found["users"] < found["rows"] and split in BEFORE
     if asked is None and (not has_several or trained.manifest.keys.seen is None):
         return found
     if asked == ("event",):
         return found
-    users = evaluate_users(trained, model, split)
+    users = evaluate_users(trained, model, split, ease)
     protocols = [*found["protocols"], *users["protocols"]]
     if asked is None or asked[0] == "event":
         return {**found, "protocols": protocols}
@@ -180,40 +200,22 @@ def _evaluate_ranking(trained: TrainedModel, model: RankingModel, split: str) ->
     return {"tasks": tasks}
 
 
-def evaluate_events(trained: TrainedModel, model: RetrievalModel, split: str) -> dict[str, Any]:
+def evaluate_events(
+    trained: TrainedModel, model: RetrievalModel, split: str, ease: Ease | None = None
+) -> dict[str, Any]:
     """Ranks the target of each row under every protocol, beside the baselines."""
-    evaluation = _Evaluation(trained, model, split)
+    evaluation = _Evaluation(trained, model, split, ease)
     for batch in evaluation.read():
         evaluation.update(batch)
     return evaluation.result()
 
 
-def read_popularity(trained: TrainedModel, ids: IntArray) -> IntArray:
-    """Reads how popular items are in the rows that a run was trained on.
-
-    What the run's objective takes for a positive counts: of a binary one events with a label above
-    0, else every event. Drawn negatives never do.
-
-    Args:
-        trained: The run.
-        ids: `[items]`.
-
-    Returns:
-        int64 `[items]`.
-
-    Raises:
-        InputDataError: The counts or a record are damaged.
-    """
-    where = trained.version_dir, trained.manifest
-    counts = read_train_counts(*where, "item", trained.config.input)
-    by_label = find_relevance(trained.config.model, trained.manifest) is not None
-    return counts.place(counts.positives if by_label else counts.events, ids)
-
-
 class _Evaluation:
     """One pass over a split: every system, every protocol."""
 
-    def __init__(self, trained: TrainedModel, model: RetrievalModel, split: str) -> None:
+    def __init__(
+        self, trained: TrainedModel, model: RetrievalModel, split: str, ease: Ease | None
+    ) -> None:
         self.trained, self.model, self.split = trained, model, split
         manifest = trained.manifest
         config = trained.config.evaluation
@@ -222,6 +224,7 @@ class _Evaluation:
         counts = read_popularity(trained, self.index.ids)
         self.systems: tuple[Scorer, ...] = (
             ModelScorer(model, self.index),
+            *_build_ease(trained, ease, self.index),
             PopularityScorer(counts),
             RandomScorer(len(self.index), trained.config.seed),
         )
@@ -340,14 +343,22 @@ class _Evaluation:
         return self.labels.result(manifest.find_label_mean(self.labels.label, "train"))
 
 
-def evaluate_users(trained: TrainedModel, model: RetrievalModel, split: str) -> dict[str, Any]:
+def _build_ease(trained: TrainedModel, ease: Ease | None, items: ItemIds) -> tuple[EaseScorer, ...]:
+    """Builds the scorer of EASE, where it was fitted: one or none."""
+    seen = trained.manifest.keys.seen
+    return () if ease is None or seen is None else (EaseScorer(ease, items, seen),)
+
+
+def evaluate_users(
+    trained: TrainedModel, model: RetrievalModel, split: str, ease: Ease | None = None
+) -> dict[str, Any]:
     """Ranks for each user of a split as of the split before, beside the baselines.
 
     Raises:
         ConfigError: The dataset has no users or no seen items, or no split is before this one.
         InputDataError: The split is empty, a record is damaged, or a vector is not finite.
     """
-    evaluation = _UserEvaluation(trained, model, split)
+    evaluation = _UserEvaluation(trained, model, split, ease)
     for batch in evaluation.reader.read():
         evaluation.update(batch)
     return evaluation.result()
@@ -356,17 +367,25 @@ def evaluate_users(trained: TrainedModel, model: RetrievalModel, split: str) -> 
 class _UserEvaluation:
     """One pass over the users of a split: every system, one protocol."""
 
-    def __init__(self, trained: TrainedModel, model: RetrievalModel, split: str) -> None:
+    def __init__(
+        self, trained: TrainedModel, model: RetrievalModel, split: str, ease: Ease | None
+    ) -> None:
         manifest, config = trained.manifest, trained.config.evaluation
         self.protocol = headline_protocol(manifest, config.mask_seen, split)
         self.index = build_item_index(model, trained.version_dir, manifest, config.batch_size)
         where = trained.version_dir, manifest
         counts = read_popularity(trained, self.index.ids)
         slicings = plan_slicings(*where, config.slices, "user", trained.config.input)
+        scorers, k = _build_ease(trained, ease, self.index), max(*config.ks, LIST_LENGTH)
         inputs = (*model.user_inputs, *(slicing.feature for slicing in slicings))
+        inputs += tuple(scorer.seen for scorer in scorers)
         self.reader = UserReader.open(trained, split, self.index, inputs, config.mask_seen)
-        self.scorer = ListScorer(model, self.index, max(*config.ks, LIST_LENGTH))
-        self.baselines = (PopularityLists(counts), RandomLists(len(counts), trained.config.seed))
+        self.scorer = ListScorer(model, self.index, k)
+        self.baselines: tuple[EaseLists | PopularityLists | RandomLists, ...] = (
+            *(EaseLists(scorer, k) for scorer in scorers),
+            PopularityLists(counts),
+            RandomLists(len(counts), trained.config.seed),
+        )
         names = (ModelScorer.name, *(system.name for system in self.baselines))
         self.means = {name: RankingMeans(config.ks, "user") for name in names}
         self.lists = ListStatistics(counts, (LIST_LENGTH, *config.ks), mask_seen=False)

@@ -210,14 +210,14 @@ class UserReader:
         manifest, version_dir = self.trained.manifest, self.trained.version_dir
         batch_size = self.trained.config.evaluation.batch_size
         user, seen = manifest.require_key("user"), manifest.keys.seen
-        ragged = (seen,) if self.masks and seen else ()
+        ragged = (seen,) if seen and (self.masks or seen in self.inputs) else ()
         names = tuple(dict.fromkeys((user, *self.inputs, *ragged)))
         first = find_first_rows(version_dir, manifest, self.split, batch_size)
         measured = np.isin(first.users, self.held_out.users)
         first = UserRows(self.split, first.rows[measured], first.users[measured])
         for batch in read_user_rows(version_dir, manifest, first, names, ragged, batch_size):
             ids = np.asarray(batch[user], np.int64)
-            met = self._cells(batch[ragged[0]]) if ragged else None
+            met = self._cells(batch[seen]) if self.masks and seen else None
             yield UserBatch(batch, ids, self.held_out.find(ids), met)
 
     def _cells(self, ragged: Any) -> Pairs:

@@ -8,6 +8,7 @@ in a process.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -147,6 +148,47 @@ def _count(
 def _read_through(
     version_dir: ReadablePath, manifest: Manifest, keys: CountedKeys, config: InputConfig
 ) -> dict[KeyPart, TrainCounts]:
+    counters: dict[KeyPart, _Counter] = {part: _Counter() for part in keys.features}
+    for rows in _read_rows(version_dir, manifest, keys, config):
+        for part, counter in counters.items():
+            counter.update(rows, keys, part)
+    return {part: counter.result() for part, counter in counters.items()}
+
+
+def read_train_pairs(
+    version_dir: ReadablePath, manifest: Manifest, config: InputConfig, *, positives: bool
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Reads which items users had in the rows that train; of sequences, all items of histories.
+
+    Args:
+        version_dir: Directory that holds the manifest.
+        manifest: The version's manifest; both keys can be counted.
+        config: How the train split is read; see `read_train_counts`.
+        positives: Whether events with a label above 0 alone are read, else all events.
+
+    Yields:
+        Ids of users and of items, int64 `[n]` each; a pair may come several times.
+
+    Raises:
+        InputDataError: A record is damaged.
+    """
+    keys = find_counted_keys(manifest)
+    user, item = (keys.features[part] for part in ("user", "item"))
+    for rows in _read_rows(version_dir, manifest, keys, config):
+        events, positive = _find_events(rows, keys)
+        chosen = positive if positives else events
+        owners, items = rows.dense[user], rows.dense[item]
+        pairs = [(owners[chosen], items[chosen])]
+        if keys.history is not None:
+            values, lengths = _read_history(rows, keys.history)
+            kept = np.repeat(chosen, lengths)
+            pairs.append((np.repeat(owners, lengths)[kept], values[kept]))
+        yield np.concatenate([one[0] for one in pairs]), np.concatenate([one[1] for one in pairs])
+
+
+def _read_rows(
+    version_dir: ReadablePath, manifest: Manifest, keys: CountedKeys, config: InputConfig
+) -> Iterator[DecodedRows]:
     plain = config.model_copy(
         update={
             "cache": None,
@@ -161,11 +203,7 @@ def _read_through(
     read = (*keys.features.values(), keys.label, keys.history)
     specs = [manifest.schema[name] for name in dict.fromkeys(read) if name is not None]
     columns = plan_columns(manifest, specs, () if keys.history is None else (keys.history,))
-    counters: dict[KeyPart, _Counter] = {part: _Counter() for part in keys.features}
-    for rows in read_epoch(source.plan(columns, None), 0):
-        for part, counter in counters.items():
-            counter.update(rows, keys, part)
-    return {part: counter.result() for part, counter in counters.items()}
+    yield from read_epoch(source.plan(columns, None), 0)
 
 
 class _Counter:
@@ -176,14 +214,10 @@ class _Counter:
 
     def update(self, rows: DecodedRows, keys: CountedKeys, part: KeyPart) -> None:
         ids = rows.dense[keys.features[part]]
-        every = np.ones(rows.count, bool)
-        positive = every if keys.label is None else rows.dense[keys.label] > 0
-        event = positive if keys.has_drawn else every
+        event, positive = _find_events(rows, keys)
         entries = [ids, ids[event], ids[positive]]
         if keys.history is not None:
-            lists = rows.lists[keys.history]
-            lengths = np.asarray(lists.value_lengths(), np.int64)
-            values = lists.flatten().to_numpy(zero_copy_only=False)
+            values, lengths = _read_history(rows, keys.history)
             before = np.repeat(ids, lengths) if part == "user" else values
             for place, chosen in ((1, event), (2, positive)):
                 more = before[np.repeat(chosen, lengths)]
@@ -197,6 +231,20 @@ class _Counter:
 
     def result(self) -> TrainCounts:
         return TrainCounts(*np.ascontiguousarray(self._found[0].T))
+
+
+def _find_events(rows: DecodedRows, keys: CountedKeys) -> tuple[np.ndarray, np.ndarray]:
+    """Which rows are events of the log, and which have a label above 0; bool `[rows]` each."""
+    every = np.ones(rows.count, bool)
+    positive = every if keys.label is None else rows.dense[keys.label] > 0
+    return (positive if keys.has_drawn else every), positive
+
+
+def _read_history(rows: DecodedRows, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Items of all histories one after the other, and the length of each."""
+    lists = rows.lists[name]
+    lengths = np.asarray(lists.value_lengths(), np.int64)
+    return lists.flatten().to_numpy(zero_copy_only=False), lengths
 
 
 _COUNTS = COUNT_COLUMNS[1:]

@@ -139,6 +139,19 @@ def test_the_best_may_be_popularity(finished):
     assert table.best_of("MRR") == [False, False, True, False, False]
 
 
+def test_ease_stands_next_to_the_model_or_is_named_as_left_out(finished):
+    systems = {"popularity": {"mrr": 0.1}, "ease": {"mrr": 0.4}, "model": {"mrr": 0.3}}
+    table = _with_systems(finished, systems)
+    assert table.row("MRR")[1:4] == ["0.3000", "0.4000", "0.1000"]
+    assert table.best_of("MRR")[2]
+    metrics = {
+        **finished.metrics,
+        "baselines": {"ease": {"left_out": "20,000 items take 17.9 GiB"}},
+    }
+    shown = show("quality", replace(finished, metrics=metrics))
+    assert "EASE is left out: 20,000 items take 17.9 GiB." in shown.notes
+
+
 def test_recall_is_shown_only_where_it_differs(finished):
     shown = show("quality", finished)
     assert not any("Recall" in row[0] for row in shown.tables[0].rows)

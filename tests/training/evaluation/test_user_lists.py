@@ -22,7 +22,8 @@ from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, _draw_log, write_tiny_dataset
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
-from training.evaluation.evaluate import evaluate_split, read_popularity
+from training.evaluation.baselines import read_popularity
+from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import ItemIndex, build_item_index, rank_top_k
 from training.evaluation.metrics import MISSING, Pairs, measure
 from training.evaluation.user_lists import RandomLists, UserReader, rank_in_lists
