@@ -39,7 +39,7 @@ def build_array(
         value: Nested lists; null where a value is missing.
         spec: Shape and type that they must have.
         about: What `export.json` says of the input; None: nothing stands for a missing value.
-        most: Values that lists may have in place of which null or text stands.
+        most: Values that lists may have in place of which null or text stands; None: any number.
 
     Raises:
         RawValueError: They have another one, a number is not finite, or nothing stands for null.
@@ -111,16 +111,14 @@ def check_finite(name: str, values: np.ndarray) -> None:
     )
 
 
-def read_written(
-    value: Any, depth: int, about: Mapping[str, Any] | None, most: int | None = None
-) -> Any:
+def read_written(value: Any, depth: int, about: Mapping[str, Any] | None, most: int | None) -> Any:
     """Returns JSON values of which text is read as the build reads it.
 
     Args:
         value: The values of rows stand in it `depth` lists deep.
         depth: 1 for `[rows]` and `[rows, length]`, 0 for the value of one row.
         about: What `export.json` says of the input; None: it is of no source.
-        most: Values that lists of text may have, padded.
+        most: Values that lists of text may have, padded; None: any number.
 
     Raises:
         RawValueError: Text is not what the build reads, or holds more values.
@@ -157,15 +155,15 @@ def _read_lists(value: Any, depth: int, item: InputColumn, most: int | None) -> 
     form, lists = item.written, []
     # Before it is taken apart: a text of a few bytes per entry becomes far more.
     longest = max(row.count(form.separator or "") + 1 for row in rows if isinstance(row, str))
-    check_padding(item.name, longest, len(rows), most)
+    _check_padding(item.name, longest, len(rows), most)
     for row in rows:
         try:
             lists.append(parse_entries(row, form, item.dtype) if isinstance(row, str) else row)
         except (ValueError, OverflowError) as error:
             raise _refuse_text(row, item) from error
     width = item.length or max((len(one) for one in lists if isinstance(one, list)), default=1) or 1
-    check_padding(item.name, width, len(rows), most)
-    filler = build_filler(item.dtype, item.pad_token)
+    _check_padding(item.name, width, len(rows), most)
+    filler = _build_filler(item.dtype, item.pad_token)
     filled = iter(lists)
 
     def fill(_: Any) -> Any:
@@ -193,8 +191,8 @@ def _fill_lists(value: Any, depth: int, about: Mapping[str, Any], most: int | No
         return value
     widths = [len(one) for one in value if isinstance(one, list)]
     width = about.get("length") or max(widths, default=1)
-    check_padding(about["name"], width, len(value), most)
-    filler = build_filler(about["dtype"], about.get("pad_token"))
+    _check_padding(about["name"], width, len(value), most)
+    filler = _build_filler(about["dtype"], about.get("pad_token"))
     return [[filler] * width if one is None else one for one in value]
 
 
@@ -292,14 +290,14 @@ def _encode_text(name: str, item: Any) -> bytes:
     raise TypeError(item)
 
 
-def check_padding(name: str, width: int, rows: int, most: int | None) -> None:
+def _check_padding(name: str, width: int, rows: int, most: int | None) -> None:
     """Refuses lists in place of which null or text stands: a few bytes could ask for any number.
 
     Args:
         name: Name of the input.
         width: Values of the longest list, which all others are padded to.
         rows: Lists.
-        most: Values that all of them may have.
+        most: Values that all of them may have; None: any number.
 
     Raises:
         RawValueError: They would have more.
@@ -311,7 +309,7 @@ def check_padding(name: str, width: int, rows: int, most: int | None) -> None:
         )
 
 
-def build_filler(dtype: str, pad_token: int | float | str | None) -> Any:
+def _build_filler(dtype: str, pad_token: int | float | str | None) -> Any:
     """Returns what pads a list of JSON."""
     padding = find_padding(dtype, pad_token)
     return {"b64": base64.b64encode(padding).decode()} if isinstance(padding, bytes) else padding

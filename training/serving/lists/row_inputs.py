@@ -14,6 +14,7 @@ from training.raw_inputs.json_values import build_array, read_written
 from training.raw_inputs.source_names import SourceNames, find_sources, name_inputs
 from training.serving.models.served_version import ServedVersion
 from training.serving.requests.errors import RequestError, refuse_values
+from training.serving.requests.limits import RequestLimits
 from training.serving.requests.recommend_request import RecommendRequest
 from training.serving.requests.tensors import Arrays
 
@@ -141,14 +142,14 @@ def read_given(
     """Returns the keys of items that a request gives as the user's histories.
 
     Raises:
-        RequestError: Text is no list as the build reads it.
+        RequestError: Text is no list as the build reads it, or holds too many values.
     """
     row = find_row_inputs(version, ROW_SIGNATURES[version.card["kind"]])
     given = row.name_given(request.features)
     found: list[Token] = []
     for item in row.items:
         if item["feature"] in histories and item["name"] in given:
-            value = read_written(given[item["name"]], 0, item)
+            value = read_written(given[item["name"]], 0, item, RequestLimits.values)
             if isinstance(value, list):
                 found += [one for one in value if type(one) in (int, str)]
     return found
