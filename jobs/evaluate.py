@@ -85,29 +85,8 @@ def main(
     from training.export.stored_models import find_place
 
     setup_logging(log_format)
-    given = [value for value in (predictions, saved_model, endpoint) if value is not None]
-    if len(given) > 1:
-        raise ConfigError(
-            "--predictions, --saved-model and --endpoint each name what is measured",
-            received=", ".join(map(str, given)),
-            fix="leave one of them",
-        )
-    if given and baselines:
-        raise ConfigError(
-            "--baselines stand beside the run's own model",
-            received=f"--baselines with {given[0]}",
-            fix="leave one of them",
-        )
-    if predictions is not None and dataset is not None:
-        raise ConfigError(
-            "--predictions are lists for the run's own dataset version",
-            received=f"--dataset {dataset}",
-            fix="leave --dataset out",
-        )
-    if token_file is not None and endpoint is None:
-        raise ConfigError(
-            "--token-file goes with --endpoint", received=f"--token-file {token_file}"
-        )
+    named = {"--predictions": predictions, "--saved-model": saved_model, "--endpoint": endpoint}
+    _refuse_mixed(named, dataset, token_file, baselines=baselines)
     place: dict[str, Any] = {"split": split, "dataset": dataset, "checkpoint": checkpoint}
     served = endpoint if saved_model is None else find_place(saved_model)
     if served is not None:
@@ -126,6 +105,49 @@ def main(
         if "replay" in metrics:
             print_replay(metrics["replay"])
     return 0
+
+
+def _refuse_mixed(
+    named: Mapping[str, Path | str | None],
+    dataset: str | None,
+    token_file: Path | None,
+    *,
+    baselines: bool,
+) -> None:
+    """Refuses options that do not go together.
+
+    Args:
+        named: Options that each name what is measured.
+        dataset: Another version of the dataset.
+        token_file: What an endpoint asks for.
+        baselines: Whether baselines are measured too.
+
+    Raises:
+        ConfigError: Two of them name what is measured, or one would be ignored.
+    """
+    given = [value for value in named.values() if value is not None]
+    if len(given) > 1:
+        raise ConfigError(
+            "--predictions, --saved-model and --endpoint each name what is measured",
+            received=", ".join(map(str, given)),
+            fix="leave one of them",
+        )
+    if given and baselines:
+        raise ConfigError(
+            "--baselines stand beside the run's own model",
+            received=f"--baselines with {given[0]}",
+            fix="leave one of them",
+        )
+    if named["--predictions"] is not None and dataset is not None:
+        raise ConfigError(
+            "--predictions are lists for the run's own dataset version",
+            received=f"--dataset {dataset}",
+            fix="leave --dataset out",
+        )
+    if token_file is not None and named["--endpoint"] is None:
+        raise ConfigError(
+            "--token-file goes with --endpoint", received=f"--token-file {token_file}"
+        )
 
 
 def _read_token(file: Path) -> str:
