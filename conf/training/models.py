@@ -57,6 +57,24 @@ class DrawnNegativesConfig(NegativesConfig):
 OWN_CODE_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 
 
+def keep_apart(
+    params: dict[str, Any], *given: str, advice: str = "leave it out of params"
+) -> dict[str, Any]:
+    """Returns the parameters of a function of one's own.
+
+    Args:
+        params: Its parameters.
+        given: Those that Sluice sets.
+        advice: What to do with one of these.
+
+    Raises:
+        ValueError: One of `given` is among them.
+    """
+    if taken := sorted(set(given) & set(params)):
+        raise ValueError(f"{', '.join(taken)}: Sluice sets it; {advice}")
+    return params
+
+
 class OwnLossConfig(StrictFinite):
     """A loss of one's own in the place of the formula: a value for each row, in TensorFlow."""
 
@@ -75,9 +93,7 @@ class OwnLossConfig(StrictFinite):
     @field_validator("params")
     @classmethod
     def _keep_features_apart(cls, params: dict[str, Any]) -> dict[str, Any]:
-        if "features" in params:
-            raise ValueError("features: Sluice sets it; name them in `features` beside params")
-        return params
+        return keep_apart(params, "features", advice="name them in `features` beside params")
 
 
 OwnLoss = Annotated[
@@ -277,9 +293,7 @@ class OwnTowerConfig(StrictFinite):
     @field_validator("params")
     @classmethod
     def _keep_given_apart(cls, params: dict[str, Any]) -> dict[str, Any]:
-        if taken := {"inputs", "output_dim"} & set(params):
-            raise ValueError(f"{', '.join(sorted(taken))}: Sluice sets it; leave it out of params")
-        return params
+        return keep_apart(params, "inputs", "output_dim")
 
 
 class TowerSettings(StrictFinite):
@@ -533,9 +547,7 @@ class RankingConfig(StrictFinite):
     @field_validator("params")
     @classmethod
     def _keep_tasks_apart(cls, params: dict[str, Any]) -> dict[str, Any]:
-        if taken := {"inputs", "tasks", "base_scores"} & set(params):
-            raise ValueError(f"{', '.join(sorted(taken))}: Sluice sets it; leave it out of params")
-        return params
+        return keep_apart(params, "inputs", "tasks", "base_scores")
 
 
 SequenceConfig = SASRecConfig | HSTUConfig | GRUConfig | BSTConfig

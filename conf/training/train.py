@@ -16,7 +16,7 @@ from conf.config_base import PublishedRoot, StrictFinite
 from conf.errors import ConfigError
 from conf.metrics import OWN_PREFIX, build_stopping_pattern, register_metric
 from conf.training.input import FilterConfig, InputConfig
-from conf.training.models import OWN_CODE_PATTERN, DSSMConfig, ModelConfig
+from conf.training.models import OWN_CODE_PATTERN, DSSMConfig, ModelConfig, keep_apart
 from conf.training.optimizer import OptimizerConfig
 
 StrategyKind = Literal["auto", "none", "mirrored", "multi_worker", "parameter_server"]
@@ -214,9 +214,7 @@ class OwnMetricConfig(StrictFinite):
     @field_validator("params")
     @classmethod
     def _keep_weights_apart(cls, params: dict[str, Any]) -> dict[str, Any]:
-        if "weights" in params:
-            raise ValueError("weights: Sluice sets it; leave it out of params")
-        return params
+        return keep_apart(params, "weights")
 
 
 class EvaluationConfig(StrictFinite):

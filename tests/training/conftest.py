@@ -30,3 +30,19 @@ def tiny_version(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_manifest(tiny_version: Path) -> Manifest:
     """The manifest of `tiny_version`."""
     return read_manifest(tiny_version)
+
+
+@pytest.fixture(scope="module")
+def own_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the modules of one's own that a test file names as `OWN_MODULES`."""
+    folder = tmp_path_factory.mktemp("own")
+    for name, source in request.module.OWN_MODULES.items():
+        (folder / name).write_text(source)
+    return folder
+
+
+@pytest.fixture
+def in_own_folder(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same, as the current folder."""
+    monkeypatch.chdir(own_folder)
+    return own_folder

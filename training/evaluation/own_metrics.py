@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.errors import ConfigError, SluiceError
+from conf.errors import ConfigError
 from conf.training.train import OwnMetricConfig
 from training.networks.own_code import (
+    Fault,
     OwnCode,
+    call_reported,
     check_params,
-    find_line,
-    finding_modules,
     import_function,
 )
 
@@ -70,18 +70,12 @@ class OwnMetric:
             ConfigError: It fails, or gives something else than a number or None.
         """
         given = {"weights": weights} if self._reads_weights else {}
-        try:
-            with finding_modules():
-                found = self._function(labels, scores, **self._params, **given)
-        except SluiceError:
-            raise
-        except Exception as error:
-            raise ConfigError(
-                f"metric {self._path} fails on {len(labels)} rows",
-                received=f"{type(error).__name__}{find_line(error)}: {error}",
-                allowed="NumPy's functions of labels and scores, [rows] each",
-                fix="correct the function; return None where it is not defined",
-            ) from error
+        fault = Fault(
+            f"metric {self._path} fails on {len(labels)} rows",
+            allowed="NumPy's functions of labels and scores, [rows] each",
+            fix="correct the function; return None where it is not defined",
+        )
+        found = call_reported(fault, self._function, labels, scores, **self._params, **given)
         if found is None:
             return None
         if np.ndim(found) or not isinstance(found, int | float | np.number):

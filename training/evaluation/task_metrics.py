@@ -139,7 +139,6 @@ class TaskScores:
             task.name: _build_scores(task, manifest, user, groups) for task in model.tasks
         }
         self._slices = {task.name: _SliceScores(task, manifest, slicings) for task in model.tasks}
-
         self._own: dict[str, OwnScores] = {}
 
     def measure_own(self, metrics: tuple[OwnMetric, ...]) -> None:

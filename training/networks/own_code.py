@@ -42,8 +42,17 @@ class OwnCode:
     given: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Fault:
+    """What an error says of a function that fails; attributes are those of `ConfigError`."""
+
+    problem: str
+    fix: str
+    allowed: str | None = None
+
+
 @contextmanager
-def finding_modules() -> Iterator[None]:
+def _finding_modules() -> Iterator[None]:
     """Lets modules be imported from the current folder, as `python -m` does."""
     here = str(Path.cwd())
     added = here not in sys.path and "" not in sys.path
@@ -77,7 +86,7 @@ def import_function(path: str, code: OwnCode, built_in: Collection[str] = ()) ->
             fix=f"rename the module or its package{instead}",
         )
     try:
-        with finding_modules():
+        with _finding_modules():
             module = importlib.import_module(module_name)
     except Exception as error:
         is_missing = isinstance(error, ModuleNotFoundError) and module_name.startswith(
@@ -85,7 +94,7 @@ def import_function(path: str, code: OwnCode, built_in: Collection[str] = ()) ->
         )
         raise ConfigError(
             f"the module of {code.key} cannot be imported",
-            received=f"{path}: {type(error).__name__}{find_line(error)}: {error}",
+            received=f"{path}: {type(error).__name__}{_find_line(error)}: {error}",
             allowed="a module in the current folder, on PYTHONPATH, or installed",
             fix="run the command in the folder of the module, or add that folder to PYTHONPATH"
             if is_missing
@@ -128,16 +137,31 @@ def call_build(
     parameters = inspect.signature(build).parameters
     check_params(path, code, parameters, params)
     given = {key: value for key, value in given.items() if key in parameters}
+    fault = Fault(
+        f"{code.what} {path} cannot be built", fix=f"correct the {code.what}, or {code.params_key}"
+    )
+    return call_reported(fault, build, inputs, **params, **given)
+
+
+def call_reported(
+    fault: Fault, function: Callable[..., Any], /, *values: Any, **params: Any
+) -> Any:
+    """Calls a function of one's own, which may import modules as it runs.
+
+    Raises:
+        ConfigError: It fails; says the fault, with the line of the function's own code.
+    """
     try:
-        with finding_modules():
-            return build(inputs, **params, **given)
+        with _finding_modules():
+            return function(*values, **params)
     except SluiceError:
         raise
     except Exception as error:
         raise ConfigError(
-            f"{code.what} {path} cannot be built",
-            received=f"{type(error).__name__}{find_line(error)}: {error}",
-            fix=f"correct the {code.what}, or {code.params_key}",
+            fault.problem,
+            received=f"{type(error).__name__}{_find_line(error)}: {error}",
+            allowed=fault.allowed,
+            fix=fault.fix,
         ) from error
 
 
@@ -182,7 +206,7 @@ def _is_needed(parameter: inspect.Parameter) -> bool:
     return parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
 
 
-def find_line(error: Exception) -> str:
+def _find_line(error: Exception) -> str:
     """Returns the innermost line of one's own code in a traceback, as ` in FILE:LINE`."""
     frames = [f for f in traceback.extract_tb(error.__traceback__)[1:] if f.filename[0] != "<"]
     own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]

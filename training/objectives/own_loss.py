@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from conf.errors import ConfigError, SluiceError, did_you_mean
+from conf.errors import ConfigError, did_you_mean
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.training.models import OwnLossConfig
 from training.input.batches import Batch, build_eval_dataset, read_batches
 from training.models.model import find_feature
 from training.networks.own_code import (
+    Fault,
     OwnCode,
+    call_reported,
     check_params,
-    find_line,
-    finding_modules,
     import_function,
 )
 
@@ -162,18 +162,12 @@ def check_loss(
         gradients = None if losses is None else tape.gradient(losses, moved)
         return losses, [g for g in gradients or () if g is not None]
 
-    try:
-        with finding_modules():
-            losses, gradients = differentiate()
-    except SluiceError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"loss {loss.path} fails on the first {rows} rows of train",
-            received=f"{type(error).__name__}{find_line(error)}: {error}",
-            allowed=f"TensorFlow's functions of {', '.join(loss.code.arguments)}",
-            fix=f"correct the function, or {loss.code.params_key}",
-        ) from error
+    fault = Fault(
+        f"loss {loss.path} fails on the first {rows} rows of train",
+        allowed=f"TensorFlow's functions of {', '.join(loss.code.arguments)}",
+        fix=f"correct the function, or {loss.code.params_key}",
+    )
+    losses, gradients = call_reported(fault, differentiate)
     _check_losses(loss, losses, gradients, rows)
 
 

@@ -48,21 +48,8 @@ def broken(labels, scores):
     return labels["no"]
 """
 GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "own-code.md"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a module of metrics."""
-    folder = tmp_path_factory.mktemp("own_metrics")
-    (folder / "own_metrics.py").write_text(METRICS)
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same, as the current folder."""
-    monkeypatch.chdir(folder)
-    return folder
+OWN_MODULES = {"own_metrics.py": METRICS}
+pytestmark = pytest.mark.usefixtures("in_own_folder")
 
 
 def own(function: str, **settings: Any) -> dict[str, Any]:

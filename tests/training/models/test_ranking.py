@@ -262,23 +262,11 @@ def squashed(inputs, how="dense"):
 def diverges(inputs):
     return keras.ops.log(-1.0 - keras.ops.square(keras.layers.Dense(1)(inputs["movie_id"])))
 """
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with modules of one's own."""
-    folder = tmp_path_factory.mktemp("own")
-    (folder / "own_nets.py").write_text(NETS)
-    (folder / "own_typo.py").write_text("def build(inputs:\n")
-    (folder / "own_broken.py").write_text("import keras\n\nkeras.layers.Densest(1)\n")
-    return folder
-
-
-@pytest.fixture
-def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same, as the current folder."""
-    monkeypatch.chdir(folder)
-    return folder
+OWN_MODULES = {
+    "own_nets.py": NETS,
+    "own_typo.py": "def build(inputs:\n",
+    "own_broken.py": "import keras\n\nkeras.layers.Densest(1)\n",
+}
 
 
 def plan(version: Path, root: Path, **model: Any) -> TrainConfig:
@@ -316,7 +304,7 @@ def plan(version: Path, root: Path, **model: Any) -> TrainConfig:
     ],
 )
 def test_faults_of_a_network_of_ones_own_are_said_before_anything_is_written(
-    network: str, settings: dict[str, Any], error: str, here: Path, tiny_version: Path,
+    network: str, settings: dict[str, Any], error: str, in_own_folder: Path, tiny_version: Path,
     tmp_path: Path,
 ) -> None:  # fmt: skip
     config = plan(tiny_version, tmp_path / "runs", network=network, **settings)
@@ -324,7 +312,7 @@ def test_faults_of_a_network_of_ones_own_are_said_before_anything_is_written(
         with pytest.raises(ConfigError, match="(?s)" + error):
             run(config)
     assert not (tmp_path / "runs").exists()
-    assert str(here) not in sys.path
+    assert str(in_own_folder) not in sys.path
 
 
 def test_params_that_sluice_sets_are_refused() -> None:
@@ -333,7 +321,7 @@ def test_params_that_sluice_sets_are_refused() -> None:
 
 
 def test_a_network_of_ones_own_trains_and_is_evaluated_where_its_module_is(
-    here: Path, tiny_version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    in_own_folder: Path, tiny_version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     messages = Messages()
     run = fit_run(plan(tiny_version, tmp_path, network="own_nets:good"), messages)
@@ -345,12 +333,12 @@ def test_a_network_of_ones_own_trains_and_is_evaluated_where_its_module_is(
     with pytest.raises(ConfigError, match="cannot be imported") as caught:
         load_run(run)
     assert "PYTHONPATH" in caught.value.render()
-    assert str(here) not in sys.path
+    assert str(in_own_folder) not in sys.path
 
 
 @pytest.mark.parametrize("how", ["dense", "layer", "reshaped", "softmax", "nested"])
 def test_a_network_that_gives_probabilities_is_refused(
-    how: str, here: Path, tiny_version: Path, tmp_path: Path
+    how: str, in_own_folder: Path, tiny_version: Path, tmp_path: Path
 ) -> None:
     model = {"network": "own_nets:squashed", "params": {"how": how}}
     with pytest.raises(ConfigError, match="Sluice applies the sigmoid itself") as caught:
@@ -362,7 +350,7 @@ def test_a_network_that_gives_probabilities_is_refused(
 
 
 def test_what_looks_like_a_probability_is_noticed(
-    here: Path, tiny_version: Path, tiny_manifest: Manifest
+    in_own_folder: Path, tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
     def find_notes(network: str, **params: Any) -> tuple[str, ...]:
         config = configure(network, params=params)
@@ -376,7 +364,7 @@ def test_what_looks_like_a_probability_is_noticed(
 
 
 def test_a_network_that_gives_no_number_ends_as_diverged(
-    here: Path, tiny_version: Path, tmp_path: Path
+    in_own_folder: Path, tiny_version: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(TrainingDivergedError) as caught:
         fit_run(plan(tiny_version, tmp_path, network="own_nets:diverges"), NoProgress())

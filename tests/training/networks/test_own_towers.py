@@ -52,21 +52,8 @@ USERS = {
     "history": tf.constant([[5, 6, 7], [8, 0, 0]], tf.int64),
 }
 GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "own-code.md"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a module of towers."""
-    folder = tmp_path_factory.mktemp("own_towers")
-    (folder / "own_towers.py").write_text(TOWERS)
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same, as the current folder."""
-    monkeypatch.chdir(folder)
-    return folder
+OWN_MODULES = {"own_towers.py": TOWERS}
+pytestmark = pytest.mark.usefixtures("in_own_folder")
 
 
 def own(function: str, **params: Any) -> dict[str, Any]:

@@ -81,21 +81,8 @@ def uncounted(positives, negatives, counted):
     return tf.reduce_sum(each, 1) / tf.reduce_sum(weights, 1)
 """
 PASS = TrainingPass(tf.constant([1, 8]))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a module of losses."""
-    folder = tmp_path_factory.mktemp("own_losses")
-    (folder / "own_losses.py").write_text(LOSSES)
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same, as the current folder."""
-    monkeypatch.chdir(folder)
-    return folder
+OWN_MODULES = {"own_losses.py": LOSSES}
+pytestmark = pytest.mark.usefixtures("in_own_folder")
 
 
 @pytest.fixture(scope="module")
