@@ -261,18 +261,23 @@ def describe_weights(model: Model) -> dict[str, list[int]]:
 
 @contextmanager
 def counted_seconds(run: Path, workers: Workers) -> Iterator[None]:
-    """Adds the time of the block to the card: a resumed run counts the time of all its parts."""
+    """Adds the time of the block to the card: a resumed run counts the time of all its parts.
+
+    Wall time, and CPU time of this process: only the second can be compared on a busy machine.
+    """
     if not workers.is_chief:
         yield
         return
-    started = time.monotonic()
+    clocks = {"train_seconds": time.monotonic, "train_cpu_seconds": time.process_time}
+    started = {name: clock() for name, clock in clocks.items()}
     try:
         yield
     finally:
         with suppress(OSError):  # A full disk must not hide what went wrong first.
-            before = read_json(run / RUN_CARD_FILE)["timing"].get("train_seconds", 0.0)
-            seconds = before + time.monotonic() - started
-            update_run_card(run, timing={"train_seconds": seconds})
+            before = read_json(run / RUN_CARD_FILE)["timing"]
+            spent = {name: clock() - started[name] for name, clock in clocks.items()}
+            total = {name: before.get(name, 0.0) + seconds for name, seconds in spent.items()}
+            update_run_card(run, timing=total)
 
 
 def describe_end(result: TrainingResult, model: Model) -> dict[str, Any]:

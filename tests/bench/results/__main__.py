@@ -1,0 +1,122 @@
+"""Quality of presets: trains them on public data, records what finished runs wrote, makes the page.
+
+`run` goes on where it was killed: finished builds and runs of the same config are used again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from conf.artefacts.dataset import resolve_version
+from conf.artefacts.run import resolve_run
+from conf.load import load_config
+from conf.training.train import TrainConfig
+from tests.bench.measurements import describe_machine
+from tests.bench.results.experiments import BY_PRESET, Experiment
+from tests.bench.results.page import PAGE, render_page
+from tests.bench.results.records import (
+    ORIGIN_SUFFIX,
+    SeedResult,
+    build_record,
+    read_records,
+    read_seed,
+    write_record,
+)
+from tests.real_data import VARIABLE, find_data
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.results", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="build, train, evaluate, record")
+    run.add_argument("presets", nargs="+", choices=sorted(BY_PRESET), metavar="PRESET")
+    run.add_argument("--seeds", type=int, nargs="+", default=[42, 43, 44])
+    run.add_argument("--work", type=Path, default=Path("work/results"), help="datasets and runs")
+    commands.add_parser("page", help=f"write {PAGE.name} from the records")
+    return parser
+
+
+def main() -> int:
+    """Returns the exit code."""
+    parser = build_parser()
+    arguments = parser.parse_args()
+    if arguments.command == "run":
+        commit = read_commit()
+        if commit is None:
+            parser.error("the checkout has changes: commit them, a record names its commit")
+        for preset in arguments.presets:
+            folder = find_log(BY_PRESET[preset], arguments.work)
+            if folder is None:
+                parser.error(f"{preset} needs {BY_PRESET[preset].data} below ${VARIABLE}")
+            measure(BY_PRESET[preset], folder, arguments, commit)
+    PAGE.write_text(render_page(read_records()), encoding="utf-8")
+    return 0
+
+
+def read_commit() -> str | None:
+    """The commit of this checkout, records and page apart; None where something is changed."""
+    apart = [":!tests/bench/results/measured", f":!docs/{PAGE.name}"]
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *apart)
+    return None if changed else _git("rev-parse", "HEAD")
+
+
+def _git(*words: str) -> str:
+    command = ["git", *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def find_log(experiment: Experiment, work: Path) -> Path | None:
+    """Folder of the log that a preset is measured on; the generated one is made where it lacks."""
+    if experiment.data is not None:
+        return find_data(experiment.data)
+    folder = work / "clicks_log"
+    if not folder.exists():
+        _sluice("data", "clicks", "--out", str(folder), "--sessions", "20000")
+    return folder
+
+
+def measure(experiment: Experiment, log: Path, arguments: argparse.Namespace, commit: str) -> None:
+    """Builds, trains and evaluates one preset and writes its record."""
+    work: Path = arguments.work.resolve()
+    build = Path(load_config(TrainConfig, "training", experiment.preset).dataset).name
+    dataset = work / "datasets" / build
+    if not (dataset / "CURRENT").exists():
+        _sluice("build", build, "--data", str(log), "--set", f"output.root={dataset.parent}")
+    origin = {"commit": commit, "processor": describe_machine()["processor"]}
+    seeds = [_train(experiment, dataset, seed, origin) for seed in arguments.seeds]
+    print(write_record(build_record(experiment, resolve_version(dataset), seeds)))
+
+
+def _train(experiment: Experiment, dataset: Path, seed: int, origin: dict[str, Any]) -> SeedResult:
+    """One seed; what a finished run of it was made by stays as it was."""
+    name = f"{experiment.preset}_seed{seed}"
+    runs = dataset.parent.parent / "runs"
+    file = runs / f"{name}{ORIGIN_SUFFIX}"
+    if not file.exists():
+        runs.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(origin), encoding="utf-8")
+    settings = ("--set", f"root={runs}", "--set", f"name={name}", "--set", f"seed={seed}")
+    _sluice(
+        "train", experiment.preset, "--dataset", str(dataset), *settings, "--once", "--no-report"
+    )
+    run = resolve_run(str(runs / name))
+    _sluice("evaluate", "--run", str(run))
+    return read_seed(experiment, run, json.loads(file.read_text(encoding="utf-8")))
+
+
+def _sluice(*words: str) -> None:
+    """Runs a command of this checkout; its output goes to this one's."""
+    here = Path(__file__).parents[3]
+    environment = {**os.environ, "PYTHONPATH": str(here)}
+    subprocess.run([sys.executable, "-m", "jobs.cli", *words], check=True, env=environment)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

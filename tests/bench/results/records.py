@@ -1,0 +1,172 @@
+"""Records of results: what finished runs wrote, with the commit and the machine that made them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from conf.artefacts.dataset import read_manifest
+from conf.artefacts.run import METRICS_FILE, RUN_CARD_FILE, read_json
+from conf.manifest import Manifest
+from tests.bench.results.experiments import Experiment, Metric
+from training.run_directory import STATUS_TRAINED
+
+FOLDER = Path(__file__).with_name("measured")
+ORIGIN_SUFFIX = ".origin.json"
+
+
+class UnfinishedRunError(Exception):
+    """A run that says nothing about its preset: it has not ended, or not by its own plan."""
+
+
+@dataclass(frozen=True)
+class SeedResult:
+    """What one seed gave.
+
+    Attributes:
+        seed: Of the run.
+        figures: By title of the metric.
+        popularity: The same of popularity, or of a constant; empty where there is neither.
+        epochs: That were trained.
+        best_epoch: Whose weights were measured; None: the last.
+        plan_epochs: That the preset allows.
+        cpu_seconds: Of the training process.
+        peak_memory_bytes: Of the training process.
+        commit: Of the code that trained.
+        processor: Of the machine that trained.
+        finished_on: Day, as in 2026-11-26.
+    """
+
+    seed: int
+    figures: dict[str, float]
+    popularity: dict[str, float]
+    epochs: int
+    best_epoch: int | None
+    plan_epochs: int
+    cpu_seconds: float
+    peak_memory_bytes: int
+    commit: str
+    processor: str
+    finished_on: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a preset gave.
+
+    Attributes:
+        preset: Of training.
+        split_sha256: Of the rows that were trained on and measured on.
+        seeds: One result each, by seed.
+    """
+
+    preset: str
+    split_sha256: str
+    seeds: tuple[SeedResult, ...]
+
+    def mean(self, title: str) -> float:
+        """Mean of a metric over the seeds."""
+        return statistics.fmean(seed.figures[title] for seed in self.seeds)
+
+    def deviation(self, title: str) -> float | None:
+        """Standard deviation of a metric over the seeds; None for a single one."""
+        if len(self.seeds) < 2:
+            return None
+        return statistics.stdev(seed.figures[title] for seed in self.seeds)
+
+
+def digest_splits(manifest: Manifest) -> str:
+    """SHA-256 over the rows and checksums of all shards that training and evaluation read."""
+    lines = [
+        f"{split.name} {shard.rows} {shard.crc32c}\n"
+        for split in manifest.splits
+        for shard in split.shards
+    ]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def read_seed(experiment: Experiment, run: Path, origin: dict[str, Any]) -> SeedResult:
+    """Reads what a finished and evaluated run wrote.
+
+    Args:
+        experiment: Whose preset was trained.
+        run: Directory of the run.
+        origin: Commit and processor that the run was made by.
+
+    Raises:
+        UnfinishedRunError: It has not ended by its plan or by its patience.
+    """
+    card, measured = read_json(run / RUN_CARD_FILE), read_json(run / METRICS_FILE)
+    training, plan = card.get("training", {}), card["config"]["fit"]["epochs"]
+    if card["status"] != STATUS_TRAINED:
+        raise UnfinishedRunError(f"{run}: {card['status']}")
+    if training["epochs"] < plan and not training["stopped_early"]:
+        raise UnfinishedRunError(f"{run}: {training['epochs']} of {plan} epochs")
+    if measured["split"] != "test":
+        raise UnfinishedRunError(f"{run}: measured on {measured['split']}, not on test")
+    model, floor = _find_systems(experiment, measured)
+    return SeedResult(
+        seed=card["config"]["seed"],
+        figures={metric.title: _round(model[metric.key]) for metric in experiment.metrics},
+        popularity={m.title: _round(floor[m.key]) for m in experiment.metrics if m.key in floor},
+        epochs=training["epochs"],
+        best_epoch=training["best_epoch"],
+        plan_epochs=plan,
+        cpu_seconds=round(card["timing"]["train_cpu_seconds"]),
+        peak_memory_bytes=training["peak_memory_bytes"],
+        commit=origin["commit"],
+        processor=origin["processor"],
+        finished_on=card["timing"]["training_finished_at"][:10],
+    )
+
+
+def _find_systems(
+    experiment: Experiment, measured: dict[str, Any]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Figures of the model, and of what knows nothing of the row."""
+    if "tasks" in measured:
+        (task,) = measured["tasks"].values()
+        return task, task.get("constant", {})
+    name = experiment.metrics[0].protocol or measured["headline"]
+    (protocol,) = [found for found in measured["protocols"] if found["name"] == name]
+    return protocol["systems"]["model"], protocol["systems"].get("popularity", {})
+
+
+def _round(value: float) -> float:
+    return round(value, 5)
+
+
+def build_record(experiment: Experiment, version: Path, seeds: list[SeedResult]) -> Record:
+    """Puts the results of several seeds on one dataset version together."""
+    manifest = read_manifest(version)
+    ordered = tuple(sorted(seeds, key=lambda result: result.seed))
+    return Record(experiment.preset, digest_splits(manifest), ordered)
+
+
+def write_record(record: Record) -> Path:
+    """Writes a record beside the others and returns its file."""
+    FOLDER.mkdir(exist_ok=True)
+    file = FOLDER / f"{record.preset}.json"
+    file.write_text(json.dumps(asdict(record), indent=1) + "\n", encoding="utf-8")
+    return file
+
+
+def read_records() -> dict[str, Record]:
+    """Returns all records, by preset."""
+    found = {}
+    for file in sorted(FOLDER.glob("*.json")):
+        data = json.loads(file.read_text(encoding="utf-8"))
+        seeds = tuple(SeedResult(**seed) for seed in data.pop("seeds"))
+        found[data["preset"]] = Record(**data, seeds=seeds)
+    return found
+
+
+def format_figure(record: Record, metric: Metric) -> str:
+    """A metric as pages say it: `0.4868`, or `0.4868 ± 0.0007` over several seeds."""
+    deviation = record.deviation(metric.title)
+    mean = f"{record.mean(metric.title):.4f}"
+    return mean if deviation is None else f"{mean} ± {deviation:.4f}"

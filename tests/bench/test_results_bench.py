@@ -1,0 +1,119 @@
+"""The page of results is what finished runs wrote, and README and presets quote nothing else."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.artefacts.run import METRICS_FILE, RUN_CARD_FILE, write_json
+from conf.load import preset_names
+from tests.bench.results.experiments import BY_PRESET, Experiment, Metric
+from tests.bench.results.page import PAGE, render_page
+from tests.bench.results.records import (
+    Record,
+    SeedResult,
+    UnfinishedRunError,
+    format_figure,
+    read_records,
+    read_seed,
+)
+from tests.docs_site.preset_pages import read_presets
+
+ROOT = Path(__file__).parents[2]
+ORIGIN = {"commit": "c" * 40, "processor": "a processor"}
+EXPERIMENT = Experiment(
+    "ml_1m_dssm", "ml-1m", "All ranked.", (Metric("HR@50", "hit_rate@50", "full_all"),), "A plan."
+)
+
+
+def test_the_page_is_made_from_the_records() -> None:
+    assert PAGE.read_text(encoding="utf-8") == render_page(read_records())
+
+
+def test_every_preset_of_public_data_has_an_experiment() -> None:
+    assert sorted(BY_PRESET) == sorted(set(preset_names("training")) - {"demo"})
+    assert sorted(read_records()) == sorted(set(read_records()) & set(BY_PRESET))
+
+
+def test_heads_of_presets_quote_no_figure() -> None:
+    quoted = {
+        preset.name: numbers
+        for preset in read_presets()
+        if preset.kind == "training"
+        for numbers in [re.findall(r"\b0\.[0-9]{3,}", " ".join(preset.text))]
+        if numbers
+    }
+    assert not quoted, f"take them out, docs/results.md has them: {quoted}"
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh.md"])
+def test_the_readme_quotes_means_of_records(page: str) -> None:
+    rows = re.findall(
+        r"^\|[^|]*\|([^|]*)\| `sluice train (\w+)` \|$", (ROOT / page).read_text("utf-8"), re.M
+    )
+    for figure, preset in rows:
+        record, metric = read_records()[preset], BY_PRESET[preset].metrics[0]
+        assert figure.strip().startswith(format_figure(record, metric)), preset
+
+
+def write_run(run: Path, **training: Any) -> Path:
+    """A run's card and figures, as training and evaluation leave them."""
+    run.mkdir()
+    spent = {"train_cpu_seconds": 61.2, "training_finished_at": "2026-11-26T11:14:40Z"}
+    ended = {"best_epoch": 9, "epochs": 10, "stopped_early": False, "peak_memory_bytes": 10**9}
+    card = {
+        "status": training.pop("status", "trained"),
+        "config": {"seed": 7, "fit": {"epochs": 10}},
+        "timing": spent,
+        "training": ended | training,
+    }
+    systems = {"model": {"hit_rate@50": 0.4868}, "popularity": {"hit_rate@50": 0.1035}}
+    protocols = [{"name": "full_unseen", "systems": {}}, {"name": "full_all", "systems": systems}]
+    write_json(run / RUN_CARD_FILE, card)
+    write_json(
+        run / METRICS_FILE, {"split": "test", "headline": "full_unseen", "protocols": protocols}
+    )
+    return run
+
+
+def test_a_run_is_read_with_what_made_it(tmp_path: Path) -> None:
+    result = read_seed(EXPERIMENT, write_run(tmp_path / "run"), ORIGIN)
+    assert result.figures == {"HR@50": 0.4868}
+    assert result.popularity == {"HR@50": 0.1035}
+    assert (result.seed, result.epochs, result.best_epoch, result.cpu_seconds) == (7, 10, 9, 61)
+    assert (result.commit, result.processor) == (ORIGIN["commit"], ORIGIN["processor"])
+    assert result.finished_on == "2026-11-26"
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [({"status": "interrupted"}, "interrupted"), ({"epochs": 8}, "8 of 10 epochs")],
+)
+def test_a_run_that_was_stopped_by_hand_is_refused(
+    tmp_path: Path, training: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UnfinishedRunError, match=message):
+        read_seed(EXPERIMENT, write_run(tmp_path / "run", **training), ORIGIN)
+
+
+def test_patience_is_a_plan(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", epochs=8, stopped_early=True)
+    assert read_seed(EXPERIMENT, run, ORIGIN).epochs == 8
+
+
+def test_seeds_give_a_mean_and_a_deviation() -> None:
+    def seed(number: int, value: float) -> SeedResult:
+        figures = {"HR@50": value}
+        return SeedResult(number, figures, {"HR@50": 0.1}, 10, 10, 10, 60, 10**9, "c" * 40, "p", "")
+
+    metric = EXPERIMENT.metrics[0]
+    several = Record("ml_1m_dssm", "d" * 64, (seed(1, 0.48), seed(2, 0.49), seed(3, 0.47)))
+    assert format_figure(several, metric) == "0.4800 ± 0.0100"
+    assert format_figure(Record("ml_1m_dssm", "d" * 64, (seed(1, 0.48),)), metric) == "0.4800"
+    page = render_page({"ml_1m_dssm": several})
+    assert "**0.4800 ± 0.0100**" in page
+    assert "published: DeepMatch" in page
+    assert "`ml_1m_hstu`" in page.split("Not measured")[1]
