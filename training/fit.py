@@ -23,7 +23,6 @@ from training.distribution.strategy import (
 )
 from training.distribution.tensorflow_runtime import memory_errors
 from training.distribution.workers import Workers, lost_worker_errors
-from training.input.split_source import TrainingData
 from training.loop.early_stopping import selection_metric
 from training.loop.interruption import stop_on_signals
 from training.loop.trainer import Trainer
@@ -32,6 +31,7 @@ from training.models.model import Model
 from training.monitoring.epoch_records import TrainingResult
 from training.monitoring.mlflow_log import find_tracking_uri, tracked
 from training.monitoring.progress import NoProgress, TrainingProgress
+from training.reader.split_source import TrainingData
 from training.run_directory import (
     Again,
     RunStart,

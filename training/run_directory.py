@@ -44,10 +44,10 @@ from training.checkpoint.run_reference import RunReference, manifest_sha256, rea
 from training.distribution.strategy import Devices
 from training.distribution.tensorflow_runtime import peak_device_memory_bytes, peak_memory_bytes
 from training.distribution.workers import Workers
-from training.input.split_source import TrainingData
 from training.models.model import Model
 from training.monitoring.epoch_records import TrainingResult
 from training.monitoring.progress import TrainingProgress
+from training.reader.split_source import TrainingData
 
 STATUS_TRAINING = "training"
 STATUS_TRAINED = "trained"

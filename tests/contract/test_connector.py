@@ -288,7 +288,7 @@ def plain(column: pa.Array, name: str) -> list:
 def test_the_decoders_agree_on_the_connectors_records(
     record_type: str, connector_decoders_connector: ConnectorSession, tmp_path: Path
 ) -> None:
-    from training.input.decoders import build_block_decoder
+    from training.reader.decoders import build_block_decoder
 
     table = draw_columns(record_type)
     pq.write_table(table, tmp_path / "table.parquet")

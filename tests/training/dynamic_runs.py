@@ -15,9 +15,9 @@ from conf.training.input import InputConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import CheckpointConfig, DevicesConfig, FitConfig, TrainConfig
 from training.distribution.strategy import build_strategy
-from training.input.split_source import TrainingData
 from training.loop.trainer import Trainer
 from training.monitoring.progress import NoProgress, StepStatus
+from training.reader.split_source import TrainingData
 
 TABLES: dict[str, Any] = {
     "user_id": "dynamic",

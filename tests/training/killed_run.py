@@ -23,10 +23,10 @@ from conf.training.train import (
     TrainConfig,
 )
 from training.checkpoint import manager as checkpoints_module
-from training.input.split_source import TrainingData
 from training.loop import assembly
 from training.loop.trainer import Trainer
 from training.monitoring.progress import NoProgress
+from training.reader.split_source import TrainingData
 
 KEYS = ("user_id", "movie_id", "history")
 # All that draws: dropout, adaptive negatives, shuffling; and a rate that depends on the step.

@@ -29,8 +29,8 @@ from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.restore import load_run
 from training.evaluation import protocols
 from training.fit import fit_run, plan_run
-from training.input import split_source
 from training.monitoring.progress import build_progress
+from training.reader import split_source
 from training.run_directory import (
     config_sha256,
     create_run,

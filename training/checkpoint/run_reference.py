@@ -20,7 +20,7 @@ from conf.paths import ReadablePath
 from conf.schema import FeatureSpec, fingerprint
 from conf.storage.locations import find_path
 from conf.training.train import TrainConfig
-from training.input.feature_columns import check_specs
+from training.reader.feature_columns import check_specs
 
 
 def manifest_sha256(manifest: Manifest) -> str:

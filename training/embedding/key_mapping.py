@@ -33,7 +33,7 @@ from training.embedding.key_space import GrowingRows, KeySpace, read_length
 from training.embedding.ruled_key_space import RuledKeySpace
 from training.embedding.static_table import EmbeddingTable
 from training.input.batches import ARRIVALS
-from training.input.damage import carry
+from training.input.carried_errors import carry
 from training.input.open_iterators import close_iterators_at_exit
 
 _log = logging.getLogger("sluice.training.embedding")

@@ -37,10 +37,10 @@ from training.evaluation.task_metrics import compile_scores
 from training.evaluation.user_lists import PER_USER, ListScorer, UserReader
 from training.evaluation.user_rows import is_named
 from training.input.batches import build_eval_dataset, read_batches
-from training.input.split_source import TrainingData
 from training.models.ranking import RankingModel, Task
 from training.models.retrieval import RetrievalModel, require_retrieval
 from training.raw_inputs.vocabularies import read_key_vocabulary
+from training.reader.split_source import TrainingData
 
 
 def compare_runs(trained: TrainedModel, other: TrainedModel, split: str) -> dict[str, Any]:

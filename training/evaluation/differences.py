@@ -21,8 +21,8 @@ from conf.metrics import METRICS, find_family, is_minimised
 from conf.paths import ReadablePath
 from conf.schema import OOV_ID, PAD_ID
 from training.evaluation.metrics import FloatArray, IntArray
-from training.input.filters import hash_keys
 from training.raw_inputs.vocabularies import read_plan
+from training.reader.filters import hash_keys
 
 DRAWS = 2000
 LEVEL = 0.95

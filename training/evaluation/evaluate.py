@@ -71,9 +71,9 @@ from training.evaluation.user_lists import (
     describe_protocol,
 )
 from training.evaluation.user_rows import BEFORE
-from training.input.split_source import TrainingData
 from training.models.ranking import RankingModel
 from training.models.retrieval import RetrievalModel, require_retrieval
+from training.reader.split_source import TrainingData
 
 LIST_LENGTH = 10
 SLICED_SYSTEMS = (ModelScorer.name, PopularityScorer.name)

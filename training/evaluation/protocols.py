@@ -41,8 +41,8 @@ from training.input.batches import (
     build_held_out_dataset,
     read_batches,
 )
-from training.input.filters import EVALUATION_FILTER
-from training.input.split_source import InputOptions, TrainingData
+from training.reader.filters import EVALUATION_FILTER
+from training.reader.split_source import InputOptions, TrainingData
 
 
 @dataclass

@@ -34,10 +34,10 @@ from training.evaluation.user_lists import (
     spread_ranks,
 )
 from training.input.batches import build_eval_dataset, read_batches
-from training.input.filters import EVALUATION_FILTER
-from training.input.split_source import TrainingData
 from training.objectives.item_catalog import read_catalog
 from training.raw_inputs.vocabularies import read_key_vocabulary
+from training.reader.filters import EVALUATION_FILTER
+from training.reader.split_source import TrainingData
 
 LISTS_AT_ONCE = 4096
 UNKNOWN = -1

@@ -1,1 +1,1 @@
-"""Manifest to shuffled, resumable batches."""
+"""Rows of a dataset version as batches of TensorFlow."""

@@ -19,15 +19,15 @@ from conf.operations import SparseIndices, Weights
 from conf.paths import ReadablePath
 from conf.schema import FeatureSpec
 from conf.training.input import FilterConfig, InputConfig
-from training.input.damage import carry, input_errors
-from training.input.decoded_rows import DecodedRows, regroup
-from training.input.feature_columns import FeatureColumn, bound_list, plan_columns, select_features
-from training.input.mixing import build_mixed_reader
+from training.input.carried_errors import carry, input_errors
 from training.input.open_iterators import close_iterators_at_exit
-from training.input.row_sampling import bucket_batches, skip_batches
-from training.input.shuffle_buffer import read_epoch
-from training.input.split_source import InputOptions, SplitSource, build_size_error
 from training.raw_inputs.vocabularies import read_plan
+from training.reader.decoded_rows import DecodedRows, regroup
+from training.reader.feature_columns import FeatureColumn, bound_list, plan_columns, select_features
+from training.reader.mixing import build_mixed_reader
+from training.reader.row_sampling import bucket_batches, skip_batches
+from training.reader.shuffle_buffer import read_epoch
+from training.reader.split_source import InputOptions, SplitSource, build_size_error
 
 Batch = dict[str, Any]
 Features = Mapping[str, Any]

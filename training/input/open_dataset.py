@@ -19,10 +19,10 @@ from conf.schema import FeatureSpec
 from conf.storage.locations import find_path
 from conf.training.input import InputConfig
 from training.input.batches import Batch, BatchLayout, plan_ordered, plan_shuffled, split_features
-from training.input.damage import InputCounts
-from training.input.decoded_rows import DecodedRows
-from training.input.feature_columns import bound_list, plan_columns, select_features
-from training.input.split_source import InputOptions, SplitSource, build_size_error, count_steps
+from training.reader.damage import InputCounts
+from training.reader.decoded_rows import DecodedRows
+from training.reader.feature_columns import bound_list, plan_columns, select_features
+from training.reader.split_source import InputOptions, SplitSource, build_size_error, count_steps
 
 _LOGGER = logging.getLogger(__name__)
 # Options of `input` that decide which rows are drawn, and in which order.

@@ -21,11 +21,11 @@ from conf.paths import ReadablePath
 from conf.schema import canonical_json
 from conf.training.input import InputConfig
 from etl.tfrecord.reading import crc32c
-from training.input.damage import InputCounts
-from training.input.decoded_rows import DecodedRows
-from training.input.feature_columns import plan_columns
-from training.input.shuffle_buffer import read_epoch
-from training.input.split_source import InputOptions, SplitSource
+from training.reader.damage import InputCounts
+from training.reader.decoded_rows import DecodedRows
+from training.reader.feature_columns import plan_columns
+from training.reader.shuffle_buffer import read_epoch
+from training.reader.split_source import InputOptions, SplitSource
 
 _log = logging.getLogger("sluice.training.input")
 

@@ -18,9 +18,10 @@ from training.distribution.strategy import distribute_batches
 from training.embedding.distinct_rows import Lookups, add_distinct_ids
 from training.embedding.key_mapping import KeyedFeatures, map_keys
 from training.input.batches import Batch, build_train_dataset
-from training.input.damage import InputCounts, input_errors, is_carried
-from training.input.split_source import InputOptions, TrainingData
+from training.input.carried_errors import input_errors, is_carried
 from training.models.embedded_inputs import vector_errors
+from training.reader.damage import InputCounts
+from training.reader.split_source import InputOptions, TrainingData
 
 
 @dataclass(frozen=True)

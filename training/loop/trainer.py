@@ -24,7 +24,6 @@ from training.checkpoint.saved_tensors import (
 )
 from training.distribution.tensorflow_runtime import disk_errors
 from training.distribution.workers import NullWriter, Workers
-from training.input.split_source import TrainingData
 from training.loop.assembly import TrainingTask, assemble
 from training.loop.early_stopping import (
     find_best_epoch,
@@ -54,6 +53,7 @@ from training.monitoring.run_logs import (
     read_step_validations,
     read_weight_samples,
 )
+from training.reader.split_source import TrainingData
 
 
 class Trainer:

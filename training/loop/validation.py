@@ -25,11 +25,11 @@ from training.evaluation.protocols import TRAIN_SPLIT, find_relevance, warn_unma
 from training.evaluation.scorers import score_pairs
 from training.evaluation.task_metrics import TaskScores, compile_scores, summarize_tasks
 from training.input.batches import build_eval_dataset, build_held_out_dataset, read_batches
-from training.input.filters import EVALUATION_FILTER
-from training.input.split_source import InputOptions, TrainingData
 from training.models.model import Model
 from training.models.ranking import RankingModel
 from training.models.retrieval import require_retrieval
+from training.reader.filters import EVALUATION_FILTER
+from training.reader.split_source import InputOptions, TrainingData
 
 Validate = Callable[[Model], dict[str, float]]
 

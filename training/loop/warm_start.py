@@ -29,7 +29,6 @@ from training.checkpoint.run_reference import RunReference
 from training.checkpoint.saved_tensors import MODEL, OPTIMIZERS, TrainingState, collect_state
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_space import SAVED_KEYS, KeySpace
-from training.input.split_source import TrainingData
 from training.loop.optimizers import Optimizers
 from training.models.carried_tables import (
     MatchedKeys,
@@ -47,6 +46,7 @@ from training.raw_inputs.vocabularies import (
     match_rows,
     read_encoded_version,
 )
+from training.reader.split_source import TrainingData
 
 ITEM_OF_LIST = re.compile(r"(.+)/([0-9]+)")
 _ROW_STATE = f"{OPTIMIZERS}/sparse/"

@@ -23,7 +23,6 @@ from conf.training.models import (
     YouTubeDNNConfig,
 )
 from training.input.batches import Features
-from training.input.feature_columns import bound_list, list_length
 from training.models.embedded_inputs import EmbeddedInputs, complete_pooling, find_weights
 from training.models.embedding_tables import TableBuilder
 from training.models.model import find_feature
@@ -31,6 +30,7 @@ from training.models.retrieval import RetrievalModel
 from training.networks.layers import PositionWeights, normalize_rows
 from training.networks.network import Network, TrainingPass, build_keras_model, building_layers
 from training.networks.tower import build_own_tower, build_tower, check_activation
+from training.reader.feature_columns import bound_list, list_length
 
 
 class DSSM(RetrievalModel):

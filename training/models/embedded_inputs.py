@@ -28,7 +28,6 @@ from conf.schema import PAD_ID, FeatureSpec
 from conf.training.models import PoolingConfig, VectorConfig
 from training.embedding.static_table import EmbeddingTable
 from training.input.batches import Features
-from training.input.feature_columns import list_length
 from training.networks.layers import (
     PositionWeights,
     combine_positions,
@@ -39,6 +38,7 @@ from training.networks.layers import (
     sum_squared_norms,
 )
 from training.networks.network import NetworkInputs
+from training.reader.feature_columns import list_length
 
 MEAN = PoolingConfig(combiner="mean")
 MASK_SUFFIX, BIAS_SUFFIX = "_mask", "_bias"

@@ -13,7 +13,6 @@ from conf.manifest import Manifest
 from conf.schema import FeatureSpec
 from conf.training.models import PoolingConfig, RankingConfig, TaskConfig
 from training.input.batches import Features
-from training.input.feature_columns import bound_list
 from training.models.embedded_inputs import (
     BIAS_SUFFIX,
     MASK_SUFFIX,
@@ -28,6 +27,7 @@ from training.models.embedding_tables import TableBuilder
 from training.models.model import Model, find_feature
 from training.networks.network import Network, TrainingPass, build_keras_model, building_layers
 from training.networks.registry import NetworkKind, build_logits, find_network
+from training.reader.feature_columns import bound_list
 
 NO_INPUTS = ("label", "weight", "id")
 """Roles of features that say something of a row that is not known when it is scored."""

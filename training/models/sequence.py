@@ -23,7 +23,6 @@ from conf.training.models import (
     SequenceConfig,
 )
 from training.input.batches import Batch, Features
-from training.input.feature_columns import bound_list, list_length
 from training.models.dssm import plan_pooling, select_features
 from training.models.embedded_inputs import EmbeddedInputs, InputFeature
 from training.models.embedding_tables import TableBuilder
@@ -48,6 +47,7 @@ from training.networks.sequences import (
     read_sequence,
 )
 from training.networks.tower import build_mlp, build_tower, concatenate
+from training.reader.feature_columns import bound_list, list_length
 
 
 class SequenceModel(RetrievalModel):

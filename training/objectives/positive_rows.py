@@ -8,8 +8,8 @@ from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.training.input import InputConfig
 from conf.training.models import ItemSettings
-from training.input.filters import passes
 from training.objectives.user_items import TrainRows, read_train_columns
+from training.reader.filters import passes
 
 
 def refuse_negative_rows(config: ItemSettings, kind: str, train: TrainRows) -> None:

@@ -20,10 +20,10 @@ from conf.schema import FIRST_TOKEN_ID
 from conf.training.input import InputConfig
 from training.embedding.key_mapping import read_keys
 from training.input.batches import Batch
-from training.input.damage import InputCounts
-from training.input.feature_columns import plan_columns
-from training.input.shuffle_buffer import read_epoch
-from training.input.split_source import InputOptions, SplitSource
+from training.reader.damage import InputCounts
+from training.reader.feature_columns import plan_columns
+from training.reader.shuffle_buffer import read_epoch
+from training.reader.split_source import InputOptions, SplitSource
 
 PAIR_BYTES = 8
 

@@ -27,8 +27,6 @@ from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.restore import TrainedModel
 from training.checkpoint.run_reference import RunReference
 from training.embedding.key_space import holding_whole_tables
-from training.input.filters import EVALUATION_FILTER
-from training.input.split_source import TrainingData
 from training.loop.optimizers import Optimizers
 from training.loop.warm_start import WarmTarget, transfer_weights
 from training.models.model import Model
@@ -40,6 +38,8 @@ from training.raw_inputs.vocabularies import (
     read_encoded_version,
     read_key_vocabulary,
 )
+from training.reader.filters import EVALUATION_FILTER
+from training.reader.split_source import TrainingData
 from training.replay.own_encoders import build_own_encoders, read_raw_inputs
 
 

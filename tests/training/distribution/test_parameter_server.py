@@ -25,10 +25,10 @@ from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.restore import load_run
 from training.fit import fit_run
 from training.input.batches import build_train_dataset
-from training.input.split_source import TrainingData
 from training.loop.validation import build_validate
 from training.monitoring.epoch_records import read_history
 from training.monitoring.progress import NoProgress
+from training.reader.split_source import TrainingData
 
 pytestmark = pytest.mark.slow
 

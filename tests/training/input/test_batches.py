@@ -26,9 +26,9 @@ from training.input.batches import (
     build_train_dataset,
     find_sparse_pairs,
 )
-from training.input.damage import input_errors
-from training.input.decoded_rows import DecodedRows
-from training.input.feature_columns import FeatureColumn, plan_columns, select_features
+from training.input.carried_errors import input_errors
+from training.reader.decoded_rows import DecodedRows
+from training.reader.feature_columns import FeatureColumn, plan_columns, select_features
 
 CONFIG = InputConfig(batch_size=32, shuffle_buffer=400, interleave_shards=2)
 

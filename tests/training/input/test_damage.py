@@ -18,8 +18,9 @@ from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.input import InputConfig
 from tests.training.tiny_dataset import one_feature
 from training.input.batches import build_eval_dataset, build_train_dataset, read_batches
-from training.input.damage import InputCounts, carry, input_errors, warn_unlisted
-from training.input.split_source import InputOptions, SplitSource, count_rows
+from training.input.carried_errors import carry, input_errors
+from training.reader.damage import InputCounts, warn_unlisted
+from training.reader.split_source import InputOptions, SplitSource, count_rows
 
 BASE = {"batch_size": 8, "shuffle_buffer": 100, "interleave_shards": 2, "parallel_parses": 2}
 DECODERS = pytest.mark.parametrize("decoder", ["block", "tensorflow"])

@@ -24,7 +24,7 @@ from training.input.batches import (
     find_sparse_pairs,
     read_batches,
 )
-from training.input.feature_columns import check_specs
+from training.reader.feature_columns import check_specs
 
 DECODERS = pytest.mark.parametrize("decoder", ["block", "tensorflow"])
 

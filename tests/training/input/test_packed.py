@@ -20,7 +20,7 @@ from tests.datasets import pack_manifest, pack_version
 from tests.tfrecord_files import read_records
 from tests.training.tiny_dataset import write_shard
 from training.input.batches import build_eval_dataset, build_train_dataset
-from training.input.split_source import InputOptions
+from training.reader.split_source import InputOptions
 
 DECODERS = ("block", "tensorflow")
 ROWS = (37, 20, 41)

@@ -29,10 +29,10 @@ from tests.training.tiny_dataset import TinyConfig, hash_key, write_tiny_dataset
 from training.checkpoint.resume_state import Position
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_space import KeySpace
-from training.input.damage import InputCounts
 from training.loop.trainer import Trainer
 from training.monitoring.progress import NoProgress
 from training.monitoring.run_logs import read_steps
+from training.reader.damage import InputCounts
 
 STEPS = 12
 

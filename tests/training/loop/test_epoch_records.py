@@ -23,7 +23,6 @@ from conf.training.train import EarlyStoppingConfig, FitConfig, TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.fit import fit_run, plan_run
 from training.input.batches import build_eval_dataset, build_held_out_dataset
-from training.input.split_source import TrainingData
 from training.loop.early_stopping import (
     find_best_epoch,
     latest_metric,
@@ -39,6 +38,7 @@ from training.monitoring.epoch_records import (
     write_history,
 )
 from training.monitoring.progress import build_progress
+from training.reader.split_source import TrainingData
 
 
 def records(values: list[float], losses: list[float] | None = None) -> list[EpochRecord]:

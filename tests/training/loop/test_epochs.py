@@ -31,9 +31,7 @@ from training.checkpoint.saved_tensors import collect_state, find_non_finite
 from training.distribution.run_steps import build_run_steps
 from training.distribution.strategy import build_strategy
 from training.distribution.workers import NullWriter, Workers
-from training.input import shuffle_buffer
 from training.input.batches import build_eval_dataset
-from training.input.split_source import TrainingData
 from training.loop import assembly
 from training.loop.diverged_batch import (
     DivergedStep,
@@ -47,6 +45,8 @@ from training.loop.interruption import StopRequest
 from training.loop.step_validation import StepPlan
 from training.loop.trainer import Trainer
 from training.monitoring.progress import NoProgress
+from training.reader import shuffle_buffer
+from training.reader.split_source import TrainingData
 
 FEATURES = ["user_id", "history", "label"]
 

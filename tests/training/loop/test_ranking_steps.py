@@ -25,13 +25,13 @@ from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.resume_state import EpochSums, Position, ResumeState
 from training.distribution.strategy import build_strategy
 from training.distribution.workers import NullWriter
-from training.input.split_source import TrainingData
 from training.loop.step_validation import StepPlan, StepValidations
 from training.loop.trainer import Trainer
 from training.loop.validation import Validate, build_validate
 from training.monitoring.epoch_records import TrainingResult, read_history
 from training.monitoring.run_logs import read_step_validations, read_steps
 from training.networks.network import TrainingPass
+from training.reader.split_source import TrainingData
 
 PARAMS = {"hidden_units": [8], "dropout": 0.2, "batch_normalization": True}
 OWN = {

@@ -24,11 +24,11 @@ from tests.training.killed_run import CONFIG, KEYS, Recorded, row_keys, train
 from tests.training.processes import start_forked
 from training.checkpoint.checkpoint_files import list_checkpoints
 from training.input.batches import build_eval_dataset
-from training.input.split_source import TrainingData
 from training.loop import assembly
 from training.loop.trainer import Trainer
 from training.monitoring.progress import NoProgress
 from training.monitoring.run_logs import read_steps
+from training.reader.split_source import TrainingData
 
 STEPS = 12  # per epoch
 EPOCHS = 2

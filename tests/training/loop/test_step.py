@@ -24,7 +24,6 @@ from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
 from training.distribution.run_steps import build_run_steps
 from training.distribution.strategy import build_strategy
 from training.input.batches import Batch
-from training.input.split_source import TrainingData
 from training.loop.gradients import LossScale
 from training.loop.optimizers import Optimizers
 from training.loop.step import (
@@ -39,6 +38,7 @@ from training.loop.step import (
 from training.loop.trainer import Trainer
 from training.networks.layers import compute_dtype
 from training.networks.network import TrainingPass
+from training.reader.split_source import TrainingData
 
 
 class Sum:

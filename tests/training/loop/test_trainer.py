@@ -22,7 +22,6 @@ from training.checkpoint.resume_state import Position
 from training.checkpoint.saved_tensors import collect_state
 from training.distribution.strategy import build_strategy
 from training.input.batches import build_eval_dataset
-from training.input.split_source import TrainingData
 from training.loop.trainer import Trainer
 from training.models.registry import build_model
 from training.models.retrieval import RetrievalModel
@@ -30,6 +29,7 @@ from training.monitoring.epoch_records import TrainingResult
 from training.monitoring.progress import LineProgress, NoProgress
 from training.objectives.item_catalog import read_item_events
 from training.objectives.user_items import TrainRows
+from training.reader.split_source import TrainingData
 
 
 def build(version: Path, manifest: Manifest, **changes: object) -> Trainer:

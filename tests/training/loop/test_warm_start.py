@@ -30,7 +30,6 @@ from training.embedding.key_space import KeySpace
 from training.embedding.ruled_key_space import RuledKeySpace
 from training.export.tables import describe_tables, read_table_rows, write_tables
 from training.fit import fit_run, plan_run
-from training.input.split_source import TrainingData
 from training.loop.trainer import Trainer
 from training.loop.warm_start import SlotMap, map_slots
 from training.models.carried_tables import (
@@ -46,6 +45,7 @@ from training.raw_inputs.vocabularies import (
     match_rows,
     read_encoded_version,
 )
+from training.reader.split_source import TrainingData
 
 LAYOUT = CheckpointLayout({"a": "model/a", "b": "model/b"}, ("model/v", "model/w"))
 SHAPES = {

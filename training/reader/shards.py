@@ -27,8 +27,8 @@ from etl.tfrecord.reading import (
     crc32c,
     read_record_blocks,
 )
-from training.input.damage import DamagePolicy
-from training.input.decoders import BlockDecoder
+from training.reader.damage import DamagePolicy
+from training.reader.decoders import BlockDecoder
 
 WIRE_COMPRESSIONS: dict[str | None, Compression | None] = {
     None: None,

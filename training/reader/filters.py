@@ -15,7 +15,7 @@ from conf.errors import ConfigError, InputDataError, did_you_mean
 from conf.manifest import Manifest
 from conf.training.input import FilterConfig, HeldOutConfig, InputConfig
 from etl.tfrecord.reading import list_lengths
-from training.input.feature_columns import FeatureColumn, plan_columns, select_features
+from training.reader.feature_columns import FeatureColumn, plan_columns, select_features
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,

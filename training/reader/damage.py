@@ -1,24 +1,17 @@
-"""Damaged input: what is skipped and counted, and its errors carried through TensorFlow."""
+"""Damaged input: what is skipped, and what counts it."""
 
 from __future__ import annotations
 
 import logging
-import re
 import threading
-import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import tensorflow as tf
-
 from conf.artefacts.dataset import list_unlisted_files
-from conf.errors import SluiceError
 from conf.manifest import Manifest
-from conf.paths import ReadablePath
 from conf.storage.locations import is_remote
-from etl.tfrecord.reading import FIX_CORRUPT, BadRange, CorruptRecordError
+from etl.tfrecord.reading import BadRange
 
 _LOGGER = logging.getLogger(__name__)
 _WARNED: set[str] = set()
@@ -122,61 +115,3 @@ def warn_unlisted(version_dir: str, manifest: Manifest) -> None:
             "%s: %d file(s) are not in the manifest and are not read, first: %s",
             version_dir, len(unlisted), unlisted[0],
         )  # fmt: skip
-
-
-_MARK = "sluice-input-error-"
-_TOKEN = re.compile(_MARK + "([0-9a-f]{32})")
-_MOST_KEPT = 64
-_FIX_CORRUPT = (
-    f"{FIX_CORRUPT}; or set input.on_corrupt to skip_record or skip_shard, which train on the rest"
-)
-_KEPT: dict[str, SluiceError] = {}
-_LOCK = threading.Lock()
-
-
-class CarriedError(RuntimeError):
-    """Stands for an error of the input inside TensorFlow's runtime, which keeps its text alone."""
-
-
-def carry(error: SluiceError) -> CarriedError:
-    """Returns the error to raise inside a dataset in place of one of Sluice's own."""
-    token = uuid.uuid4().hex
-    with _LOCK:
-        _KEPT[token] = error
-        while len(_KEPT) > _MOST_KEPT:
-            del _KEPT[next(iter(_KEPT))]
-    return CarriedError(f"{_MARK}{token}: {error}")
-
-
-def is_carried(error: tf.errors.OpError) -> bool:
-    """Whether an error of TensorFlow's runtime stands for one of the input."""
-    return _TOKEN.search(error.message) is not None
-
-
-@contextmanager
-def input_errors(version_dir: ReadablePath, manifest: Manifest, split: str) -> Iterator[None]:
-    """Raises an input's error as what it was before it went through TensorFlow's runtime.
-
-    Iterate datasets of `training.input` inside this context.
-
-    Args:
-        version_dir: Directory of the dataset version.
-        manifest: Its manifest.
-        split: The split that is read.
-
-    Raises:
-        InputDataError: A record or a shard is damaged or missing, or does not hold what the
-            schema says; names the file and where in it.
-    """
-    try:
-        yield
-    except tf.errors.OpError as error:
-        found = _TOKEN.search(error.message)
-        with _LOCK:
-            carried = None if found is None else _KEPT.get(found[1])
-        if carried is None:
-            raise
-        if split == "train" and isinstance(carried, CorruptRecordError):
-            carried.fix = _FIX_CORRUPT
-        carried.add_note(f"in split {split!r} of {manifest.dataset_name!r} at {version_dir}")
-        raise carried from error

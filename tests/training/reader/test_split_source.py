@@ -14,12 +14,12 @@ from conf.manifest import Manifest
 from conf.storage.locations import find_path
 from conf.training.input import InputConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
-from training.input import split_source as counting_module
 from training.input.batches import build_eval_dataset, build_held_out_dataset, build_train_dataset
-from training.input.damage import InputCounts
-from training.input.feature_columns import plan_columns
-from training.input.filters import hash_keys
-from training.input.split_source import (
+from training.reader import split_source as counting_module
+from training.reader.damage import InputCounts
+from training.reader.feature_columns import plan_columns
+from training.reader.filters import hash_keys
+from training.reader.split_source import (
     InputOptions,
     SplitSource,
     count_rows,
@@ -252,15 +252,15 @@ def test_steps_are_counted_once_and_kept_beside_the_run(
     steps = count_steps(source, tmp_path / "counts.json")
     dataset = build_train_dataset(tiny_version, tiny_manifest, config, epoch=0, seed=0)
     assert len(list(dataset)) == steps
-    monkeypatch.setattr("training.input.split_source._COUNTED", {})
-    monkeypatch.setattr("training.input.split_source.read_epoch", None)  # nothing is read again
+    monkeypatch.setattr("training.reader.split_source._COUNTED", {})
+    monkeypatch.setattr("training.reader.split_source.read_epoch", None)  # nothing is read again
     assert count_steps(source, tmp_path / "counts.json") == steps
 
 
 def test_the_manifest_tells_the_steps_where_nothing_is_left_out(
     tiny_version: Path, tiny_manifest: Manifest, monkeypatch
 ) -> None:
-    monkeypatch.setattr("training.input.split_source.read_epoch", None)
+    monkeypatch.setattr("training.reader.split_source.read_epoch", None)
     for change, steps in (({}, 24), ({"take": 100}, 3)):
         config = InputConfig.model_validate({"batch_size": 32, **change})
         assert count_steps(SplitSource(tiny_version, tiny_manifest, "train", config)) == steps

@@ -15,9 +15,9 @@ from conf.manifest import Manifest
 from conf.training.input import InputConfig
 from tests.machine import IS_EXHAUSTIVE
 from training.input.batches import build_train_dataset
-from training.input.epoch_plan import limit_rows, plan_buffers, shard_for
-from training.input.shuffle_buffer import ShuffleBuffer
-from training.input.split_source import InputOptions
+from training.reader.epoch_plan import limit_rows, plan_buffers, shard_for
+from training.reader.shuffle_buffer import ShuffleBuffer
+from training.reader.split_source import InputOptions
 
 ROWS = st.lists(st.integers(0, 50), min_size=1, max_size=8)
 

@@ -1,60 +1,28 @@
-"""Blocks of records to Arrow columns: two decoders behind one interface.
-
-`block` is the compiled, column-wise decoder of the wire. `tensorflow` is `tf.io.parse_example` on
-whole blocks, the reference that the other is held against. Both return the same columns, so all
-that follows is one path.
-"""
+"""The decoder `tensorflow`: `tf.io.parse_example` on whole blocks of records."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
 from conf.errors import InputDataError
-from conf.schema import PackedSlot, packed_lengths
 from etl.tfrecord.reading import (
     BadRecord,
-    PackedDecoder,
     RecordBlock,
     WireFeature,
-    build_decoder,
     corrupt_record,
-    has_slots,
-    packed_features,
 )
-from training.input.feature_columns import SEQUENCE_RECORDS
+from training.reader.feature_columns import SEQUENCE_RECORDS
 
 # TensorFlow fails to report an error whose message holds bytes of a record that are no text.
 _PARSE_ERRORS = (tf.errors.InvalidArgumentError, UnicodeDecodeError)
 _MEMBERS = {"int64": "int64_list", "float32": "float_list", "bytes": "bytes_list"}
 _FEATURE_IN_MESSAGE = re.compile(r"(?:Key|Feature): (\S+?)[.,]? ")
-
-
-class BlockDecoder(Protocol):
-    """Decodes blocks of records; belongs to one thread."""
-
-    def decode_block(self, block: RecordBlock, name: str) -> pa.RecordBatch:
-        """Decodes a block.
-
-        Args:
-            block: Records whose framing is sound.
-            name: What to call the file in an error.
-
-        Returns:
-            One column per feature, `[rows]`; a scalar that a record lacks is null.
-
-        Raises:
-            CorruptRecordError: A record is not well-formed.
-            InputDataError: A feature holds another kind of values, or several where one is wanted.
-        """
-
-    def decode_sound(self, block: RecordBlock, name: str) -> tuple[pa.RecordBatch, list[BadRecord]]:
-        """Decodes the well-formed records of a block, and tells which were left out."""
 
 
 class TensorFlowDecoder:
@@ -182,29 +150,6 @@ class TensorFlowDecoder:
                     fix="read it as the kind that was written",
                 )
         return InputDataError(f"{name} cannot be parsed", received=str(error)[:300])
-
-
-def build_block_decoder(
-    kind: str,
-    features: Sequence[WireFeature],
-    record_type: str,
-    slots: Sequence[PackedSlot] = (),
-) -> BlockDecoder:
-    """Builds a decoder.
-
-    Args:
-        kind: `"block"` or `"tensorflow"`.
-        features: What to decode, in the order of the columns.
-        record_type: `"Example"` or `"SequenceExample"`.
-        slots: Places of features in packed features, as the manifest tells them.
-    """
-    if kind != "tensorflow":
-        return build_decoder(features, record_type, slots)
-    if not has_slots(features, slots):
-        return TensorFlowDecoder(features, record_type)
-    packed = packed_features(features, slots)
-    inner = TensorFlowDecoder(packed, record_type, packed_lengths(slots))
-    return PackedDecoder(inner, features, slots)
 
 
 def _dtype(feature: WireFeature) -> tf.DType:

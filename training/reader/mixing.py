@@ -14,12 +14,17 @@ from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.storage.locations import find_path
 from conf.training.input import InputConfig
-from training.input.decoded_rows import DecodedRows
-from training.input.feature_columns import FeatureColumn, check_specs, plan_columns, select_features
-from training.input.row_sampling import mix_rows, skip_batches
-from training.input.shuffle_buffer import ReadPlan, read_epoch
-from training.input.split_source import SplitSource, count_steps
 from training.raw_inputs.vocabularies import match_keys, read_encoded_version
+from training.reader.decoded_rows import DecodedRows
+from training.reader.feature_columns import (
+    FeatureColumn,
+    check_specs,
+    plan_columns,
+    select_features,
+)
+from training.reader.row_sampling import mix_rows, skip_batches
+from training.reader.shuffle_buffer import ReadPlan, read_epoch
+from training.reader.split_source import SplitSource, count_steps
 
 
 def find_mixed(

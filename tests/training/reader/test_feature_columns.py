@@ -8,7 +8,7 @@ import pytest
 from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.schema import FeatureSpec
-from training.input.feature_columns import (
+from training.reader.feature_columns import (
     bound_list,
     check_binary,
     check_specs,

@@ -14,17 +14,17 @@ from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.training.input import InputConfig
 from etl.tfrecord.codec.framing import CorruptRecordError
-from training.input import shards as shard_reader_module
 from training.input.batches import build_train_dataset
-from training.input.damage import DamagePolicy, InputCounts
-from training.input.shards import (
+from training.reader import shards as shard_reader_module
+from training.reader.damage import DamagePolicy, InputCounts
+from training.reader.shards import (
     CachedReader,
     Shard,
     ShardReader,
     filled_shards,
     split_runs,
 )
-from training.input.split_source import InputOptions
+from training.reader.split_source import InputOptions
 
 
 def test_paths_and_records(tiny_version: Path, tiny_manifest: Manifest) -> None:
@@ -116,7 +116,7 @@ def test_later_epochs_decode_nothing_and_give_the_same(
     plain = InputConfig.model_validate(base)
     expected = [read(version, plain, epoch) for epoch in (0, 1)]
     assert read(version, config) == expected[0]
-    monkeypatch.setattr("training.input.shuffle_buffer.ShardReader", None)
+    monkeypatch.setattr("training.reader.shuffle_buffer.ShardReader", None)
     assert read(version, config, 1) == expected[1]
     assert read(version, config) == expected[0]
 

@@ -26,13 +26,13 @@ from etl.tfrecord.reading import (
     join_steps,
     list_lengths,
 )
-from training.input.damage import DamagePolicy
-from training.input.decoded_rows import LENGTH_COLUMN, DecodedRows
-from training.input.decoders import BlockDecoder, build_block_decoder
-from training.input.epoch_plan import BufferPlan, ShardRange, plan_buffers
-from training.input.feature_columns import FeatureColumn, check_binary, fill_absent
-from training.input.filters import RowFilter
-from training.input.shards import (
+from training.reader.damage import DamagePolicy
+from training.reader.decoded_rows import LENGTH_COLUMN, DecodedRows
+from training.reader.decoders import BlockDecoder, build_block_decoder
+from training.reader.epoch_plan import BufferPlan, ShardRange, plan_buffers
+from training.reader.feature_columns import FeatureColumn, check_binary, fill_absent
+from training.reader.filters import RowFilter
+from training.reader.shards import (
     CachedReader,
     Shard,
     ShardCache,

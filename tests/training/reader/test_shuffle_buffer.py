@@ -15,19 +15,19 @@ from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.input import FilterConfig, InputConfig
 from etl.tfrecord.codec.framing import CorruptRecordError, RecordBlock
 from tests.training.tiny_dataset import encode_example, write_shard
-from training.input.damage import DamagePolicy
-from training.input.decoded_rows import LENGTH_COLUMN
-from training.input.epoch_plan import BufferPlan, ShardRange
-from training.input.feature_columns import plan_columns, select_features
-from training.input.filters import RowFilter, build_row_filter
-from training.input.shards import (
+from training.reader.damage import DamagePolicy
+from training.reader.decoded_rows import LENGTH_COLUMN
+from training.reader.epoch_plan import BufferPlan, ShardRange
+from training.reader.feature_columns import plan_columns, select_features
+from training.reader.filters import RowFilter, build_row_filter
+from training.reader.shards import (
     Shard,
     build_missing_shard_error,
     decode_records,
     find_shard_damage,
 )
-from training.input.shuffle_buffer import ReadPlan, ShuffleBuffer, _Filling, read_epoch
-from training.input.split_source import SplitSource, list_shards
+from training.reader.shuffle_buffer import ReadPlan, ShuffleBuffer, _Filling, read_epoch
+from training.reader.split_source import SplitSource, list_shards
 
 
 def test_what_the_filter_looks_at_is_decoded_too(tiny_manifest: Manifest) -> None:

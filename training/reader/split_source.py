@@ -22,14 +22,14 @@ from conf.paths import ReadablePath, open_sizes
 from conf.schema import canonical_json, fingerprint
 from conf.storage.atomic_output import write_text_atomic
 from conf.training.input import ClassBalanceConfig, FilterConfig, InputConfig
-from training.input.damage import DamagePolicy, InputCounts, warn_unlisted
-from training.input.decoded_rows import DecodedRows
-from training.input.epoch_plan import limit_rows, shard_for
-from training.input.feature_columns import FeatureColumn
-from training.input.filters import build_row_filter
-from training.input.row_sampling import balance_classes
-from training.input.shards import WIRE_COMPRESSIONS, Shard, ShardCache, check_format, filled_shards
-from training.input.shuffle_buffer import ReadPlan, read_epoch
+from training.reader.damage import DamagePolicy, InputCounts, warn_unlisted
+from training.reader.decoded_rows import DecodedRows
+from training.reader.epoch_plan import limit_rows, shard_for
+from training.reader.feature_columns import FeatureColumn
+from training.reader.filters import build_row_filter
+from training.reader.row_sampling import balance_classes
+from training.reader.shards import WIRE_COMPRESSIONS, Shard, ShardCache, check_format, filled_shards
+from training.reader.shuffle_buffer import ReadPlan, read_epoch
 
 MAX_THREADS = 8
 

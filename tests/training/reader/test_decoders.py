@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from conf.errors import InputDataError
 from etl.tfrecord.codec.framing import CorruptRecordError, RecordBlock
 from etl.tfrecord.types.features import WireFeature
-from training.input.decoders import build_block_decoder
+from training.reader.decoders import build_block_decoder
 
 FEATURES = tuple(
     WireFeature(f"{kind}{'s' if is_list else ''}", kind, is_list)

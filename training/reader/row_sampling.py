@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from conf.errors import InputDataError
-from training.input.decoded_rows import LENGTH_COLUMN, DecodedRows, concat_rows
+from training.reader.decoded_rows import LENGTH_COLUMN, DecodedRows, concat_rows
 
 _MIX, _BALANCE, _BUCKETS = 2, 3, 4  # streams of random numbers
 

@@ -1,0 +1,1 @@
+"""Shards of a dataset version to rows in memory, without TensorFlow."""
