@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
@@ -21,7 +22,7 @@ from training.loop.gradient_norms import GradientNorms
 from training.loop.gradients import Gradient, LossScale, add_parts, are_finite
 from training.loop.optimizers import Optimizers
 from training.models.model import Model
-from training.networks.layers import computing_in
+from training.networks.layers import computing_in, keeping_shapes
 from training.networks.network import TrainingPass
 from training.objectives.objective import Objective, list_state
 
@@ -75,7 +76,7 @@ class TrainStep:
         self._state_variables = [*model.state_variables, *list_state(objective)]
         self._differentiate = self._compute_part
         if options.xla:
-            self._differentiate = tf.function(self._compute_part, jit_compile=True)
+            self._differentiate = tf.function(self._compute_fixed, jit_compile=True)
 
     def __call__(self, batch: Batch) -> tf.Tensor:
         """Updates the model; returns this replica's share of the batch's mean loss, scalar."""
@@ -111,6 +112,10 @@ class TrainStep:
         assign_state(self._state_variables, state)
         loss = tf.add_n(losses)
         return require_finite(loss, total) if self._options.check_gradients else loss
+
+    def _compute_fixed(self, *args: Any) -> tuple[tf.Tensor, list[Gradient], list[tf.Tensor]]:
+        with keeping_shapes():
+            return self._compute_part(*args)
 
     def _compute_part(
         self,

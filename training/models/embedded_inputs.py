@@ -32,6 +32,7 @@ from training.networks.layers import (
     PositionWeights,
     combine_positions,
     gather_positions,
+    may_cut,
     normalize_weights,
     pool_rows,
     sum_elements,
@@ -61,6 +62,8 @@ class InputFeature:
         elements: Combiner, `sum` or `mean`, of the elements of a list that are fields of a network
             by themselves; None: what the list becomes is one field.
         has_order: Whether the network reads the order of positions.
+        is_cut: Whether the network computes the positions of a list at the width of the batch, and
+            leaves out the padding that all rows have; else each list has its longest length.
     """
 
     spec: FeatureSpec
@@ -72,6 +75,7 @@ class InputFeature:
     vector: VectorConfig | None = None
     elements: str | None = None
     has_order: bool = True
+    is_cut: bool = False
 
     @property
     def name(self) -> str:
@@ -83,6 +87,11 @@ class InputFeature:
         """Whether a network reads each position of a list."""
         is_read = self.pools_numbers or (self.dim is not None and self.has_vector)
         return is_read and self.spec.is_list and self.combiner == "none"
+
+    @property
+    def cut_length(self) -> int | None:
+        """Longest length of a list that is computed at the width of the batch; None: it is not."""
+        return list_length(self.spec) if self.is_cut and self.keeps_positions else None
 
     @property
     def field_names(self) -> tuple[str, ...]:
@@ -119,7 +128,7 @@ class InputFeature:
             return {self.name: (self._count_numbers(),)}
         shapes: dict[str, tuple[int | None, ...]] = {}
         if self.keeps_positions:
-            length = list_length(self.spec)
+            length = list_length(self.spec) if self.cut_length is None else None
             shapes = {self.name: (length, self.dim or 1), self.name + MASK_SUFFIX: (length,)}
         elif self.has_vector or self.pools_numbers:
             shapes[self.name] = (self.dim or 1,)
@@ -196,21 +205,44 @@ class EmbeddedInputs(tf.Module):
             features: Those to embed; None: all.
         """
         inputs: dict[str, tf.Tensor] = {}
-        for feature in self.features if features is None else features:
-            inputs |= self._embed(feature, batch)
+        asked = self.features if features is None else features
+        width = self._find_width(batch, asked)
+        for feature in asked:
+            inputs |= self._embed(feature, batch, width)
         return inputs
 
-    def _embed(self, feature: InputFeature, batch: Features) -> dict[str, tf.Tensor]:
+    def _find_width(self, batch: Features, asked: Sequence[InputFeature]) -> tf.Tensor | None:
+        """Returns the width of the batch, int32 scalar; None where lists have their longest length.
+
+        Lists of one network need one width. It has a position behind the longest list where there
+        is one, as sequences read their beginning there.
+        """
+        cut = [feature for feature in self.features if feature.cut_length is not None]
+        if not cut or not may_cut() or any(feature not in asked for feature in cut):
+            return None
+        tokens = [self._read_tokens(feature, batch) for feature in cut]
+        return tf.reduce_max(tf.stack([find_longest(each) for each in tokens])) + 1
+
+    def _read_tokens(self, feature: InputFeature, batch: Features) -> tf.Tensor:
+        if not feature.pools_numbers:
+            return self._read_list(feature, batch)[0]
+        pad = float(feature.spec.pad_value or 0)
+        values = _pad(batch[feature.name], _longest(feature), pad)
+        return _find_values(feature, batch, values, pad)
+
+    def _embed(
+        self, feature: InputFeature, batch: Features, width: tf.Tensor | None
+    ) -> dict[str, tf.Tensor]:
         name, spec = feature.name, feature.spec
         if feature.vector is not None:
             return {name: decode_vectors(name, batch[name], feature.vector)}
         if feature.pools_numbers:
-            return self._pool_numbers(feature, batch)
+            return self._pool_numbers(feature, batch, width)
         if feature.dim is None:
             numbers = tf.cast(batch[name], tf.float32)
             return {name: numbers if spec.is_list else numbers[:, tf.newaxis]}
         if spec.is_list:
-            return self._embed_list(feature, batch)
+            return self._embed_list(feature, batch, width)
         inputs = {}
         if name in self.tables:
             inputs[name] = self.tables[name].lookup(batch[name])
@@ -218,9 +250,11 @@ class EmbeddedInputs(tf.Module):
             inputs[name + BIAS_SUFFIX] = self.biases[name].lookup(batch[name])
         return inputs
 
-    def _embed_list(self, feature: InputFeature, batch: Features) -> dict[str, tf.Tensor]:
+    def _embed_list(
+        self, feature: InputFeature, batch: Features, width: tf.Tensor | None
+    ) -> dict[str, tf.Tensor]:
         name = feature.name
-        ids, weights = self._read_list(feature, batch)
+        ids, weights = self._read_list(feature, batch, width)
         inputs = {}
         if feature.field_names:
             each = gather_positions(self.tables[name], ids)
@@ -228,7 +262,8 @@ class EmbeddedInputs(tf.Module):
             sums = sum_elements(each, ids, weights, str(feature.elements))
             inputs |= dict(zip(feature.field_names, sums, strict=True))
         elif name in self.tables:
-            inputs[name] = self._pool(feature, self.tables[name], ids, weights)
+            source = None if feature.cut_length is None else batch[name]
+            inputs[name] = self._pool(feature, self.tables[name], ids, weights, source)
         if feature.keeps_positions:
             inputs[name + MASK_SUFFIX] = tf.not_equal(ids, PAD_ID)
         if name in self.biases:
@@ -242,6 +277,7 @@ class EmbeddedInputs(tf.Module):
         table: EmbeddingTable,
         ids: tf.Tensor,
         weights: tf.Tensor | None,
+        source: tf.Tensor | None,
     ) -> tf.Tensor:
         positions = self.position_weights.get(feature.name)
         if positions is not None:
@@ -249,11 +285,14 @@ class EmbeddedInputs(tf.Module):
             return pool_rows(table, ids, positions(tf.shape(ids)[1]))
         if feature.combiner == "mean" and weights is None:
             return pool_rows(table, ids)
-        return combine_positions(gather_positions(table, ids), ids, weights, feature.combiner)
+        each = gather_positions(table, ids, source)
+        return combine_positions(each, ids, weights, feature.combiner)
 
-    def _pool_numbers(self, feature: InputFeature, batch: Features) -> dict[str, tf.Tensor]:
+    def _pool_numbers(
+        self, feature: InputFeature, batch: Features, width: tf.Tensor | None
+    ) -> dict[str, tf.Tensor]:
         name, pad = feature.name, float(feature.spec.pad_value or 0)
-        length = list_length(feature.spec) if feature.keeps_positions else None
+        length = _longest(feature, width)
         values = _pad(batch[name], length, pad)
         tokens = _find_values(feature, batch, values, pad)
         weights = None
@@ -273,7 +312,7 @@ class EmbeddedInputs(tf.Module):
             batch: Features by name.
         """
         feature = next(feature for feature in self.features if feature.name == name)
-        return self._read_list(feature, batch)[0]
+        return self._read_list(feature, batch, self._find_width(batch, self.features))[0]
 
     def penalize_rows(self, batch: Features) -> list[tf.Tensor]:
         """Returns the weighted squared norms of rows that a batch looks up, summed over it.
@@ -293,7 +332,7 @@ class EmbeddedInputs(tf.Module):
         return terms
 
     def _read_list(
-        self, feature: InputFeature, batch: Features
+        self, feature: InputFeature, batch: Features, width: tf.Tensor | None = None
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
         """Returns a list's ids `[batch, length]` and the weights of its positions, if any."""
         values, weights = batch[feature.name], None
@@ -303,14 +342,18 @@ class EmbeddedInputs(tf.Module):
             values = _ragged(values.indices[:, 1], rows, shape)
         elif feature.pooling.weights is not None:
             weights = batch[feature.pooling.weights]
-        length = list_length(feature.spec) if feature.keeps_positions else None
+        length = _longest(feature, width)
         ids = _pad(values, length)
         if weights is None:
             return ids, None
         return ids, self._fit_weights(feature, weights, ids, length)
 
     def _fit_weights(
-        self, feature: InputFeature, weights: tf.Tensor, ids: tf.Tensor, length: int | None
+        self,
+        feature: InputFeature,
+        weights: tf.Tensor,
+        ids: tf.Tensor,
+        length: int | tf.Tensor | None,
     ) -> tf.Tensor:
         weights = _fit_width(tf.cast(_pad(weights, length), tf.float32), tf.shape(ids)[1])
         return normalize_weights(weights, ids) if feature.pooling.softmax else weights
@@ -341,15 +384,39 @@ def build_keras_inputs(features: Sequence[InputFeature]) -> NetworkInputs:
         biases=[feature.name + BIAS_SUFFIX for feature in embedded if feature.has_bias],
         masks={f.name: f.name + MASK_SUFFIX for f in features if f.keeps_positions},
         elements={f.name: f.field_names for f in features if f.field_names},
+        lengths={f.name: length for f in features if (length := f.cut_length) is not None},
     )
+
+
+def find_longest(tokens: tf.Tensor) -> tf.Tensor:
+    """Returns the length of the longest list, int32 scalar; 0 of no list.
+
+    Args:
+        tokens: int `[batch, length]`, 0 padding; what stands before the last token counts.
+    """
+    is_met = tf.reduce_any(tf.not_equal(tokens, PAD_ID), axis=0)
+    ends = tf.where(is_met, tf.range(1, tf.size(is_met) + 1), 0)
+    return tf.reduce_max(tf.concat([[0], ends], axis=0))
 
 
 def _ragged(values: tf.Tensor, rows: tf.Tensor, shape: tf.Tensor) -> tf.RaggedTensor:
     return tf.RaggedTensor.from_value_rowids(values, rows, nrows=shape[0], validate=False)
 
 
-def _pad(values: tf.Tensor | tf.RaggedTensor, length: int | None, pad: float = PAD_ID) -> tf.Tensor:
+def _longest(feature: InputFeature, width: tf.Tensor | None = None) -> int | tf.Tensor | None:
+    """Returns how long a list is padded to; None: it is not."""
+    length = list_length(feature.spec) if feature.keeps_positions else None
+    if length is None or width is None or feature.cut_length is None:
+        return length
+    return tf.minimum(width, length)
+
+
+def _pad(
+    values: tf.Tensor | tf.RaggedTensor, length: int | tf.Tensor | None, pad: float = PAD_ID
+) -> tf.Tensor:
     """Returns a list as `[batch, length]`; None: as long as the longest of the batch."""
+    if isinstance(length, tf.Tensor):
+        return _fit_width(_pad(values, None, pad), length, pad)
     if isinstance(values, tf.RaggedTensor):
         return values.to_tensor(tf.cast(pad, values.dtype), shape=[None, length])
     if length is None or values.shape[1] == length:

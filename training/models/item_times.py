@@ -62,7 +62,7 @@ class ItemTimes:
         values = batch[self.name]
         if isinstance(values, tf.RaggedTensor):
             values = values.to_tensor(0)
-        width = tf.shape(ids)[1]
+        width, latest = tf.shape(ids)[1], self._read_reference(batch, values)
         missing = tf.maximum(width - tf.shape(values)[1], 0)
         values = tf.pad(values[:, :width], [[0, 0], [0, missing]])
         known = tf.not_equal(ids, 0)
@@ -71,7 +71,7 @@ class ItemTimes:
         else:
             known &= values > 0
             # Whole numbers, as float32 tells neighbouring seconds of our time no longer apart.
-            ages = tf.cast(self._read_reference(batch, values)[:, tf.newaxis] - values, tf.float32)
+            ages = tf.cast(latest[:, tf.newaxis] - values, tf.float32)
         ages *= self.seconds
         ages = tf.where(known & (ages >= 0), ages, UNKNOWN_AGE)  # NaN is not known either.
         return tf.ensure_shape(ages, ids.shape)

@@ -84,8 +84,11 @@ class RankingModel(Model):
         builder = TableBuilder(config, manifest, specs, seed)
         keys = replace(manifest.keys, history=manifest.find_history())
         params = kind.complete_params(config.params, keys)
-        poolings = _plan_pooling(config, manifest, specs, kind.find_position_lists(params))
+        positions = kind.find_position_lists(params)
+        poolings = _plan_pooling(config, manifest, specs, positions)
         planned = _plan_inputs(config, manifest, kind, builder, poolings)
+        if kind.takes_any_width:
+            planned = [replace(one, is_cut=one.name in positions) for one in planned]
         tensors = build_keras_inputs(planned)
         with building_layers(config.network, seed, dtype):
             base = find_base_scores(self.tasks, manifest)

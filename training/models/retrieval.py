@@ -24,7 +24,8 @@ class Queries:
         weights: float32 `[n]`, how much each counts in the loss of its row; 0 at padding.
         rows: int32 `[n]`, the row of the batch that each is of, ascending.
         row_count: int32 scalar, rows of the batch.
-        per_row: How many each row has, padding included: `n = row_count * per_row`.
+        per_row: How many a row has at most, padding included. All rows have as many: those of the
+            width of the batch.
     """
 
     vectors: tf.Tensor

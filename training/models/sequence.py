@@ -8,6 +8,7 @@ HSTU, GRU) have such a vector at each position, and can be trained on all of the
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import keras
 import tensorflow as tf
@@ -91,6 +92,7 @@ class SequenceModel(RetrievalModel):
             [builder.plan_input(spec, pooling.get(spec.name)) for spec in side]
             for side in (users, items)
         ]
+        sides[0] = [replace(one, is_cut=one.spec in lists) for one in sides[0]]
         self._sequence, self._every_position = lists[0].name, _is_trained_everywhere(config)
         if self._every_position:
             _require_items(builder.resolve(lists[0]), builder, manifest)
@@ -103,7 +105,7 @@ class SequenceModel(RetrievalModel):
             names = [spec.name for spec in lists]
             self.network = _build_network(self._users, config, names, self._times)
             if self._every_position:
-                self.queries_per_row = int(self.network.keras_model.output.shape[1])
+                self.queries_per_row = list_length(lists[0]) or 1
             first = self.network.random_layers
             self.item_tower = _build_item_tower(self._items, config, first)
 
@@ -133,22 +135,23 @@ class SequenceModel(RetrievalModel):
         """Returns a query for each position of each row, or one a row.
 
         Position 0 is the row's own: its item is the target. The target of position k is the item of
-        position k - 1. Positions weigh `1 / length`, so each counts alike, whatever the row.
+        position k - 1. Positions weigh 1 by the longest length, so each counts alike, whatever the
+        row and the width of the batch.
         """
         if not self._every_position:
             return super().embed_queries(batch, item_key, training)
         vectors = self._encode(batch, training)
         history = self._users.read_ids(self._sequence, batch)
         targets = tf.concat([batch[item_key][:, tf.newaxis], history[:, :-1]], axis=1)
-        rows, length = tf.shape(vectors)[0], int(vectors.shape[1])
+        rows, width = tf.shape(vectors)[0], tf.shape(vectors)[1]
         is_item = tf.cast(targets >= FIRST_TOKEN_ID, tf.float32)
         return Queries(
             self._scale(tf.reshape(vectors, [-1, vectors.shape[2]])),
             tf.reshape(targets, [-1]),
-            tf.reshape(is_item / length, [-1]),
-            tf.repeat(tf.range(rows), length),
+            tf.reshape(is_item / self.queries_per_row, [-1]),
+            tf.repeat(tf.range(rows), width),
             rows,
-            per_row=length,
+            per_row=self.queries_per_row,
         )
 
     def _encode(self, features: Features, training: TrainingPass | None) -> tf.Tensor:
@@ -277,7 +280,8 @@ def _project(
     if not others and not config.hidden_units and encoded.shape[-1] == dim:
         return encoded
     if len(encoded.shape) == 3:
-        others = [keras.layers.RepeatVector(encoded.shape[1])(other) for other in others]
+        each = keras.ops.zeros_like(encoded[:, :, :1])
+        others = [each + keras.ops.expand_dims(other, 1) for other in others]
     joined = concatenate([encoded, *others])
     hidden = build_mlp(joined, config.hidden_units, dropout=config.dropout)
     return keras.layers.Dense(dim)(hidden)

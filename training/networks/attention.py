@@ -24,11 +24,13 @@ class History:
         vectors: `[batch, length, dim]`, zeros at padded positions.
         mask: Where a token stands, bool `[batch, length]`.
         target: `[batch, dim]`.
+        max_len: Longest length of a history; a batch may be narrower.
     """
 
     vectors: keras.KerasTensor
     mask: keras.KerasTensor
     target: keras.KerasTensor
+    max_len: int
 
 
 def build_din(
@@ -128,7 +130,8 @@ def build_bst(
     """
     read = read_history(inputs, history, target, gaps)
     last = keras.ops.expand_dims(read.target, 1)
-    sequence = AddPositions()(keras.layers.Concatenate(axis=1)([read.vectors, last]))
+    sequence = keras.layers.Concatenate(axis=1)([read.vectors, last])
+    sequence = AddPositions(length=read.max_len + 1, has_target=True)(sequence)
     always = keras.ops.ones_like(read.mask[:, :1])
     mask = keras.ops.concatenate([read.mask, always], axis=1)
     units = feed_forward_units or 4 * sequence.shape[-1]
@@ -137,7 +140,7 @@ def build_bst(
     without = [*list_names(history), *list_names(target), *([gaps] if gaps else [])]
     others = flatten_each(inputs, without=without)
     hidden = build_mlp(
-        concatenate([*others, pool_outputs(sequence, mask, pooling)]),
+        concatenate([*others, pool_outputs(sequence, mask, pooling, read.max_len)]),
         hidden_units,
         activation=activation,
         dropout=dropout,
@@ -202,9 +205,15 @@ def score_positions(read: History, units: Sequence[int], activation: str) -> ker
 
 
 def pool_outputs(
-    sequence: keras.KerasTensor, mask: keras.KerasTensor, pooling: str
+    sequence: keras.KerasTensor, mask: keras.KerasTensor, pooling: str, max_len: int
 ) -> keras.KerasTensor:
     """Returns the outputs of a transformer's positions as one vector, `[batch, width]`.
+
+    Args:
+        sequence: Outputs of the history, and that of the target behind them.
+        mask: Positions that are read.
+        pooling: `target`, `concat` or `mean`.
+        max_len: Longest length of a history.
 
     Raises:
         ConfigError: There is no such pooling.
@@ -213,7 +222,9 @@ def pool_outputs(
         return sequence[:, -1]
     kept = keras.ops.where(keras.ops.expand_dims(mask, 2), sequence, 0.0)
     if pooling == "concat":
-        return keras.layers.Flatten()(kept)
+        history = PadPositions(max_len)(kept[:, :-1])
+        last = keras.ops.expand_dims(kept[:, -1], 1)
+        return keras.layers.Flatten()(keras.layers.Concatenate(axis=1)([history, last]))
     if pooling == "mean":
         counts = keras.ops.sum(keras.ops.cast(mask, kept.dtype), axis=1, keepdims=True)
         return keras.ops.sum(kept, axis=1) / counts
@@ -236,6 +247,13 @@ def read_history(
     added = [gaps] if gaps else []
     for name in (*lists, *added):
         check_positions(inputs, name)
+    widths = {name: inputs.find_length(name) for name in lists}
+    if len(set(widths.values())) > 1:
+        raise ConfigError(
+            "the lists of a history need one length",
+            received=", ".join(f"{name}: {width}" for name, width in widths.items()),
+            fix="build them with one max_len",
+        )
     vectors = concatenate([inputs[name] for name in lists])
     goal = concatenate([inputs[name] for name in targets])
     if len(goal.shape) != 2 or vectors.shape[-1] != goal.shape[-1]:
@@ -245,7 +263,9 @@ def read_history(
             f"target {', '.join(targets)}: {goal.shape[-1]} numbers",
             fix="name as many targets as lists in model.params, of one embedding dim",
         )
-    lengths = {name: inputs[name].shape[1:] for name in (lists[0], *added)}
+    lengths = {
+        name: (inputs.find_length(name), inputs[name].shape[2]) for name in (lists[0], *added)
+    }
     if len(set(lengths.values())) > 1:
         raise ConfigError(
             "the gaps of a history need a vector as long as the history's for each position",
@@ -254,7 +274,8 @@ def read_history(
         )
     if gaps:
         vectors = keras.layers.Add()([vectors, inputs[gaps]])
-    return History(vectors, inputs[inputs.masks[lists[0]]], goal)
+    mask, length = inputs[inputs.masks[lists[0]]], inputs.find_length(lists[0])
+    return History(vectors, mask, goal, int(length or 0))
 
 
 def check_positions(inputs: NetworkInputs, name: str) -> None:
@@ -264,7 +285,7 @@ def check_positions(inputs: NetworkInputs, name: str) -> None:
         ConfigError: The feature is something else.
     """
     tensor = inputs[name]
-    if name not in inputs.masks or tensor.shape[1] is None:
+    if name not in inputs.masks or inputs.find_length(name) is None:
         raise ConfigError(
             "the network reads the positions of a list of ids whose length is known",
             received=f"{name}: inputs of shape {tensor.shape[1:]}",
@@ -280,23 +301,71 @@ def list_names(names: Names) -> list[str]:
 
 @keras.saving.register_keras_serializable("sluice")
 class AddPositions(keras.layers.Layer):
-    """Adds a trained vector to each position of a sequence of known length.
+    """Adds a trained vector to each position of a sequence; a shorter one has the first vectors.
 
     Args:
         initializer: Of the vectors, as Keras names it.
+        length: Longest length of a sequence.
+        has_target: Whether the last position is that of a target, however long the sequence is:
+            it has the last vector.
         options: Those of a Keras layer.
     """
 
-    def __init__(self, initializer: Any = "uniform", **options: Any) -> None:
+    def __init__(
+        self,
+        initializer: Any = "uniform",
+        *,
+        length: int,
+        has_target: bool = False,
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
         self.initializer = keras.initializers.get(initializer)
+        self.length, self.has_target = length, has_target
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Makes the vectors."""
         self.positions = self.add_weight(
-            shape=tuple(input_shape[1:]), initializer=self.initializer, name="positions"
+            shape=(self.length, input_shape[-1]), initializer=self.initializer, name="positions"
         )
 
     def call(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
-        """Returns inputs `[batch, length, dim]` plus the vectors."""
-        return inputs + self.positions
+        """Returns inputs `[batch, width, dim]` plus the vectors."""
+        width, positions = keras.ops.shape(inputs)[1], self.positions
+        if not self.has_target:
+            return inputs + positions[:width]
+        return inputs + keras.ops.concatenate([positions[: width - 1], positions[-1:]])
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns what the layer is made of."""
+        own = {"length": self.length, "has_target": self.has_target}
+        initializer = keras.initializers.serialize(self.initializer)
+        return {**super().get_config(), "initializer": initializer, **own}
+
+
+@keras.saving.register_keras_serializable("sluice")
+class PadPositions(keras.layers.Layer):
+    """Fills sequences of any width with zeros up to one length.
+
+    Args:
+        length: The length.
+        options: Those of a Keras layer.
+    """
+
+    def __init__(self, length: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.length = length
+
+    def call(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
+        """Returns `[batch, length, dim]` of `[batch, width, dim]`."""
+        missing = self.length - keras.ops.shape(inputs)[1]
+        padded = keras.ops.pad(inputs, ((0, 0), (0, missing), (0, 0)))
+        return keras.ops.reshape(padded, (-1, self.length, inputs.shape[2]))
+
+    def compute_output_shape(self, shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        """Returns the shape."""
+        return (shape[0], self.length, shape[2])
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns what the layer is made of."""
+        return {**super().get_config(), "length": self.length}

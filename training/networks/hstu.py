@@ -61,7 +61,8 @@ def build_hstu(
     Returns:
         `[batch, length, dim]`, as `build_sasrec` does, without a normalization at the end.
     """
-    hidden = drop(AddPositions(draw_normal())(sequence.vectors), dropout)
+    positions = AddPositions(draw_normal(), length=sequence.max_len)
+    hidden = drop(positions(sequence.vectors), dropout)
     buckets = [] if times is None else [TimeBuckets(times.of_targets)(times.ages)]
     for _ in range(blocks):
         dim = hidden.shape[-1]

@@ -36,6 +36,29 @@ def computing_in(dtype: tf.DType) -> Iterator[None]:
         _compute_dtype.reset(token)
 
 
+_has_fixed_shapes: ContextVar[bool] = ContextVar("has_fixed_shapes", default=False)
+
+
+def may_cut() -> bool:
+    """Returns whether padding may be left out where a step is traced: shapes then depend on data.
+
+    XLA compiles shapes that are known, and collectives between replicas need equal ones.
+    """
+    context = tf.distribute.get_replica_context()
+    is_alone = context is None or context.num_replicas_in_sync == 1
+    return is_alone and not _has_fixed_shapes.get()
+
+
+@contextmanager
+def keeping_shapes() -> Iterator[None]:
+    """Lets what is traced in the block compute padding too, at shapes that data do not change."""
+    token = _has_fixed_shapes.set(True)
+    try:
+        yield
+    finally:
+        _has_fixed_shapes.reset(token)
+
+
 def matmul_rows(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
     """Dot product of each row of one matrix with each of the other, as float32.
 
@@ -143,14 +166,18 @@ def _sum_weighted(
     return pooled, gradient
 
 
-def gather_positions(table: EmbeddingTable, ids: tf.Tensor) -> tf.Tensor:
+def gather_positions(
+    table: EmbeddingTable, ids: tf.Tensor, source: tf.Tensor | None = None
+) -> tf.Tensor:
     """Returns the row of each position of lists, `[batch, length, dim]`.
 
     Args:
         table: Embeds the ids.
         ids: int `[batch, length]`; what stands at padded positions (0) is not defined.
+        source: The tensor of the batch that has the same tokens, and more or less padding behind
+            them; None: ids.
     """
-    found = table.find_rows(ids)
+    found = table.find_rows(ids if source is None else source)
     if found is None:
         return table.gather(ids)
     # The step has each token's row once; padding has none.

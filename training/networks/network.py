@@ -35,6 +35,7 @@ class NetworkInputs(dict[str, keras.KerasTensor]):
         masks: Name of the mask, `[batch, length]`, of each list whose positions are read.
         elements: Names of the sum of a list's elements and of the sum of their squares,
             `[batch, dim]` each, for lists whose elements are fields by themselves.
+        lengths: Longest length of each list whose tensor has none, as a batch may be narrower.
     """
 
     def __init__(
@@ -45,10 +46,17 @@ class NetworkInputs(dict[str, keras.KerasTensor]):
         biases: Sequence[str] = (),
         masks: Mapping[str, str] | None = None,
         elements: Mapping[str, Sequence[str]] | None = None,
+        lengths: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(tensors)
         self.vectors, self.numbers, self.biases = tuple(vectors), tuple(numbers), tuple(biases)
         self.masks, self.elements = dict(masks or {}), dict(elements or {})
+        self._lengths = dict(lengths or {})
+
+    def find_length(self, name: str) -> int | None:
+        """Returns the longest length of a list whose positions are read; None: it has no bound."""
+        length: int | None = self._lengths.get(name, self[name].shape[1])
+        return length
 
     def __missing__(self, name: str) -> keras.KerasTensor:
         """Refuses a name that a network asks for.

@@ -38,6 +38,7 @@ class NetworkKind:
         position_params: Parameters that name lists whose positions it reads.
         sums_fields: Whether it sums over fields, so that each element of a list is one.
         has_order: Whether it reads the order of positions that a list keeps.
+        takes_any_width: Whether a batch may hold those lists narrower than they can be.
     """
 
     build: Callable[..., Any]
@@ -47,6 +48,7 @@ class NetworkKind:
     position_params: tuple[str, ...] = ()
     sums_fields: bool = False
     has_order: bool = True
+    takes_any_width: bool = False
 
     def complete_params(self, params: Mapping[str, Any], keys: DatasetKeys) -> dict[str, Any]:
         """Returns parameters, with the dataset's keys in place of features that are not named."""
@@ -67,8 +69,12 @@ NETWORKS: dict[str, NetworkKind] = {
     "wide_deep": NetworkKind(build_wide_deep, has_biases=True),
     "deepfm": NetworkKind(build_deepfm, has_biases=True, sums_fields=True),
     "dcn": NetworkKind(build_dcn),
-    "din": NetworkKind(build_din, key_params=_OF_HISTORY, position_params=("history",)),
-    "bst": NetworkKind(build_bst, key_params=_OF_HISTORY, position_params=("history", "gaps")),
+    "din": NetworkKind(
+        build_din, key_params=_OF_HISTORY, position_params=("history",), takes_any_width=True
+    ),
+    "bst": NetworkKind(
+        build_bst, key_params=_OF_HISTORY, position_params=("history", "gaps"), takes_any_width=True
+    ),
     "mf": NetworkKind(build_mf, has_biases=True, key_params={"user": "user", "item": "item"}),
     "shared_bottom": NetworkKind(build_shared_bottom),
     "mmoe": NetworkKind(build_mmoe),

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import keras
-import numpy as np
 
 from conf.errors import ConfigError
 from training.networks.attention import AddPositions, build_transformer_block, check_positions
@@ -52,7 +51,7 @@ def read_sequence(inputs: NetworkInputs, names: Sequence[str]) -> UserSequence:
     """
     for name in names:
         check_positions(inputs, name)
-    shapes = {name: inputs[name].shape[1:] for name in names}
+    shapes = {name: (inputs.find_length(name), inputs[name].shape[2]) for name in names}
     if len(set(shapes.values())) > 1:
         raise ConfigError(
             "the lists of a sequence need one length, and vectors of one length",
@@ -66,7 +65,7 @@ def read_sequence(inputs: NetworkInputs, names: Sequence[str]) -> UserSequence:
     is_read = keras.ops.concatenate([beginning, is_item[:, :-1]], axis=1)
     # A layer: Keras takes the product of a tensor and a number for a sparse one.
     scaled = keras.layers.Rescaling(total.shape[-1] ** 0.5)(total)
-    return UserSequence(scaled, is_read, int(total.shape[1]))
+    return UserSequence(scaled, is_read, int(inputs.find_length(names[0]) or 0))
 
 
 def build_sasrec(
@@ -103,10 +102,9 @@ def build_sasrec(
         `[batch, length, dim]`: at position k what follows from the items from k on; what stands at
         positions that are not read is not defined.
     """
-    hidden = drop(AddPositions(draw_normal())(sequence.vectors), dropout)
-    length = hidden.shape[1]
-    looks_back = np.triu(np.ones((1, length, length), bool))
-    mask = keras.ops.logical_and(keras.ops.expand_dims(sequence.is_read, 1), looks_back)
+    positions = AddPositions(draw_normal(), length=sequence.max_len)
+    hidden = drop(positions(sequence.vectors), dropout)
+    mask = LooksBack()(sequence.is_read)
     for _ in range(blocks):
         attended = normalize(hidden)
         attention = keras.layers.MultiHeadAttention(
@@ -169,11 +167,29 @@ def build_bst_encoder(
     Returns:
         `[batch, dim]`.
     """
-    hidden = AddPositions(draw_normal())(sequence.vectors)
+    hidden = AddPositions(draw_normal(), length=sequence.max_len)(sequence.vectors)
     for _ in range(blocks):
         units = feed_forward_units or 4 * hidden.shape[-1]
         hidden = build_transformer_block(hidden, sequence.is_read, heads, units, dropout)
     return hidden[:, 0]
+
+
+@keras.saving.register_keras_serializable("sluice")
+class LooksBack(keras.layers.Layer):
+    """Which positions each one reads: itself, and those of items before, which stand behind it."""
+
+    def call(self, is_read: keras.KerasTensor) -> keras.KerasTensor:
+        """Returns bool `[batch, width, width]`.
+
+        Args:
+            is_read: As of `UserSequence`.
+        """
+        places = keras.ops.arange(keras.ops.shape(is_read)[1])
+        return keras.ops.logical_and(is_read[:, None, :], places[None, :] >= places[:, None])
+
+    def compute_output_shape(self, shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        """Returns the shape."""
+        return (shape[0], shape[1], shape[1])
 
 
 def _add(hidden: keras.KerasTensor, added: keras.KerasTensor, is_gated: bool) -> keras.KerasTensor:

@@ -266,7 +266,7 @@ class DrawnNegatives(ItemObjective):
         own = self._items.embed_targets(model, batch, queries, training)
         drawn = self._draw(queries.row_count, training)
         vectors = self._items.embed(model, tf.reshape(drawn, [-1]), training)
-        shape = [queries.row_count, queries.per_row, int(queries.vectors.shape[1])]
+        shape = [queries.row_count, -1, int(queries.vectors.shape[1])]
         scores = tf.matmul(
             tf.reshape(queries.vectors, shape),
             tf.reshape(vectors, [queries.row_count, self._count, shape[2]]),
