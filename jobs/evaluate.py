@@ -20,6 +20,7 @@ from conf.metrics import list_families
 from conf.paths import ReadablePath
 from jobs.reporting.quality import describe_baselines, view_slices
 from jobs.support.formatting import (
+    describe_calibration,
     describe_filter,
     describe_gauc,
     describe_weights,
@@ -421,12 +422,13 @@ def _print_tasks(console: Console, metrics: Mapping[str, Any]) -> None:
 
 
 def _list_notes(tasks: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What the table's figures are of: weights, and the rows of GAUC; each thing once."""
+    """What the table's figures are of: weights, rows of GAUC, calibration; each thing once."""
     weights = dict.fromkeys(note for v in tasks.values() if (note := describe_weights(v)))
     notes = [f"weighted: {note}" for note in weights]
     for task, values in tasks.items():
-        if (line := describe_gauc(values)) is not None:
-            notes.append(f"{task}: {line}" if len(tasks) > 1 else line)
+        for line in (describe_gauc(values), describe_calibration(values)):
+            if line is not None:
+                notes.append(f"{task}: {line}" if len(tasks) > 1 else line)
     return notes
 
 

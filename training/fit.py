@@ -10,9 +10,8 @@ from typing import Any
 
 from conf.artefacts.run import INPUT_COUNTS_FILE, update_run_card
 from conf.errors import read_code_version
-from conf.manifest import Manifest
-from conf.metrics import LOSS_METRIC
 from conf.training.train import StepRange, TrainConfig
+from training.calibration import check_calibration, fit_calibrations
 from training.checkpoint.stored_runs import StoredSeries, describe_run, is_stored
 from training.distribution.parameter_server import released_servers
 from training.distribution.strategy import (
@@ -23,10 +22,10 @@ from training.distribution.strategy import (
 )
 from training.distribution.tensorflow_runtime import memory_errors
 from training.distribution.workers import Workers, lost_worker_errors
-from training.loop.early_stopping import selection_metric
+from training.loop.early_stopping import find_used_metric
 from training.loop.interruption import stop_on_signals
 from training.loop.trainer import Trainer
-from training.loop.validation import build_validate, check_validation, is_validated
+from training.loop.validation import build_validate, check_validation
 from training.models.model import Model
 from training.monitoring.epoch_records import TrainingResult
 from training.monitoring.mlflow_log import find_tracking_uri, tracked
@@ -92,6 +91,7 @@ def fit_run(
             return start.finished
         seed_everything(config.seed)
         trainer = Trainer(config, start.data, strategy, progress, profile)
+        check_calibration(config, start.data, trainer.parts.model)
         if start.unfinished is None:
             trainer.warm_start()  # Refused, it leaves no directory behind.
         return _train(trainer, start, config, workers, progress)
@@ -145,6 +145,8 @@ def _train(
         )
         with counted_seconds(run, workers):
             result = trainer.fit(run, build_validate(config, start.data), stop)
+        if calibrated := workers.share(lambda: fit_calibrations(config, run, start.data)):
+            progress.message(calibrated)
         workers.share(lambda: _finish(config, run, result, trainer.parts.model))
     if series is not None:
         series.publish(run)
@@ -196,6 +198,7 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
     data = read_current_data(config)
     strategy, devices = plan_devices(config.devices, config.input.batch_size)
     trainer = Trainer(config, data, strategy, NoProgress())
+    check_calibration(config, data, trainer.parts.model)
     splits = {split.name: split.rows for split in data.manifest.splits}
     warm = trainer.warm_start()
     memory = trainer.parts.memory
@@ -210,7 +213,7 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
         "catalogue_softmax": None if memory is None else memory.to_json(),
         "warm_start": None if warm is None else asdict(warm),
         "features": trainer.parts.model.describe_inputs(),
-        "selected_by": _find_metric(config, data.manifest),
+        "selected_by": find_used_metric(config, data.manifest),
         "devices": devices.to_json(),
     }
 
@@ -220,8 +223,3 @@ def _keep_counts(config: TrainConfig, data: TrainingData, run: Path) -> None:
     kept = replace(data, counts_file=run / INPUT_COUNTS_FILE)
     kept.steps_per_epoch(config.input)
     check_validation(config, kept)
-
-
-def _find_metric(config: TrainConfig, manifest: Manifest) -> str | None:
-    metric = selection_metric(config)
-    return metric if metric == LOSS_METRIC or is_validated(config, manifest) else None

@@ -8,6 +8,7 @@
                         diverged/         the batch whose loss was not finite
                         input_counts.json rows that the input leaves, where they had to be counted
                         warm_start.json   what came over from an earlier run
+                        calibration.json  from log-odds of the kept checkpoints to those of labels
                         mlflow.json       what an MLflow server has of the run
                         logs/             TensorBoard
                         metrics.json      evaluation against the baselines
@@ -46,6 +47,7 @@ VALIDATIONS_FILE = "validations.jsonl"
 DIVERGED_DIR = "diverged"
 INPUT_COUNTS_FILE = "input_counts.json"
 WARM_START_FILE = "warm_start.json"
+CALIBRATION_FILE = "calibration.json"
 MLFLOW_FILE = "mlflow.json"
 LOGS_DIR = "logs"
 EXPORT_DIR = "export"

@@ -538,6 +538,11 @@ class RankingConfig(StrictFinite):
         default_factory=dict, description="Settings of tables, by name."
     )
     embedding_l2: float | None = Field(None, gt=0, description="`l2` of tables without one.")
+    calibration: Literal["isotonic"] | None = Field(
+        None,
+        description="isotonic: probabilities of binary tasks follow the rates of the rows to "
+        "validate on; fitted when training has ended.",
+    )
 
     @property
     def name(self) -> str:

@@ -11,6 +11,7 @@ from jobs.reporting.run_data import MissingPartError, RunData
 from jobs.support.formatting import (
     MISSING,
     as_mapping,
+    describe_calibration,
     describe_gauc,
     describe_split,
     describe_weights,
@@ -286,6 +287,9 @@ def _view_tasks(metrics: Mapping[str, Any]) -> dict[str, Any]:
     notes = [f"Each task on {count}, beside a constant prediction"]
     first = as_mapping(next(iter(metrics["tasks"].values()), None))
     notes += [note for note in (describe_weights(first), describe_gauc(first)) if note]
+    for task, values in as_mapping(metrics["tasks"]).items():
+        if (line := describe_calibration(as_mapping(values))) is not None:
+            notes.append(f"task {task}, {line}" if has_several else line)
     return {"lead": "; ".join(notes) + ".", "tasks": tasks}
 
 

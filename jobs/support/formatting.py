@@ -212,6 +212,26 @@ def describe_gauc(values: Mapping[str, Any]) -> str | None:
     return line
 
 
+def describe_calibration(values: Mapping[str, Any]) -> str | None:
+    """Says what calibration has made of a task's probabilities; None where there is none."""
+    before = as_mapping(values.get("uncalibrated"))
+    if not before:
+        return None
+    parts = []
+    for title, find in (("log loss", _find_log_loss), ("expected calibration error", _find_error)):
+        pair = format_metric(find(before)), format_metric(find(values))
+        parts.append("{} {} before, {} after".format(title, *pair))
+    return f"calibration: {'; '.join(parts)}"
+
+
+def _find_log_loss(values: Mapping[str, Any]) -> float | None:
+    return to_float(values.get("log_loss"))
+
+
+def _find_error(values: Mapping[str, Any]) -> float | None:
+    return to_float(as_mapping(values.get("calibration")).get("expected_error"))
+
+
 def metric_order(metric: str) -> tuple[int, str, int]:
     """Returns a sort key: by family, then by cut-off as a number."""
     family, _, k = metric.partition("@")

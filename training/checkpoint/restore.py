@@ -12,6 +12,7 @@ from conf.manifest import Manifest
 from conf.paths import ReadablePath, local_path
 from conf.storage.locations import is_remote
 from conf.training.train import TrainConfig
+from training.checkpoint.calibrations import read_calibrations, requires_fit
 from training.checkpoint.checkpoint_files import (
     METADATA_FILE,
     STATE_PREFIX,
@@ -24,7 +25,8 @@ from training.checkpoint.saved_tensors import MODEL, collect_state, restore_stat
 from training.checkpoint.stored_runs import find_run
 from training.embedding.key_space import holding_whole_tables
 from training.models.model import Model
-from training.models.registry import build_model
+from training.models.ranking import RankingModel
+from training.models.registry import build_model, undo_balance
 
 
 @dataclass(frozen=True)
@@ -46,16 +48,21 @@ class TrainedModel:
     version_dir: ReadablePath
 
 
-def load_run(run: str | Path, which: Literal["best", "last"] = "best") -> TrainedModel:
+def load_run(
+    run: str | Path, which: Literal["best", "last"] = "best", *, is_calibrated: bool = True
+) -> TrainedModel:
     """Loads the model of a run, and what it was trained on.
 
     Args:
         run: A run's directory, or a series' (its last finished run).
         which: The best epoch's weights, or the last one's.
+        is_calibrated: Whether `model.calibration` is applied, which training fits at its end.
 
     Raises:
-        UpstreamNotReadyError: There is no such run, or it has no such checkpoint yet.
-        InputDataError: The dataset version is gone or another one, or the checkpoint is damaged.
+        UpstreamNotReadyError: There is no such run, or it has no such checkpoint yet, or no
+            calibration of it.
+        InputDataError: The dataset version is gone or another one, or the checkpoint or the
+            calibration is damaged.
     """
     run_dir = find_run(run)
     reference = RunReference.read(run_dir)
@@ -70,7 +77,12 @@ def load_run(run: str | Path, which: Literal["best", "last"] = "best") -> Traine
         )
     with holding_whole_tables():
         model = build_model(config.model, manifest, config.seed)
-    restore_newest(directory, collect_state(**{MODEL: model}))
+    metadata, _ = restore_newest(directory, collect_state(**{MODEL: model}))
+    undo_balance(model, config.input, manifest)
+    if is_calibrated and isinstance(model, RankingModel) and requires_fit(config.model):
+        if metadata is None:
+            raise TypeError("a checkpoint that was listed is gone")
+        model.calibrate(read_calibrations(run_dir, metadata.resume_state.position))
     return TrainedModel(run_dir, model, config, manifest, reference.version_dir)
 
 

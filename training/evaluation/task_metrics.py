@@ -140,6 +140,19 @@ class TaskScores:
         }
         self._slices = {task.name: _SliceScores(task, manifest, slicings) for task in model.tasks}
         self._own: dict[str, OwnScores] = {}
+        self._before: dict[str, LabelScores] = {}
+        self._score_before = self._score
+
+    def measure_uncalibrated(self) -> None:
+        """Measures what calibrated tasks had without it, too; call it before the first rows."""
+        if self._model.calibrations:
+            model, weight = self._model, self._manifest.find_weight()
+            self._score_before = compile_scores(model, model.compute_uncalibrated_logits)
+            self._before = {
+                task.name: LabelScores(task.label, temperature=1.0, weight=weight)
+                for task in model.tasks
+                if task.name in model.calibrations
+            }
 
     def measure_own(self, metrics: tuple[OwnMetric, ...]) -> None:
         """Measures metrics of one's own too; call it before the first rows."""
@@ -159,7 +172,11 @@ class TaskScores:
         Raises:
             InputDataError: A score is no number, or a label of a binary task neither 0 nor 1.
         """
-        logits = self._score({name: batch[name] for name in self._model.inputs if name in batch})
+        given = {name: batch[name] for name in self._model.inputs if name in batch}
+        logits = self._score(given)
+        before = self._score_before(given) if self._before else {}
+        for name, uncalibrated in self._before.items():
+            uncalibrated.update(batch, np.asarray(before[name], np.float32))
         for task in self._model.tasks:
             scores = np.asarray(logits[task.name], np.float32)
             if np.isnan(scores).any():
@@ -191,11 +208,18 @@ class TaskScores:
             else:
                 found = scores.result(self._manifest.find_label_mean(task.label, "train"))
             results[task.name] = {"kind": task.kind, "label": task.label, **(found or {})}
+            if (uncalibrated := self._before.get(task.name)) is not None:
+                results[task.name]["uncalibrated"] = _describe_before(uncalibrated)
             if task.name in self._own:
                 results[task.name]["own"] = self._own[task.name].result()
             if slices := self._slices[task.name].result():
                 results[task.name]["slices"] = slices
         return results
+
+
+def _describe_before(scores: LabelScores) -> dict[str, Any]:
+    found = scores.result(None) or {}
+    return {name: found[name] for name in ("log_loss", "calibration") if name in found}
 
 
 def _build_scores(
@@ -351,6 +375,7 @@ def evaluate_tasks(
     groups = build_user_groups(version_dir, manifest, config.seed)
     scores = TaskScores(model, manifest, slicings=slicings, groups=groups)
     scores.measure_own(build_own_metrics(config.evaluation.metrics))
+    scores.measure_uncalibrated()
     dataset = build_eval_dataset(
         version_dir, manifest, split, batch_size, scores.inputs, measured=config.evaluation.filter
     )

@@ -122,7 +122,7 @@ def write_version(
     parts: dict[str, Any]
     if isinstance(model, RankingModel):
         signatures = build_ranking_signatures(trained, model, encoders)
-        parts = {"outputs": [_describe_task(task) for task in model.tasks],
+        parts = {"outputs": [_describe_task(model, task) for task in model.tasks],
                  "score": "one output per task, named after it, float32"}  # fmt: skip
     else:
         retrieval = require_retrieval(model)
@@ -183,12 +183,14 @@ def _index_items(trained: TrainedModel, model: RetrievalModel) -> ItemIndex | No
     return build_item_index(model, trained.version_dir, trained.manifest, batch_size)
 
 
-def _describe_task(task: Task) -> dict[str, str]:
+def _describe_task(model: RankingModel, task: Task) -> dict[str, Any]:
+    found = model.calibrations.get(task.name)
     return {
         "name": task.name,
         "label": task.label,
         "kind": task.kind,
         "means": describe_output(task),
+        **({} if found is None else {"calibration": found.to_json()}),
     }
 
 

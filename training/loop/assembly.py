@@ -32,7 +32,7 @@ from training.loop.step import (
 from training.loop.step_validation import StepPlan
 from training.loop.validation import Validate, build_step_validate, check_validation
 from training.models.model import Model
-from training.models.registry import build_model
+from training.models.registry import build_model, undo_balance
 from training.monitoring.progress import TrainingProgress
 from training.objectives.objective import (
     Objective,
@@ -120,7 +120,11 @@ def assemble(task: TrainingTask, profile: StepRange | None = None) -> TrainingPa
             norms = build_gradient_norms(model, config.fit.steps_per_loop)
             options = replace(options, norms=norms)
     objective = _build_objective(task, model, optimizers)
-    for note in (*model.notes, *list_notes(objective)):
+    for note in (
+        *model.notes,
+        *list_notes(objective),
+        *undo_balance(model, config.input, data.manifest),
+    ):
         task.progress.message(note)
     inputs = _build_inputs(task, model, objective)
     epoch_input = EpochInput(config, data, strategy, inputs)

@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 
 from conf.errors import ConfigError, did_you_mean
+from conf.manifest import Manifest
 from conf.metrics import LOSS_METRIC, METRICS, list_families
 from conf.training.models import RankingConfig, TaskConfig
 from conf.training.train import EarlyStoppingConfig, TrainConfig
-from training.loop.validation import is_scored_by_label
+from training.loop.validation import is_scored_by_label, is_validated
 from training.monitoring.epoch_records import EpochRecord, StepValidation
 
 TASK_METRICS = {
@@ -50,6 +51,12 @@ def should_stop(history: Sequence[EpochRecord], config: EarlyStoppingConfig | No
     if config is None or config.metric is None or not history:
         return False
     return history[-1].epoch - find_best_epoch(history, config.metric) >= config.patience
+
+
+def find_used_metric(config: TrainConfig, manifest: Manifest) -> str | None:
+    """Returns the metric that chooses the epoch where there are rows to measure it, else None."""
+    metric = selection_metric(config)
+    return metric if metric == LOSS_METRIC or is_validated(config, manifest) else None
 
 
 def selection_metric(config: TrainConfig) -> str | None:

@@ -9,13 +9,13 @@ Of both, `evaluation.filter` leaves the rows alone that it measures.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from conf.errors import ConfigError, TooFewRowsError
 from conf.manifest import Manifest
 from conf.metrics import LOSS_METRIC
-from conf.training.input import describe_conditions
+from conf.training.input import FilterConfig, describe_conditions
 from conf.training.models import BinaryConfig, RankingConfig
 from conf.training.train import TrainConfig
 from training.evaluation.evaluate import evaluate_full
@@ -24,7 +24,12 @@ from training.evaluation.own_metrics import build_own_metrics
 from training.evaluation.protocols import TRAIN_SPLIT, find_relevance, warn_unmasked
 from training.evaluation.scorers import score_pairs
 from training.evaluation.task_metrics import TaskScores, compile_scores, summarize_tasks
-from training.input.batches import build_eval_dataset, build_held_out_dataset, read_batches
+from training.input.batches import (
+    Batch,
+    build_eval_dataset,
+    build_held_out_dataset,
+    read_batches,
+)
 from training.models.model import Model
 from training.models.ranking import RankingModel
 from training.models.retrieval import require_retrieval
@@ -165,8 +170,34 @@ def _build_ranking(config: TrainConfig, data: TrainingData, batches: int | None)
     return validate
 
 
+def read_validation(
+    config: TrainConfig,
+    data: TrainingData,
+    features: Sequence[str],
+    measured: tuple[FilterConfig, ...] = (),
+) -> Iterator[Batch]:
+    """Yields the rows to validate on: those of the validation split, or held out of train.
+
+    Args:
+        config: The run's config.
+        data: The dataset version.
+        features: Names to read.
+        measured: What rows must pass.
+
+    Raises:
+        InputDataError: The split is not there, or a record is damaged.
+    """
+    where, size = (data.version_dir, data.manifest), config.evaluation.batch_size
+    if config.input.validation is None:
+        split = "validation"
+        dataset = build_eval_dataset(*where, split, size, features, measured=measured)
+    else:
+        split, options = TRAIN_SPLIT, InputOptions(measured=measured)
+        dataset = build_held_out_dataset(*where, config.input, size, features, options=options)
+    yield from read_batches(dataset, *where, split)
+
+
 def _build_task_metrics(config: TrainConfig, data: TrainingData, batches: int | None) -> Validate:
-    where, batch_size = (data.version_dir, data.manifest), config.evaluation.batch_size
     measured = config.evaluation.filter
     compiled, own = functools.cache(compile_scores), build_own_metrics(config.evaluation.metrics)
 
@@ -175,17 +206,7 @@ def _build_task_metrics(config: TrainConfig, data: TrainingData, batches: int | 
             raise TypeError(f"a {type(model).__name__} has no tasks")
         scores = TaskScores(model, data.manifest, compiled(model))
         scores.measure_own(own)
-        if config.input.validation is None:
-            split = "validation"
-            dataset = build_eval_dataset(
-                *where, split, batch_size, scores.inputs, measured=measured
-            )
-        else:
-            split, options = TRAIN_SPLIT, InputOptions(measured=measured)
-            dataset = build_held_out_dataset(
-                *where, config.input, batch_size, scores.inputs, options=options
-            )
-        for batch in islice(read_batches(dataset, *where, split), batches):
+        for batch in islice(read_validation(config, data, scores.inputs, measured), batches):
             scores.update(batch)
         return summarize_tasks(model, scores.result())
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import tensorflow as tf
 
 from conf.errors import ConfigError, did_you_mean
 from conf.manifest import Manifest
 from conf.schema import FeatureSpec
+from conf.training.input import InputConfig
 from conf.training.models import PoolingConfig, RankingConfig, TaskConfig
 from training.input.batches import Features
+from training.models.calibration import Calibration, find_keep_rate
 from training.models.embedded_inputs import (
     BIAS_SUFFIX,
     MASK_SUFFIX,
@@ -68,10 +71,13 @@ class RankingModel(Model):
         tasks: What it scores.
         network: The network.
         left_out: Features of the dataset that the network does not read.
+        calibrations: By task, what its log-odds go through outside of training.
 
     Raises:
         ConfigError: The config names features, labels or a network that do not fit.
     """
+
+    calibrations: Mapping[str, Calibration] = MappingProxyType({})
 
     def __init__(
         self, config: RankingConfig, manifest: Manifest, seed: int, dtype: tf.DType = tf.float32
@@ -145,17 +151,28 @@ class RankingModel(Model):
         """The network."""
         return (self.network,)
 
+    def calibrate(self, calibrations: Mapping[str, Calibration]) -> None:
+        """Sets what log-odds go through, by task; before anything is compiled of the model."""
+        self.calibrations = MappingProxyType(dict(calibrations))
+
     def compute_logits(
         self, features: Features, training: TrainingPass | None = None
     ) -> dict[str, tf.Tensor]:
-        """Returns what the network says of each task: log-odds, or the label's value; `[batch]`.
+        """Returns what the model says of each task: log-odds, or the label's value; `[batch]`.
+
+        Log-odds are calibrated, but for those that a training step learns by.
 
         Args:
             features: At least `inputs`: scalars `[batch]`, lists `[batch, length]` padded with 0,
                 ragged, or sparse.
             training: The pass of a training step; None elsewhere.
         """
-        return self._name_logits(self.network(self._inputs(features), training))
+        logits = self._name_logits(self.network(self._inputs(features), training))
+        return logits if training is not None else self._apply_calibrations(logits)
+
+    def compute_uncalibrated_logits(self, features: Features) -> dict[str, tf.Tensor]:
+        """Returns what the network says of each task, as `compute_logits`."""
+        return self._name_logits(self.network(self._inputs(features)))
 
     def predict(self, features: Features) -> dict[str, tf.Tensor]:
         """Returns the score of each task, `[batch]`: a probability, or the label's value."""
@@ -189,10 +206,15 @@ class RankingModel(Model):
         inputs = self._inputs(rows, shared)
         inputs = {name: tf.repeat(value, count, axis=0) for name, value in inputs.items()}
         logits = self._name_logits(self.network({**inputs, **self._inputs(pairs, single)}))
+        logits = self._apply_calibrations(logits)
         return {name: tf.reshape(value, shape) for name, value in logits.items()}
 
     def _name_logits(self, outputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         return {task.name: tf.squeeze(outputs[task.name], axis=1) for task in self.tasks}
+
+    def _apply_calibrations(self, logits: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        found = self.calibrations
+        return {n: found[n].apply(v) if n in found else v for n, v in logits.items()}
 
     def _finish(self, logits: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         return {
@@ -237,6 +259,16 @@ def plan_tasks(config: RankingConfig, manifest: Manifest) -> tuple[Task, ...]:
             )
         tasks.append(Task(name, found, task.objective.kind, task.weight))
     return tuple(tasks)
+
+
+def find_balance_calibrations(
+    tasks: Sequence[Task], config: InputConfig, manifest: Manifest
+) -> dict[str, Calibration]:
+    """Returns what undoes a balance of classes in training, by task; see `find_keep_rate`."""
+    rates = {
+        task.name: find_keep_rate(config, manifest, task.label) for task in tasks if task.is_binary
+    }
+    return {n: Calibration.of_keep_rate(rate) for n, rate in rates.items() if rate is not None}
 
 
 def find_base_scores(tasks: Sequence[Task], manifest: Manifest) -> dict[str, float]:

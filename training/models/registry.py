@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from conf.manifest import Manifest
+from conf.training.input import InputConfig
 from conf.training.models import (
     DSSMConfig,
     ModelConfig,
@@ -15,7 +16,7 @@ from conf.training.models import (
 from training.models.dssm import DSSM, build_youtube_dnn
 from training.models.mf import MatrixFactorization
 from training.models.model import Model
-from training.models.ranking import RankingModel
+from training.models.ranking import RankingModel, find_balance_calibrations
 from training.models.sequence import SequenceModel
 
 
@@ -42,3 +43,34 @@ def build_model(
     if isinstance(config, SequenceConfig):
         return SequenceModel(config, manifest, seed, dtype)
     return MatrixFactorization(config, manifest, seed)
+
+
+def undo_balance(model: Model, config: InputConfig, manifest: Manifest) -> list[str]:
+    """Sets what undoes a balance of classes outside of training.
+
+    Args:
+        model: The model; one without tasks stays as it is.
+        config: How its train split is read.
+        manifest: The dataset version.
+
+    Returns:
+        What to tell of probabilities that stay those of balanced rows.
+    """
+    balance = config.class_balance
+    if balance is None or not isinstance(model, RankingModel):
+        return []
+    model.calibrate(find_balance_calibrations(model.tasks, config, manifest))
+    tasks = [one.name for one in model.tasks if one.is_binary and one.label == balance.feature]
+    if not tasks or set(tasks) <= set(model.calibrations):
+        return []
+    return [
+        "input.class_balance changes the share of label 1, and nothing says what it was in the "
+        f"rows that input.filter, take and mix leave: probabilities of {', '.join(tasks)} are "
+        "those of balanced rows; model.calibration=isotonic fits them to the rows to validate on"
+    ]
+
+
+def copy_calibrations(source: Model, target: Model) -> None:
+    """Sets the calibrations of a model that is another one's copy; see `RankingModel`."""
+    if isinstance(source, RankingModel) and isinstance(target, RankingModel):
+        target.calibrate(source.calibrations)

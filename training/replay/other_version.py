@@ -30,7 +30,7 @@ from training.embedding.key_space import holding_whole_tables
 from training.loop.optimizers import Optimizers
 from training.loop.warm_start import WarmTarget, transfer_weights
 from training.models.model import Model
-from training.models.registry import build_model
+from training.models.registry import build_model, copy_calibrations
 from training.raw_inputs.vocabularies import (
     EncodedVersion,
     is_encoded_alike,
@@ -75,6 +75,7 @@ def move_to_version(
     with holding_whole_tables():
         model = build_model(trained.config.model, encoded.manifest, trained.config.seed)
     _set_weights(trained, model, encoded, which)
+    copy_calibrations(trained.model, model)
     moved = read_raw_inputs(model, own) if own is not None else model
     return TrainedModel(trained.run_dir, moved, trained.config, manifest, version_dir)
 

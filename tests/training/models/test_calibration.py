@@ -1,0 +1,169 @@
+"""Calibration of log-odds: steps of rates, the line through them, and the rate of drawn rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conf.manifest import Manifest
+from conf.training.input import InputConfig
+from training.models.calibration import (
+    Calibration,
+    find_keep_rate,
+    fit_isotonic,
+    pool_adjacent_violators,
+)
+from training.reader.decoded_rows import DecodedRows
+from training.reader.row_sampling import balance_classes
+
+LINE = Calibration((-1.0, 0.5, 2.0), (-3.0, 0.0, 0.25))
+HALVES = {0: 0.5, 1: 0.5}
+FEMALE = {"feature": "gender", "value": 2}
+
+
+def sigmoid(x: Any) -> np.ndarray:
+    return 1.0 / (1.0 + np.exp(-np.asarray(x, np.float64)))
+
+
+def rise(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The nearest rising sequence as its minimax formula (Robertson et al. 1988, theorem 1.4.4)."""
+    places = range(len(values))
+
+    def mean(a: int, b: int) -> float:
+        return float(np.average(values[a : b + 1], weights=weights[a : b + 1]))
+
+    return np.array(
+        [max(min(mean(a, b) for b in places if b >= i) for a in places if a <= i) for i in places]
+    )
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 3)), min_size=1, max_size=9))
+def test_steps_are_those_of_the_minimax_formula(pairs: list[tuple[int, int]]) -> None:
+    values, weights = np.array(pairs, float).T
+    starts = pool_adjacent_violators(values, weights)
+    sizes = np.diff([*starts, len(values)])
+    total = np.add.reduceat(weights, starts)
+    found = np.repeat(np.add.reduceat(values * weights, starts) / total, sizes)
+    np.testing.assert_allclose(found, rise(values, weights), atol=1e-12)
+    assert (np.diff(found[starts]) > 0).all()
+
+
+def test_a_fit_joins_the_middles_of_the_steps() -> None:
+    # Rates by logit: 0, 1/2, 1/4 and 1; the two in the middle are one step of 2/6.
+    logits = np.float32([-2, -2, -1, -1, 1, 1, 1, 1, 3])
+    labels = np.array([0, 0, 0, 1, 0, 0, 0, 1, 1], bool)
+    found = fit_isotonic(logits, labels)
+    np.testing.assert_allclose(found.logits, [-2.0, 1 / 3, 3.0], rtol=1e-6)
+    margin = 0.5 / 9  # Half a row: no probability is 0 or 1.
+    np.testing.assert_allclose(sigmoid(found.log_odds), [margin, 1 / 3, 1 - margin], rtol=1e-5)
+    order = np.random.default_rng(1).permutation(9)
+    assert fit_isotonic(logits[order], labels[order]) == found
+
+
+def test_a_weight_of_two_is_the_row_twice() -> None:
+    rng = np.random.default_rng(3)
+    logits, labels = rng.normal(size=60).astype(np.float32), rng.random(60) < 0.4
+    weights = rng.integers(1, 3, 60)
+    twice = fit_isotonic(np.repeat(logits, weights), np.repeat(labels, weights))
+    found = fit_isotonic(logits, labels, weights.astype(float))
+    assert found.logits == twice.logits
+    np.testing.assert_allclose(found.log_odds[1:-1], twice.log_odds[1:-1], rtol=1e-6)
+
+
+def test_a_fit_brings_probabilities_to_the_rates() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.normal(-1.0, 1.5, 40_000)
+    labels = rng.random(40_000) < sigmoid(truth)
+    wrong = (2.5 * truth + 1.0).astype(np.float32)  # Too sure, and too high.
+    found = fit_isotonic(wrong[:20_000], labels[:20_000])
+    after = sigmoid(found.apply(tf.constant(wrong[20_000:])))
+    assert np.abs(sigmoid(wrong[20_000:]) - sigmoid(truth[20_000:])).mean() > 0.1
+    assert np.abs(after - sigmoid(truth[20_000:])).mean() < 0.02
+
+
+@pytest.mark.parametrize("labels", [[], [1, 1], [0, 0, 0]])
+def test_rows_of_one_label_fit_nothing(labels: list[int]) -> None:
+    with pytest.raises(ValueError, match="both labels"):
+        fit_isotonic(np.zeros(len(labels), np.float32), np.array(labels, bool))
+
+
+def test_one_score_for_all_rows_is_moved_to_their_rate() -> None:
+    found = fit_isotonic(np.full(4, 7.0), np.array([1, 0, 0, 0], bool))
+    np.testing.assert_allclose(sigmoid(found.apply(tf.constant([7.0]))), [0.25], rtol=1e-6)
+
+
+def test_the_line_is_straight_between_knots_and_goes_on_beyond_them() -> None:
+    z = np.linspace(-4, 5, 37).astype(np.float32).reshape(1, 37)
+    inside = np.interp(z, LINE.logits, LINE.log_odds)
+    expected = np.where(z < -1, z - 2.0, np.where(z > 2, z - 1.75, inside))
+    found = LINE.apply(tf.constant(z))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert (np.diff(found.numpy()[0]) > 0).all()  # The order stays, without ties.
+    assert np.isnan(LINE.apply(tf.constant([np.nan]))[0])
+    assert LINE.apply(tf.zeros([0, 3])).shape == (0, 3)
+
+
+def test_saves_and_loads(tmp_path: Path) -> None:
+    assert Calibration.from_json(LINE.to_json()) == LINE
+    module = tf.Module()
+    module.apply = tf.function(LINE.apply, input_signature=[tf.TensorSpec([None, None])])
+    tf.saved_model.save(module, str(tmp_path))
+    z = tf.random.stateless_normal([4, 5], [1, 2])
+    np.testing.assert_array_equal(tf.saved_model.load(str(tmp_path)).apply(z), LINE.apply(z))
+
+
+@pytest.mark.parametrize(
+    ("logits", "log_odds"),
+    [([], []), ([1.0], [1.0, 2.0]), ([1.0, 1.0], [1.0, 2.0]), ([1.0, 2.0], [2.0, 1.0])],
+)
+def test_what_does_not_rise_is_no_calibration(logits: list[float], log_odds: list[float]) -> None:
+    with pytest.raises(ValueError, match="calibration"):
+        Calibration.from_json({"logits": logits, "log_odds": log_odds})
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.5, 3.0])
+def test_a_keep_rate_is_undone_as_he_et_al_do(rate: float) -> None:
+    p = np.linspace(0.05, 0.95, 19)
+    logits = (np.log(p) - np.log1p(-p)).astype(np.float32)
+    found = sigmoid(Calibration.of_keep_rate(rate).apply(tf.constant(logits)))
+    np.testing.assert_allclose(found, p / (p + (1 - p) / rate), rtol=1e-5)
+
+
+def test_the_keep_rate_of_balanced_classes_is_what_the_input_draws(
+    tiny_manifest: Manifest,
+) -> None:
+    labels = np.repeat([1, 0], [30, 970])
+    rows = DecodedRows(1000, {"label": labels}, {})
+    shares = {0: 0.6, 1: 0.4}
+    drawn = balance_classes(rows, "label", shares, [0]).dense["label"]
+    manifest = replace(tiny_manifest, label_rate={"train": 0.03})
+    config = InputConfig(class_balance={"shares": shares})
+    found = find_keep_rate(config, manifest, "label")
+    expected = ((drawn == 0).sum() / 970) / ((drawn == 1).sum() / 30)
+    assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rate"),
+    [
+        ({}, 0.03),
+        ({"class_balance": {"feature": "gender", "shares": HALVES}}, 0.03),
+        ({"class_balance": {"shares": {0: 1.0, 1: 0.0}}}, 0.03),
+        ({"class_balance": {"shares": HALVES}}, 0.0),
+        ({"class_balance": {"shares": HALVES}, "take": 100}, 0.03),
+        ({"class_balance": {"shares": HALVES}, "filter": [FEMALE]}, 0.03),
+        ({"class_balance": {"shares": HALVES}, "mix": [{"dataset": "d", "weight": 0.5}]}, 0.03),
+    ],
+)  # fmt: skip
+def test_a_keep_rate_that_nothing_tells_is_not_guessed(
+    settings: dict[str, Any], rate: float, tiny_manifest: Manifest
+) -> None:
+    manifest = replace(tiny_manifest, label_rate={"train": rate})
+    assert find_keep_rate(InputConfig.model_validate(settings), manifest, "label") is None

@@ -1,0 +1,250 @@
+"""Runs whose probabilities are calibrated: fitted, evaluated, loaded, exported, refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conf.artefacts.dataset import read_manifest
+from conf.artefacts.export import ExportOptions, read_card
+from conf.artefacts.run import CALIBRATION_FILE, METRICS_FILE, read_json
+from conf.errors import ConfigError, ExitCode, InputDataError, SluiceError, UpstreamNotReadyError
+from conf.manifest import MANIFEST_FILE
+from conf.training.train import TrainConfig
+from jobs.evaluate import evaluate, print_metrics
+from jobs.reporting.report import write_report
+from tests.training.loop.test_trainer import Messages
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
+from training.checkpoint.restore import TrainedModel, load_run
+from training.evaluation.evaluate import evaluate_split
+from training.export.saved_model import write_export
+from training.fit import fit_run, plan_run
+from training.input.batches import build_eval_dataset
+from training.loading.loaded_model import LoadedModel
+from training.models.calibration import Calibration, fit_isotonic
+from training.models.ranking import RankingModel
+from training.monitoring.progress import NoProgress
+from training.replay.replay import SavedModel, replay_split
+
+HALVES = {0: 0.5, 1: 0.5}
+
+
+@pytest.fixture(scope="module")
+def version(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("calibrated")
+    config = TinyConfig(users=150, own_group=0.6, leave_out=3)
+    return write_tiny_dataset(folder, config=config)
+
+
+def configure(version: Path, root: Path, **sections: Any) -> TrainConfig:
+    model = {"kind": "ranking", "network": "deepfm", "params": {"hidden_units": [8]},
+             "embedding_dim": 4, "calibration": "isotonic"}  # fmt: skip
+    return TrainConfig.model_validate(
+        {
+            "dataset": str(version),
+            "name": "calibrated",
+            "root": str(root),
+            "optimizer": {"learning_rate": 0.05},
+            "fit": {"epochs": 4, "early_stopping": {"metric": "auc", "patience": 9}},
+            **sections,
+            "model": {**model, **sections.get("model", {})},
+            "input": {"batch_size": 64, **sections.get("input", {})},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def run(version: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that learns too long, so that it is too sure."""
+    return fit_run(configure(version, tmp_path_factory.mktemp("runs")), NoProgress())
+
+
+def predict(trained: TrainedModel, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Log-odds without calibration, probabilities and labels of a split."""
+    model = trained.model
+    assert isinstance(model, RankingModel)
+    names = (*model.inputs, "label")
+    [batch] = build_eval_dataset(trained.version_dir, trained.manifest, split, 9999, names)
+    raw = model.compute_uncalibrated_logits(batch)["label"].numpy()
+    return raw, model.predict(batch)["label"].numpy(), batch["label"].numpy() > 0.5
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1.0 / (1.0 + np.exp(-x.astype(np.float64)))
+
+
+@pytest.mark.parametrize("which", ["best", "last"])
+def test_a_run_is_calibrated_by_its_validation_rows(run: Path, which: Any) -> None:
+    trained = load_run(run, which)
+    logits, _, labels = predict(trained, "validation")
+    assert trained.model.calibrations == {"label": fit_isotonic(logits, labels)}
+    raw, probabilities, labels = predict(trained, "test")
+    line = trained.model.calibrations["label"].apply(raw).numpy()
+    np.testing.assert_allclose(probabilities, sigmoid(line), rtol=1e-5)
+    order = np.argsort(raw, kind="stable")
+    assert (np.diff(line[order]) >= 0).all()
+
+
+def test_evaluation_tells_what_calibration_has_changed(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = evaluate(run)
+    found = metrics["tasks"]["label"]
+    before, after = found["uncalibrated"]["calibration"], found["calibration"]
+    assert after["expected_error"] < before["expected_error"]
+    assert found["log_loss"] < found["uncalibrated"]["log_loss"]
+    logits, probabilities, labels = predict(load_run(run), "test")
+    losses = [-np.log(np.where(labels, p, 1 - p)).mean() for p in (sigmoid(logits), probabilities)]
+    np.testing.assert_allclose(
+        losses, [found["uncalibrated"]["log_loss"], found["log_loss"]], rtol=1e-4
+    )
+    print_metrics(metrics)
+    line = re.search(r"expected calibration error ([\d.]+) before, ([\d.]+) after",
+                     " ".join(capsys.readouterr().out.split()))  # fmt: skip
+    assert line is not None
+    assert [float(value) for value in line.groups()] == [
+        pytest.approx(part["expected_error"], abs=1e-4) for part in (before, after)
+    ]
+    assert read_json(run / METRICS_FILE)["tasks"]["label"]["uncalibrated"] == found["uncalibrated"]
+    assert line[0] in write_report(run).read_text()
+
+
+def test_exports_and_replays_are_calibrated(run: Path, tmp_path: Path) -> None:
+    trained = load_run(run)
+    model = trained.model
+    assert isinstance(model, RankingModel)
+    export = write_export(trained, ExportOptions(tmp_path))
+    [output] = read_card(export)["outputs"]
+    assert Calibration.from_json(output["calibration"]) == model.calibrations["label"]
+    _, difference = replay_split(trained, "test", SavedModel(export))
+    assert difference.rows == {"label": 450}
+    assert not difference.differing
+    served = LoadedModel(export)
+    items = np.tile(np.arange(100, 140), (450, 1))
+    names = [n for n in served.inputs["rank_items_encoded"] if n != "items"]
+    [batch] = build_eval_dataset(trained.version_dir, trained.manifest, "test", 9999, names)
+    given = {**{name: batch[name].numpy() for name in names}, "items": items}
+    scores = served.call("score_items_encoded", given)["label"]
+    odds = served.call("rank_items_encoded", given)["label"]
+    np.testing.assert_allclose(scores, sigmoid(odds), rtol=1e-5)
+
+
+def test_probabilities_after_balanced_classes_are_those_of_the_log(
+    version: Path, tmp_path: Path
+) -> None:
+    shares = {0: 0.9, 1: 0.1}
+    balance = {"class_balance": {"shares": shares}}
+    simple = {"network": "lr", "params": {}, "features": ["gender"]}
+    config = configure(version, tmp_path, input=balance, fit={"epochs": 8},
+                       model={"calibration": None, **simple})  # fmt: skip
+    trained = load_run(fit_run(config, NoProgress()))
+    raw, probabilities, labels = predict(trained, "train")
+    rate = read_manifest(version).label_rate["train"]
+    assert sigmoid(raw).mean() == pytest.approx(0.1, rel=0.2)
+    assert probabilities.mean() == pytest.approx(rate, rel=0.05)
+    w = 0.9 / 0.1 * rate / (1 - rate)
+    p = sigmoid(raw)
+    np.testing.assert_allclose(probabilities, p / (p + (1 - p) / w), rtol=1e-4)
+    assert labels.mean() == pytest.approx(rate)
+    found = evaluate_split(trained, "test")["tasks"]["label"]
+    assert found["log_loss"] < found["uncalibrated"]["log_loss"]
+    both = configure(version, tmp_path, input=balance, fit={"epochs": 1}, model=simple)
+    fitted = load_run(fit_run(both, NoProgress()))
+    logits, _, labels = predict(fitted, "validation")
+    assert fitted.model.calibrations == {"label": fit_isotonic(logits, labels)}
+
+
+def test_a_balance_that_nothing_can_undo_is_told(version: Path, tmp_path: Path) -> None:
+    balance = {"class_balance": {"shares": HALVES}, "take": 500}
+    told = Messages()
+    config = configure(version, tmp_path, input=balance, fit={"epochs": 1},
+                       model={"calibration": None})  # fmt: skip
+    fit_run(config, told)
+    assert any("probabilities of label are those of balanced rows" in line for line in told.texts)
+
+
+def copy_with(version: Path, root: Path, **parts: Any) -> Path:
+    """A version with another manifest."""
+    target = root / "other" / "versions" / version.name
+    target.mkdir(parents=True)
+    for entry in version.iterdir():
+        if entry.name != MANIFEST_FILE:
+            (target / entry.name).symlink_to(entry)
+    (target / MANIFEST_FILE).write_text(replace(read_manifest(version), **parts).dumps())
+    return target
+
+
+def test_a_validation_split_of_one_label_is_refused_before_training(
+    version: Path, tmp_path: Path
+) -> None:
+    rates = {**read_manifest(version).label_rate, "validation": 1.0}
+    config = configure(copy_with(version, tmp_path, label_rate=rates), tmp_path / "runs")
+    for start in (plan_run, lambda config: fit_run(config, NoProgress())):
+        with pytest.raises(InputDataError, match="450 rows, all of label 1") as refused:
+            start(config)
+        assert refused.value.exit_code is ExitCode.INPUT_REFUSED
+        assert refused.value.allowed == "at least one row of label 0 and one of label 1"
+    assert not (tmp_path / "runs").exists()
+
+
+def test_held_out_rows_of_one_label_are_refused_when_they_are_read(
+    version: Path, tmp_path: Path
+) -> None:
+    """Rows of label 0 alone pass the filter, and nothing said so before."""
+    held_out = {
+        "validation": {"hash_of": "user_id", "share": 0.2},
+        "filter": [{"feature": "label", "value": 0}],
+    }
+    config = configure(version, tmp_path, input=held_out, fit={"epochs": 1, "early_stopping": None})
+    with pytest.raises(InputDataError, match="all of label 0") as refused:
+        fit_run(config, NoProgress())
+    assert refused.value.exit_code is ExitCode.INPUT_REFUSED
+    assert "model.calibration" in refused.value.what
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"model": {"tasks": {"label": {"objective": "squared_error"}}}}, "no task of the model"),
+        ({"without_validation": True}, "no rows to validate on"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_refused(
+    sections: dict[str, Any], message: str, version: Path, tmp_path: Path
+) -> None:
+    if sections.pop("without_validation", False):
+        version = write_tiny_dataset(tmp_path, config=TinyConfig(users=20, validation=False))
+    sections["fit"] = {"epochs": 1, "early_stopping": None}
+    with pytest.raises(ConfigError, match=message) as refused:
+        plan_run(configure(version, tmp_path, **sections))
+    assert refused.value.exit_code is ExitCode.CONFIG
+
+
+def test_a_run_without_its_calibration_or_with_another_is_not_loaded(
+    version: Path, tmp_path: Path
+) -> None:
+    run = fit_run(configure(version, tmp_path, fit={"epochs": 1}), NoProgress())
+    file = run / CALIBRATION_FILE
+    whole = file.read_text()
+    content = json.loads(whole)
+    content["checkpoints"][0]["tasks"]["label"]["log_odds"][0] -= 1.0
+    cases: list[tuple[str | None, type[SluiceError], str]] = [
+        (None, UpstreamNotReadyError, "no calibration yet"),
+        (json.dumps(content), InputDataError, "not what was written"),
+        ("{", InputDataError, "not valid JSON"),
+    ]
+    for text, kind, message in cases:
+        file.unlink() if text is None else file.write_text(text)
+        with pytest.raises(kind, match=message):
+            load_run(run)
+    file.write_text(whole.replace('"epoch": 1', '"epoch": 2'))
+    with pytest.raises(InputDataError):
+        load_run(run)
+    file.write_text(whole)
+    assert load_run(run).model.calibrations

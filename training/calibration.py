@@ -1,0 +1,144 @@
+"""The end of the training of a calibrated model: its kept checkpoints, fitted to labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conf.artefacts.run import CHECKPOINTS_DIR
+from conf.errors import ConfigError, InputDataError
+from conf.training.train import TrainConfig
+from training.checkpoint.calibrations import (
+    CheckpointCalibration,
+    requires_fit,
+    write_calibrations,
+)
+from training.checkpoint.checkpoint_files import list_checkpoints
+from training.checkpoint.restore import load_run
+from training.evaluation.label_metrics import FloatArray, read_weights
+from training.evaluation.task_metrics import compile_scores
+from training.loop.validation import is_validated, read_validation
+from training.models.calibration import Calibration, fit_isotonic, refuse_one_class
+from training.models.model import Model
+from training.models.ranking import RankingModel, Task
+from training.reader.split_source import TrainingData
+
+
+def check_calibration(config: TrainConfig, data: TrainingData, model: Model) -> None:
+    """Refuses a calibration that has nothing to be fitted to, before training starts.
+
+    Args:
+        config: The run's config.
+        data: The dataset version.
+        model: The model.
+
+    Raises:
+        ConfigError: There are no rows to validate on, or no task has a binary label.
+        InputDataError: The validation split has rows of one label alone.
+    """
+    if not requires_fit(config.model) or not isinstance(model, RankingModel):
+        return
+    tasks = _list_binary(model)
+    if not tasks:
+        raise ConfigError(
+            "model.calibration is of probabilities, and no task of the model has any",
+            received=", ".join(f"{task.name}: {task.kind}" for task in model.tasks),
+            allowed="a task with objective binary",
+            fix="leave model.calibration out",
+        )
+    if not is_validated(config, data.manifest):
+        raise ConfigError(
+            "model.calibration has no rows to validate on, which it is fitted to",
+            received=f"splits {', '.join(split.name for split in data.manifest.splits)}",
+            fix="build the dataset with a validation split, set input.validation, or leave "
+            "model.calibration out",
+        )
+    if config.input.validation is None:
+        rows = data.manifest.split("validation").rows
+        for task in tasks:
+            rate = data.manifest.find_label_rate(task.label).get("validation")
+            if rate in (0.0, 1.0):
+                raise refuse_one_class(task.name, rows, int(rate))
+
+
+def fit_calibrations(config: TrainConfig, run: Path, data: TrainingData) -> str | None:
+    """Fits the calibration of each kept checkpoint that commands load, and writes them.
+
+    Each is loaded beside the model that was trained, which takes the memory of one more.
+
+    Args:
+        config: The run's config.
+        run: Directory of the run.
+        data: The dataset version.
+
+    Returns:
+        What to tell of it; None: the model is not calibrated.
+
+    Raises:
+        InputDataError: There are rows of one label alone, or log-odds that are not finite.
+    """
+    if not requires_fit(config.model):
+        return None
+    fitted: dict[object, CheckpointCalibration] = {}
+    names: tuple[Literal["best", "last"], ...] = ("best", "last")
+    for which in names:
+        position = list_checkpoints(run / CHECKPOINTS_DIR / which)[-1].position
+        if position not in fitted:
+            model = load_run(run, which, is_calibrated=False).model
+            if not isinstance(model, RankingModel):
+                raise TypeError(f"a {type(model).__name__} has no tasks to calibrate")
+            tasks, rows = _fit(model, config, data)
+            fitted[position] = CheckpointCalibration(position, rows, tasks)
+    write_calibrations(run, list(fitted.values()))
+    rows = next(iter(fitted.values())).rows
+    return f"probabilities are calibrated by isotonic regression on {rows:,} rows to validate on"
+
+
+def _fit(
+    model: RankingModel, config: TrainConfig, data: TrainingData
+) -> tuple[dict[str, Calibration], int]:
+    """Returns the calibration of each task, and the rows that were read."""
+    tasks, weight = _list_binary(model), data.manifest.find_weight()
+    score = compile_scores(model, model.compute_uncalibrated_logits)
+    beside = (*(task.label for task in tasks), *([] if weight is None else [weight]))
+    logits: dict[str, list[NDArray[np.float32]]] = {task.name: [] for task in tasks}
+    labels: dict[str, list[NDArray[np.bool_]]] = {task.name: [] for task in tasks}
+    weights: list[FloatArray] = []
+    for batch in read_validation(config, data, tuple(dict.fromkeys((*model.inputs, *beside)))):
+        found = score({name: batch[name] for name in model.inputs})
+        for task in tasks:
+            logits[task.name].append(np.asarray(found[task.name], np.float32))
+            labels[task.name].append(np.asarray(batch[task.label]).reshape(-1) > 0.5)
+        rows = len(labels[tasks[0].name][-1])
+        own = read_weights(batch, weight, rows)
+        weights.append(np.ones(rows) if own is None else own)
+    w = np.concatenate([np.zeros(0), *weights])
+    fitted = {}
+    for name in logits:
+        z, y = np.concatenate([*logits[name], []]), np.concatenate([*labels[name], []])
+        fitted[name] = _fit_task(name, z, y.astype(bool), w)
+    return fitted, len(w)
+
+
+def _fit_task(
+    name: str, logits: NDArray[np.floating], labels: NDArray[np.bool_], weights: FloatArray
+) -> Calibration:
+    """Fits rows of weight above 0: others count for nothing."""
+    kept = np.flatnonzero(weights)
+    logits, labels, weights = logits[kept], labels[kept], weights[kept]
+    if not 0 < labels.sum() < len(labels):
+        raise refuse_one_class(name, len(labels), int(labels.any()))
+    if not np.isfinite(logits).all():
+        raise InputDataError(
+            f"log-odds of task {name} are not finite: nothing can be fitted to them",
+            received=f"{int((~np.isfinite(logits)).sum()):,} of {len(logits):,} rows",
+            fix="look for numbers in the features that are far from all others",
+        )
+    return fit_isotonic(logits, labels, weights)
+
+
+def _list_binary(model: RankingModel) -> list[Task]:
+    return [task for task in model.tasks if task.is_binary]
