@@ -5,6 +5,7 @@ fm         lr + ½ ((Σ v x)² - (Σ (v x)²))               Rendle 2010, equati
 wide_deep  lr + an MLP                              Cheng et al. 2016, section 3
 deepfm     fm + an MLP                              Guo et al. 2017, equations 1 to 4
 dcn        cross layers beside an MLP               Wang et al. 2021, equations 1 and 2
+final_net  two stacks of layers that multiply halves    Zhu et al. 2023, section 2
 mf         w0 + b_user + b_item + user · item           Koren et al. 2009, equation 4
 """
 
@@ -18,9 +19,10 @@ import keras_rs
 
 from conf.errors import ConfigError
 from training.networks.network import NetworkInputs
-from training.networks.tower import build_mlp, build_output, concatenate, first_score
+from training.networks.tower import activate, build_mlp, build_output, concatenate, first_score
 
 HIDDEN_UNITS = (256, 128)
+SECOND_UNITS = (128,)
 
 
 def build_lr(
@@ -201,6 +203,57 @@ def build_dcn(
     return build_output(joined, first_score(base_scores))
 
 
+def build_final_net(
+    inputs: NetworkInputs,
+    *,
+    hidden_units: Sequence[int] = HIDDEN_UNITS,
+    second_units: Sequence[int] = SECOND_UNITS,
+    activation: str = "relu",
+    dropout: float | None = None,
+    batch_normalization: bool = False,
+    base_scores: Mapping[str, float] | None = None,
+) -> keras.KerasTensor:
+    """Builds FINAL of two blocks, whose logits are averaged.
+
+    Zhu et al. 2023, "FINAL: Factorized Interaction Layer for CTR Prediction", sections 2.1, 2.2;
+    without the distillation of section 2.2, by which each block also learns their mean.
+
+    Args:
+        inputs: Vectors and numbers.
+        hidden_units: Lengths of the first block's layers, even numbers, one or more.
+        second_units: Lengths of the second block's layers, likewise; other lengths than the first's
+            let the two learn different things.
+        activation: `dice`, `prelu` or the name of a Keras activation.
+        dropout: Share of hidden units dropped in training, or None.
+        batch_normalization: Whether layers normalize before the activation.
+        base_scores: Score of a constant for each task, where training starts; Sluice sets it.
+
+    Returns:
+        Logits `[batch, 1]`.
+
+    Raises:
+        ConfigError: A block has no layer, or a length that has no halves.
+    """
+    row, logits = flatten_inputs(inputs), []
+    for name, units in (("hidden_units", hidden_units), ("second_units", second_units)):
+        if not units or any(size < 2 or size % 2 for size in units):
+            raise ConfigError(
+                f"model.params.{name} of final_net: each layer multiplies its own halves",
+                received=", ".join(map(str, units)) or "no layer",
+                allowed="even numbers, one for each layer",
+            )
+        hidden = row
+        for size in units:
+            hidden = FactorizedInteraction(size)(hidden)
+            if batch_normalization:
+                hidden = keras.layers.BatchNormalization(synchronized=True)(hidden)
+            hidden = activate(hidden, activation)
+            if dropout is not None:
+                hidden = keras.layers.Dropout(dropout)(hidden)
+        logits.append(build_output(hidden, first_score(base_scores)))
+    return keras.layers.Average()(logits)
+
+
 @keras.saving.register_keras_serializable("sluice")
 class Bias(keras.layers.Layer):
     """Adds one trained number.
@@ -225,6 +278,33 @@ class Bias(keras.layers.Layer):
     def call(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
         """Returns `inputs + b`, of the same shape."""
         return inputs + self.bias
+
+
+@keras.saving.register_keras_serializable("sluice")
+class FactorizedInteraction(keras.layers.Layer):
+    """A linear map to `u` beside `v`, as `u` beside `u * v`; Zhu et al. 2023, section 2.1.
+
+    Args:
+        units: Length of the output, an even number.
+    """
+
+    def __init__(self, units: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.units = units
+        self.linear = keras.layers.Dense(units)
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Makes the linear map."""
+        self.linear.build(input_shape)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns what the layer was made from."""
+        return {**super().get_config(), "units": self.units}
+
+    def call(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
+        """Maps `[batch, width]` to `[batch, units]`."""
+        plain, factor = keras.ops.split(self.linear(inputs), 2, axis=-1)
+        return keras.ops.concatenate([plain, plain * factor], axis=-1)
 
 
 @keras.saving.register_keras_serializable("sluice")

@@ -14,6 +14,7 @@ from training.networks.attention import build_bst, build_din, list_names
 from training.networks.factorization import (
     build_dcn,
     build_deepfm,
+    build_final_net,
     build_fm,
     build_lr,
     build_mf,
@@ -69,6 +70,7 @@ NETWORKS: dict[str, NetworkKind] = {
     "wide_deep": NetworkKind(build_wide_deep, has_biases=True),
     "deepfm": NetworkKind(build_deepfm, has_biases=True, sums_fields=True),
     "dcn": NetworkKind(build_dcn),
+    "final_net": NetworkKind(build_final_net),
     "din": NetworkKind(
         build_din, key_params=_OF_HISTORY, position_params=("history",), takes_any_width=True
     ),

@@ -40,6 +40,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "wide_deep": {"params": SMALL},
     "deepfm": {"params": SMALL},
     "dcn": {"params": {"cross_layers": 1, "projection_dim": 2, **SMALL}},
+    "final_net": {"params": {"second_units": [2], **SMALL}},
     "din": {"params": {"attention_units": [3], **SMALL}},
     "bst": {"params": {"heads": 2, **SMALL}},
     "mf": {},
@@ -167,7 +168,7 @@ def test_built_in_networks_start_at_the_rate_of_the_label(
     model = build(manifest, network, embedding_stddev=1e-6)
     numbers = [v.numpy() for v in model.network.weights.values() if v.shape == (1,)]
     starts = [value for value in numbers if np.isclose(value, np.log(0.01 / 0.99))]
-    assert len(starts) == len(model.tasks)
+    assert len(starts) == len(model.tasks) * (2 if network == "final_net" else 1)  # Two blocks.
     if network != "bst":  # Its positions start away from zero.
         np.testing.assert_allclose(score(model, batch), np.log(0.01 / 0.99), atol=1e-3)
 
@@ -185,6 +186,8 @@ def test_built_in_networks_start_at_the_rate_of_the_label(
         ("din", {"params": {"activation": "dise"}}, "cannot be built.*dise"),
         ("bst", {"params": {"pooling": "max"}}, "concat, target, mean"),
         ("bst", {"params": {"gaps": "genres"}}, "max_len"),
+        ("final_net", {"params": {"second_units": [4, 3]}}, "second_units of final_net.*4, 3"),
+        ("final_net", {"params": {"hidden_units": []}}, "hidden_units of final_net.*no layer"),
         ("deepfm", {"tasks": TWO}, "shared_bottom or mmoe"),
         ("lr", {"pooling": {"genres": {"combiner": "max"}}}, "sums the weights"),
         ("fm", {"pooling": {"genres": {"softmax": True}}}, "softmax: true without `weights`"),

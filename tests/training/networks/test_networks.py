@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from training.networks.factorization import FactorizedInteraction
 from training.networks.network import Network, NetworkInputs, build_keras_model, building_layers
 from training.networks.registry import NETWORKS, build_logits
 
@@ -117,6 +119,19 @@ def reference_dcn(w: Weights, x: Mapping[str, Array]) -> Array:
     return w.dense(np.concatenate([crossed, hidden], axis=1), "dense_2")
 
 
+def reference_final_net(w: Weights, x: Mapping[str, Array]) -> Array:
+    def block(names: list[str]) -> Array:
+        hidden = row(x)
+        for name in names:
+            u, v = np.split(w.dense(hidden, f"{name}/dense"), 2, axis=1)
+            hidden = relu(np.concatenate([u, u * v], axis=1))
+        return hidden
+
+    first = block(["factorized_interaction", "factorized_interaction_1"])
+    second = block(["factorized_interaction_2"])
+    return (w.dense(first, "dense") + w.dense(second, "dense_1")) / 2
+
+
 def reference_mf(w: Weights, x: Mapping[str, Array]) -> Array:
     product = (x["user"] * x["item"]).sum(axis=1, keepdims=True)
     return product + x["user_bias"] + x["item_bias"] + w["bias/bias"]
@@ -217,6 +232,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Weights, Mapping[str, Array]], 
     "wide_deep": (UNITS, reference_wide_deep),
     "deepfm": (UNITS, reference_deepfm),
     "dcn": ({"cross_layers": 2, **UNITS}, reference_dcn),
+    "final_net": ({"hidden_units": [4, 2], "second_units": [6]}, reference_final_net),
     "mf": ({"user": "user", "item": "item"}, reference_mf),
     "din": (DIN, reference_din),
     "din softmax": ({**DIN, "softmax": True}, lambda w, x: reference_din(w, x, normalized=True)),
@@ -317,3 +333,11 @@ def test_batch_statistics_are_those_of_tokens_alone() -> None:
         network.keras_model(batch, training=True)
         means.append(network.weights["dice/batch_normalization/moving_mean"].numpy())
     np.testing.assert_allclose(means[0], means[1], rtol=1e-5)
+
+
+def test_a_factorized_layer_saves_and_loads(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input((3,)), FactorizedInteraction(4)])
+    model.save(tmp_path / "model.keras")
+    x = np.random.default_rng(2).normal(size=(5, 3)).astype(np.float32)
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded(x), model(x))
