@@ -29,6 +29,12 @@ class NegativesConfig(StrictFinite):
         description="Items are drawn by count ** distortion; None: frequency 0.75, adaptive 1, "
         "mixed 0, which is uniform.",
     )
+    hardest: int | None = Field(
+        None,
+        ge=1,
+        description="Only so many count for a row: those that the model scores highest in the "
+        "step, of the ones that `mask` leaves. None: all.",
+    )
 
     @model_validator(mode="after")
     def _fits_the_source(self) -> NegativesConfig:
@@ -39,6 +45,12 @@ class NegativesConfig(StrictFinite):
             raise ValueError(
                 f"source {self.source} takes no `distortion`, an exponent of counts; frequency, "
                 "adaptive and mixed do"
+            )
+        drawn = None if self.source == "mixed" else self.count
+        if self.hardest is not None and drawn is not None and self.hardest >= drawn:
+            raise ValueError(
+                f"`hardest` {self.hardest} of {drawn} drawn items leaves nothing out; draw more by "
+                "`count`"
             )
         return self
 

@@ -70,6 +70,7 @@ def compute_sampled_softmax(
     masked: tf.Tensor,
     *,
     temperature: float = 1.0,
+    hardest: int | None = None,
 ) -> tf.Tensor:
     """Cross-entropy of each query's target among the candidates.
 
@@ -83,11 +84,13 @@ def compute_sampled_softmax(
         masked: Candidates that are no negatives of a query, the target's own place and copies
             among them; bool `[n, candidates]`.
         temperature: Above 0.
+        hardest: Candidates that count for a query, see `keep_hardest`.
 
     Returns:
         float32 `[n]`.
     """
     own, logits = score_candidates(queries, targets, candidates, temperature)
+    masked = ~keep_hardest(logits, ~masked, hardest)
     logits = tf.concat([own[:, tf.newaxis], tf.where(masked, MASKED_LOGIT, logits)], axis=1)
     first = tf.zeros_like(own, tf.int32)
     return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=first, logits=logits)
@@ -106,6 +109,31 @@ def score_candidates(
         logits -= candidates.log_counts[tf.newaxis, :]
         own -= targets.log_counts
     return own, logits
+
+
+def keep_hardest(logits: tf.Tensor, counted: tf.Tensor, hardest: int | None) -> tf.Tensor:
+    """Returns which candidates count for a query: those of the highest scores.
+
+    After the dynamic sampling of Zhang et al. 2013, "Optimizing top-N collaborative filtering via
+    dynamic negative item sampling". Of equal scores the first are taken.
+
+    Args:
+        logits: float32 `[n, candidates]`.
+        counted: Candidates that may count, bool `[n, candidates]`.
+        hardest: How many of them, 1 or more; None: all.
+
+    Returns:
+        bool `[n, candidates]`, `hardest` of each row at most.
+    """
+    if hardest is None:
+        return counted
+    shape = tf.shape(logits)
+    ranked = tf.where(counted, logits, -np.inf)
+    columns = tf.math.top_k(ranked, tf.minimum(hardest, shape[1])).indices
+    rows = tf.broadcast_to(tf.range(shape[0])[:, tf.newaxis], tf.shape(columns))
+    places = tf.reshape(tf.stack([rows, columns], axis=2), [-1, 2])
+    chosen = tf.scatter_nd(places, tf.ones_like(places[:, 0]), shape)
+    return counted & (chosen > 0)
 
 
 def compute_catalog_softmax(

@@ -17,6 +17,7 @@ from conf.schema import FIRST_TOKEN_ID, FeatureSpec
 from conf.training.models import (
     BinaryConfig,
     BPRConfig,
+    DrawnNegativesConfig,
     NegativesConfig,
     SampledSoftmaxConfig,
     SoftmaxConfig,
@@ -39,6 +40,7 @@ from training.objectives.item_losses import (
     compute_sampled_softmax,
     count_in_batch,
     gather_replicas,
+    keep_hardest,
     replica_offset,
     score_candidates,
 )
@@ -158,12 +160,15 @@ class SampledSoftmax(ItemObjective):
         of_rows = own if queries.per_row == 1 else None
         candidates = self._gather_candidates(model, batch, of_rows, training)
         masked = self._find_masked(batch, queries, candidates.ids)
-        softmaxed = (queries.vectors, targets, candidates)
+        softmaxed, hardest = (queries.vectors, targets, candidates), self._config.negatives.hardest
         if self._loss is None:
-            losses = compute_sampled_softmax(*softmaxed, masked, temperature=model.temperature)
+            losses = compute_sampled_softmax(
+                *softmaxed, masked, temperature=model.temperature, hardest=hardest
+            )
         else:
-            scores = score_candidates(*softmaxed, model.temperature)
-            losses = self._loss(*scores, ~masked, batch=batch, rows=queries.rows)
+            own_scores, scores = score_candidates(*softmaxed, model.temperature)
+            counted = keep_hardest(scores, ~masked, hardest)
+            losses = self._loss(own_scores, scores, counted, batch=batch, rows=queries.rows)
         self._learn(padded, training)
         return queries.sum_losses(losses)
 
@@ -257,7 +262,8 @@ class DrawnNegatives(ItemObjective):
     def __init__(self, config: BPRConfig | BinaryConfig, items: ItemData, sampler: Sampler) -> None:
         super().__init__(items, sampler, build_item_loss(config.loss))
         self._kind, self._mask = config.kind, config.mask
-        self._count = 1 if config.negatives is None else config.negatives.count
+        self._negatives = config.negatives or DrawnNegativesConfig()
+        self._count = self._negatives.count
         self._draws = sampler
 
     def __call__(self, model: RetrievalModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
@@ -272,10 +278,12 @@ class DrawnNegatives(ItemObjective):
             tf.reshape(vectors, [queries.row_count, self._count, shape[2]]),
             transpose_b=True,
         )
+        scores = tf.reshape(scores, [-1, self._count]) / model.temperature
+        counted = self._find_counted(batch, queries, drawn)
         compared = (
             tf.reduce_sum(queries.vectors * own, axis=1) / model.temperature,
-            tf.reshape(scores, [-1, self._count]) / model.temperature,
-            self._find_counted(batch, queries, drawn),
+            scores,
+            keep_hardest(scores, counted, self._negatives.hardest),
         )
         if self._loss is None:
             losses = compute_drawn_loss(self._kind, *compared)

@@ -56,6 +56,7 @@ def test_earlier_names_of_negatives_are_read() -> None:
         (["negatives={source: uniform}"], "needs a `count`"),
         (["negatives={count: 5}"], "takes no `count`"),
         (["negatives={source: uniform, count: 5, distortion: 1}"], "takes no `distortion`"),
+        (["negatives={source: uniform, count: 5, hardest: 5}"], "leaves nothing out"),
         (["kind=bpr", "negatives={source: batch}"], "adaptive"),
         (["kind=softmax", "mask=target"], "user_items"),
         (["logq_correction=-1"], "greater than or equal to 0"),

@@ -76,6 +76,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
         **MF,
         "objective": {"kind": "bpr", "negatives": {"source": "frequency", "count": 3}},
     },
+    "the hardest of the batch": {**MF, "objective": {"negatives": {"hardest": 4}}},
     "normalized layers": {
         "name": "dssm",
         "embedding_dim": 4,

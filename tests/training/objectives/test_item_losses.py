@@ -15,6 +15,7 @@ from training.objectives.item_losses import (
     compute_sampled_softmax,
     count_in_batch,
     gather_replicas,
+    keep_hardest,
     replica_offset,
 )
 
@@ -178,3 +179,32 @@ def test_drawn_losses_equal_the_references(seed, rows, count) -> None:
     tensors = tf.constant(own, tf.float32), tf.constant(drawn, tf.float32), tf.constant(counted)
     np.testing.assert_allclose(compute_drawn_loss("bpr", *tensors), pairs, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(compute_drawn_loss("binary", *tensors), singles, rtol=1e-4)
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 2**16), rows=st.integers(0, 5), hardest=st.integers(1, 7))
+def test_the_hardest_are_the_first_of_a_stable_sort(seed, rows, hardest) -> None:
+    rng = np.random.default_rng(seed)
+    logits = rng.integers(-2, 3, (rows, 5)).astype(np.float32)  # Ties are frequent.
+    counted = rng.random((rows, 5)) < 0.7
+    expected = np.zeros((rows, 5), bool)
+    for row in range(rows):
+        order = [j for j in np.argsort(-logits[row], kind="stable") if counted[row, j]]
+        expected[row, order[:hardest]] = True
+    found = keep_hardest(tf.constant(logits), tf.constant(counted), hardest)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_without_a_bound_all_count() -> None:
+    counted = tf.constant([[True, False, True]])
+    np.testing.assert_array_equal(keep_hardest(tf.zeros([1, 3]), counted, None), counted)
+
+
+def test_an_easy_negative_gets_no_gradient() -> None:
+    items = tf.Variable([[1.0, 0.0], [0.5, 0.0], [0.2, 0.0]])
+    with tf.GradientTape() as tape:
+        loss = in_batch(tf.constant([[1.0, 1.0]]), items + 0.0, [5, 6, 7], hardest=1)
+    np.testing.assert_allclose(loss, np.logaddexp(1.0, 0.5) - 1.0, rtol=1e-6)
+    gradient = tape.gradient(loss, items).numpy()
+    assert gradient[1].any()
+    assert not gradient[2].any()

@@ -125,6 +125,7 @@ def test_in_batch_softmax_equals_the_reference(
         {"negatives": {"source": "adaptive", "count": 16}},
         {"negatives": {"source": "mixed", "count": 16}},
         {"negatives": {"source": "mixed", "count": 16, "distortion": 0.5}},
+        {"negatives": {"hardest": 4}},
     ],
 )
 def test_each_option_changes_the_loss(
@@ -230,12 +231,30 @@ def test_softmax_over_the_catalogue_equals_the_reference(
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_the_hardest_of_a_batch_equal_the_reference(
+    tiny_version: Path, tiny_manifest: Manifest, batch: Batch, liked
+) -> None:
+    """No item of the user is among them, however high its score."""
+    objective = SampledSoftmaxConfig(negatives={"hardest": 3}, mask="user_items", logq_correction=0)
+    config = MFConfig(embedding_dim=4, objective=objective)
+    model = build_model(config, tiny_manifest, 1)
+    items, expected = batch["movie_id"].numpy(), []
+    own, scores = scores_of(model, batch, items)
+    for row, user in enumerate(batch["user_id"].numpy().tolist()):
+        known = liked[user] | {int(items[row])}
+        others = sorted(scores[row, j] for j in range(32) if items[j] not in known)[-3:]
+        expected.append(np.logaddexp.reduce([own[row], *others]) - own[row])
+    found = build_objective(config, tiny_version, tiny_manifest, model, 32)(model, batch, PASS)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("hardest", [None, 2])
 @pytest.mark.parametrize("mask", ["none", "target", "user_items"])
 @pytest.mark.parametrize("config_of", [BPRConfig, BinaryConfig])
 def test_items_drawn_for_a_row_equal_the_reference(
-    config_of, mask, tiny_version: Path, tiny_manifest: Manifest, batch: Batch, liked
+    config_of, mask, hardest, tiny_version: Path, tiny_manifest: Manifest, batch: Batch, liked
 ) -> None:
-    negatives = {"source": "frequency", "count": 6, "distortion": 1.0}
+    negatives = {"source": "frequency", "count": 6, "distortion": 1.0, "hardest": hardest}
     objective = config_of(negatives=negatives, mask=mask)
     config = MFConfig(embedding_dim=4, objective=objective, user_bias=True)
     model = build_model(config, tiny_manifest, 1)
@@ -248,6 +267,7 @@ def test_items_drawn_for_a_row_equal_the_reference(
         item = int(batch["movie_id"][row])
         left_out = {"none": set(), "target": {item}, "user_items": liked[user] | {item}}[mask]
         others = np.array([scores[row, j] for j in drawn[row] if j not in left_out])
+        others = np.sort(others)[::-1][:hardest]
         if objective.kind == "bpr":
             losses = np.log1p(np.exp(others - own[row]))
             expected.append(losses.mean() if len(losses) else 0.0)
