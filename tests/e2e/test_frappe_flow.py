@@ -124,6 +124,8 @@ def test_libfm_logs_become_the_probability_of_a_row(spark, tmp_path) -> None:
         assert main(["evaluate", "--run", str(run), "--endpoint", model]) == 0
         [answer] = post(f"{model}:predict", request)["predictions"]
     own, served = (read_json(run / name) for name in ("metrics.json", "metrics-served.json"))
+    before = own["tasks"]["used"].pop("uncalibrated")  # A server knows the calibrated ones alone.
+    assert before["log_loss"] != own["tasks"]["used"]["log_loss"]
     expected = list_numbers(own["tasks"])
     assert expected["/used/rows"] == 700
     assert list_numbers(served["tasks"]) == pytest.approx(expected, abs=1e-6)
