@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -45,8 +45,16 @@ def describe_conditions(conditions: Iterable[Mapping[str, Any]]) -> str:
 class HeldOutConfig(StrictFinite):
     """Rows of train that are held out: those whose key hashes into a share of all keys."""
 
-    hash_of: str = Field(description="Scalar feature; all rows of one value stay together.")
+    hash_of: str | Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        description="Scalar feature, or several; all rows of one value, or of one combination, "
+        "stay together. The user alone holds whole users out, `[user, item]` some pairs of each."
+    )
     share: float = Field(gt=0, lt=1, description="Share of all keys that is held out.")
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The features that are hashed together."""
+        return (self.hash_of,) if isinstance(self.hash_of, str) else self.hash_of
 
 
 class ClassBalanceConfig(StrictFinite):

@@ -12,7 +12,7 @@ import numpy as np
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.schema import OOV_ID, PAD_ID
-from conf.training.input import FilterConfig, InputConfig
+from conf.training.input import FilterConfig
 from conf.training.models import RankingConfig
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.baselines import (
@@ -40,6 +40,7 @@ from training.evaluation.protocols import (
     FULL_UNSEEN,
     SAMPLED_GIVEN,
     BatchReader,
+    HeldOutRows,
     RankingBatch,
     UniformNegatives,
     count_missing,
@@ -87,7 +88,7 @@ def evaluate_full(
     ks: Sequence[int],
     mask_seen: bool,
     batch_size: int,
-    held_out: InputConfig | None = None,
+    held_out: HeldOutRows | None = None,
     batches: int | None = None,
     measured: tuple[FilterConfig, ...] = (),
     relevance: str | None = None,
@@ -104,7 +105,7 @@ def evaluate_full(
         ks: Cut-offs.
         mask_seen: Whether items that the user had met before are left out.
         batch_size: Rows ranked at a time, at most.
-        held_out: Ranks the rows of train alone that `validation` of this config keeps apart.
+        held_out: Ranks these rows of train alone.
         batches: How many batches are ranked, the first ones; None: all.
         measured: What rows must pass.
         relevance: Label that says which rows count (`find_relevance`); None: all do.
@@ -116,6 +117,8 @@ def evaluate_full(
         InputDataError: The split is empty, a record is damaged, or a vector is not finite.
     """
     protocol = headline_protocol(manifest, mask_seen, split)
+    if mask_seen and held_out is not None and held_out.trained is not None:
+        protocol = FULL_UNSEEN
     index = build_item_index(model, version_dir, manifest, batch_size)
     scorer = ModelScorer(model, index)
     reader = BatchReader(version_dir, manifest, index, tuple(model.user_inputs), batch_size)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,8 @@ from training.input.batches import (
     build_held_out_dataset,
     read_batches,
 )
+from training.input.train_counts import find_counted_keys, read_train_pairs
+from training.objectives.user_items import UserItems, group_pairs
 from training.reader.filters import EVALUATION_FILTER
 from training.reader.split_source import InputOptions, TrainingData
 
@@ -120,6 +122,42 @@ class UniformNegatives:
         generator = np.random.default_rng((self.seed, self._rows_done + row))
         size = min(self.count, len(allowed))
         return generator.choice(allowed, size=size, replace=False)
+
+
+@dataclass(frozen=True)
+class HeldOutRows:
+    """Rows of train that a config's `input.validation` keeps apart.
+
+    Attributes:
+        config: How the train split is read.
+        trained: Items of each user in the rows that train, which their lists leave out; None:
+            nothing is left out.
+    """
+
+    config: InputConfig
+    trained: UserItems | None
+
+    @classmethod
+    def read(
+        cls, version_dir: ReadablePath, manifest: Manifest, config: InputConfig, *, mask_seen: bool
+    ) -> HeldOutRows:
+        """Reads what users have in the rows that train, where rows have a user and an item.
+
+        Args:
+            version_dir: Directory of the dataset version.
+            manifest: Its manifest.
+            config: How the train split is read.
+            mask_seen: Whether lists leave out what the user had met.
+
+        Raises:
+            InputDataError: A record is damaged.
+        """
+        is_known = {"user", "item"} <= set(find_counted_keys(manifest).features)
+        if not mask_seen or not is_known:
+            return cls(config, None)
+        parts = read_train_pairs(version_dir, manifest, config, positives=False)
+        pairs = [np.zeros([0, 2], np.int64), *(np.stack(part, axis=1) for part in parts)]
+        return cls(config, group_pairs(np.concatenate(pairs)))
 
 
 FULL_UNSEEN = "full_unseen"
@@ -263,7 +301,7 @@ class BatchReader:
         negatives: UniformNegatives | None = None,
         given: bool = False,
         optional: Sequence[str] = (),
-        held_out: InputConfig | None = None,
+        held_out: HeldOutRows | None = None,
         measured: tuple[FilterConfig, ...] = (),
     ) -> Iterator[RankingBatch]:
         """Yields the batches of a split, each row once, in the order of the shards.
@@ -274,7 +312,7 @@ class BatchReader:
             negatives: Draws the candidates of the sampled protocol.
             given: Whether to read the data set's own candidates.
             optional: Scalars that records may lack, read as ragged.
-            held_out: Reads the rows of train alone that `validation` of this config keeps apart.
+            held_out: Reads these rows of train alone.
             measured: What rows must pass.
 
         Raises:
@@ -282,19 +320,24 @@ class BatchReader:
         """
         require_rows(self.manifest, split)
         keys = self.manifest.keys
+        in_train = held_out.trained if seen and held_out is not None else None
         seen = seen and carries_seen(self.manifest, split)
         ragged = [*optional, *([keys.seen] if seen and keys.seen else [])]
         ragged += [keys.candidates] if given and keys.candidates else []
-        names = tuple(dict.fromkeys((self.manifest.require_key("item"), *self.inputs, *ragged)))
+        owner = () if in_train is None else (self.manifest.require_key("user"),)
+        item = self.manifest.require_key("item")
+        names = tuple(dict.fromkeys((item, *owner, *self.inputs, *ragged)))
         rows = max(1, min(self.batch_size, BLOCK_CELLS // len(self.index)))
         where = (self.version_dir, self.manifest)
         if held_out is None:
             dataset = build_eval_dataset(*where, split, rows, names, tuple(ragged), measured)
         else:
             options = InputOptions(measured=measured)
-            dataset = build_held_out_dataset(*where, held_out, rows, names, tuple(ragged), options)
+            config = held_out.config
+            dataset = build_held_out_dataset(*where, config, rows, names, tuple(ragged), options)
         for features in read_batches(dataset, self.version_dir, self.manifest, split):
-            yield self._batch(features, seen, negatives, given)
+            batch = self._batch(features, seen, negatives, given)
+            yield batch if in_train is None else replace(batch, seen=self._met(batch, in_train))
 
     def _batch(
         self,
@@ -313,6 +356,11 @@ class BatchReader:
         elif negatives is not None:
             candidates = negatives.draw(met, targets)
         return RankingBatch(features, targets, met, candidates)
+
+    def _met(self, batch: RankingBatch, trained: UserItems) -> Pairs:
+        users = np.asarray(batch.features[self.manifest.require_key("user")], np.int64)
+        rows, items = trained.find(users)
+        return build_pairs(rows, self.index.columns_of(items), batch.targets, len(self.index))
 
     def _cells(self, features: dict[str, tf.Tensor], name: str, targets: IntArray) -> Pairs:
         cells = read_cells(features[name], self.index)

@@ -21,7 +21,12 @@ from conf.training.train import TrainConfig
 from training.evaluation.evaluate import evaluate_full
 from training.evaluation.label_metrics import LabelScores
 from training.evaluation.own_metrics import build_own_metrics
-from training.evaluation.protocols import TRAIN_SPLIT, find_relevance, warn_unmasked
+from training.evaluation.protocols import (
+    TRAIN_SPLIT,
+    HeldOutRows,
+    find_relevance,
+    warn_unmasked,
+)
 from training.evaluation.scorers import score_pairs
 from training.evaluation.task_metrics import TaskScores, compile_scores, summarize_tasks
 from training.input.batches import (
@@ -156,13 +161,17 @@ def _check_held_out(config: TrainConfig, data: TrainingData) -> None:
 
 def _build_ranking(config: TrainConfig, data: TrainingData, batches: int | None) -> Validate:
     evaluation = config.evaluation
-    held_out = None if config.input.validation is None else config.input
-    split, measured = "validation" if held_out is None else TRAIN_SPLIT, evaluation.filter
-    warn_unmasked(data.manifest, evaluation.mask_seen, split)
+    where, held_out = (data.version_dir, data.manifest), None
+    split, measured = "validation", evaluation.filter
+    if config.input.validation is not None:
+        split, mask = TRAIN_SPLIT, evaluation.mask_seen
+        held_out = HeldOutRows.read(*where, config.input, mask_seen=mask)
+    if held_out is None or held_out.trained is None:
+        warn_unmasked(data.manifest, evaluation.mask_seen, split)
 
     def validate(model: Model) -> dict[str, float]:
         return evaluate_full(
-            require_retrieval(model), data.version_dir, data.manifest, split,
+            require_retrieval(model), *where, split,
             evaluation.ks, evaluation.mask_seen, evaluation.batch_size, held_out, batches,
             measured, find_relevance(config.model, data.manifest),
         )  # fmt: skip

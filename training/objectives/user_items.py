@@ -78,6 +78,24 @@ class UserItems:
         """Memory that they take."""
         return PAIR_BYTES * (len(self.users) + len(self.starts) + len(self.items))
 
+    def find(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the items of some users.
+
+        Args:
+            users: int64 `[rows]`, ids; those that train does not have have no items.
+
+        Returns:
+            int64 `[n]` each: position in `users`, and item.
+        """
+        if not len(self.users):
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        place = np.minimum(np.searchsorted(self.users, users), len(self.users) - 1)
+        counts = self.starts[place + 1] - self.starts[place]
+        counts = np.where(self.users[place] == users, counts, 0)
+        rows = np.repeat(np.arange(len(users)), counts)
+        offsets = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return rows, self.items[self.starts[place][rows] + offsets]
+
 
 def read_user_items(train: TrainRows) -> UserItems:
     """Reads the train split through, once: the user and the item of each row.

@@ -48,7 +48,7 @@ class RowFilter:
         for config in self.filters:
             kept &= _compare(self._values(batch, config.feature), config)
         if self.held_out is not None:
-            hashed = hash_keys(self._values(batch, self.held_out.hash_of))
+            hashed = hash_together([self._values(batch, name) for name in self.held_out.key])
             is_inside = hashed < np.uint64(self.held_out.share * 2**64)
             kept &= is_inside if self.is_held_out else ~is_inside
         return kept
@@ -96,7 +96,7 @@ def build_row_filter(
         _require_features(manifest, filters, setting)
     names = [item.feature for _, filters in asked for item in filters]
     if config.validation is not None:
-        names.append(config.validation.hash_of)
+        names.extend(config.validation.key)
     if not names:
         return None
     columns = plan_columns(manifest, select_features(manifest, names))
@@ -104,12 +104,12 @@ def build_row_filter(
     for setting, filters in asked:
         for item in filters:
             _check_value(by_name[item.feature], item, setting)
-    key = config.validation
-    if key is not None and by_name[key.hash_of].wire.is_list:
-        raise ConfigError(
-            "input.validation.hash_of must be one value per row",
-            received=f"{key.hash_of}: a list", fix="name the id of the user or of the session",
-        )  # fmt: skip
+    for name in () if config.validation is None else config.validation.key:
+        if by_name[name].wire.is_list:
+            raise ConfigError(
+                "input.validation.hash_of must be one value per row",
+                received=f"{name}: a list", fix="name the id of the user or of the session",
+            )  # fmt: skip
     return RowFilter(columns, (*config.filter, *measured), config.validation, is_held_out)
 
 
@@ -154,6 +154,21 @@ def hash_keys(values: np.ndarray) -> np.ndarray:
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))
+
+
+def hash_together(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """Hashes the values of several columns of a row together; of one column, as `hash_keys` does.
+
+    Args:
+        columns: One or more, as `hash_keys` takes them.
+
+    Returns:
+        uint64 `[rows]`.
+    """
+    hashed = hash_keys(columns[0])
+    for column in columns[1:]:  # Hashed once more: (a, b) is not (b, a), and (a, a) no constant.
+        hashed = hash_keys((hash_keys(hashed.view(np.int64)) + hash_keys(column)).view(np.int64))
+    return hashed
 
 
 def _fnv(data: bytes) -> int:

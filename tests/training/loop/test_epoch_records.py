@@ -19,7 +19,7 @@ from conf.training.models import (
     RankingConfig,
     SampledSoftmaxConfig,
 )
-from conf.training.train import EarlyStoppingConfig, FitConfig, TrainConfig
+from conf.training.train import EarlyStoppingConfig, EvaluationConfig, FitConfig, TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.fit import fit_run, plan_run
 from training.input.batches import build_eval_dataset, build_held_out_dataset
@@ -169,6 +169,38 @@ def test_held_out_rows_are_ranked(tiny_version: Path, tiny_manifest: Manifest) -
     assert 100 < len(own) < 400
     assert found["hit_rate@10"] == pytest.approx((ranks <= 10).mean())
     assert found["mrr"] == pytest.approx((1 / ranks).mean())
+
+
+@pytest.mark.parametrize("mask_seen", [True, False])
+def test_pairs_that_are_held_out_are_ranked_without_what_their_user_has_in_train(
+    tiny_version: Path, tiny_manifest: Manifest, *, mask_seen: bool
+) -> None:
+    own_input = InputConfig(
+        batch_size=32, validation={"hash_of": ["user_id", "movie_id"], "share": 0.3}
+    )
+    evaluation = EvaluationConfig(mask_seen=mask_seen)
+    config = configure(tiny_version, input=own_input, evaluation=evaluation)
+    model = build_model(config.model, tiny_manifest, 3)
+    validate = build_validate(config, TrainingData(tiny_version, tiny_manifest))
+    assert validate is not None
+    found = validate(model)
+    rows = held_out_rows(tiny_version, tiny_manifest, config)
+    every = next(iter(build_eval_dataset(tiny_version, tiny_manifest, "train", 10_000)))
+    pairs = [set(zip(*(b[n].numpy().tolist() for n in ("user_id", "movie_id")), strict=True))
+             for b in (every, rows)]  # fmt: skip
+    trained = pairs[0] - pairs[1]
+    assert {user for user, _ in pairs[1]} & {user for user, _ in trained}
+    items = next(iter(build_eval_dataset(tiny_version, tiny_manifest, "catalog", 1000)))
+    scores = model.embed_users(rows).numpy() @ model.embed_items(items).numpy().T
+    ids, ranks = items["movie_id"].numpy().tolist(), []
+    for row, (user, item) in enumerate(
+        zip(rows["user_id"].numpy().tolist(), rows["movie_id"].numpy().tolist(), strict=True)
+    ):
+        kept = [i for i, other in enumerate(ids)
+                if not mask_seen or other == item or (user, other) not in trained]  # fmt: skip
+        ranks.append((scores[row, kept] >= scores[row, ids.index(item)]).sum())
+    assert found["mrr"] == pytest.approx((1 / np.array(ranks)).mean())
+    assert found["hit_rate@10"] == pytest.approx((np.array(ranks) <= 10).mean())
 
 
 def test_rows_with_labels_are_scored(tiny_version: Path, tiny_manifest: Manifest) -> None:

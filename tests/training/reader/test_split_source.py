@@ -18,7 +18,7 @@ from training.input.batches import build_eval_dataset, build_held_out_dataset, b
 from training.reader import split_source as counting_module
 from training.reader.damage import InputCounts
 from training.reader.feature_columns import plan_columns
-from training.reader.filters import hash_keys
+from training.reader.filters import hash_keys, hash_together
 from training.reader.split_source import (
     InputOptions,
     SplitSource,
@@ -232,6 +232,38 @@ def test_held_out_rows_are_the_others_and_keys_stay_together(
     assert 0.15 < len(other) / 780 < 0.45
     with pytest.raises(ConfigError, match="held out"):
         build_held_out_dataset(tiny_version, tiny_manifest, InputConfig(), 16)
+
+
+def test_a_share_of_each_users_pairs_is_held_out(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    held = {"hash_of": ["user_id", "movie_id"], "share": 0.3}
+    config = InputConfig.model_validate({**BASE, "validation": held})
+    names = ["user_id", "movie_id"]
+    parts = [
+        next(iter(build_eval_dataset(tiny_version, tiny_manifest, "train", 10_000, names))),
+        next(iter(build_held_out_dataset(tiny_version, tiny_manifest, config, 10_000, names))),
+    ]
+    every, held_out = ([p[n].numpy().tolist() for n in names] for p in parts)
+    pairs = set(zip(*held_out, strict=True))
+    # All rows of a pair stay together, and it is no whole user or item.
+    assert sum(pair in pairs for pair in zip(*every, strict=True)) == len(held_out[0])
+    assert 0.2 < len(held_out[0]) / len(every[0]) < 0.4
+    shares = [held_out[0].count(user) / every[0].count(user) for user in set(every[0])]
+    assert np.mean([0 < share < 1 for share in shares]) > 0.8
+    kept = train(tiny_version, tiny_manifest, config, "user_id")
+    assert len(kept) + len(held_out[0]) == len(every[0])
+
+
+def test_hashes_of_several_values_are_even_and_know_their_order() -> None:
+    first, second = np.divmod(np.arange(40_000), 200)
+    hashed = hash_together([first, second])
+    assert len(set(hashed.tolist())) == 40_000
+    for part in (hashed, hashed[first == second], hashed[first == 7]):
+        share, rows = 0.25, len(part)
+        assert abs((part / 2**64 < share).mean() - share) < 4 * np.sqrt(share * (1 - share) / rows)
+    assert (hash_together([second, first]) != hashed)[first != second].all()
+    np.testing.assert_array_equal(hash_together([first]), hash_keys(first))
 
 
 def test_hashes_are_fixed_and_even() -> None:
