@@ -136,35 +136,6 @@ def keep_hardest(logits: tf.Tensor, counted: tf.Tensor, hardest: int | None) -> 
     return counted & (chosen > 0)
 
 
-def compute_catalog_softmax(
-    queries: tf.Tensor,
-    items: tf.Tensor,
-    positions: tf.Tensor,
-    masked: tf.Tensor | None = None,
-    *,
-    temperature: float = 1.0,
-) -> tf.Tensor:
-    """Cross-entropy of each query's target among all items.
-
-    Args:
-        queries: float32 `[n, dim]`.
-        items: float32 `[items, dim]`.
-        positions: int32 `[n]`, where the target is among the items; below 0: it is none of them.
-        masked: Items that are left out, unless they are the target; bool `[n, items]`, or None.
-        temperature: Above 0.
-
-    Returns:
-        float32 `[n]`, 0 where the target is none of the items.
-    """
-    logits = matmul_rows(queries, items) / temperature
-    labels = tf.maximum(positions, 0)
-    if masked is not None:
-        own = tf.range(tf.shape(items)[0])[tf.newaxis, :] == positions[:, tf.newaxis]
-        logits = tf.where(masked & ~own, MASKED_LOGIT, logits)
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-    return tf.where(positions < 0, 0.0, losses)
-
-
 def compute_drawn_loss(
     kind: str, own: tf.Tensor, drawn: tf.Tensor, counted: tf.Tensor
 ) -> tf.Tensor:

@@ -27,6 +27,7 @@ from training.embedding.key_mapping import read_keys
 from training.input.batches import Batch
 from training.models.retrieval import Queries, RetrievalModel
 from training.networks.network import TrainingPass
+from training.objectives.catalog_softmax import compute_catalog_softmax
 from training.objectives.item_catalog import (
     ItemFeatures,
     read_batch_counts,
@@ -35,7 +36,6 @@ from training.objectives.item_catalog import (
 )
 from training.objectives.item_losses import (
     SoftmaxItems,
-    compute_catalog_softmax,
     compute_drawn_loss,
     compute_sampled_softmax,
     count_in_batch,
@@ -81,10 +81,14 @@ class ItemData:
 
     def mark_known(self, batch: Batch, queries: Queries, ids: tf.Tensor) -> tf.Tensor | None:
         """Returns which items the user of a query has, bool `[n, items]`; None: not asked for."""
+        marks = self.mark_of_rows(batch, queries, ids)
+        return marks if marks is None or queries.per_row == 1 else tf.gather(marks, queries.rows)
+
+    def mark_of_rows(self, batch: Batch, queries: Queries, ids: tf.Tensor) -> tf.Tensor | None:
+        """Returns which items the user of a row has, bool `[rows, items]`; None: not asked for."""
         if self.known is None:
             return None
-        marks = self.known.mark(self.known.find(batch), queries.row_count, ids)
-        return marks if queries.per_row == 1 else tf.gather(marks, queries.rows)
+        return self.known.mark(self.known.find(batch), queries.row_count, ids)
 
     def embed_targets(
         self, model: RetrievalModel, batch: Batch, queries: Queries, training: TrainingPass
@@ -219,7 +223,7 @@ class SampledSoftmax(ItemObjective):
 
 
 class CatalogSoftmax(ItemObjective):
-    """Softmax over the whole catalogue, which is embedded once in each step.
+    """Softmax over the whole catalogue, which is embedded once in each step, in blocks of items.
 
     Args:
         items: What is known of the items.
@@ -237,12 +241,12 @@ class CatalogSoftmax(ItemObjective):
         """Returns the loss of each row, `[local_batch]`; 0 for an item outside the catalogue."""
         queries = model.embed_queries(batch, self._items.key, training).without_padding()
         vectors = self._items.embed(model, self._catalog, training)
-        masked = self._items.mark_known(batch, queries, self._catalog)
         losses = compute_catalog_softmax(
             queries.vectors,
             vectors,
             tf.gather(self._positions, queries.target_ids),
-            masked,
+            self._items.mark_of_rows(batch, queries, self._catalog),
+            queries.rows,
             temperature=model.temperature,
         )
         return queries.sum_losses(losses)

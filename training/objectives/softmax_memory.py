@@ -11,9 +11,10 @@ from conf.manifest import Manifest
 from conf.training.models import ModelConfig, SequenceConfig, SoftmaxConfig
 from training.distribution.tensorflow_runtime import free_memory_bytes
 from training.models.sequence import count_queries
+from training.objectives.catalog_softmax import BLOCK_ITEMS
 
 _LOGIT_COPIES = 3
-"""The logits, their softmax and their gradient."""
+"""The logits of a block of items, their softmax and their gradient."""
 _VECTOR_COPIES = 5
 """The table, its rows of a step and their gradients, and two numbers for each of the optimizer."""
 
@@ -34,8 +35,8 @@ class SoftmaxMemory:
 
     @property
     def logits_bytes(self) -> int:
-        """Bytes of the scores of a step, which grow with the batch."""
-        return _LOGIT_COPIES * tf.float32.size * self.items * self.queries
+        """Bytes of the scores of a block of items, which grow with the batch."""
+        return _LOGIT_COPIES * tf.float32.size * min(self.items, BLOCK_ITEMS) * self.queries
 
     @property
     def vectors_bytes(self) -> int:

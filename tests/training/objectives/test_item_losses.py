@@ -10,7 +10,6 @@ from conf.training.train import DevicesConfig
 from training.distribution.strategy import build_strategy
 from training.objectives.item_losses import (
     SoftmaxItems,
-    compute_catalog_softmax,
     compute_drawn_loss,
     compute_sampled_softmax,
     count_in_batch,
@@ -139,29 +138,6 @@ def test_counts_in_a_batch_are_shares_of_train() -> None:
     found = count_in_batch(np.array([0, 0, 6, 3, 1]), 100)
     np.testing.assert_allclose(found[2:], [60, 30, 10], rtol=1e-5)
     assert (count_in_batch(np.zeros(5, np.int64), 8) > 0).all()
-
-
-@settings(deadline=None, max_examples=25)
-@given(seed=st.integers(0, 2**16), rows=st.integers(1, 6), is_masked=st.booleans())
-def test_catalog_softmax_equals_the_reference(seed, rows, is_masked) -> None:
-    rng = np.random.default_rng(seed)
-    users, items = rng.normal(size=(rows, 3)), rng.normal(size=(5, 3))
-    positions = rng.integers(-1, 5, size=rows)
-    masked = rng.random((rows, 5)) < 0.5
-    expected = []
-    for row, position in enumerate(positions):
-        logits = items @ users[row] / 0.3
-        kept = [j for j in range(5) if j == position or not (is_masked and masked[row, j])]
-        loss = np.logaddexp.reduce(logits[kept]) - logits[position]
-        expected.append(0.0 if position < 0 else loss)
-    found = compute_catalog_softmax(
-        tf.constant(users, tf.float32),
-        tf.constant(items, tf.float32),
-        tf.constant(positions, tf.int32),
-        tf.constant(masked) if is_masked else None,
-        temperature=0.3,
-    )
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @settings(deadline=None, max_examples=25)

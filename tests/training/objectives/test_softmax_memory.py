@@ -20,6 +20,7 @@ from conf.training.models import (
 from conf.training.train import TrainConfig
 from training.fit import fit_run, plan_run
 from training.monitoring.progress import NoProgress
+from training.objectives.catalog_softmax import BLOCK_ITEMS
 from training.objectives.softmax_memory import (
     SoftmaxMemory,
     estimate_softmax_memory,
@@ -58,6 +59,7 @@ def test_what_does_not_fit_is_refused_with_its_bytes_and_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     memory = SoftmaxMemory(1_000_000, 12_800, 64)
+    assert memory.logits_bytes == 3 * 4 * BLOCK_ITEMS * 12_800  # A block of items, not all.
     needed = memory.logits_bytes + memory.vectors_bytes
     monkeypatch.setattr(FREE, lambda: needed)
     require_softmax_memory(memory)
@@ -65,7 +67,7 @@ def test_what_does_not_fit_is_refused_with_its_bytes_and_the_remedy(
     with pytest.raises(ConfigError, match="does not fit in memory") as refused:
         require_softmax_memory(memory)
     said = refused.value.render()
-    assert "153,600,000,000 bytes of logits" in said
+    assert "314,572,800 bytes of logits" in said
     assert "1,280,000,000 bytes of vectors" in said
     assert "kind=sampled_softmax" in said
     assert "input.batch_size" in said
