@@ -90,6 +90,8 @@ def main(
         _check_servers(launcher, sweep)
         if not dry_run and (code := serve(resolved, log_format)) is not None:
             return code
+    if resolved.fit.refit is not None:
+        _check_refit({**one_process, "--launcher spark": workers})
     if sweep is not None:
         return _sweep(resolved, sweep, Switches(dry_run, resume, once, report, steps), log_format)
     if workers is not None and not dry_run:
@@ -159,6 +161,16 @@ def _check_servers(launcher: Launcher, sweep: Path | None) -> None:
         )
 
 
+def _check_refit(others: Mapping[str, object]) -> None:
+    given = [name for name, value in others.items() if value is not None and name != "--once"]
+    if given:
+        raise ConfigError(
+            f"fit.refit trains several runs, and {given[0]} is of one run or tries others",
+            received=given[0],
+            fix="leave it out, or set fit.refit=null",
+        )
+
+
 def _tell(run: Path, report: Path | None, log_format: LogFormat) -> None:
     from training.checkpoint.stored_runs import describe_run
 
@@ -224,8 +236,11 @@ def plan(config: TrainConfig) -> dict[str, Any]:
     """
     with quiet_tensorflow():
         from training.fit import plan_run
+        from training.refit import describe_plan
 
-    return plan_run(config)
+    refit = config.fit.refit
+    described = {} if refit is None else {"refit": describe_plan(config, refit)}
+    return {**plan_run(config), **described}
 
 
 def train(
@@ -250,6 +265,7 @@ def train(
     """
     with quiet_tensorflow():
         from training.fit import fit_run
+        from training.refit import fit_chosen
     from training.checkpoint.stored_runs import describe_run
     from training.monitoring.progress import build_progress
 
@@ -258,7 +274,10 @@ def train(
     lineage = emit_lineage(f"train.{config.name}")
     with lineage if _writes_run(config) else nullcontext(LineageRun()) as told, closing(progress):
         told.inputs = [LineageDataset.version_at(config.dataset)]
-        run = fit_run(config, progress, resume=resume, once=once, profile=profile)
+        if config.fit.refit is None:
+            run = fit_run(config, progress, resume=resume, once=once, profile=profile)
+        else:
+            run = fit_chosen(config, progress, resume=resume, once=once)
         told.inputs = [LineageDataset.version_at(read_json(run / RUN_CARD_FILE)["dataset"]["path"])]
         told.outputs = [LineageDataset.version_at(describe_run(run))]
         return run

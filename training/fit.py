@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.artefacts.run import INPUT_COUNTS_FILE, update_run_card
-from conf.errors import read_code_version
+from conf.errors import ConfigError, read_code_version
 from conf.training.train import StepRange, TrainConfig
 from training.calibration import check_calibration, fit_calibrations
 from training.checkpoint.stored_runs import StoredSeries, describe_run, is_stored
@@ -74,6 +74,11 @@ def fit_run(
         SluiceError: The config, the dataset or the devices do not fit, or training failed. The
             earlier runs and the current one are untouched.
     """
+    if config.fit.refit is not None:
+        raise ConfigError(
+            "fit.refit trains several runs, and this call trains one",
+            fix="train by `sluice train` or training.refit.fit_chosen, or leave fit.refit out",
+        )
     find_tracking_uri(config)
     if config.devices.strategy in ("multi_worker", "parameter_server"):
         progress.message("waiting for the other processes of TF_CONFIG")

@@ -28,6 +28,7 @@ from conf.metrics import LOSS_METRIC, is_minimised
 from conf.schema import fingerprint
 from conf.storage.atomic_output import write_text_atomic
 from conf.storage.locations import find_path
+from conf.training.refit import RefitConfig
 from conf.training.sweep import ChoicesConfig, SweepConfig
 from conf.training.train import TrainConfig
 from training.fit import fit_run
@@ -158,7 +159,7 @@ def run_sweep(
         return result
 
 
-def find_metric(config: TrainConfig, sweep: SweepConfig) -> str:
+def find_metric(config: TrainConfig, sweep: SweepConfig | RefitConfig) -> str:
     """Returns the metric that trials are compared by.
 
     Raises:

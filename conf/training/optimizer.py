@@ -15,23 +15,33 @@ class ConstantSchedule(StrictFinite):
     kind: Literal["constant"] = "constant"
 
 
+_STEPS: int | None = Field(
+    None,
+    ge=1,
+    description="Steps until the rate has fallen; None: those of the run. A run that ends before "
+    "is a part of a longer one.",
+)
+
+
 class CosineSchedule(StrictFinite):
-    """Falls along half a cosine to `final_share` of the rate at the last step."""
+    """Falls along half a cosine to `final_share` of the rate at its last step."""
 
     kind: Literal["cosine"] = "cosine"
     final_share: float = Field(
-        0.0, ge=0, le=1, description="Share of the rate that is left at the last step."
+        0.0, ge=0, le=1, description="Share of the rate that is left at its last step."
     )
+    steps: int | None = _STEPS
 
 
 class PolynomialSchedule(StrictFinite):
-    """Falls to `final_share` of the rate at the last step, by a power of the steps left."""
+    """Falls to `final_share` of the rate at its last step, by a power of the steps left."""
 
     kind: Literal["polynomial"] = "polynomial"
     power: float = Field(1.0, gt=0, description="1: linear.")
     final_share: float = Field(
-        0.0, ge=0, le=1, description="Share of the rate that is left at the last step."
+        0.0, ge=0, le=1, description="Share of the rate that is left at its last step."
     )
+    steps: int | None = _STEPS
 
 
 class LinearSchedule(StrictFinite):
@@ -39,8 +49,9 @@ class LinearSchedule(StrictFinite):
 
     kind: Literal["linear"] = "linear"
     final_share: float = Field(
-        0.0, ge=0, le=1, description="Share of the rate that is left at the last step."
+        0.0, ge=0, le=1, description="Share of the rate that is left at its last step."
     )
+    steps: int | None = _STEPS
 
 
 class ExponentialSchedule(StrictFinite):

@@ -18,6 +18,7 @@ from conf.metrics import OWN_PREFIX, build_stopping_pattern, register_metric
 from conf.training.input import FilterConfig, InputConfig
 from conf.training.models import OWN_CODE_PATTERN, DSSMConfig, ModelConfig, keep_apart
 from conf.training.optimizer import OptimizerConfig
+from conf.training.refit import RefitConfig
 
 StrategyKind = Literal["auto", "none", "mirrored", "multi_worker", "parameter_server"]
 
@@ -159,6 +160,11 @@ class FitConfig(StrictFinite):
     )
     validation: StepValidationConfig | None = None
     early_stopping: EarlyStoppingConfig | None = EarlyStoppingConfig()
+    refit: Annotated[RefitConfig | None, BeforeValidator(_read_switch)] = Field(
+        None,
+        description="true, or a mapping: choose the epoch, and settings, on the rows that "
+        "input.validation holds out, then train a fresh model on all rows for as many epochs.",
+    )
     log_every_seconds: float = Field(10.0, gt=0, description="Seconds between lines of progress.")
     steps_per_loop: int = Field(64, ge=1, description="Steps inside one compiled loop.")
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -191,6 +197,24 @@ class FitConfig(StrictFinite):
                 "early_stopping.by=steps needs validations between steps: set "
                 "validation.every_steps, or early_stopping.by=epochs"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_refit(self) -> FitConfig:
+        if self.refit is None:
+            return self
+        if self.max_steps is not None or self.epochs is None:
+            raise ValueError(
+                "refit trains on all rows for as many epochs as were best: set epochs, and leave "
+                "max_steps out"
+            )
+        if self.early_stopping is None and not self.refit.space:
+            raise ValueError(
+                "refit has nothing to choose: early_stopping is null, so that the last epoch is "
+                "kept, and refit.space is empty; set one of them"
+            )
+        if self.early_stopping is not None and self.early_stopping.by == "steps":
+            raise ValueError("refit chooses an epoch: set early_stopping.by=epochs")
         return self
 
     def count_steps(self, steps_per_epoch: int) -> int:
@@ -370,6 +394,24 @@ class TrainConfig(StrictFinite):
             raise ValueError(
                 "devices.strategy=multi_worker needs lists of one length in all batches, and "
                 "input.bucket_boundaries gives them several; leave bucket_boundaries out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_refit(self) -> TrainConfig:
+        if self.fit.refit is None:
+            return self
+        if self.input.validation is None:
+            raise ValueError(
+                "fit.refit chooses on rows of train that are held out, and then trains on them "
+                "too: say which by input.validation, such as {hash_of: [USER, ITEM], share: 0.1}. "
+                "A split `validation` of the dataset stays apart"
+            )
+        if self.devices.strategy in ("multi_worker", "parameter_server"):
+            raise ValueError(
+                "fit.refit trains several runs in one process, and devices.strategy="
+                f"{self.devices.strategy} spreads one over several; set auto, none or mirrored, "
+                "or leave fit.refit out"
             )
         return self
 

@@ -89,7 +89,8 @@ def _build_schedule(
     rate: float, schedule: ScheduleConfig, warmup_steps: int, total_steps: int
 ) -> tuple[float | LearningRateSchedule, int]:
     """Returns the rate after the warm-up, and the step that it counts from."""
-    steps = max(1, total_steps - warmup_steps)
+    own_steps = getattr(schedule, "steps", None)
+    steps = max(1, (own_steps or total_steps) - warmup_steps)
     match schedule:
         case ConstantSchedule():
             return rate, 0

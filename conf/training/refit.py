@@ -1,0 +1,48 @@
+"""The config of `fit.refit`: what is tried on held-out rows before a run trains on all of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator
+
+from conf.config_base import StrictFinite
+from conf.metrics import build_stopping_pattern
+
+_FIXED = {
+    "root": "says where runs lie",
+    "name": "says where runs lie",
+    "dataset": "is the same for all trials",
+    "evaluation": "decides what trials are compared by",
+    "input.validation": "decides which rows trials are compared on",
+    "fit.refit": "is of the run, not of its trials",
+}
+
+
+class RefitConfig(StrictFinite):
+    """Chooses settings and epochs on held-out rows, then trains a fresh model on all rows."""
+
+    space: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(
+        {},
+        description="Config key -> values to try. Keys are tried one after the other, each with "
+        "the best values of those before it. Empty: the config alone; its best epoch is chosen.",
+    )
+    metric: str | None = Field(
+        None,
+        pattern=build_stopping_pattern(),
+        description="What trials are compared by. None: fit.early_stopping.metric.",
+    )
+
+    @field_validator("space")
+    @classmethod
+    def _may_be_tried(cls, space: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+        for key in space:
+            for fixed, why in _FIXED.items():
+                if key == fixed or key.startswith(f"{fixed}."):
+                    raise ValueError(f"{key} {why} and cannot be tried")
+        return space
+
+    @property
+    def most_trials(self) -> int:
+        """Trials in all, at most: of the same settings there is one."""
+        return sum(map(len, self.space.values())) or 1

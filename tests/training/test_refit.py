@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conf.artefacts.run import read_json, resolve_run
+from conf.errors import ConfigError, TrainingInterruptedError, UpstreamNotReadyError
+from conf.load import override_config
+from conf.training.optimizer import OptimizerConfig
+from conf.training.train import TrainConfig
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
+from training import refit
+from training.fit import fit_run
+from training.loop.schedules import build_learning_rate
+from training.monitoring.epoch_records import EpochRecord, read_history
+from training.monitoring.progress import NoProgress
+from training.refit import FarBehindError, Trial, build_run_config, describe_plan, fit_chosen
+from training.run_directory import locked, read_current_data
+
+PAIRS = {"hash_of": ["user_id", "movie_id"], "share": 0.2}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("datasets")
+    return write_tiny_dataset(folder, config=TinyConfig(validation=False))
+
+
+@pytest.fixture
+def config(dataset: Path, tmp_path: Path) -> TrainConfig:
+    return TrainConfig.model_validate(
+        {
+            "dataset": str(dataset),
+            "name": "r",
+            "root": str(tmp_path / "runs"),
+            "model": {"name": "mf", "embedding_dim": 4},
+            "input": {"batch_size": 128, "validation": PAIRS},
+            "optimizer": {"learning_rate": 0.05, "schedule": "cosine"},
+            "fit": {"epochs": 3, "refit": True},
+            "evaluation": {"ks": [5, 10]},
+        }
+    )
+
+
+def with_space(config: TrainConfig, **changes: object) -> TrainConfig:
+    space = {"optimizer.learning_rate": [0.001, 0.05], "model.temperature": [0.05, 0.2]}
+    return override_config(config, {"fit.refit": {"space": space}, **changes}, "of the test")
+
+
+def read_losses(run: Path) -> list[float]:
+    return [record.loss for record in read_history(run)]
+
+
+def test_the_run_is_one_from_scratch_on_all_rows_for_as_many_epochs_as_were_best(
+    config: TrainConfig,
+) -> None:
+    run = fit_chosen(config, NoProgress())
+    card = read_json(run / "run_card.json")
+    state = read_json(Path(card["refit"]["directory"]) / "refit.json")
+    (trial,) = state["trials"]
+    history = read_history(Path(trial["detail"]))
+    values = [record.validation["ndcg@10"] for record in history]
+    epoch = int(np.argmax(values)) + 1
+    assert (trial["epoch"], trial["value"]) == (epoch, max(values))
+    assert card["refit"]["chosen"] == {"values": {}, "value": max(values), "epoch": epoch}
+    assert state["run"] == str(run) == str(resolve_run(str(Path(config.root) / "r")))
+    # By hand, and without a word of held-out rows.
+    steps = read_current_data(config).steps_per_epoch(
+        config.input.model_copy(update={"validation": None})
+    )
+    plain = {
+        **config.model_dump(mode="json"),
+        "name": "plain",
+        "input": {"batch_size": 128},
+        "optimizer": {"learning_rate": 0.05, "schedule": {"kind": "cosine", "steps": 3 * steps}},
+        "fit": {"epochs": epoch, "early_stopping": None},
+    }
+    union = fit_run(TrainConfig.model_validate(plain), NoProgress())
+    assert read_losses(run) == read_losses(union)
+    assert read_history(run)[0].examples > history[0].examples
+    assert card["config"]["input"]["validation"] is None
+    assert card["training"]["best_epoch"] == epoch
+
+
+def test_the_rate_follows_the_schedule_of_the_trial_up_to_the_chosen_epoch(
+    config: TrainConfig,
+) -> None:
+    data = read_current_data(config)
+    config = override_config(config, {"fit.epochs": 10}, "of the test")
+    found = build_run_config(config, {}, 4, data)
+    per_epoch = data.steps_per_epoch(found.input)
+    assert found.fit.epochs == 4
+    rate = build_learning_rate(found.optimizer, 4 * per_epoch)
+    whole = build_learning_rate(
+        OptimizerConfig(learning_rate=0.05, schedule="cosine"), 10 * per_epoch
+    )
+    for step in (0, 2 * per_epoch, 4 * per_epoch - 1):
+        assert float(rate(step)) == float(whole(step))
+    assert build_run_config(config, {}, 10, data).optimizer.schedule.steps is None
+
+
+def test_keys_are_tried_one_after_the_other_each_with_the_best_so_far(config: TrainConfig) -> None:
+    config = with_space(config)
+    assert describe_plan(config, config.fit.refit)["trials"] == 4
+    assert describe_plan(config, config.fit.refit)["epochs"] == 15
+    run = fit_chosen(config, NoProgress())
+    found = read_json(run / "run_card.json")
+    trials = found["refit"]["trials"]
+    rate, temperature = "optimizer.learning_rate", "model.temperature"
+    finished = [trial for trial in trials if trial["value"] is not None]
+    best_rate = max(finished[:2], key=lambda trial: trial["value"])["values"]
+    assert [trial["values"] for trial in trials[:2]] == [{rate: 0.001}, {rate: 0.05}]
+    assert [trial["values"] for trial in trials[2:]] == [
+        {**best_rate, temperature: value} for value in (0.05, 0.2)
+    ]
+    best = max(finished, key=lambda trial: trial["value"])
+    assert found["refit"]["chosen"] == best
+    assert found["config"]["optimizer"]["learning_rate"] == best["values"][rate]
+
+
+def test_settings_that_were_tried_are_not_tried_again(config: TrainConfig) -> None:
+    # The second key's first value is what the first trials had.
+    space = {"fit.epochs": [1], "model.embedding_dim": [4, 2]}
+    config = override_config(config, {"fit.refit": {"space": space}}, "of the test")
+    run = fit_chosen(config, NoProgress())
+    values = [trial["values"] for trial in read_json(run / "run_card.json")["refit"]["trials"]]
+    assert values == [{"fit.epochs": 1}, {"fit.epochs": 1, "model.embedding_dim": 2}]
+
+
+class Interrupts(NoProgress):
+    """Progress that ends the process, as a signal would, after so many epochs of all runs."""
+
+    def __init__(self, epochs: int) -> None:
+        self.left = epochs
+
+    def epoch(self, record: EpochRecord, best: bool, metric: str | None) -> None:
+        self.left -= 1
+        if not self.left:
+            raise TrainingInterruptedError("SIGTERM")
+
+
+@pytest.mark.parametrize("epochs", [1, 5, 13])  # In the first trial, the second, the run itself.
+def test_what_was_interrupted_goes_on_to_the_same_run(
+    epochs: int, config: TrainConfig, tmp_path: Path
+) -> None:
+    config = with_space(config, **{"fit.early_stopping.patience": 9})
+    elsewhere = config.model_copy(update={"root": str(tmp_path / "whole")})
+    whole = fit_chosen(elsewhere, NoProgress())
+    with pytest.raises(TrainingInterruptedError):
+        fit_chosen(config, Interrupts(epochs))
+    run = fit_chosen(config, NoProgress(), resume=True)
+    assert read_losses(run) == read_losses(whole)
+    cards = [read_json(path / "run_card.json")["refit"] for path in (run, whole)]
+    assert cards[0]["trials"] == cards[1]["trials"]
+    base = Path(config.root) / "r"
+    assert len(list(base.glob("refits/*"))) == len(list(base.glob("runs/*"))) == 1
+    assert all(len(list(path.iterdir())) == 1 for path in base.glob("refits/*/trials/*/runs"))
+
+
+def test_what_has_finished_is_trained_again_but_not_with_once(config: TrainConfig) -> None:
+    config = override_config(config, {"fit.epochs": 1}, "of the test")
+    first = fit_chosen(config, NoProgress(), once=True)
+    assert fit_chosen(config, NoProgress(), once=True) == first
+    (directory,) = (Path(config.root) / "r" / "refits").iterdir()
+    # Killed after the run was published and before that was noted.
+    state = {**read_json(directory / "refit.json"), "run": None}
+    (directory / "refit.json").write_text(json.dumps(state))
+    with locked(directory), pytest.raises(UpstreamNotReadyError):
+        fit_chosen(config, NoProgress(), resume=True)
+    assert fit_chosen(config, NoProgress(), resume=True) == first
+    assert fit_chosen(config, NoProgress(), resume=True) != first
+
+
+def test_a_trial_that_cannot_be_trained_is_passed_over(config: TrainConfig) -> None:
+    space = {"optimizer.learning_rate": [1e38, 0.05]}
+    config = override_config(config, {"fit.refit": {"space": space}}, "of the test")
+    card = read_json(fit_chosen(config, NoProgress()) / "run_card.json")
+    assert [trial["value"] is None for trial in card["refit"]["trials"]] == [True, False]
+    only = override_config(config, {"fit.refit.space": {"model.embedding_dim": [2]}}, "of the test")
+    nothing = override_config(only, {"input.batch_size": 700}, "of the test")
+    with pytest.raises(ConfigError, match=r"no trial of fit\.refit has finished"):
+        fit_chosen(nothing, NoProgress())
+    assert not list((Path(config.root) / "r" / "runs").glob("*-2"))
+
+
+def test_a_trial_far_behind_is_ended_in_its_second_half() -> None:
+    best = Trial({}, 0.4, 4, [0.1, 0.2, 0.3, 0.4], "x")
+    progress = refit._TrialProgress(NoProgress(), "ndcg@10", 4, best)
+
+    def end(epoch: int, value: float) -> None:
+        record = EpochRecord(epoch, 9.0, 1.0, 1, 1.0, 0.0, {"ndcg@10": value})
+        progress.epoch(record, False, "ndcg@10")
+
+    end(1, 0.0)
+    end(2, 0.181)
+    with pytest.raises(FarBehindError, match="epoch 3"):
+        end(3, 0.269)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"input.validation": None}, r"input\.validation"),
+        ({"fit.max_steps": 10}, "max_steps"),
+        ({"fit.early_stopping": None}, "nothing to choose"),
+        ({"devices.strategy": "multi_worker"}, "several runs"),
+        ({"fit.refit": {"space": {"dataset": ["x"]}}}, "cannot be tried"),
+        ({"fit.refit": {"space": {"input.validation.share": [0.1]}}}, "cannot be tried"),
+        ({"fit.refit": {"space": {"optimizer.learning_rat": [1]}}}, "learning_rate"),
+        ({"fit.refit": {"metric": "ndcg@7"}}, "not evaluated"),
+        ({"root": "s3://bucket/runs"}, "file system"),
+        ({"input.validation": {**PAIRS, "share": 1e-9}}, "holds out no rows"),
+        # Each user has one event without a history.
+        ({"input.filter": [{"feature": "history", "value": 0}]}, "no other pair"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_anything_is_trained(
+    changes: dict, message: str, config: TrainConfig
+) -> None:
+    with pytest.raises(Exception, match=message) as caught:
+        fit_chosen(override_config(config, changes, "of the test"), NoProgress())
+    assert caught.value.exit_code in (2, 3)
+    assert not (Path(config.root) / "r" / "runs").exists()
+
+
+def test_one_run_alone_does_not_pass_refit_over(config: TrainConfig) -> None:
+    with pytest.raises(ConfigError, match="several runs"):
+        fit_run(config, NoProgress())

@@ -1,0 +1,417 @@
+"""Runs that choose on held-out rows and then train on all rows: `fit.refit`.
+
+Trials are runs without the rows that `input.validation` holds out. The best one tells the settings
+and the epoch; a fresh model is trained with them on all rows and is the run.
+
+<root>/<name>/refits/<UTC time>-<hash>/
+    refit.json                   what was asked, the trials that have ended, and the run
+    trials/<number>/runs/<id>/   a run as any other
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conf.artefacts.run import RUN_CARD_FILE, read_json, resolve_run, update_run_card, write_json
+from conf.errors import ConfigError, SluiceError, TooFewRowsError, TrainingDivergedError
+from conf.load import override_config
+from conf.manifest import MANIFEST_FILE
+from conf.metrics import is_minimised
+from conf.schema import fingerprint
+from conf.storage.locations import find_path
+from conf.training.refit import RefitConfig
+from conf.training.train import TrainConfig
+from training.checkpoint.run_reference import manifest_sha256
+from training.checkpoint.stored_runs import is_stored
+from training.evaluation.protocols import HeldOutRows
+from training.fit import fit_run
+from training.input.batches import build_held_out_dataset, read_batches
+from training.loop.early_stopping import find_best
+from training.monitoring.epoch_records import EpochRecord, read_history
+from training.monitoring.progress import TrainingProgress
+from training.reader.split_source import TrainingData
+from training.run_directory import (
+    STATUS_TRAINED,
+    config_sha256,
+    find_unfinished_run,
+    locked,
+    make_entry,
+    read_current_data,
+    run_paths,
+)
+from training.sweep import find_metric
+
+REFIT_FILE = "refit.json"
+_FAR_BEHIND = 0.9
+"""Share of the best trial's metric at the same epoch below which a trial is ended."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial that has ended.
+
+    Attributes:
+        values: Its value of each key that was tried.
+        value: The metric at its best epoch; None where it did not finish.
+        epoch: That epoch, from 1; None likewise.
+        curve: The metric after each epoch.
+        detail: Directory of its run, or what ended it.
+    """
+
+    values: dict[str, Any]
+    value: float | None
+    epoch: int | None
+    curve: list[float]
+    detail: str
+
+
+@dataclass
+class RefitState:
+    """What `refit.json` holds.
+
+    Attributes:
+        sha256: Fingerprint of the config that was asked for.
+        config: That config.
+        dataset: The dataset version of all trials and of the run.
+        metric: What trials are compared by.
+        trials: Those that have ended, in order.
+        run: Directory of the run, once it has finished.
+    """
+
+    sha256: str
+    config: dict[str, Any]
+    dataset: str
+    metric: str
+    trials: list[Trial] = field(default_factory=list)
+    run: str | None = None
+
+    @classmethod
+    def read(cls, directory: Path) -> RefitState:
+        """Reads the file of a directory."""
+        found = read_json(directory / REFIT_FILE)
+        return cls(**{**found, "trials": [Trial(**trial) for trial in found["trials"]]})
+
+    def write(self, directory: Path) -> None:
+        """Writes the file, whole or not at all."""
+        write_json(directory / REFIT_FILE, asdict(self))
+
+    @property
+    def best(self) -> Trial | None:
+        """The first of the best trials that finished."""
+        done = [trial for trial in self.trials if trial.value is not None]
+        sign = -1.0 if is_minimised(self.metric) else 1.0
+        return max(done, key=lambda trial: sign * (trial.value or 0.0), default=None)
+
+
+class FarBehindError(SluiceError):
+    """A trial was ended early; the next one begins."""
+
+
+@dataclass
+class _TrialProgress:
+    """Progress of a trial that ends it where it is far behind the best one so far."""
+
+    show: TrainingProgress
+    metric: str
+    epochs: int
+    best: Trial | None
+
+    def __post_init__(self) -> None:
+        self.message, self.step, self.close = self.show.message, self.show.step, self.show.close
+
+    def epoch(self, record: EpochRecord, best: bool, metric: str | None) -> None:
+        """Shows the epoch, and ends the trial where the second half of it is far behind."""
+        self.show.epoch(record, best, metric)
+        if self.best is None or is_minimised(self.metric) or 2 * record.epoch < self.epochs:
+            return
+        ahead = self.best.curve[: record.epoch][-1]
+        if record.value(self.metric) < _FAR_BEHIND * ahead:
+            raise FarBehindError(
+                f"ended after epoch {record.epoch}: {self.metric} is less than {_FAR_BEHIND:.0%} "
+                "of the best trial's at that epoch"
+            )
+
+
+def fit_chosen(
+    config: TrainConfig, progress: TrainingProgress, *, resume: bool = False, once: bool = False
+) -> Path:
+    """Chooses settings and epoch on held-out rows, and trains on all rows.
+
+    Args:
+        config: The resolved config; it has `fit.refit`.
+        progress: Shows how it goes.
+        resume: Whether to go on where the newest refit of the same config was interrupted, in a
+            trial or in the run, on the dataset version that it began with.
+        once: Whether to do so, and to train nothing where it has finished on the same version.
+
+    Returns:
+        The directory of the run on all rows, now the current one of its series.
+
+    Raises:
+        ConfigError: The space or the metric does not fit, or no trial has finished.
+        TrainingInterruptedError: A signal came; the state is saved.
+        UpstreamNotReadyError: Another process is at it.
+        SluiceError: The dataset does not fit, or training failed.
+    """
+    refit = config.fit.refit
+    if refit is None:
+        raise ConfigError("nothing is to be chosen", received="fit.refit: null")
+    if is_stored(config):
+        raise ConfigError(
+            "fit.refit works on a file system, local or mounted",
+            received=f"root: {config.root}",
+            fix="set root to one, or leave fit.refit out",
+        )
+    metric = find_metric(config, refit)
+    check_space(config, refit)
+    check_users(config)
+    found = _find_newest(config) if resume or once else None
+    if found is not None and (done := _find_finished(found, config, once=once)) is not None:
+        progress.message(f"trained already, nothing to do: run {done}", run=str(done))
+        return done
+    if found is not None and RefitState.read(found).run is not None:
+        found = None
+    directory = found or _make_directory(config, metric)
+    with locked(directory):
+        return _Refit(config, refit, progress, directory, is_resumed=found is not None).fit()
+
+
+def check_space(config: TrainConfig, refit: RefitConfig) -> None:
+    """Refuses keys and values that a config does not take, before anything is trained.
+
+    Raises:
+        ConfigError: A key is unknown, or a value is refused.
+    """
+    base = override_config(config, {"fit.refit": None}, "of fit.refit")
+    for key, values in refit.space.items():
+        for value in values:
+            override_config(base, {key: value}, f"of fit.refit.space, {key}")
+
+
+def check_users(config: TrainConfig) -> None:
+    """Refuses pairs that are held out of users who have no other pair.
+
+    Nothing is learned of such users: what was best on their pairs would be chosen by chance.
+
+    Raises:
+        TooFewRowsError: No user of a held-out pair trains.
+        InputDataError: A record is damaged.
+    """
+    data, held_out = read_current_data(config), config.input.validation
+    user, where = data.manifest.keys.user, (data.version_dir, data.manifest)
+    if held_out is None or user is None or user not in held_out.key or len(held_out.key) == 1:
+        return
+    trained = HeldOutRows.read(*where, config.input, mask_seen=True).trained
+    rows = build_held_out_dataset(*where, config.input, config.evaluation.batch_size, [user])
+    users = [np.asarray(batch[user]) for batch in read_batches(rows, *where, "train")]
+    if trained is None or not users or np.isin(np.concatenate(users), trained.users).any():
+        return
+    raise TooFewRowsError(
+        "input.validation holds pairs out of users who have no other pair: nothing is learned of "
+        "them, and nothing can be chosen on their pairs",
+        received=f"{sum(map(len, users)):,} held-out rows",
+        allowed="users with two pairs or more",
+        fix="leave fit.refit out and set what it would choose",
+    )
+
+
+def describe_plan(config: TrainConfig, refit: RefitConfig) -> dict[str, Any]:
+    """Returns what a refit costs at most: `trials`, and `epochs` in all, the run's included.
+
+    Raises:
+        ConfigError: The space or the metric does not fit.
+    """
+    metric = find_metric(config, refit)
+    check_space(config, refit)
+    epochs = max([config.fit.epochs or 1, *map(int, refit.space.get("fit.epochs", ()))])
+    return {
+        "metric": metric,
+        "trials": refit.most_trials,
+        "epochs": (refit.most_trials + 1) * epochs,
+    }
+
+
+def build_run_config(
+    config: TrainConfig, values: dict[str, Any], epoch: int, data: TrainingData
+) -> TrainConfig:
+    """Returns the config of the run on all rows.
+
+    Its rate follows the trial's schedule up to the chosen epoch, over the steps of all rows.
+
+    Args:
+        config: The config that was asked for.
+        values: Those of the best trial.
+        epoch: Its best epoch, from 1.
+        data: The dataset version.
+
+    Raises:
+        InputDataError: A shard is damaged.
+    """
+    alone = {"fit.refit": None, "fit.early_stopping": None, "fit.validation": None}
+    every_row = {**values, **alone, "input.validation": None}
+    planned = override_config(config, every_row, "of fit.refit")
+    epochs, schedule = planned.fit.epochs or epoch, planned.optimizer.schedule
+    changes: dict[str, Any] = {"fit.epochs": epoch}
+    if epoch < epochs and getattr(schedule, "steps", 1) is None:
+        steps = epochs * data.steps_per_epoch(planned.input)
+        changes["optimizer.schedule"] = {**schedule.model_dump(mode="json"), "steps": steps}
+    return override_config(planned, changes, "of fit.refit")
+
+
+def _find_newest(config: TrainConfig) -> Path | None:
+    """The newest refit of the same config whose dataset version is still there."""
+    wanted = config_sha256(config)
+    for file in sorted(_parent(config).glob(f"*/{REFIT_FILE}"), reverse=True):
+        state = RefitState.read(file.parent)
+        if state.sha256 == wanted:
+            version = find_path(state.dataset)
+            return file.parent if (version / MANIFEST_FILE).is_file() else None
+    return None
+
+
+def _find_finished(directory: Path, config: TrainConfig, *, once: bool) -> Path | None:
+    """The run of a refit that has finished on the current version, where that is to be kept."""
+    run = RefitState.read(directory).run
+    if not once or run is None or not (Path(run) / RUN_CARD_FILE).is_file():
+        return None
+    card = read_json(Path(run) / RUN_CARD_FILE)
+    trained_on = (card.get("dataset") or {}).get("manifest_sha256")
+    is_current = trained_on == manifest_sha256(read_current_data(config).manifest)
+    return Path(run) if is_current and card.get("status") == STATUS_TRAINED else None
+
+
+def _parent(config: TrainConfig) -> Path:
+    return run_paths(config).base / "refits"
+
+
+def _make_directory(config: TrainConfig, metric: str) -> Path:
+    version = str(read_current_data(config).version_dir.absolute())
+    sha256 = config_sha256(config)
+    directory = make_entry(_parent(config), sha256)
+    RefitState(sha256, config.resolved(), version, metric).write(directory)
+    return directory
+
+
+class _Refit:
+    """A refit while it runs."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        refit: RefitConfig,
+        progress: TrainingProgress,
+        directory: Path,
+        *,
+        is_resumed: bool,
+    ) -> None:
+        self._state = RefitState.read(directory)
+        pinned = {"dataset": self._state.dataset}
+        self._config = override_config(config, pinned, "of fit.refit")
+        self._refit, self._progress, self._directory = refit, progress, directory
+        self._is_resumed = is_resumed
+
+    def fit(self) -> Path:
+        plan = describe_plan(self._config, self._refit)
+        self._progress.message(
+            f"fit.refit: at most {plan['trials']} trials without the held-out rows, then the best "
+            f"settings and epoch on all rows: at most {plan['epochs']} epochs in all",
+            **plan,
+        )
+        for number, values in enumerate(self._list_trials()):
+            if number == len(self._state.trials):
+                self._state.trials.append(self._try(number, values))
+                self._state.write(self._directory)
+        return self._fit_best()
+
+    def _list_trials(self) -> Iterator[dict[str, Any]]:
+        """Yields the values of each trial, which depend on how those before it have ended."""
+        chosen: dict[str, Any] = {}
+        if not self._refit.space:
+            yield chosen
+        tried = set()
+        for key, values in self._refit.space.items():
+            for value in values:
+                asked = {**chosen, key: value}
+                resolved = fingerprint(self._build_trial(0, asked).resolved())
+                if resolved not in tried:
+                    tried.add(resolved)
+                    yield asked
+            best = self._state.best
+            chosen = chosen if best is None else best.values
+
+    def _build_trial(self, number: int, values: dict[str, Any]) -> TrainConfig:
+        where = {"root": str(self._directory / "trials"), "name": f"{number:04d}"}
+        return override_config(
+            self._config, {**values, **where, "fit.refit": None}, f"of trial {number + 1}"
+        )
+
+    def _try(self, number: int, values: dict[str, Any]) -> Trial:
+        shown = ", ".join(f"{key} {value}" for key, value in values.items()) or "as configured"
+        label = f"trial {number + 1} of at most {self._refit.most_trials}"
+        self._progress.message(f"{label}: {shown}", trial=number, values=values)
+        try:
+            run = self._fit_trial(self._build_trial(number, values))
+        except (FarBehindError, TrainingDivergedError, ConfigError, TooFewRowsError) as error:
+            if not self._refit.space:
+                raise
+            self._progress.message(f"{label}: {error.what}", trial=number)
+            return Trial(values, None, None, [], error.what)
+        history = read_history(run)
+        # The epoch whose weights are kept; the last one where nothing stops early.
+        epoch = read_json(run / RUN_CARD_FILE)["training"]["best_epoch"]
+        metric = self._state.metric
+        if self._config.fit.early_stopping is not None:
+            epoch = find_best(history, metric) + 1
+        curve = [record.value(metric) for record in history]
+        self._progress.message(
+            f"{label}: {metric} {curve[epoch - 1]:.4f} after epoch {epoch}",
+            trial=number, value=curve[epoch - 1], epoch=epoch,
+        )  # fmt: skip
+        return Trial(values, curve[epoch - 1], epoch, curve, str(run))
+
+    def _fit_trial(self, config: TrainConfig) -> Path:
+        current = run_paths(config).current
+        if current.exists():  # Killed after its last step, before it was noted.
+            return resolve_run(str(current.parent))
+        epochs = config.fit.epochs or 1
+        progress = _TrialProgress(self._progress, self._state.metric, epochs, self._state.best)
+        return fit_run(config, progress, resume=find_unfinished_run(config) is not None)
+
+    def _fit_best(self) -> Path:
+        best = self._state.best
+        if best is None or best.epoch is None:
+            raise ConfigError(
+                "no trial of fit.refit has finished",
+                received="; ".join(trial.detail for trial in self._state.trials),
+                fix="try other values in fit.refit.space",
+            )
+        data = read_current_data(self._config)
+        config = build_run_config(self._config, best.values, best.epoch, data)
+        shown = ", ".join(f"{key} {value}" for key, value in best.values.items()) or "as configured"
+        self._progress.message(
+            f"on all rows: {shown}, {best.epoch} epochs", values=best.values, epoch=best.epoch
+        )
+        run = fit_run(config, self._progress, once=self._is_resumed)
+        update_run_card(run, refit=self._describe(best))
+        self._state.run = str(run)
+        self._state.write(self._directory)
+        return run
+
+    def _describe(self, best: Trial) -> dict[str, Any]:
+        """Returns what the run's card says of how it was chosen."""
+        held_out = self._config.input.validation
+        return {
+            "directory": str(self._directory),
+            "held_out": None if held_out is None else held_out.model_dump(mode="json"),
+            "metric": self._state.metric,
+            "trials": [
+                {"values": trial.values, "value": trial.value, "epoch": trial.epoch}
+                for trial in self._state.trials
+            ],
+            "chosen": {"values": best.values, "value": best.value, "epoch": best.epoch},
+        }
