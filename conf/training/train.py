@@ -407,6 +407,11 @@ class TrainConfig(StrictFinite):
                 "too: say which by input.validation, such as {hash_of: [USER, ITEM], share: 0.1}. "
                 "A split `validation` of the dataset stays apart"
             )
+        if getattr(self.model, "calibration", None) is not None:
+            raise ValueError(
+                "model.calibration is fitted to rows that do not train, and fit.refit trains on "
+                "all of them in the end; leave one of them out"
+            )
         if self.devices.strategy in ("multi_worker", "parameter_server"):
             raise ValueError(
                 "fit.refit trains several runs in one process, and devices.strategy="

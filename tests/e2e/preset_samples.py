@@ -72,6 +72,20 @@ def write_fold(folder: Path) -> None:
     (folder / "u1.test").write_text(_format(events, is_test))
 
 
+def write_pairs(folder: Path) -> None:
+    """Pairs of user and item as text, in no order: `user<TAB>item`, a fifth of them test."""
+    folder.mkdir()
+    events = _draw_events()
+    draw = np.random.default_rng(1)
+    users, items = events.user_ids.tolist(), events.movie_ids.tolist()
+    lines = sorted({f"u{user}\tfilm {item}\n" for user, item in zip(users, items, strict=True)})
+    draw.shuffle(lines)
+    is_test = draw.random(len(lines)) < 0.2
+    for name, of_test in (("train", False), ("test", True)):
+        chosen = (line for line, test in zip(lines, is_test, strict=True) if test == of_test)
+        (folder / f"{name}.tsv").write_text("".join(chosen))
+
+
 def draw_libfm(rows: int, fields: int, size: int, negative: str, seed: int) -> list[str]:
     """Rows `label index:1 …`, one index of each field; fields and their weights are one space.
 
@@ -178,5 +192,6 @@ SAMPLES: dict[str, Callable[[Path], None]] = {
     "ml_1m_ratings": write_movielens,
     "ml_1m_sasrec": write_sasrec,
     "ml_1m_sequences": write_movielens,
+    "pairs": write_pairs,
 }
 """Writes the log of a preset of a build into a folder, which it makes."""

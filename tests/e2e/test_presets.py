@@ -63,6 +63,7 @@ LOGS = {
     "ml_1m_ratings": Log("ml-1m", {"train": 1_000_209}, 3.58),
     "ml_1m_sasrec": Log("ml-1m-sasrec", {"train": 8_636, "validation": 6_040, "test": 6_040}),
     "ml_1m_sequences": Log("ml-1m"),
+    "pairs": Log(),
 }
 
 
@@ -89,6 +90,12 @@ class Training:
 
 
 FEW = ("fit.max_steps=300",)
+CHOSEN = (
+    "fit.epochs=4",
+    "fit.refit.space={model.temperature: [0.2, 0.1]}",
+    "input.batch_size=64",
+    "optimizer.learning_rate=0.02",
+)
 FEW_PIECES = ("fit.max_steps=60", "optimizer.learning_rate=0.005")
 TRAININGS = {
     "a9a": Training("a9a", "auc", 0.88, 0.7),
@@ -114,6 +121,7 @@ TRAININGS = {
     "ml_1m_sequences": Training(
         "ml_1m_sequences", "hit_rate@50", None, None, SEQUENCES, FEW_PIECES
     ),
+    "pairs": Training("pairs", "recall@20", settings=CHOSEN),
 }
 
 

@@ -206,6 +206,7 @@ def test_a_trial_far_behind_is_ended_in_its_second_half() -> None:
         ({"input.validation": None}, r"input\.validation"),
         ({"fit.max_steps": 10}, "max_steps"),
         ({"fit.early_stopping": None}, "nothing to choose"),
+        ({"model": {"kind": "ranking", "calibration": "isotonic"}}, "do not train"),
         ({"devices.strategy": "multi_worker"}, "several runs"),
         ({"fit.refit": {"space": {"dataset": ["x"]}}}, "cannot be tried"),
         ({"fit.refit": {"space": {"input.validation.share": [0.1]}}}, "cannot be tried"),
