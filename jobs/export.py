@@ -268,7 +268,8 @@ def _describe_ranker(card: Mapping[str, Any]) -> str:
 def _describe_towers(embeddings: Mapping[str, Any]) -> str:
     counts = [f"{embeddings[kind]['rows']:,} {kind}" for kind in ("items", "users")
               if embeddings[kind] is not None]  # fmt: skip
-    return f", {embeddings['dim']} dimensions: {', '.join(counts) or 'towers alone'}"
+    several = f", {n} vectors of a user" if (n := embeddings.get("interests")) else ""
+    return f", {embeddings['dim']} dimensions{several}: {', '.join(counts) or 'towers alone'}"
 
 
 if __name__ == "__main__":

@@ -516,6 +516,24 @@ class BSTConfig(AttentionSettings):
     )
 
 
+class ComiRecConfig(SequenceSettings):
+    """Several vectors of a user, its interests: each is a weighting of the sequence's items."""
+
+    name: Literal["comirec"] = "comirec"
+    interests: int = Field(
+        4, ge=1, description="Vectors of a user; not more than the sequence has positions."
+    )
+    attention_units: int | None = Field(
+        None, ge=1, description="Hidden units of the attention; None: four times embedding_dim."
+    )
+    dropout: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Share of values that a training step sets to zero; None: none.",
+    )
+
+
 class RankingConfig(StrictFinite):
     """A score per task from every feature of a row, by a built-in network or one of one's own."""
 
@@ -567,7 +585,7 @@ class RankingConfig(StrictFinite):
         return keep_apart(params, "inputs", "tasks", "base_scores")
 
 
-SequenceConfig = SASRecConfig | HSTUConfig | GRUConfig | BSTConfig
+SequenceConfig = SASRecConfig | HSTUConfig | GRUConfig | BSTConfig | ComiRecConfig
 RetrievalConfig = Annotated[
     MFConfig | DSSMConfig | YouTubeDNNConfig | SequenceConfig,
     Field(discriminator="name"),

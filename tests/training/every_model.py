@@ -51,6 +51,7 @@ RETRIEVAL_MODELS: dict[str, dict[str, Any]] = {
     "hstu": {"name": "hstu", "embedding_dim": 4, "heads": 2},
     "gru": {"name": "gru", "embedding_dim": 4},
     "bst_tower": {"name": "bst", "embedding_dim": 8, "heads": 2},
+    "comirec": {"name": "comirec", "embedding_dim": 4, "interests": 3, "dropout": 0.2},
 }
 
 

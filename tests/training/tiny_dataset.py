@@ -107,6 +107,7 @@ class TinyConfig:
     `bought`: a second history, `bought`, of every other item, and no key names one.
     `context`: rows have a `device`, `app` or `web`, and histories are written as text.
     `rate`: rows have the rate of the user in the item's genre.
+    `pairs`: users draw as often from a second group, `(u // groups) % groups`.
     `item_times`: histories have gaps, `history_age`, and times, `history_time`; `asked_at` is the
     time of the row.
     """
@@ -130,6 +131,7 @@ class TinyConfig:
     context: bool = False
     rate: bool = False
     item_times: bool = False
+    pairs: bool = False
 
 
 @dataclass
@@ -259,7 +261,8 @@ def _draw_log(config: TinyConfig) -> _Log:
         seen: list[int] = []
         while len(seen) < config.events_per_user:
             own = rng.random() < config.own_group
-            group = user % config.groups if own else int(rng.integers(config.groups))
+            number = user // config.groups if config.pairs and rng.random() < 0.5 else user
+            group = number % config.groups if own else int(rng.integers(config.groups))
             p = weights[group] / weights[group].sum()
             item = 100 + int(rng.choice(members[group], p=p))
             if not seen or item != seen[-1]:

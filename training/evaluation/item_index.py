@@ -152,18 +152,54 @@ def order_by_id(ids: IntArray, vectors: NDArray[np.float32]) -> ItemIndex:
 
 
 def check_finite(side: str, ids: IntArray, vectors: NDArray[np.float32]) -> None:
-    """Refuses vectors that have no order.
+    """Refuses vectors that have no order; each row has one or several.
 
     Raises:
         InputDataError: A vector holds NaN or infinity.
     """
-    bad = ~np.isfinite(vectors).all(axis=1)
+    bad = ~np.isfinite(vectors).all(axis=tuple(range(1, vectors.ndim)))
     if bad.any():
         raise InputDataError(
             f"the model's {side} vectors are not finite",
             received=f"{int(bad.sum())} of {len(ids)} vectors, first of {side} id {ids[bad][0]}",
             fix="the run has diverged: train again with a lower learning rate",
         )
+
+
+def score_items(
+    user_vectors: NDArray[np.float32], items: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Scores items for users: dot products, of a user with several vectors the largest.
+
+    Args:
+        user_vectors: `[rows, dim]` or `[rows, interests, dim]` float32.
+        items: `[items, dim]` float32.
+
+    Returns:
+        `[rows, items]` float32. One interest after the other: two such matrices are held.
+    """
+    if user_vectors.ndim == 2:
+        return user_vectors @ items.T
+    scores = user_vectors[:, 0] @ items.T
+    for number in range(1, user_vectors.shape[1]):
+        np.maximum(scores, user_vectors[:, number] @ items.T, out=scores)
+    return scores
+
+
+def score_cells(
+    user_vectors: NDArray[np.float32], items: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Scores an item for each user, as `score_items` does.
+
+    Args:
+        user_vectors: `[pairs, dim]` or `[pairs, interests, dim]` float32.
+        items: `[pairs, dim]` float32, the item of each.
+
+    Returns:
+        `[pairs]` float32.
+    """
+    scores = np.einsum("p...d,pd->p...", user_vectors, items)
+    return scores if scores.ndim == 1 else scores.max(axis=1)
 
 
 def read_cells(ragged: Any, index: ItemIds) -> Pairs:
@@ -184,14 +220,14 @@ def rank_top_k(
     seen: Pairs | None = None,
     block_cells: int = BLOCK_CELLS,
 ) -> TopK:
-    """Finds the k items of the highest dot product for each user.
+    """Finds the k items of the highest score for each user, see `score_items`.
 
     The catalogue is scored block by block and merged, so that memory does not grow with it.
     Equal scores keep the order of ids: `tf.math.top_k` puts the lower position first, and
     blocks are merged in that order.
 
     Args:
-        user_vectors: `[rows, dim]` float32.
+        user_vectors: `[rows, dim]` or `[rows, interests, dim]` float32.
         index: Items.
         k: Length of a list; shorter ones are padded.
         seen: Cells left out.
@@ -203,7 +239,7 @@ def rank_top_k(
     best_ids = np.full((rows, k), PAD_ID, dtype=np.int64)
     for start in range(0, len(index), width):
         stop = min(start + width, len(index))
-        scores = user_vectors @ index.vectors[start:stop].T
+        scores = score_items(user_vectors, index.vectors[start:stop])
         _mask_block(scores, seen, start, stop)
         values, columns = _take_better(scores, best_scores[:, -1], k)
         # What was best so far comes first, so that ties keep the lower id.
@@ -263,7 +299,7 @@ class UserBatch:
 
     Attributes:
         ids: `[rows]` int64 user ids.
-        vectors: `[rows, dim]` float32.
+        vectors: `[rows, dim]` or `[rows, interests, dim]` float32.
         seen: Ragged `[rows, None]` ids of the items met so far, or None where not asked for.
     """
 

@@ -9,7 +9,13 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from training.evaluation.item_index import ItemIndex, check_finite, take_top
+from training.evaluation.item_index import (
+    ItemIndex,
+    check_finite,
+    score_cells,
+    score_items,
+    take_top,
+)
 from training.evaluation.metrics import MISSING, IntArray
 from training.evaluation.protocols import RankingBatch
 
@@ -42,7 +48,7 @@ class Scorer(Protocol):
 
 
 class ModelScorer:
-    """Dot products of a trained model's user vectors with the item index.
+    """Scores of a trained model: its user vectors beside the item index.
 
     Args:
         model: Trained model.
@@ -52,8 +58,7 @@ class ModelScorer:
     name = "model"
 
     def __init__(self, model: RetrievalModel, index: ItemIndex) -> None:
-        self._model = model
-        self._transposed = index.vectors.T
+        self._model, self._items = model, index.vectors
 
     def scores(self, features: Mapping[str, tf.Tensor], rows: int) -> NDArray[np.float32]:
         """Scores the whole catalogue, `[rows, items]`.
@@ -64,14 +69,14 @@ class ModelScorer:
         inputs = {name: features[name] for name in self._model.user_inputs}
         vectors = np.asarray(self._model.embed_users(inputs), dtype=np.float32)
         check_finite("user", np.arange(rows), vectors)
-        return vectors @ self._transposed
+        return score_items(vectors, self._items)
 
 
 def score_pairs(model: RetrievalModel, features: Mapping[str, tf.Tensor]) -> NDArray[np.float32]:
-    """Returns the dot product of each row's user with its own target item, `[rows]`."""
+    """Returns the score of each row's user and its own target item, `[rows]`."""
     users = model.embed_users({name: features[name] for name in model.user_inputs})
     items = model.embed_items({name: features[name] for name in model.item_inputs})
-    return np.einsum("rd,rd->r", np.asarray(users), np.asarray(items))
+    return score_cells(np.asarray(users), np.asarray(items))
 
 
 class PopularityScorer:

@@ -2,6 +2,8 @@
 
     embeddings/<name>.parquet   key (raw token), id int64, vector list<float32>
     embeddings/<name>.txt       key<TAB>v1,v2,…   UTF-8, one line per row, no header
+                                of users with several vectors: `vectors`, list<list<float32>>;
+                                key<TAB>v1,v2,…;w1,w2,…
     items.parquet               of a ranking model: key (raw token), id
     users.parquet               key (raw token), an encoded feature each, `seen`: ids of items met
 
@@ -22,7 +24,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import tensorflow as tf
 
-from conf.artefacts.export import FEATURE_PREFIX, ID, ITEMS_FILE, KEY, SEEN, USERS_FILE, VECTOR
+from conf.artefacts.export import (
+    FEATURE_PREFIX,
+    ID,
+    ITEMS_FILE,
+    KEY,
+    SEEN,
+    USERS_FILE,
+    VECTOR,
+    VECTORS,
+)
 from conf.storage.atomic_output import PRIVATE
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import (
@@ -32,8 +43,11 @@ from training.evaluation.item_index import (
     read_user_vectors,
 )
 from training.input.batches import build_eval_dataset, read_batches
+from training.models.retrieval import require_retrieval
 from training.raw_inputs.vocabularies import Vocabulary, read_key_vocabulary
 
+SEPARATORS = (",", ";")
+"""Of the numbers of a vector, and of the vectors of a row."""
 ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
 
 
@@ -44,14 +58,20 @@ class EmbeddingWriter:
         directory: Where the files go.
         name: Their name without suffix.
         key_type: Type of the keys, int64 or string.
+        has_several: Whether a row has several vectors.
     """
 
-    def __init__(self, directory: Path, name: str, key_type: pa.DataType) -> None:
+    def __init__(
+        self, directory: Path, name: str, key_type: pa.DataType, has_several: bool = False
+    ) -> None:
+        vector = pa.list_(pa.float32())
         self.schema = pa.schema(
             [
                 pa.field(KEY, key_type, nullable=False),
                 pa.field(ID, pa.int64(), nullable=False),
-                pa.field(VECTOR, pa.list_(pa.float32()), nullable=False),
+                pa.field(VECTORS, pa.list_(vector), nullable=False)
+                if has_several
+                else pa.field(VECTOR, vector, nullable=False),
             ]
         )
         self.rows = 0
@@ -76,17 +96,19 @@ class EmbeddingWriter:
         Args:
             keys: `[rows]` raw tokens, no null.
             ids: `[rows]` int64.
-            vectors: `[rows, dim]` float32.
+            vectors: `[rows, dim]` float32, or `[rows, interests, dim]` of several vectors.
         """
         if not len(keys):
             return
-        offsets = np.arange(0, vectors.size + 1, vectors.shape[1], dtype=np.int32)
-        values = pa.array(np.ascontiguousarray(vectors, dtype=np.float32).ravel())
-        lists = pa.ListArray.from_arrays(offsets, values)
+        lists = pa.array(np.ascontiguousarray(vectors, dtype=np.float32).ravel())
+        texts = lists.cast(pa.string())
+        for length, separator in zip(reversed(vectors.shape[1:]), SEPARATORS, strict=False):
+            offsets = np.arange(0, len(lists) + 1, length, dtype=np.int32)
+            lists = pa.ListArray.from_arrays(offsets, lists)
+            texts = pc.binary_join(pa.ListArray.from_arrays(offsets, texts), separator)
         columns = [keys, pa.array(ids, pa.int64()), lists]
         self._parquet.write_table(pa.Table.from_arrays(columns, schema=self.schema))
-        numbers = pa.ListArray.from_arrays(offsets, values.cast(pa.string()))
-        lines = pc.binary_join_element_wise(escape_keys(keys), pc.binary_join(numbers, ","), "\t")
+        lines = pc.binary_join_element_wise(escape_keys(keys), texts, "\t")
         self._text.writelines(f"{line}\n" for line in lines.to_pylist())
         self.rows += len(keys)
 
@@ -125,9 +147,14 @@ def write_embeddings(
     if manifest.keys.user is not None and manifest.has_split(USERS_SPLIT):
         rows, unknown = _write_users(directory, trained)
         found["users"] = {"rows": rows, "users_outside_vocabulary": unknown}
+    columns, text = "key (raw token), id, vector (float32)", "key<TAB>v1,v2,…"
+    if (interests := require_retrieval(trained.model).interests) is not None:
+        found["interests"] = interests
+        columns += "; of users vectors (lists of float32)"
+        text += ", of users with ; between vectors,"
     return {
-        "columns": "key (raw token), id, vector (float32)",
-        "text": "key<TAB>v1,v2,… with \\\\, \\t, \\n, \\r escaped in keys; no header",
+        "columns": columns,
+        "text": f"{text} with \\\\, \\t, \\n, \\r escaped in keys; no header",
         **found,
     }
 
@@ -145,7 +172,8 @@ def _write_users(directory: Path, trained: TrainedModel) -> tuple[int, int]:
     manifest = trained.manifest
     vocabulary = read_key_vocabulary(trained.version_dir, manifest, manifest.require_key("user"))
     unknown = 0
-    with EmbeddingWriter(directory, "users", _key_type(vocabulary)) as writer:
+    several = require_retrieval(trained.model).interests is not None
+    with EmbeddingWriter(directory, "users", _key_type(vocabulary), several) as writer:
         for batch in read_user_vectors(trained, seen=False):
             unknown += _write_known(writer, vocabulary, batch.ids, batch.vectors)
         return writer.rows, unknown

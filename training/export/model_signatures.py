@@ -39,7 +39,7 @@ from training.export.source_facts import (
     read_source_facts,
 )
 from training.models.ranking import RankingModel, Task
-from training.models.retrieval import RetrievalModel
+from training.models.retrieval import RetrievalModel, score_catalogue
 from training.raw_inputs.vocabularies import read_plan
 
 DEFAULT = "serving_default"
@@ -88,7 +88,7 @@ def build_retrieval_signatures(
     signatures = {}
     for side, (names, embed) in sides.items():
         compute = partial(_name_embedding, embed)
-        outputs = {EMBEDDING: f"vector of the {side}, float32 [batch, dim]"}
+        outputs = {EMBEDDING: _describe_vectors(side, model)}
         for suffix, form in {
             "": forms.build_raw(names),
             "_encoded": forms.build_encoded(names),
@@ -103,6 +103,19 @@ def build_retrieval_signatures(
         **_build_rankings(model, forms, Catalogue(trained, encoders, index), index, k),
         **signatures,
     }
+
+
+def _describe_vectors(side: str, model: RetrievalModel) -> str:
+    if side == "user" and model.interests is not None:
+        return f"{model.interests} vectors of the user, float32 [batch, {model.interests}, dim]"
+    return f"vector of the {side}, float32 [batch, dim]"
+
+
+def describe_score(model: RetrievalModel) -> str:
+    """Returns what the score of a user and an item is."""
+    if model.interests is None:
+        return "dot product of the user's and the item's embedding"
+    return f"largest dot product of the user's {model.interests} embeddings with the item's"
 
 
 def _refuse_pairs(trained: TrainedModel, model: RetrievalModel) -> None:
@@ -148,7 +161,7 @@ def _build_rankings(
     )  # fmt: skip
 
     def rank(features: dict[str, tf.Tensor], given: Tensors) -> Tensors:
-        scores = tf.matmul(model.embed_users(features), vectors, transpose_b=True)
+        scores = score_catalogue(model.embed_users(features), vectors)
         if exclude not in given:
             return catalogue.rank(scores, min(k, catalogue.size))
         return catalogue.rank(scores, tf.reduce_max(given[length]), given[exclude])
@@ -156,7 +169,7 @@ def _build_rankings(
     outputs = {
         "items": f"{key.column} of the best items, [batch, k]; behind a list's end "
         f"{catalogue.pad_token!r}",
-        "scores": f"dot products, float32 [batch, k]; behind a list's end {NO_SCORE}",
+        "scores": f"{describe_score(model)}, float32 [batch, k]; behind a list's end {NO_SCORE}",
     }
     return {DEFAULT: Signature(raw, rank, outputs), "top_k": Signature(form, rank, outputs)}
 

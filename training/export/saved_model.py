@@ -48,6 +48,7 @@ from training.export.model_signatures import (
     build_ranking_signatures,
     build_retrieval_signatures,
     describe_output,
+    describe_score,
     explain_no_item_scores,
 )
 from training.export.serving_encoders import ServingEncoders
@@ -128,7 +129,7 @@ def write_version(
         retrieval = require_retrieval(model)
         index = _index_items(trained, retrieval)
         signatures = build_retrieval_signatures(trained, retrieval, encoders, index, options.k)
-        parts = {"score": "dot product of the user's and the item's embedding"}
+        parts = {"score": describe_score(model)}
     save_signatures(str(staging), signatures, encoders)
     warmup = write_warmup(staging, identity["name"], signatures)
     if not isinstance(model, RankingModel):

@@ -270,7 +270,7 @@ def write_numbered(
     found = {
         "format_version": INDEX_FORMAT_VERSION,
         "export": {name: card[name] for name in ("name", "version", "fingerprint")},
-        "score": "dot product of the user's and the item's embedding",
+        "score": card["score"],
         "kind": index.kind,
         "effort": index.effort,
         "cells": index.near.nlist if index.kind == "ivf" else None,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from conf.artefacts.export import EMBEDDINGS_DIR, KEY, SEEN, USERS_FILE
 from training.index.known import read_vectors
-from training.index.vector_index import MAX_EFFORT, VectorIndex, build_parameters
+from training.index.vector_index import MAX_EFFORT, VectorIndex, build_parameters, merge_lists
 
 TUNED, MEASURED, FILTERED = 256, 512, 100
 """Queries: to choose the effort, to measure what it gives, to measure it with filters."""
@@ -35,8 +35,10 @@ class Queries:
 
     Attributes:
         of: `users` or `items`.
-        tuning: `[queries, dim]`, by which the effort is chosen.
-        vectors: `[queries, dim]`, by which the index is measured: others, if there are enough.
+        tuning: `[queries, dim]`, by which the effort is chosen: of users with several vectors each
+            is one.
+        vectors: `[queries, dim]` or `[queries, interests, dim]`, by which the index is measured:
+            others, if there are enough.
         seen: Positions of the items that the first of `vectors` have met; None: not known.
     """
 
@@ -65,7 +67,8 @@ def read_queries(version: Path, items: VectorIndex, ids: Ints) -> Queries:
     vectors = read_vectors(table)
     keys = table[KEY].combine_chunks().take(pa.array(measured[:FILTERED]))
     seen = _read_seen(version, keys, ids)
-    return Queries("users", vectors[rows[:TUNED]], vectors[measured], seen)
+    tuning = vectors[rows[:TUNED]].reshape(-1, items.dim)[:TUNED]
+    return Queries("users", tuning, vectors[measured], seen)
 
 
 def _shuffle(count: int) -> Ints:
@@ -124,7 +127,7 @@ def measure(index: VectorIndex, queries: Queries, k: int) -> dict[str, Any]:
     """
     exact, size = VectorIndex(index.exact), len(index)
     everything = np.ones(size, bool)
-    expected = exact.exact.search(queries.vectors, k)[1]
+    expected = _search_exact(index, queries.vectors, k)
     some = queries.vectors[:FILTERED]
     draw = np.random.default_rng(1)
     with _one_thread():
@@ -132,7 +135,9 @@ def measure(index: VectorIndex, queries: Queries, k: int) -> dict[str, Any]:
         _, exact_seconds = _search_all(exact, some, k, repeat(everything))
         recall = {}
         for n in sorted({min(10, k), k}):
-            recall[f"@{n}"] = measure_recall([one[:n] for one in lists], expected[:, :n])
+            recall[f"@{n}"] = measure_recall(
+                [one[:n] for one in lists], [one[:n] for one in expected]
+            )
         tenth = [draw.random(size) < 0.1 for _ in range(len(some))]
         recall[f"@{k} of a tenth of the items"] = _compare(index, some, k, tenth)
         if queries.seen is not None:
@@ -145,6 +150,15 @@ def measure(index: VectorIndex, queries: Queries, k: int) -> dict[str, Any]:
         "milliseconds": {"median": _take_ms(seconds, 50), "p99": _take_ms(seconds, 99),
                          "median of the exact search": _take_ms(exact_seconds, 50)},
     }  # fmt: skip
+
+
+def _search_exact(index: VectorIndex, queries: Floats, k: int) -> list[Ints]:
+    """Returns the exact list of each query; all are searched for at once."""
+    vectors = queries.reshape(len(queries), -1, index.dim)
+    scores, positions = index.exact.search(vectors.reshape(-1, index.dim), k)
+    shape = (*vectors.shape[:2], k)
+    pairs = zip(positions.reshape(shape), scores.reshape(shape), strict=True)
+    return [merge_lists(list(zip(*one, strict=True)), k)[0] for one in pairs]
 
 
 def _leave_out(positions: Ints, size: int) -> NDArray[np.bool_]:

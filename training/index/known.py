@@ -31,6 +31,7 @@ from conf.artefacts.export import (
     KEY,
     USERS_FILE,
     VECTOR,
+    VECTORS,
     find_damaged,
     find_unfinished,
     list_indexes,
@@ -431,9 +432,17 @@ def _read_items(version: Path) -> pa.Table | None:
 
 
 def read_vectors(table: pa.Table) -> np.ndarray:
-    """Returns the vectors of a table of embeddings, `[rows, dim]` float32."""
-    flat = table[VECTOR].combine_chunks().flatten().to_numpy()
-    return np.asarray(flat.reshape(len(table), -1))
+    """Returns the vectors of a table of embeddings, float32.
+
+    Returns:
+        `[rows, dim]`; of users with several vectors `[rows, interests, dim]`.
+    """
+    if VECTOR in table.column_names:
+        flat = table[VECTOR].combine_chunks().flatten().to_numpy()
+        return np.asarray(flat.reshape(len(table), -1))
+    vectors = table[VECTORS].combine_chunks().flatten()
+    flat = vectors.flatten().to_numpy()
+    return np.asarray(flat.reshape(len(table), len(vectors) // len(table), -1))
 
 
 def select_columns(table: pa.Table) -> pa.Table:

@@ -1,14 +1,20 @@
-"""Search for the items of the highest dot product: exact, or through an index of faiss.
+"""Search for the items of the highest score: exact, or through an index of faiss.
 
     exact   every allowed item is compared
     ivf     k-means cells: those nearest to the query are compared (Sivic and Zisserman 2003)
     hnsw    a graph of near neighbours is walked (Malkov and Yashunin 2016)
+
+The score is the dot product; of a user with several vectors the largest of them. Each vector is
+searched for, and the lists are merged (Cen et al. 2020, "Controllable multi-interest framework for
+recommendation", online serving): an item of the merged list is in that of its nearest vector, so
+that exact lists stay exact.
 
 Items that are not allowed cost nothing but a bit. Where few are allowed, they are all compared.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,11 +58,11 @@ class VectorIndex:
         """Length of a vector."""
         return int(self.exact.d)
 
-    def search(self, vector: NDArray[np.float32], k: int, allowed: NDArray[np.bool_]) -> Found:
+    def search(self, vectors: NDArray[np.float32], k: int, allowed: NDArray[np.bool_]) -> Found:
         """Returns the best allowed items.
 
         Args:
-            vector: `[dim]` float32.
+            vectors: Of the user, `[dim]` or `[interests, dim]` float32.
             k: How many, where there are so many.
             allowed: `[items]`.
         """
@@ -64,13 +70,16 @@ class VectorIndex:
         k = min(k, count)
         if k == 0:
             return np.zeros(0, np.int64), np.zeros(0, np.float32)
+        selector = _select(allowed, count)
+        found = [self._search(one, k, selector, count) for one in np.atleast_2d(vectors)]
+        return found[0] if len(found) == 1 else merge_lists(found, k)
+
+    def _search(self, vector: NDArray[np.float32], k: int, selector: Any, count: int) -> Found:
         if not self._is_few(count):
-            found = self._search_near(vector, k, allowed, count)
+            found = self._search_near(vector, k, selector, count)
             if len(found[0]) == k:
                 return found
-        return _search(
-            self.exact, vector, k, _LIBRARY.SearchParameters(sel=_select(allowed, count))
-        )
+        return _search(self.exact, vector, k, _LIBRARY.SearchParameters(sel=selector))
 
     def _is_few(self, count: int) -> bool:
         few = min(EXACT_ITEMS, len(self) // 2)
@@ -78,14 +87,10 @@ class VectorIndex:
             few = max(few, len(self) // GRAPH_SHARE)
         return self.near is None or count <= few
 
-    def _search_near(
-        self, vector: NDArray[np.float32], k: int, allowed: NDArray[np.bool_], count: int
-    ) -> Found:
+    def _search_near(self, vector: NDArray[np.float32], k: int, selector: Any, count: int) -> Found:
         """Looks the further, the fewer items are allowed: about as many of them are compared."""
         effort = min(self.effort * len(self) // count, MAX_EFFORT)
-        return _search(
-            self.near, vector, k, build_parameters(self.kind, effort, _select(allowed, count))
-        )
+        return _search(self.near, vector, k, build_parameters(self.kind, effort, selector))
 
 
 def build_parameters(kind: str, effort: int, selector: Any = None) -> Any:
@@ -110,6 +115,21 @@ def _search(index: Any, vector: NDArray[np.float32], k: int, parameters: Any) ->
     scores, positions = scores[0][is_found], positions[0][is_found]
     order = np.lexsort((positions, -scores))
     return positions[order], scores[order]
+
+
+def merge_lists(lists: Sequence[Found], k: int) -> Found:
+    """Merges the lists of a user's vectors: an item counts once, with its largest score.
+
+    Args:
+        lists: Positions and scores of each.
+        k: Length of the list that is returned, at most.
+    """
+    positions = np.concatenate([found for found, _ in lists])
+    scores = np.concatenate([found for _, found in lists])
+    order = np.lexsort((positions, -scores))
+    first = np.unique(positions[order], return_index=True)[1]
+    best = order[np.sort(first)[:k]]
+    return positions[best], scores[best]
 
 
 def build_exact(vectors: NDArray[np.float32]) -> Any:

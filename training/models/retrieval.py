@@ -1,4 +1,7 @@
-"""Retrieval models: users and items as vectors of one space, compared by dot product."""
+"""Retrieval models: users and items as vectors of one space, compared by dot product.
+
+A user has one vector, or several; an item's score is the largest of their dot products with it.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,60 @@ from training.embedding.key_mapping import read_keys
 from training.input.batches import Batch, Features
 from training.models.model import Model
 from training.networks.network import TrainingPass
+
+
+def score_rows(users: tf.Tensor, items: tf.Tensor) -> tf.Tensor:
+    """Scores an item for each row: the dot product, of several user vectors the largest.
+
+    Args:
+        users: float32 `[batch, dim]` or `[batch, interests, dim]`.
+        items: float32 `[batch, dim]`.
+
+    Returns:
+        float32 `[batch]`.
+    """
+    if users.shape.rank == 2:
+        return tf.reduce_sum(users * items, axis=1)
+    return tf.reduce_max(_score_interests(users, items), axis=1)
+
+
+def score_catalogue(users: tf.Tensor, items: tf.Tensor) -> tf.Tensor:
+    """Scores all items for each row, as `score_rows` scores one.
+
+    Args:
+        users: float32 `[batch, dim]` or `[batch, interests, dim]`.
+        items: float32 `[items, dim]`.
+
+    Returns:
+        float32 `[batch, items]`. One interest after the other: two such matrices are held.
+    """
+    each = [users] if users.shape.rank == 2 else tf.unstack(users, axis=1)
+    scores = tf.matmul(each[0], items, transpose_b=True)
+    for vectors in each[1:]:
+        scores = tf.maximum(scores, tf.matmul(vectors, items, transpose_b=True))
+    return scores
+
+
+def choose_vectors(users: tf.Tensor, items: tf.Tensor) -> tf.Tensor:
+    """Returns the vector of each row that is nearest to an item, by dot product.
+
+    Cen et al. 2020, "Controllable multi-interest framework for recommendation", model training: the
+    interest of the largest dot product with the target is the one that learns it. Of equals the
+    first; no gradient flows through the choice.
+
+    Args:
+        users: float32 `[batch, interests, dim]`.
+        items: float32 `[batch, dim]`.
+
+    Returns:
+        float32 `[batch, dim]`.
+    """
+    nearest = tf.argmax(_score_interests(users, items), axis=1)
+    return tf.gather(users, nearest, axis=1, batch_dims=1)
+
+
+def _score_interests(users: tf.Tensor, items: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(users * items[:, tf.newaxis], axis=2)
 
 
 @dataclass(frozen=True)
@@ -65,14 +122,18 @@ class Queries:
 class RetrievalModel(Model):
     """Maps users and items to vectors; the score of a pair is their dot product.
 
+    A model whose users have several vectors, its interests, scores a pair by the nearest of them.
+
     Attributes:
         user_inputs: Names of the features that `embed_users` reads.
         item_inputs: Names of the features that `embed_items` reads.
         temperature: Divisor of the scores in the loss.
         queries_per_row: Queries of each row in `embed_queries`, padding included.
+        interests: Vectors of a user; None: one, without an axis of its own.
     """
 
     queries_per_row: int = 1
+    interests: int | None = None
     user_inputs: tuple[str, ...]
     item_inputs: tuple[str, ...]
     temperature: float
@@ -88,7 +149,7 @@ class RetrievalModel(Model):
 
     @abstractmethod
     def embed_users(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
-        """Returns user vectors `[batch, dim]`.
+        """Returns user vectors, `[batch, dim]` or `[batch, interests, dim]`.
 
         Args:
             features: At least `user_inputs`: scalars `[batch]`, lists `[batch, length]` padded
@@ -98,12 +159,13 @@ class RetrievalModel(Model):
 
     @abstractmethod
     def embed_items(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
-        """Returns item vectors `[batch, dim]`; arguments as in `embed_users`."""
+        """Returns item vectors, `[batch, dim]`; arguments as in `embed_users`."""
 
     def embed_queries(self, batch: Batch, item_key: str, training: TrainingPass) -> Queries:
         """Returns what a loss over items is computed of: one query a row, its item the target.
 
-        Models that learn at every position of a sequence return one for each position.
+        Of a user's several vectors the one nearest to the target is the query. Models that learn at
+        every position of a sequence return one for each position.
 
         Args:
             batch: Features, the item's id among them.
@@ -111,6 +173,8 @@ class RetrievalModel(Model):
             training: The pass of a training step.
         """
         vectors = self.embed_users(batch, training)
+        if vectors.shape.rank == 3:
+            vectors = choose_vectors(vectors, self.embed_items(batch, training))
         targets = read_keys(batch, item_key)
         count = tf.shape(vectors)[0]
         return Queries(vectors, targets, tf.ones([count]), tf.range(count), count)

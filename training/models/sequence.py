@@ -3,6 +3,7 @@
 The user's vector is what the network makes of the position of the latest item; it is compared with
 item vectors by dot product, as those of two towers are. Networks that look back alone (SASRec,
 HSTU, GRU) have such a vector at each position, and can be trained on all of them in one pass.
+ComiRec makes several vectors of a user, of which the one nearest to an item counts.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from conf.manifest import Manifest
 from conf.schema import FIRST_TOKEN_ID, FeatureSpec
 from conf.training.models import (
     BSTConfig,
+    ComiRecConfig,
     GRUConfig,
     HSTUConfig,
     PoolingConfig,
+    SASRecConfig,
     SequenceConfig,
 )
 from training.input.batches import Batch, Features
@@ -43,6 +46,7 @@ from training.networks.network import (
 from training.networks.sequences import (
     UserSequence,
     build_bst_encoder,
+    build_comirec,
     build_gru,
     build_sasrec,
     read_sequence,
@@ -94,6 +98,8 @@ class SequenceModel(RetrievalModel):
         ]
         sides[0] = [replace(one, is_cut=one.spec in lists) for one in sides[0]]
         self._sequence, self._every_position = lists[0].name, _is_trained_everywhere(config)
+        if isinstance(config, ComiRecConfig):
+            self.interests = _require_length(config.interests, lists[0])
         if self._every_position:
             _require_items(builder.resolve(lists[0]), builder, manifest)
         built = builder.build_tables([*sides[0], *sides[1]])
@@ -120,7 +126,11 @@ class SequenceModel(RetrievalModel):
         return [net for net in (self.network, self.item_tower) if net is not None]
 
     def embed_users(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
-        """Returns user vectors `[batch, embedding_dim]`, those of the latest item's position."""
+        """Returns user vectors, those of the latest item's position, or those of the interests.
+
+        Returns:
+            `[batch, embedding_dim]`, of interests `[batch, interests, embedding_dim]`.
+        """
         vectors = self._encode(features, training)
         return self._scale(vectors[:, 0] if self._every_position else vectors)
 
@@ -167,7 +177,7 @@ class SequenceModel(RetrievalModel):
 
 
 def _is_trained_everywhere(config: SequenceConfig) -> bool:
-    return not isinstance(config, BSTConfig) and config.every_position
+    return not isinstance(config, BSTConfig | ComiRecConfig) and config.every_position
 
 
 def count_queries(config: SequenceConfig, manifest: Manifest) -> int:
@@ -230,6 +240,23 @@ def _require_items(sequence: FeatureSpec, builder: TableBuilder, manifest: Manif
         )
 
 
+def _require_length(interests: int, sequence: FeatureSpec) -> int:
+    """Returns the number of interests, which the sequence has as many positions for.
+
+    Raises:
+        ConfigError: There are more interests than positions: some would always be alike.
+    """
+    length = list_length(sequence)
+    if length is not None and interests > length:
+        raise ConfigError(
+            "each interest is made of items of the sequence, and there are more of them",
+            received=f"model.interests = {interests}, {sequence.name}: {length} items at most",
+            allowed=f"1 to {length}",
+            fix="lower model.interests, or build the sequence with a larger max_len",
+        )
+    return interests
+
+
 def _build_network(
     inputs: EmbeddedInputs, config: SequenceConfig, names: Sequence[str], times: ItemTimes | None
 ) -> Network:
@@ -241,7 +268,7 @@ def _build_network(
         tensors[times.name] = ages
         names, of_items = [*names, times.name], SequenceTimes(ages, times.of_targets)
     encoded = _build_encoder(sequence, of_items, config)
-    if not _is_trained_everywhere(config) and len(encoded.shape) == 3:
+    if isinstance(config, SASRecConfig | HSTUConfig | GRUConfig) and not config.every_position:
         encoded = encoded[:, 0]
     others = flatten_each(tensors, without=names)
     output = _project(encoded, others, config)
@@ -254,6 +281,13 @@ def _build_encoder(
     dropout = config.dropout
     if isinstance(config, GRUConfig):
         return build_gru(sequence, layers=config.layers, dropout=dropout)
+    if isinstance(config, ComiRecConfig):
+        return build_comirec(
+            sequence,
+            interests=config.interests,
+            attention_units=config.attention_units,
+            dropout=dropout,
+        )
     blocks, heads = config.blocks, config.heads
     if isinstance(config, HSTUConfig):
         return build_hstu(sequence, times, blocks=blocks, heads=heads, dropout=dropout)

@@ -90,16 +90,16 @@ def normalize_rows(
     below `GRADIENT_FLOOR` there. It is not cut to zero: such rows could then never be trained.
 
     Args:
-        vectors: float32 `[batch, dim]`.
+        vectors: float32 `[…, dim]`.
 
     Returns:
-        float32 `[batch, dim]`.
+        The same shape.
     """
-    unit = tf.math.l2_normalize(vectors, axis=1)
-    norms = tf.norm(vectors, axis=1, keepdims=True)
+    unit = tf.math.l2_normalize(vectors, axis=-1)
+    norms = tf.norm(vectors, axis=-1, keepdims=True)
 
     def gradient(upstream: tf.Tensor) -> tf.Tensor:
-        along = tf.reduce_sum(unit * upstream, axis=1, keepdims=True)
+        along = tf.reduce_sum(unit * upstream, axis=-1, keepdims=True)
         return (upstream - unit * along) / tf.maximum(norms, GRADIENT_FLOOR)
 
     return unit, gradient

@@ -1,4 +1,4 @@
-"""Networks over a user's sequence alone: SASRec, the transformer of BST, gated recurrent units.
+"""Networks over a user's sequence alone: SASRec, BST's transformer, recurrent units, ComiRec.
 
 A sequence is read as a history holds it, the latest item first: position k is the item k before the
 latest, so trained positions stand for how long ago an item was, however long the sequence is. The
@@ -18,6 +18,8 @@ from training.networks.attention import AddPositions, build_transformer_block, c
 from training.networks.network import NetworkInputs
 
 _EPSILON = 1e-6
+_MASKED_SCORE = -1e4
+"""Vanishes in a softmax; float16 holds it."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,13 @@ class UserSequence:
         is_read: Positions that are read: the items, and the one that stands for the beginning;
             bool `[batch, length]`. Each row has one at least.
         max_len: Longest length of a sequence; a batch may be narrower.
+        is_item: Where an item stands, bool `[batch, length]`.
     """
 
     vectors: keras.KerasTensor
     is_read: keras.KerasTensor
     max_len: int
+    is_item: keras.KerasTensor
 
 
 def read_sequence(inputs: NetworkInputs, names: Sequence[str]) -> UserSequence:
@@ -65,7 +69,7 @@ def read_sequence(inputs: NetworkInputs, names: Sequence[str]) -> UserSequence:
     is_read = keras.ops.concatenate([beginning, is_item[:, :-1]], axis=1)
     # A layer: Keras takes the product of a tensor and a number for a sparse one.
     scaled = keras.layers.Rescaling(total.shape[-1] ** 0.5)(total)
-    return UserSequence(scaled, is_read, int(inputs.find_length(names[0]) or 0))
+    return UserSequence(scaled, is_read, int(inputs.find_length(names[0]) or 0), is_item)
 
 
 def build_sasrec(
@@ -190,6 +194,41 @@ class LooksBack(keras.layers.Layer):
     def compute_output_shape(self, shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         """Returns the shape."""
         return (shape[0], shape[1], shape[1])
+
+
+def build_comirec(
+    sequence: UserSequence,
+    *,
+    interests: int = 4,
+    attention_units: int | None = None,
+    dropout: float | None = None,
+) -> keras.KerasTensor:
+    """Builds several vectors of a user, each a weighted mean of the items' vectors.
+
+    Cen et al. 2020, "Controllable multi-interest framework for recommendation", section 3.2.2: with
+    the items' vectors as columns of H, `A = softmax(W2' tanh(W1 (H + P)))'` over the items, and the
+    interests are the columns of `H A`. P are trained vectors of positions; in the attention H is
+    scaled as in all networks of sequences. The beginning is no item, and is not read.
+
+    Args:
+        sequence: The sequence.
+        interests: Number of vectors.
+        attention_units: Rows of W1; None: four times the length of a vector.
+        dropout: Share of the numbers of H dropped in training, or None.
+
+    Returns:
+        `[batch, interests, dim]`; zeros of a user without an item.
+    """
+    dim = sequence.vectors.shape[-1]
+    items = drop(sequence.vectors, dropout)
+    placed = AddPositions(draw_normal(), length=sequence.max_len)(items)
+    # Values as Keras draws them: those of `draw_normal` would make all interests nearly one.
+    units = keras.layers.Dense(attention_units or 4 * dim, activation="tanh", use_bias=False)
+    scores = keras.layers.Dense(interests, use_bias=False)(units(placed))
+    is_item = keras.ops.expand_dims(sequence.is_item, 2)
+    weights = keras.ops.softmax(keras.ops.where(is_item, scores, _MASKED_SCORE), axis=1)
+    vectors = keras.ops.einsum("blk,bld->bkd", weights, items)
+    return keras.layers.Rescaling(dim**-0.5)(vectors)
 
 
 def _add(hidden: keras.KerasTensor, added: keras.KerasTensor, is_gated: bool) -> keras.KerasTensor:

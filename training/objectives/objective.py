@@ -15,7 +15,7 @@ from conf.training.models import BinaryConfig, ModelConfig, RankingConfig, Softm
 from training.input.batches import Batch
 from training.models.model import Model
 from training.models.ranking import RankingModel, Task
-from training.models.retrieval import RetrievalModel
+from training.models.retrieval import RetrievalModel, score_rows
 from training.networks.network import TrainingPass
 from training.networks.probabilities import find_bounded, refuse_probabilities
 from training.objectives.item_objectives import build_item_objective
@@ -35,10 +35,10 @@ def compute_binary_loss(
     *,
     temperature: float = 1.0,
 ) -> tf.Tensor:
-    """Cross-entropy of `sigmoid(<u_i, v_i> / temperature)` against the label.
+    """Cross-entropy of `sigmoid(<u_i, v_i> / temperature)` against the label, see `score_rows`.
 
     Args:
-        user_vectors: float32 `[batch, dim]`.
+        user_vectors: float32 `[batch, dim]` or `[batch, interests, dim]`.
         item_vectors: float32 `[batch, dim]`.
         labels: `[batch]`, each in `[0, 1]`.
         temperature: Above 0.
@@ -46,7 +46,7 @@ def compute_binary_loss(
     Returns:
         float32 `[batch]`.
     """
-    logits = tf.reduce_sum(user_vectors * item_vectors, axis=1) / temperature
+    logits = score_rows(user_vectors, item_vectors) / temperature
     return tf.nn.sigmoid_cross_entropy_with_logits(
         labels=tf.cast(labels, logits.dtype), logits=logits
     )
@@ -121,7 +121,7 @@ class BinaryCrossEntropy:
         """Returns the loss of each row, `[local_batch]`."""
         if self._loss is not None:
             users = model.embed_users(batch, training)
-            logits = tf.reduce_sum(users * model.embed_items(batch, training), axis=1)
+            logits = score_rows(users, model.embed_items(batch, training))
             return self._loss(batch[self._label], logits / model.temperature, batch=batch)
         return compute_binary_loss(
             model.embed_users(batch, training),

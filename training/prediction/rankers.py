@@ -24,6 +24,7 @@ from training.evaluation.item_index import (
     order_by_id,
     rank_top_k,
     read_item_features,
+    score_cells,
 )
 from training.evaluation.metrics import Pairs
 from training.evaluation.task_metrics import compile_scores
@@ -102,7 +103,7 @@ class Ranker(ABC):
 
 
 class VectorRanker(Ranker):
-    """Ranks by the dot products of a retrieval model.
+    """Ranks by the vectors of a retrieval model.
 
     Args:
         trained: The run's model.
@@ -146,7 +147,7 @@ class VectorRanker(Ranker):
         if rows.candidates is None:
             return rank_top_k(vectors, self._index, k, rows.seen)
         pairs = rows.candidates
-        scores = np.einsum("pd,pd->p", vectors[pairs.rows], self._index.vectors[pairs.columns])
+        scores = score_cells(vectors[pairs.rows], self._index.vectors[pairs.columns])
         return rank_pairs(pairs, scores, self.items, len(rows), k)
 
 

@@ -144,8 +144,9 @@ def render_ids(ids: pa.Array) -> NDArray[np.object_]:
 
 
 def to_arrow(values: np.ndarray) -> pa.Array:
-    """Returns numbers `[rows]`, or `[rows, dim]` as lists."""
-    if values.ndim == 1:
-        return pa.array(values)
-    offsets = np.arange(0, values.size + 1, values.shape[1], dtype=np.int32)
-    return pa.ListArray.from_arrays(offsets, pa.array(values.ravel()))
+    """Returns numbers `[rows]`, or `[rows, …]` as lists, of which each axis is a level."""
+    found = pa.array(values.ravel())
+    for length in reversed(values.shape[1:]):
+        offsets = np.arange(0, len(found) + 1, length, dtype=np.int32)
+        found = pa.ListArray.from_arrays(offsets, found)
+    return found

@@ -154,10 +154,11 @@ class RawTowers(RetrievalModel):
         self.user_inputs = own.read_instead(model.user_inputs)
         self.item_inputs = own.read_instead(model.item_inputs)
         self.temperature, self.tables = model.temperature, model.tables
+        self.interests = model.interests
         self._model, self._own = model, own
 
     def embed_users(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
-        """Returns user vectors `[batch, dim]`."""
+        """Returns user vectors, one or several of a row."""
         names = self._model.user_inputs
         return self._model.embed_users(self._own.encode(features, names), training)
 

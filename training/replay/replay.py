@@ -316,10 +316,11 @@ class ReplayedTowers(RetrievalModel):
         super().__init__(name="replayed")
         self.user_inputs, self.item_inputs = model.user_inputs, model.item_inputs
         self.temperature, self.tables = model.temperature, {}
+        self.interests = model.interests
         self._own, self._replay = model, replay
 
     def embed_users(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
-        """Returns served user vectors `[batch, dim]`."""
+        """Returns served user vectors, one or several of a row."""
         return self._embed("user", self.user_inputs, features, self._own.embed_users)
 
     def embed_items(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:

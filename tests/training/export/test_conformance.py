@@ -210,7 +210,7 @@ MODELS = {
     "youtube_dnn": {**RETRIEVAL_MODELS["youtube_dnn"],
                     "user_features": ["history", "history_hot", "clicked_hash"]},
     **{name: {**RETRIEVAL_MODELS[name], "item_features": SIDES["item_features"]}
-       for name in ("sasrec", "sasrec_ligr", "hstu", "gru", "bst_tower")},
+       for name in ("sasrec", "sasrec_ligr", "hstu", "gru", "bst_tower", "comirec")},
 }  # fmt: skip
 
 

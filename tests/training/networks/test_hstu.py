@@ -32,7 +32,8 @@ def build(*, timed: bool = True, of_targets: bool = True, width: int | None = LE
         "is_read": keras.Input((width,), dtype="bool", name="is_read"),
         "ages": keras.Input((width,), name="ages"),
     }
-    sequence = UserSequence(tensors["items"], tensors["is_read"], LENGTH)
+    is_read = tensors["is_read"]
+    sequence = UserSequence(tensors["items"], is_read, LENGTH, is_read)
     times = SequenceTimes(tensors["ages"], of_targets) if timed else None
     with building_layers("test", 1):
         output = build_hstu(sequence, times, blocks=2, heads=HEADS, dropout=0.3)
