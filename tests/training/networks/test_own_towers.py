@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
 import sys
 from pathlib import Path
@@ -12,16 +14,23 @@ import pytest
 import tensorflow as tf
 import yaml
 from pydantic import ValidationError
+from starlette.testclient import TestClient
 
+from conf.artefacts.export import ExportOptions, IndexOptions
 from conf.errors import ConfigError, ExitCode
 from conf.manifest import Manifest
 from conf.training.models import DSSMConfig, YouTubeDNNConfig
 from conf.training.train import TrainConfig
 from training.checkpoint.restore import load_run
 from training.evaluation.evaluate import evaluate_split
+from training.export.saved_model import write_export
 from training.fit import fit_run, plan_run
 from training.models.registry import build_model
 from training.monitoring.progress import NoProgress
+from training.prediction.predict import write_recommendations
+from training.serving.app import Server, build_app
+from training.serving.lists.added_items import add_items
+from training.serving.models.server_config import ServerConfig
 
 TOWERS = """
 import keras
@@ -150,3 +159,39 @@ def test_the_tower_of_the_guide_trains_and_is_evaluated_where_its_module_is(
     monkeypatch.delitem(sys.modules, "towers")
     with pytest.raises(ConfigError, match=r"(?s)user_tower cannot be imported.*PYTHONPATH"):
         load_run(run)
+
+
+def test_index_and_server_give_the_lists_of_own_towers_without_their_module(
+    tiny_version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = {
+        "name": "dssm", "embedding_dim": 4, "normalize": False, "embedding_stddev": 1.0,
+        "user_features": ["history"], "pooling": {"history": {"combiner": "none"}},
+        "user_tower": own("positions"), "item_tower": own("mean"),
+    }  # fmt: skip
+    run = fit_run(plan(tiny_version, tmp_path / "runs", model), NoProgress())
+    trained = load_run(run)
+    file, _ = write_recommendations(trained, 6, mask_seen=True)
+    version = write_export(trained, ExportOptions(tmp_path / "models", index=IndexOptions()))
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
+        expected = {row["user"]: row for row in map(json.loads, lines)}
+    monkeypatch.delitem(sys.modules, "own_towers")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    news = tmp_path / "news.csv"
+    news.write_text("movie_id,genres\n900,genre_1\n901,genre_1|genre_all\n")
+    for new in (False, True):
+        if new:
+            assert add_items(version, news)[1] == 2
+        app = build_app(Server(ServerConfig(tmp_path / "models", 60.0)))
+        with TestClient(app, "http://localhost") as client:
+            for user, row in list(expected.items())[:20]:
+                asked = {"user": user, "k": 8 if new else 6}
+                items = client.post("/v1/recommend", json=asked).json()["items"]
+                found = {one["item"]: one["retrieval_score"] for one in items}
+                kept = [item for item in found if item < 900][:6]
+                assert kept == row["items"][: len(kept)]
+                assert len(kept) >= 6
+                scores = [found[item] for item in kept]
+                np.testing.assert_allclose(scores, row["scores"], rtol=1e-5)
+    assert "own_towers" not in sys.modules
