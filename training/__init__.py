@@ -2,6 +2,7 @@
 
 The public API, imported when it is first asked for, so that `import training` loads no TensorFlow:
 
+    open_batches    a dataset version as NumPy arrays, for PyTorch, JAX and others
     open_dataset    a dataset version as a `tf.data.Dataset`, for any Keras model
     load_run        the model of a run, with its config and manifest
     Trainer         trains a model of a config in a run directory
@@ -16,14 +17,16 @@ if TYPE_CHECKING:
     from training.checkpoint.restore import load_run
     from training.input.open_dataset import open_dataset
     from training.loop.trainer import Trainer
+    from training.reader.batch_reader import open_batches
 
 _MODULES = {
     "load_run": "training.checkpoint.restore",
+    "open_batches": "training.reader.batch_reader",
     "open_dataset": "training.input.open_dataset",
     "Trainer": "training.loop.trainer",
 }
 
-__all__ = ["Trainer", "load_run", "open_dataset"]
+__all__ = ["Trainer", "load_run", "open_batches", "open_dataset"]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,8 +14,10 @@ from etl.tfrecord.codec.framing import (
     CorruptRecordError,
     RecordBlock,
     corrupt_record,
+    detect_compression,
     read_record_blocks,
 )
+from etl.tfrecord.codec.infer import infer_features
 from etl.tfrecord.codec.kernels import inlined, kernel
 from etl.tfrecord.codec.rows import RowWriter, allocate, join_steps, list_lengths
 from etl.tfrecord.types.features import WireFeature
@@ -34,7 +36,9 @@ __all__ = [
     "build_decoder",
     "corrupt_record",
     "crc32c",
+    "detect_compression",
     "has_slots",
+    "infer_features",
     "inlined",
     "join_steps",
     "kernel",

@@ -205,6 +205,25 @@ def test_the_command_line_knows_which_extra_brings_a_package():
         assert named[extra] == EXTRA[extra] - TOOLS, extra
 
 
+READER = """
+import sys
+import training
+training.open_batches
+tops = {name.partition(".")[0] for name in sys.modules}
+print(*sorted(tops & set(sys.argv[1:])))
+"""
+
+
+def test_the_reader_needs_what_its_extra_lists():
+    """Also of what Sluice needs anyway: an image may hold the reader and these packages alone."""
+    others = BASE.union(*EXTRA.values()) - EXTRA["dev"]
+    done = subprocess.run(
+        [sys.executable, "-c", READER, *sorted(others - {"pandas"})],  # which Arrow loads if it can
+        capture_output=True, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+    assert set(done.stdout.split()) == EXTRA["reader"]
+
+
 def test_the_distribution_has_one_name():
     assert PROJECT["name"] == DISTRIBUTION
 

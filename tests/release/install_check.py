@@ -35,6 +35,7 @@ SMOKE = {
         "sluice build demo --data logs --dry-run",
     ],
     "training": ["python -c 'import training as t; t.Trainer, t.open_dataset'"],
+    "reader": ["python -c 'import training as t; t.open_batches'"],
     "sweep": ["python -c 'import optuna, training as t; t.Trainer'"],
     "serve": ["python -c 'import training.serving.app'"],
     "lineage": ["python -c 'from openlineage.client import OpenLineageClient'"],

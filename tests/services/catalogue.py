@@ -50,6 +50,7 @@ def _jars(name: str, variable: str, *choices: tuple[str, ...]) -> Service:
 # The slowest come first.
 SERVICES = (
     _locked("airflow", "airflow.lock", "python", "SLUICE_AIRFLOW"),
+    _locked("torch", "torch.lock", "python", "SLUICE_TORCH_PYTHON"),
     _locked("tfx", "tfx.lock", "python", "SLUICE_TFX_PYTHON"),
     Service(
         "gcs",
@@ -70,6 +71,7 @@ SERVICES = (
         (_AZURITE,),
         partial(recipes.install_npm, _AZURITE, "azurite-blob", "SLUICE_AZURITE"),
     ),
+    _locked("jax", "jax.lock", "python", "SLUICE_JAX_PYTHON"),
     _locked("moto", "moto.lock", "moto_server", "SLUICE_MOTO_SERVER"),
     _locked("mlflow", "mlflow.lock", "mlflow", "SLUICE_MLFLOW"),
     Service(

@@ -36,13 +36,13 @@ from training.evaluation.metrics import (
     rank_without,
 )
 from training.input.batches import (
-    ROLE_OF_SPLIT,
     build_eval_dataset,
     build_held_out_dataset,
     read_batches,
 )
 from training.input.train_counts import find_counted_keys, read_train_pairs
 from training.objectives.user_items import UserItems, group_pairs
+from training.reader.feature_columns import ROLE_OF_SPLIT
 from training.reader.filters import EVALUATION_FILTER
 from training.reader.split_source import InputOptions, TrainingData
 

@@ -15,18 +15,18 @@ import tensorflow as tf
 
 from conf.errors import ConfigError, SluiceError
 from conf.manifest import Manifest
-from conf.operations import SparseIndices, Weights
 from conf.paths import ReadablePath
-from conf.schema import FeatureSpec
 from conf.training.input import FilterConfig, InputConfig
 from training.input.carried_errors import carry, input_errors
 from training.input.open_iterators import close_iterators_at_exit
-from training.raw_inputs.vocabularies import read_plan
-from training.reader.decoded_rows import DecodedRows, regroup
-from training.reader.feature_columns import FeatureColumn, bound_list, plan_columns, select_features
-from training.reader.mixing import build_mixed_reader
-from training.reader.row_sampling import bucket_batches, skip_batches
-from training.reader.shuffle_buffer import read_epoch
+from training.reader.batch_plan import BatchShape, plan_ordered, plan_shuffled
+from training.reader.decoded_rows import DecodedRows, RaggedList, regroup
+from training.reader.feature_columns import (
+    bound_list,
+    plan_columns,
+    select_features,
+    split_features,
+)
 from training.reader.split_source import InputOptions, SplitSource, build_size_error
 
 Batch = dict[str, Any]
@@ -55,29 +55,11 @@ class BatchLayout:
     """How columns cross into TensorFlow, and what is made of them there.
 
     Args:
-        columns: The features.
-        batch_size: Rows per batch.
-        drop_remainder: Whether every batch has that many.
-        cut: Padded lists whose length differs from batch to batch.
-        sparse: Feature of the weights by feature of the ids: these become sparse tensors.
+        shape: What a batch is made of; ids with weights become sparse tensors.
     """
 
-    def __init__(
-        self,
-        columns: Sequence[FeatureColumn],
-        batch_size: int,
-        drop_remainder: bool,
-        cut: Sequence[str] = (),
-        sparse: Mapping[str, str] | None = None,
-    ) -> None:
-        self._columns = tuple(columns)
-        self._batch_size, self._drop_remainder = batch_size, drop_remainder
-        self._cut, self._sparse = frozenset(cut), dict(sparse or {})
-
-    @property
-    def is_uniform(self) -> bool:
-        """Whether every row of every batch has the same size."""
-        return not self._cut and all(column.is_dense for column in self._columns)
+    def __init__(self, shape: BatchShape) -> None:
+        self._shape = shape
 
     def build_dataset(self, read: Callable[[], Iterator[DecodedRows]]) -> tf.data.Dataset:
         """Builds the dataset of batches.
@@ -87,46 +69,39 @@ class BatchLayout:
                 lists are cut); called by each iterator of the dataset.
         """
         close_iterators_at_exit()
-        size, is_uniform = self._batch_size, self.is_uniform
+        size, drop = self._shape.batch_size, self._shape.drop_remainder
+        is_uniform = self._shape.is_uniform
         most = max(1, SLAB_ROWS // size) * size if is_uniform else size
 
         def generate() -> Iterator[Any]:
             try:
-                for rows in regroup(read(), size, most, self._drop_remainder):
+                for rows in regroup(read(), size, most, drop):
                     flat = self._flatten(rows)
                     yield dict(zip(names, flat, strict=True)) if is_uniform else tuple(flat)
             except SluiceError as error:
                 raise carry(error) from error
 
-        names, signature = [column.name for column in self._columns], self._signature()
+        names, signature = [column.name for column in self._shape.columns], self._signature()
         if is_uniform:
             specs = dict(zip(names, signature, strict=True))
             dataset = tf.data.Dataset.from_generator(generate, output_signature=specs)
-            dataset = dataset.rebatch(size, drop_remainder=self._drop_remainder)
+            dataset = dataset.rebatch(size, drop_remainder=drop)
         else:
             dataset = tf.data.Dataset.from_generator(generate, output_signature=signature)
             dataset = dataset.map(self._assemble)
         return dataset.prefetch(tf.data.AUTOTUNE).with_options(_untuned())
 
     def _flatten(self, rows: DecodedRows) -> Iterator[np.ndarray]:
-        for column in self._columns:
-            if column.is_dense:
-                yield rows.dense[column.name]
-            elif not column.wire.is_list:
-                yield rows.lists[column.name].to_numpy(zero_copy_only=False)
-            else:
-                lists = rows.lists[column.name]
-                yield lists.flatten().to_numpy(zero_copy_only=False)
-                offsets = np.frombuffer(lists.buffers()[1], np.int32)
-                offsets = offsets[lists.offset : lists.offset + len(lists) + 1]
-                yield offsets.astype(np.int64) - offsets[0]
+        for column in self._shape.columns:
+            value = rows.array(column.name)
+            yield from value if isinstance(value, RaggedList) else (value,)
 
     def _signature(self) -> tuple[tf.TensorSpec, ...]:
         specs = []
-        for column in self._columns:
+        for column in self._shape.columns:
             dtype = tf.string if column.spec.dtype == "bytes" else tf.as_dtype(column.spec.dtype)
             if column.is_dense and column.length is not None:
-                length = None if column.name in self._cut else column.length
+                length = None if column.name in self._shape.cut else column.length
                 specs.append(tf.TensorSpec([None, length], dtype))
             else:
                 specs.append(tf.TensorSpec([None], dtype))
@@ -136,9 +111,9 @@ class BatchLayout:
 
     def _assemble(self, *tensors: tf.Tensor) -> Batch:
         batch: Batch = {}
-        rows = self._batch_size if self._drop_remainder else None
+        rows = self._shape.batch_size if self._shape.drop_remainder else None
         left = iter(tensors)
-        for column in self._columns:
+        for column in self._shape.columns:
             value: Any = next(left)
             if not column.is_dense and column.wire.is_list:
                 value = tf.RaggedTensor.from_row_splits(value, next(left), validate=False)
@@ -147,40 +122,10 @@ class BatchLayout:
             if isinstance(value, tf.Tensor):
                 value = tf.ensure_shape(value, [rows, *value.shape[1:]])
             batch[column.name] = value
-        for ids, weights in self._sparse.items():
-            size = next(c.spec.vocabulary_size for c in self._columns if c.name == ids)
+        for ids, weights in self._shape.sparse.items():
+            size = next(c.spec.vocabulary_size for c in self._shape.columns if c.name == ids)
             batch[ids] = build_sparse(batch[ids], batch.pop(weights), int(size or 0))
         return batch
-
-
-def find_sparse_pairs(version_dir: ReadablePath, manifest: Manifest) -> dict[str, str]:
-    """Finds the features that are the two halves of sparse rows.
-
-    The encoders tell: weights are made from the columns of weights and, behind these, the very
-    columns of ids that the indices are made from.
-
-    Args:
-        version_dir: Directory of the dataset version.
-        manifest: Its manifest.
-
-    Returns:
-        Feature of the weights by feature of the indices.
-    """
-    plan = read_plan(version_dir, manifest)
-    names = set(manifest.schema.names)
-    columns = [column for column in plan.columns if column.feature in names]
-    weights = {
-        tuple(c.name for c in column.inputs[len(column.inputs) // 2 :]): column.feature
-        for column in columns
-        if isinstance(column.operation, Weights)
-    }
-    found = {}
-    for column in columns:
-        ids = tuple(c.name for c in column.inputs) or (column.column,)
-        is_indices = isinstance(column.operation, SparseIndices)
-        if (is_indices or manifest.schema[column.feature].vocabulary_size) and ids in weights:
-            found[column.feature] = weights[ids]
-    return found
 
 
 def build_sparse(ids: tf.RaggedTensor, weights: tf.RaggedTensor, size: int) -> tf.SparseTensor:
@@ -203,11 +148,6 @@ def build_sparse(ids: tf.RaggedTensor, weights: tf.RaggedTensor, size: int) -> t
     shape = tf.stack([ids.nrows(), tf.constant(size, tf.int64)])
     return tf.sparse.reorder(tf.SparseTensor(indices, weights.values, shape))
 
-
-# Splits whose records hold one side of the model alone.
-ROLE_OF_SPLIT = {"catalog": "item", "users": "user"}
-EVAL_BUFFER_ROWS = 16_384
-"""Rows that are decoded at a time where they keep their order."""
 
 _Select = Sequence[str] | None
 
@@ -257,8 +197,8 @@ def build_train_dataset(
         raise build_size_error(source, rows)
     excluded = () if features else ("id",)
     specs = [bound_list(manifest, spec) for spec in select_features(manifest, features, excluded)]
-    layout, read = plan_shuffled(source, specs, seed, drop_remainder=True)
-    return layout.build_dataset(lambda: read(epoch, start_batch))
+    plan = plan_shuffled(source, specs, seed, drop_remainder=True)
+    return BatchLayout(plan.shape).build_dataset(lambda: plan.read(epoch, start_batch))
 
 
 def build_eval_dataset(
@@ -340,112 +280,5 @@ def _build_ordered(
     manifest = source.manifest
     select_features(manifest, ragged)
     columns = plan_columns(manifest, select_features(manifest, features), ragged)
-    layout, read = plan_ordered(source, columns, drop_remainder=False)
-    return layout.build_dataset(read)
-
-
-def plan_ordered(
-    source: SplitSource, columns: Sequence[FeatureColumn], *, drop_remainder: bool
-) -> tuple[BatchLayout, Callable[[], Iterator[DecodedRows]]]:
-    """Plans the batches of a split in the manifest's order.
-
-    Args:
-        source: The split, as it is read.
-        columns: Features to deliver.
-        drop_remainder: Whether to drop rows at the end that fill no batch.
-
-    Returns:
-        The layout of the batches, and the function that reads the rows.
-
-    Raises:
-        InputDataError: There is no such split.
-        ConfigError: The config does not fit the dataset.
-    """
-    plan = source.plan(columns, None, EVAL_BUFFER_ROWS)
-    layout = BatchLayout(columns, source.batch_size, drop_remainder)
-    return layout, lambda: read_epoch(plan, 0)
-
-
-def plan_shuffled(
-    source: SplitSource, specs: Sequence[FeatureSpec], seed: int, *, drop_remainder: bool
-) -> tuple[BatchLayout, Callable[[int, int], Iterator[DecodedRows]]]:
-    """Plans the batches of a shuffled split.
-
-    Args:
-        source: The split, as it is read.
-        specs: Features to deliver.
-        seed: The run's seed.
-        drop_remainder: Whether to drop rows at the end that fill no batch.
-
-    Returns:
-        The layout of the batches; the function of epoch and first batch to the rows of the epoch
-        from there on.
-
-    Raises:
-        InputDataError: A dataset of `mix` lacks a feature.
-        ConfigError: The config does not fit the dataset.
-    """
-    manifest, config = source.manifest, source.config
-    pairs = find_sparse_pairs(source.version_dir, manifest) if config.sparse else {}
-    names = {spec.name for spec in specs}
-    pairs = {ids: weights for ids, weights in pairs.items() if {ids, weights} <= names}
-    columns = plan_columns(manifest, specs, (*pairs, *pairs.values()))
-    cut = _padded_lists(columns) if config.bucket_boundaries else {}
-    layout = BatchLayout(columns, source.batch_size, drop_remainder, tuple(cut), pairs)
-    return layout, _build_train_reader(source, columns, seed, cut)
-
-
-def _build_train_reader(
-    source: SplitSource, columns: tuple[FeatureColumn, ...], seed: int, cut: dict[str, int]
-) -> Callable[[int, int], Iterator[DecodedRows]]:
-    """Returns the function of epoch and first batch to the rows of the epoch from there on."""
-    config, size = source.config, source.batch_size
-    read_columns = _with_class(source, columns)
-    plan = source.plan(read_columns, seed)
-    if config.mix:
-        return build_mixed_reader(source, read_columns, plan, seed)
-    if not cut:
-        return lambda epoch, batch: read_epoch(plan, epoch, batch * size)
-    if not plan.has_lengths:
-        raise ConfigError("input.bucket_boundaries needs a list feature")
-
-    def read(epoch: int, batch: int) -> Iterator[DecodedRows]:
-        batches = bucket_batches(
-            read_epoch(plan, epoch), config.bucket_boundaries or (), cut, size, [seed, epoch]
-        )
-        return skip_batches(batches, batch)
-
-    return read
-
-
-def _with_class(
-    source: SplitSource, columns: tuple[FeatureColumn, ...]
-) -> tuple[FeatureColumn, ...]:
-    """The columns, and the class that rows are drawn by where the model does not read it."""
-    balance = source.config.class_balance
-    if balance is None or any(column.name == balance.feature for column in columns):
-        return columns
-    specs: tuple[FeatureSpec, ...] = select_features(source.manifest, [balance.feature])
-    return (*columns, *plan_columns(source.manifest, specs))
-
-
-def _padded_lists(columns: Sequence[FeatureColumn]) -> dict[str, int]:
-    lists = {c.name: c.length or 0 for c in columns if c.is_dense and c.spec.is_ragged}
-    if not lists:
-        raise ConfigError(
-            "input.bucket_boundaries needs a list feature whose length is bounded",
-            received=", ".join(column.name for column in columns),
-            fix="leave bucket_boundaries out, or set the feature's max_len in the build",
-        )
-    return lists
-
-
-def split_features(manifest: Manifest, split: str) -> tuple[str, ...]:
-    """Names of the features that the records of a split hold."""
-    role = ROLE_OF_SPLIT.get(split)
-    seen = manifest.keys.seen if role == "user" else None
-    return tuple(
-        spec.name
-        for spec in manifest.schema.features
-        if role is None or spec.role == role or spec.name == seen
-    )
+    plan = plan_ordered(source, columns, drop_remainder=False)
+    return BatchLayout(plan.shape).build_dataset(plan.read)

@@ -13,14 +13,11 @@ import tensorflow as tf
 from conf.errors import SluiceError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
-from etl.tfrecord.reading import FIX_CORRUPT, CorruptRecordError
+from training.reader.damage import explain_error
 
 _MARK = "sluice-input-error-"
 _TOKEN = re.compile(_MARK + "([0-9a-f]{32})")
 _MOST_KEPT = 64
-_FIX_CORRUPT = (
-    f"{FIX_CORRUPT}; or set input.on_corrupt to skip_record or skip_shard, which train on the rest"
-)
 _KEPT: dict[str, SluiceError] = {}
 _LOCK = threading.Lock()
 
@@ -67,7 +64,5 @@ def input_errors(version_dir: ReadablePath, manifest: Manifest, split: str) -> I
             carried = None if found is None else _KEPT.get(found[1])
         if carried is None:
             raise
-        if split == "train" and isinstance(carried, CorruptRecordError):
-            carried.fix = _FIX_CORRUPT
-        carried.add_note(f"in split {split!r} of {manifest.dataset_name!r} at {version_dir}")
+        explain_error(carried, version_dir, manifest, split)
         raise carried from error

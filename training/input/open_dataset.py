@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +13,20 @@ import tensorflow as tf
 
 from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.errors import ConfigError
-from conf.load import override_config
 from conf.manifest import Manifest
-from conf.schema import FeatureSpec
 from conf.storage.locations import find_path
-from conf.training.input import InputConfig
-from training.input.batches import Batch, BatchLayout, plan_ordered, plan_shuffled, split_features
+from training.input.batches import Batch, BatchLayout
+from training.reader.batch_plan import (
+    BatchRequest,
+    RequestedBatches,
+    build_source,
+    request_batches,
+)
 from training.reader.damage import InputCounts
 from training.reader.decoded_rows import DecodedRows
-from training.reader.feature_columns import bound_list, plan_columns, select_features
-from training.reader.split_source import InputOptions, SplitSource, build_size_error, count_steps
+from training.reader.feature_columns import select_features, split_features
 
 _LOGGER = logging.getLogger(__name__)
-# Options of `input` that decide which rows are drawn, and in which order.
-_SHUFFLED_ONLY = ("class_balance", "mix", "bucket_boundaries", "sparse")
 
 
 @dataclass(frozen=True)
@@ -111,38 +111,6 @@ def open_dataset(
         InputDataError: There is no such split or feature, or the split does not fill a batch.
         UpstreamNotReadyError: There is no such dataset.
     """
-    shuffle = split == "train" and not held_out if shuffle is None else shuffle
-    config = _build_config(batch_size, worker, shuffle, options)
-    if held_out and (config.validation is None or split != "train"):
-        raise ConfigError(
-            "no rows are held out",
-            received=f"split={split!r}, validation={config.validation}",
-            allowed="split='train' and validation={'hash_of': FEATURE, 'share': SHARE}",
-        )
-    version_dir = resolve_version(find_path(version))
-    manifest = read_manifest(version_dir, config.tolerates)
-    source = SplitSource(
-        version_dir, manifest, split, config, InputOptions(worker=worker), held_out
-    )
-    count = _count_batches(source, drop_remainder)
-    elements = _choose_elements(manifest, split, features, labels)
-    specs = [
-        bound_list(manifest, spec, [found.name for found in manifest.splits])
-        for spec in select_features(manifest, elements.names)
-    ]
-    seed_or_none = seed if shuffle else None
-    layout, _ = _plan(source, specs, seed_or_none, drop_remainder)
-
-    def plan(options: InputOptions) -> Callable[[int], Iterator[DecodedRows]]:
-        return _plan(replace(source, options=options), specs, seed_or_none, drop_remainder)[1]
-
-    dataset = layout.build_dataset(_count_epochs(plan, source, first_epoch))
-    return _finish(dataset.map(elements.build), count)
-
-
-def _build_config(
-    batch_size: int, worker: tuple[int, int], shuffle: bool, options: dict[str, Any]
-) -> InputConfig:
     number, workers = worker
     if not 0 <= number < workers:
         raise ConfigError(
@@ -150,17 +118,18 @@ def _build_config(
             received=f"worker={worker}",
             allowed="(number, workers) with 0 <= number < workers",
         )
+    request = BatchRequest(split, shuffle, seed, drop_remainder, held_out)
     # The config counts the rows of all workers.
-    values = {**options, "batch_size": batch_size * workers}
-    config = override_config(InputConfig(), values, "of open_dataset")
-    unfit = [name for name in _SHUFFLED_ONLY if getattr(config, name) and not shuffle]
-    if unfit:
-        raise ConfigError(
-            f"{unfit[0]} needs shuffled rows",
-            received="shuffle=False",
-            fix=f"set shuffle=True, or leave {unfit[0]} out",
-        )
-    return config
+    config = request.build_config(batch_size * workers, options, "open_dataset")
+    version_dir = resolve_version(find_path(version))
+    manifest = read_manifest(version_dir, config.tolerates)
+    elements = _choose_elements(manifest, split, features, labels)
+    source = build_source(version_dir, manifest, config, request, worker)
+    batches = request_batches(source, request, elements.names)
+    count = batches.count()
+    layout = BatchLayout(batches.plan().shape)
+    dataset = layout.build_dataset(_count_epochs(batches, first_epoch))
+    return _finish(dataset.map(elements.build), count)
 
 
 def _choose_elements(
@@ -181,48 +150,20 @@ def _choose_elements(
     return _Elements(tuple(features), labels, weight)
 
 
-def _plan(
-    source: SplitSource, specs: Sequence[FeatureSpec], seed: int | None, drop_remainder: bool
-) -> tuple[BatchLayout, Callable[[int], Iterator[DecodedRows]]]:
-    """Plans the batches; the second result reads the rows of an epoch."""
-    if seed is not None:
-        layout, read = plan_shuffled(source, specs, seed, drop_remainder=drop_remainder)
-        return layout, lambda epoch: read(epoch, 0)
-    columns = plan_columns(source.manifest, specs)
-    layout, read_all = plan_ordered(source, columns, drop_remainder=drop_remainder)
-    return layout, lambda _: read_all()
-
-
 def _count_epochs(
-    plan: Callable[[InputOptions], Callable[[int], Iterator[DecodedRows]]],
-    source: SplitSource,
-    first_epoch: int,
+    batches: RequestedBatches, first_epoch: int
 ) -> Callable[[], Iterator[DecodedRows]]:
     """Returns the function that reads the next epoch, and logs the damage that it met."""
-    epochs = itertools.count(first_epoch)
+    epochs, source = itertools.count(first_epoch), batches.source
 
     def read_next() -> Iterator[DecodedRows]:
         counts, epoch = InputCounts(), next(epochs)
-        yield from plan(replace(source.options, counts=counts))(epoch)
+        yield from batches.plan(counts).read(epoch)
         if source.config.on_corrupt != "fail":
             for line in counts.describe():
                 _LOGGER.warning("split %r, epoch %d: %s", source.split, epoch, line)
 
     return read_next
-
-
-def _count_batches(source: SplitSource, drop_remainder: bool) -> int | None:
-    """Batches of an epoch, None where only reading tells; the same for workers in step."""
-    config, (number, workers) = source.config, source.options.worker
-    if config.mix or (drop_remainder and workers > 1):
-        return count_steps(source)
-    if not config.is_exact or config.bucket_boundaries:
-        return None
-    rows = sum(count for _, count in source.ranges(number))
-    batches = rows // source.batch_size if drop_remainder else -(-rows // source.batch_size)
-    if not batches:
-        raise build_size_error(source, rows)
-    return batches
 
 
 def _finish(dataset: tf.data.Dataset, count: int | None) -> tf.data.Dataset:

@@ -19,7 +19,6 @@ from training.distribution.run_steps import (
 from training.distribution.scheduled_steps import ScheduledSteps
 from training.distribution.strategy import check_batch_size
 from training.embedding.key_mapping import plan_keyed_features, prepare_rules
-from training.input.batches import find_sparse_pairs
 from training.loop.epoch_input import EpochInput, StepInputs
 from training.loop.gradient_norms import GradientNorms, build_gradient_norms
 from training.loop.optimizers import Optimizers
@@ -42,6 +41,7 @@ from training.objectives.objective import (
     list_state,
     plan_memory,
 )
+from training.reader.batch_plan import find_sparse_pairs
 from training.reader.mixing import check_mixed_ids, find_mixed
 from training.reader.split_source import TrainingData
 

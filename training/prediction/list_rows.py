@@ -22,13 +22,14 @@ from training.evaluation.user_rows import (
     is_named,
     read_user_rows,
 )
-from training.input.batches import ROLE_OF_SPLIT, Batch, build_eval_dataset, read_batches
+from training.input.batches import Batch, build_eval_dataset, read_batches
 from training.models.ranking import RankingModel
 from training.prediction.candidates import find_tokens
 from training.prediction.rankers import ListRows, Ranker
 from training.prediction.scores import read_file_rows
 from training.raw_inputs.raw_rows import RawFile
 from training.raw_inputs.vocabularies import Vocabulary, read_key_vocabulary
+from training.reader.feature_columns import ROLE_OF_SPLIT
 
 _log = logging.getLogger("sluice.training.predict")
 

@@ -7,11 +7,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from conf.artefacts.dataset import list_unlisted_files
+from conf.errors import SluiceError
 from conf.manifest import Manifest
+from conf.paths import ReadablePath
 from conf.storage.locations import is_remote
-from etl.tfrecord.reading import BadRange
+from etl.tfrecord.reading import FIX_CORRUPT, BadRange, CorruptRecordError
 
 _LOGGER = logging.getLogger(__name__)
 _WARNED: set[str] = set()
@@ -33,6 +36,13 @@ class InputCounts:
     filtered: int = 0
     first_bad: str | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process gets of it: all but the lock."""
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
 
     def add_record(self, path: str, offset: int, reason: str) -> None:
         """Counts a bad record."""
@@ -115,3 +125,17 @@ def warn_unlisted(version_dir: str, manifest: Manifest) -> None:
             "%s: %d file(s) are not in the manifest and are not read, first: %s",
             version_dir, len(unlisted), unlisted[0],
         )  # fmt: skip
+
+
+_FIX_CORRUPT = (
+    f"{FIX_CORRUPT}; or set input.on_corrupt to skip_record or skip_shard, which train on the rest"
+)
+
+
+def explain_error(
+    error: SluiceError, version_dir: ReadablePath, manifest: Manifest, split: str
+) -> None:
+    """Adds to an error of the input which dataset it is of, and what can be done about it."""
+    if split == "train" and isinstance(error, CorruptRecordError):
+        error.fix = _FIX_CORRUPT
+    error.add_note(f"in split {split!r} of {manifest.dataset_name!r} at {version_dir}")

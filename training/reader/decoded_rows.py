@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,38 @@ from etl.tfrecord.reading import allocate
 
 LENGTH_COLUMN = "\0length"
 """Column that holds the length of a row's longest list, where batches of like length are made."""
+
+
+class RaggedList(NamedTuple):
+    """Lists of any length: row `i` holds `values[offsets[i]:offsets[i + 1]]`.
+
+    Attributes:
+        values: All values, row after row: int64, float32, or byte strings as objects, `[values]`.
+        offsets: Where each row begins, and the end: int64 `[rows + 1]`.
+    """
+
+    values: np.ndarray
+    offsets: np.ndarray
+
+    def pad(self, length: int | None = None, value: Any = 0) -> np.ndarray:
+        """Pads the lists, and cuts longer ones.
+
+        Args:
+            length: Values per row; None: of the longest list.
+            value: What fills a row; text as bytes where the values are byte strings.
+
+        Returns:
+            `[rows, length]`, of the type of the values.
+        """
+        lengths = np.diff(self.offsets)
+        if length is None:
+            length = int(lengths.max(initial=0))
+        filler = value.encode() if isinstance(value, str) else value
+        padded = np.full((len(lengths), length), filler, self.values.dtype)
+        column = np.arange(length)
+        there = column < lengths[:, None]
+        padded[there] = self.values[(self.offsets[:-1, None] + column)[there]]
+        return padded
 
 
 @dataclass(frozen=True)
@@ -35,6 +68,22 @@ class DecodedRows:
             {name: values[first:last] for name, values in self.dense.items()},
             {name: values.slice(first, last - first) for name, values in self.lists.items()},
         )
+
+    def array(self, name: str) -> np.ndarray | RaggedList:
+        """A column as arrays.
+
+        Returns:
+            Numbers `[rows]` or `[rows, length]`, byte strings as objects `[rows]`, or lists of any
+            length; no copy of numbers.
+        """
+        if name in self.dense:
+            return self.dense[name]
+        column = self.lists[name]
+        if not pa.types.is_list(column.type):
+            return column.to_numpy(zero_copy_only=False)
+        offsets = np.frombuffer(column.buffers()[1], np.int32)
+        offsets = offsets[column.offset : column.offset + len(column) + 1].astype(np.int64)
+        return RaggedList(column.flatten().to_numpy(zero_copy_only=False), offsets - offsets[0])
 
     def take(self, rows: np.ndarray) -> DecodedRows:
         """The rows of these numbers, copied."""

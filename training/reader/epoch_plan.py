@@ -167,3 +167,63 @@ def shard_for(
     return tuple(
         (0, rows if owner[shard] == worker_index else 0) for shard, rows in enumerate(shard_rows)
     )
+
+
+@dataclass(frozen=True)
+class BatchPart:
+    """The part of an epoch's batches that one of several readers takes.
+
+    Each rank takes its rows of every batch; the workers of a rank take its batches in turn.
+
+    Attributes:
+        rank: Number of the rank, from 0.
+        ranks: How many there are.
+        worker: Number of the worker, from 0.
+        workers: How many there are.
+    """
+
+    rank: int = 0
+    ranks: int = 1
+    worker: int = 0
+    workers: int = 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all there is."""
+        return self.ranks == 1 and self.workers == 1
+
+    def find_rows(self, count: int) -> tuple[int, int]:
+        """Rows `[first, last)` of a batch that the rank takes.
+
+        A batch with fewer rows than ranks gives none to any of them: so all have as many batches.
+
+        Args:
+            count: Rows of the batch.
+        """
+        if count < self.ranks:
+            return 0, 0
+        return count * self.rank // self.ranks, count * (self.rank + 1) // self.ranks
+
+    def select_rows(self, first: int, rows: int, batch_size: int, total: int) -> np.ndarray:
+        """Which of some rows are taken.
+
+        Args:
+            first: Number of the first of them; rows before 0 are not taken.
+            rows: How many.
+            batch_size: Rows per batch; row 0 begins a batch.
+            total: Rows to share out.
+
+        Returns:
+            bool `[rows]`.
+        """
+        numbers = np.arange(first, first + rows)
+        batch, place = np.divmod(numbers, batch_size)
+        start, stop = self.find_rows(batch_size)
+        taken = (numbers >= 0) & (batch % self.workers == self.worker)
+        last, rest = divmod(total, batch_size)
+        is_tail = batch == last
+        rest_start, rest_stop = self.find_rows(rest)
+        inside = np.where(
+            is_tail, (place >= rest_start) & (place < rest_stop), (place >= start) & (place < stop)
+        )
+        return taken & inside & (numbers < total)

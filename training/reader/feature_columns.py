@@ -159,6 +159,21 @@ def select_features(
     return tuple(schema[name] for name in dict.fromkeys(names))
 
 
+ROLE_OF_SPLIT = {"catalog": "item", "users": "user"}
+"""Role of the features that the records of a split hold, where it is one side alone."""
+
+
+def split_features(manifest: Manifest, split: str) -> tuple[str, ...]:
+    """Names of the features that the records of a split hold."""
+    role = ROLE_OF_SPLIT.get(split)
+    seen = manifest.keys.seen if role == "user" else None
+    return tuple(
+        spec.name
+        for spec in manifest.schema.features
+        if role is None or spec.role == role or spec.name == seen
+    )
+
+
 def check_specs(manifest: Manifest, expected: Sequence[FeatureSpec]) -> None:
     """Refuses a dataset whose features are not those that a model was built for.
 

@@ -29,7 +29,7 @@ from etl.tfrecord.reading import (
 from training.reader.damage import DamagePolicy
 from training.reader.decoded_rows import LENGTH_COLUMN, DecodedRows
 from training.reader.decoders import BlockDecoder, build_block_decoder
-from training.reader.epoch_plan import BufferPlan, ShardRange, plan_buffers
+from training.reader.epoch_plan import BatchPart, BufferPlan, ShardRange, plan_buffers
 from training.reader.feature_columns import FeatureColumn, check_binary, fill_absent
 from training.reader.filters import RowFilter
 from training.reader.shards import (
@@ -96,6 +96,11 @@ class ReadPlan:
     def rows(self) -> int:
         """Records that are planned."""
         return sum(rows for _, rows in self.ranges)
+
+    @property
+    def can_skip(self) -> bool:
+        """Whether rows need not be decoded to be left out: each record is one planned row."""
+        return self.is_exact and self.redraw is None
 
     @property
     def features(self) -> tuple[WireFeature, ...]:
@@ -374,7 +379,12 @@ def _shape(rows: int, column: FeatureColumn) -> tuple[int, ...]:
     return (rows,) if column.length is None else (rows, column.length)
 
 
-def read_epoch(plan: ReadPlan, epoch: int, first_row: int = 0) -> Iterator[DecodedRows]:
+def read_epoch(
+    plan: ReadPlan,
+    epoch: int,
+    first_row: int = 0,
+    share: tuple[BatchPart, int] | None = None,
+) -> Iterator[DecodedRows]:
     """Reads an epoch's rows, buffer by buffer; the next one fills while one is used.
 
     Buffers before `first_row` are not read at all where every planned record is delivered, and
@@ -383,7 +393,9 @@ def read_epoch(plan: ReadPlan, epoch: int, first_row: int = 0) -> Iterator[Decod
     Args:
         plan: How the rows are read.
         epoch: Zero-based epoch.
-        first_row: Rows to leave out at the start.
+        first_row: Rows to leave out at the start; a multiple of the batch where rows are shared.
+        share: Part of the batches to deliver, and rows of the epoch that are shared out; others
+            are not decoded. None delivers all. Only where the plan `can_skip`.
 
     Yields:
         The rows of each buffer. The same for the same seed and epoch, whatever the threads.
@@ -397,21 +409,26 @@ def read_epoch(plan: ReadPlan, epoch: int, first_row: int = 0) -> Iterator[Decod
         done = [buffer for buffer in buffers if buffer.first + buffer.rows <= first_row]
         buffers, skip = buffers[len(done) :], first_row - sum(buffer.rows for buffer in done)
     shuffle = ShuffleBuffer(plan)
+
+    def place(buffer: BufferPlan) -> np.ndarray:
+        indices = _output_indices(plan, epoch, buffer)
+        return indices if share is None else _share_out(plan, buffer, indices, first_row, share)
+
     try:
         pending: Callable[[], DecodedRows] | None = None
         for number, buffer in enumerate(buffers):
             # The rows before the first that is wanted are not even decoded.
-            skip_below = skip if plan.is_exact and plan.redraw is None else 0
+            skip_below = skip if plan.can_skip and share is None else 0
             if pending is None:
-                pending = shuffle.start(buffer, _output_indices(plan, epoch, buffer), skip_below)
+                pending = shuffle.start(buffer, place(buffer), skip_below)
             rows = pending()
             pending = None
             if number + 1 < len(buffers):
                 following = buffers[number + 1]
-                pending = shuffle.start(following, _output_indices(plan, epoch, following))
+                pending = shuffle.start(following, place(following))
             if plan.redraw is not None:
                 rows = plan.redraw(rows, [plan.seed or 0, epoch, buffer.number])
-            dropped = min(skip - skip_below, rows.count)
+            dropped = 0 if share is not None else min(skip - skip_below, rows.count)
             skip -= skip_below + dropped
             if rows.count > dropped:
                 yield rows.slice(dropped, rows.count)
@@ -432,3 +449,18 @@ def _output_indices(plan: ReadPlan, epoch: int, buffer: BufferPlan) -> np.ndarra
         return np.arange(buffer.rows)
     rng = np.random.default_rng([plan.seed, epoch, _BUFFER, buffer.number])
     return rng.permutation(buffer.rows)
+
+
+def _share_out(
+    plan: ReadPlan,
+    buffer: BufferPlan,
+    indices: np.ndarray,
+    first_row: int,
+    share: tuple[BatchPart, int],
+) -> np.ndarray:
+    """The output indices among the rows of a part; below 0 for rows of the others."""
+    part, rows = share
+    taken = part.select_rows(
+        buffer.first - first_row, buffer.rows, plan.batch_size, rows - first_row
+    )
+    return np.where(taken, np.cumsum(taken) - 1, -1)[indices]

@@ -18,15 +18,15 @@ from conf.operations import Weights
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.input import InputConfig
 from tests.training.tiny_dataset import TinyConfig, one_feature, write_tiny_dataset
-from training.input import batches as sparse_module
 from training.input.batches import (
     BatchLayout,
     build_eval_dataset,
     build_sparse,
     build_train_dataset,
-    find_sparse_pairs,
 )
 from training.input.carried_errors import input_errors
+from training.reader import batch_plan as sparse_module
+from training.reader.batch_plan import BatchShape, find_sparse_pairs
 from training.reader.decoded_rows import DecodedRows
 from training.reader.feature_columns import FeatureColumn, plan_columns, select_features
 
@@ -249,13 +249,15 @@ def columns_of(manifest: Manifest, late: bool) -> tuple[FeatureColumn, ...]:
 @pytest.mark.parametrize("drop", [True, False])
 @pytest.mark.parametrize("late", [False, True])
 def test_parts_of_any_size_become_batches(late: bool, drop: bool, tiny_manifest: Manifest) -> None:
-    layout, epochs = BatchLayout(columns_of(tiny_manifest, late), 4, drop), 2 if drop else 1
-    assert layout.is_uniform != late
+    shape, epochs = BatchShape(columns_of(tiny_manifest, late), 4, drop), 2 if drop else 1
+    assert shape.is_uniform != late
 
     def read() -> Iterator[DecodedRows]:
         yield from (rows_of(0, 3, late), rows_of(3, 9, late), rows_of(9, 10, late))
 
-    batches = list(layout.build_dataset(read).repeat(epochs))  # no batch lies across two
+    batches = list(
+        BatchLayout(shape).build_dataset(read).repeat(epochs)
+    )  # no batch lies across two
     numbers = [batch["number"].numpy().tolist() for batch in batches]
     whole = [[0, 1, 2, 3], [4, 5, 6, 7]]
     tail = [] if drop else [[8, 9]]
@@ -270,7 +272,7 @@ def test_parts_of_any_size_become_batches(late: bool, drop: bool, tiny_manifest:
 
 def test_the_size_of_a_batch_is_known(tiny_manifest: Manifest) -> None:
     for late in (False, True):
-        layout = BatchLayout(columns_of(tiny_manifest, late), 4, True)
+        layout = BatchLayout(BatchShape(columns_of(tiny_manifest, late), 4, True))
         spec = layout.build_dataset(lambda: iter([])).element_spec
         assert spec["number"] == tf.TensorSpec([4], tf.int64)
         assert spec["padded"] == tf.TensorSpec([4, 2], tf.float32)
@@ -281,7 +283,7 @@ def test_an_error_comes_through_as_what_it_was(tiny_manifest: Manifest) -> None:
         raise InputDataError("a shard is broken", received="x")
         yield
 
-    dataset = BatchLayout(columns_of(tiny_manifest, False), 4, True).build_dataset(read)
+    dataset = BatchLayout(BatchShape(columns_of(tiny_manifest, False), 4, True)).build_dataset(read)
     with (
         pytest.raises(InputDataError, match="a shard is broken"),
         input_errors("there", tiny_manifest, "train"),

@@ -21,9 +21,9 @@ from training.input.batches import (
     build_eval_dataset,
     build_sparse,
     build_train_dataset,
-    find_sparse_pairs,
     read_batches,
 )
+from training.reader.batch_plan import find_sparse_pairs
 from training.reader.feature_columns import check_specs
 
 DECODERS = pytest.mark.parametrize("decoder", ["block", "tensorflow"])

@@ -1,0 +1,128 @@
+"""Bare TFRecord files are read as a split: described by reading them, batches as of a version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from conf.artefacts.dataset import read_manifest
+from conf.errors import ConfigError, InputDataError, SluiceError
+from conf.manifest import Manifest
+from conf.schema import FeatureSpec
+from etl.tfrecord import write_table
+from etl.tfrecord.files.writer import ShardOptions
+from training import open_batches
+from training.reader.bare_shards import describe_shards
+from training.reader.decoded_rows import RaggedList
+
+COLUMNS = ["movie_id", "history", "label"]
+
+
+def write_files(folder: Path, compression: Any = None) -> list[Path]:
+    """Two files of 30 rows: a number, a list of 0 to 3 numbers, a word."""
+    paths = []
+    for number in range(2):
+        ids = np.arange(30) + 30 * number
+        rows = {
+            "id": ids,
+            "tags": [[int(row)] * (row % 4) for row in ids],
+            "word": [f"word {row}" for row in ids],
+        }
+        path = folder / f"{number}.tfrecord"
+        write_table(pa.table(rows), path, options=ShardOptions(compression=compression))
+        paths.append(path)
+    return paths
+
+
+def list_shards(version: Path, manifest: Manifest) -> list[Path]:
+    return [version / shard.path for shard in manifest.split("train").shards]
+
+
+def test_files_of_a_version_give_its_batches(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    specs = [tiny_manifest.schema[name] for name in COLUMNS]
+    options: dict[str, Any] = {"seed": 4, "shuffle_buffer": 200, "features": COLUMNS}
+    bare = open_batches(list_shards(tiny_version, tiny_manifest), 48, schema=specs, **options)
+    for ours, theirs in zip(bare, open_batches(tiny_version, 48, **options), strict=True):
+        for name in COLUMNS:
+            np.testing.assert_array_equal(ours[name], theirs[name])
+
+
+@pytest.mark.parametrize("compression", [None, "GZIP"])
+def test_what_files_hold_is_found_out(compression: Any, tmp_path: Path) -> None:
+    reader = open_batches(write_files(tmp_path, compression), 7, seed=1, shuffle_buffer=20)
+    assert reader.batches_per_epoch == 9
+    assert [(s.name, s.dtype, s.shape) for s in reader.features] == [
+        ("id", "int64", ()),
+        ("tags", "int64", (None,)),
+        ("word", "bytes", ()),
+    ]
+    found = []
+    for batch in reader:
+        ids, tags = batch["id"], batch["tags"]
+        assert isinstance(ids, np.ndarray)
+        assert isinstance(tags, RaggedList)
+        assert batch["word"].tolist() == [b"word %d" % row for row in ids]
+        np.testing.assert_array_equal(np.diff(tags.offsets), ids % 4)
+        np.testing.assert_array_equal(tags.values, np.repeat(ids, ids % 4))
+        found += ids.tolist()
+    assert found != sorted(found) == list(range(60))
+
+
+def test_a_list_is_padded_where_a_schema_bounds_it(tmp_path: Path) -> None:
+    schema = [FeatureSpec("tags", "int64", "context", (None,), max_len=2, pad_value=-1)]
+    (batch,) = open_batches(write_files(tmp_path), 60, schema=schema, shuffle=False)
+    assert batch["tags"][:4].tolist() == [[-1, -1], [1, -1], [2, 2], [3, 3]]
+
+
+def test_a_state_tells_files_apart(tmp_path: Path) -> None:
+    files = write_files(tmp_path)
+    state = open_batches(files, 8).state()
+    open_batches(list(map(str, files)), 8).restore(state)
+    content = bytearray(files[1].read_bytes())
+    content[-5] ^= 1  # within the last payload: rows and bytes stay
+    files[1].write_bytes(content)
+    with pytest.raises(ConfigError, match="another dataset version"):
+        open_batches(files, 8, schema=[FeatureSpec("id", "int64", "context")]).restore(state)
+
+
+def test_damaged_files_are_refused_or_salvaged(tmp_path: Path) -> None:
+    files = write_files(tmp_path)
+    files[1].write_bytes(files[1].read_bytes()[:-3])
+    with pytest.raises(InputDataError, match=r"1\.tfrecord"):
+        open_batches(files, 8)
+    schema = [FeatureSpec("id", "int64", "context")]
+    reader = open_batches(files, 8, schema=schema, on_corrupt="skip_record")
+    assert sorted(i for batch in reader for i in batch["id"].tolist()) == list(range(59))
+
+
+def test_refuses_files_that_do_not_go_together(tmp_path: Path) -> None:
+    files = write_files(tmp_path)
+    (tmp_path / "gzip").mkdir()
+    others = write_files(tmp_path / "gzip", "GZIP")
+    cases: list[tuple[list[Any], type[SluiceError], str]] = [
+        ([], ConfigError, "no file to read"),
+        ([files[0], others[0]], ConfigError, "compressed alike"),
+        ([tmp_path / "none.tfrecord"], InputDataError, "none.tfrecord"),
+        (["s3://bucket/a.tfrecord"], ConfigError, "on a file system"),
+    ]
+    for given, error, text in cases:
+        with pytest.raises(error, match=text):
+            open_batches(given, 8)
+
+
+def test_the_description_is_that_of_a_manifest(tiny_version: Path, tiny_manifest: Manifest) -> None:
+    folder, manifest = describe_shards(list_shards(tiny_version, tiny_manifest), "train")
+    (split,) = manifest.splits
+    own = read_manifest(tiny_version).split("train").shards
+    assert [(s.rows, s.bytes, s.crc32c) for s in split.shards] == [
+        (s.rows, s.bytes, s.crc32c) for s in own
+    ]
+    assert str(folder) == str(tiny_version / "train")
+    schema = tiny_manifest.schema  # other splits hold more
+    assert {s.name: s.dtype for s in manifest.schema.features}.items() <= {
+        spec.name: spec.dtype for spec in schema.features
+    }.items()

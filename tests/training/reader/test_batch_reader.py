@@ -1,0 +1,387 @@
+"""`open_batches`: the batches of `open_dataset` as arrays, by rank, from any batch on."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import logging
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from conf.artefacts.dataset import read_manifest
+from conf.errors import ConfigError, InputDataError, TooFewRowsError, UpstreamNotReadyError
+from conf.manifest import MANIFEST_FILE, Manifest
+from conf.storage.atomic_output import write_text_atomic
+from tests.datasets import pack_version
+from tests.training.sequence_dataset import write_sequences
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
+from training import open_batches, open_dataset
+from training.reader import shuffle_buffer
+from training.reader.batch_reader import Arrays, BatchReader
+from training.reader.decoded_rows import RaggedList
+from training.reader.shards import decode_records
+
+ROOT = Path(__file__).parents[3]
+ROWS = 780
+BALANCE = {"feature": "label", "shares": {0: 0.3, 1: 0.7}}
+HELD_OUT = {"hash_of": "user_id", "share": 0.3}
+# What makes batches in other ways, and so is resumed and shared out in other ways.
+WAYS: dict[str, dict[str, Any]] = {
+    "shuffled": {},
+    "dropped": {"drop_remainder": True},
+    "few at a time": {"take": 500, "interleave_shards": 2},
+    "ordered": {"split": "test"},
+    "filtered": {"filter": [{"feature": "movie_id", "op": ">", "value": 9}]},
+    "others held out": {"validation": HELD_OUT},
+    "held out": {"validation": HELD_OUT, "held_out": True, "shuffle": True},
+    "by class": {"class_balance": BALANCE},
+    "by length": {"bucket_boundaries": [2, 5]},
+    "salvaged": {"on_corrupt": "skip_record"},
+    "kept": {"cache": "memory"},
+    "by TensorFlow": {"decoder": "tensorflow"},
+}
+
+
+def hash_batch(batch: Arrays) -> dict[str, Any]:
+    """All that a batch is: types, shapes and every bit."""
+    return {
+        name: [hash_array(part) for part in (value if isinstance(value, RaggedList) else [value])]
+        for name, value in batch.items()
+    }
+
+
+def hash_array(array: np.ndarray) -> tuple[str, tuple[int, ...], Any]:
+    content = array.tolist() if array.dtype == object else array.tobytes()
+    return str(array.dtype), array.shape, content
+
+
+def take_array(value: tf.Tensor | tf.RaggedTensor) -> np.ndarray | RaggedList:
+    if isinstance(value, tf.RaggedTensor):
+        return RaggedList(value.values.numpy(), value.row_splits.numpy())
+    return value.numpy()
+
+
+def read_dataset(dataset: tf.data.Dataset, label: str = "label") -> Iterator[Arrays]:
+    """The batches of `open_dataset` with all features in one dictionary."""
+    for inputs, *targets in (e if isinstance(e, tuple) else (e,) for e in dataset):
+        named = dict(zip((label, "weight"), targets, strict=False))
+        yield {name: take_array(value) for name, value in {**inputs, **named}.items()}
+
+
+def read_epochs(reader: BatchReader, count: int) -> list[list[dict[str, Any]]]:
+    return [[hash_batch(batch) for batch in reader] for _ in range(count)]
+
+
+def open_way(version: Path, way: str, batch_size: int = 48, **more: Any) -> BatchReader:
+    options = {"seed": 7, "shuffle_buffer": 200, **WAYS[way], **more}
+    return open_batches(version, batch_size, **options)
+
+
+@pytest.fixture(scope="module")
+def version(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A version with several shards."""
+    folder = tmp_path_factory.mktemp("shards")
+    return write_tiny_dataset(folder, config=TinyConfig(train_shards=3))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_batches_are_those_of_open_dataset(way: str, version: Path) -> None:
+    dataset = open_dataset(version, 48, **{"seed": 7, "shuffle_buffer": 200, **WAYS[way]})
+    reader = open_way(version, way)
+    expected = [[hash_batch(batch) for batch in read_dataset(dataset)] for _ in range(2)]
+    assert read_epochs(reader, 2) == expected
+    assert len(expected[0]) > 1
+    if dataset.cardinality() >= 0:
+        assert reader.batches_per_epoch == len(expected[0])
+    else:
+        assert reader.batches_per_epoch is None
+
+
+def test_mixed_datasets_give_the_batches_of_open_dataset(version: Path, tmp_path: Path) -> None:
+    other = write_tiny_dataset(tmp_path)
+    options: dict[str, Any] = {"mix": [{"dataset": str(other), "weight": 0.4}], "seed": 2}
+    dataset = open_dataset(version, 48, **options)
+    assert read_epochs(open_batches(version, 48, **options), 1) == [
+        [hash_batch(batch) for batch in read_dataset(dataset)]
+    ]
+
+
+def test_both_layouts_give_the_same_batches(version: Path, tmp_path: Path) -> None:
+    packed = pack_version(version, tmp_path / version.name)
+    assert read_epochs(open_batches(packed, 48), 1) == read_epochs(open_batches(version, 48), 1)
+
+
+def test_lists_come_as_values_and_offsets_or_padded(
+    tmp_path: Path, tiny_manifest: Manifest
+) -> None:
+    write_sequences(tmp_path, tiny_manifest)
+    dataset = open_dataset(tmp_path, 8, seed=1)
+    batches = list(open_batches(tmp_path, 8, seed=1))
+    assert [hash_batch(batch) for batch in batches] == [
+        hash_batch(batch) for batch in read_dataset(dataset)
+    ]
+    whole = list(open_batches(tmp_path, 8, seed=1, ragged=["items"]))
+    for batch, other in zip(batches, whole, strict=True):
+        items, prices = other["items"], batch["prices"]
+        assert isinstance(items, RaggedList)
+        assert isinstance(prices, RaggedList)
+        np.testing.assert_array_equal(items.pad(3), batch["items"])
+        assert items.pad().shape[1] == np.diff(items.offsets).max()
+        lengths = np.diff(prices.offsets)
+        np.testing.assert_array_equal(prices.values, np.repeat(prices.pad(1, -1)[:, 0], lengths))
+        prices.values[:] = 0  # belongs to the caller
+        assert batch["times"].shape == (8, 4)
+
+
+def test_byte_strings_are_objects(tmp_path: Path, tiny_version: Path) -> None:
+    lists = RaggedList(np.array([b"a", b"b", b"c"], object), np.array([0, 2, 2, 3]))
+    assert lists.pad(2, "-").tolist() == [[b"a", b"b"], [b"-", b"-"], [b"c", b"-"]]
+    assert lists.pad(1).tolist() == [[b"a"], [0], [b"c"]]
+
+
+def test_features_are_chosen_and_described(version: Path) -> None:
+    reader = open_batches(version, 48, features=["movie_id", "label"])
+    assert [(spec.name, spec.vocabulary_size) for spec in reader.features] == [
+        ("movie_id", read_manifest(version).schema["movie_id"].vocabulary_size),
+        ("label", None),
+    ]
+    assert set(next(iter(reader))) == {"movie_id", "label"}
+    assert set(next(iter(open_batches(version, 8, "catalog")))) == {"movie_id", "genres"}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ranks_and_workers_share_the_batches(way: str, version: Path) -> None:
+    """Rows of all ranks, of batches of their workers in turn, are the batches of one reader."""
+    whole = list(open_way(version, way))
+    for ranks, workers in ((2, 1), (3, 2), (1, 3)):
+        readers = [open_way(version, way, rank=(rank, ranks)) for rank in range(ranks)]
+        for reader in readers:
+            reader.restore({**reader.state(), "batch": 1})
+        parts = [[r.read_part(w, workers) for w in range(workers)] for r in readers]
+        for number, expected in enumerate(whole[1:]):
+            if len(expected["movie_id"]) < ranks:
+                break
+            found = [hash_batch(next(part[number % workers])) for part in parts]
+            joined = [split_rows(expected, rank, ranks) for rank in range(ranks)]
+            assert found == [hash_batch(batch) for batch in joined]
+        assert all(next(turn, None) is None for part in parts for turn in part)
+
+
+def split_rows(batch: Arrays, rank: int, ranks: int) -> Arrays:
+    rows = len(batch["movie_id"])
+    first, last = rows * rank // ranks, rows * (rank + 1) // ranks
+    return {name: value[first:last] for name, value in batch.items()}
+
+
+def test_a_rank_decodes_its_own_rows_alone(version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[int] = []
+
+    def decode(decoder: Any, block: Any, *others: Any) -> Any:
+        decoded.append(len(block.index))
+        return decode_records(decoder, block, *others)
+
+    monkeypatch.setattr(shuffle_buffer, "decode_records", decode)
+    rows = sum(len(b["label"]) for b in open_batches(version, 39, rank=(1, 3)))
+    assert rows == sum(decoded) == ROWS // 3
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_reader_resumes_exactly(way: str, version: Path) -> None:
+    """A state of two numbers and four that stand for the rest, through JSON, at any batch."""
+    reader, seen, states = open_way(version, way), [], []
+    for _ in range(2):
+        for batch in reader:
+            seen.append(hash_batch(batch))
+            states.append(json.dumps(reader.state()))
+    for done in (1, len(seen) // 2, len(seen) // 2 + 1, len(seen) - 1):
+        again = open_way(version, way)
+        again.restore(json.loads(states[done - 1]))
+        found = [hash_batch(batch) for _ in range(2) for batch in again]
+        assert found[: len(seen) - done] == seen[done:]
+
+
+def test_it_resumes_with_another_number_of_ranks(version: Path) -> None:
+    """Ranks 1, 2, 3, 1: each global batch once, in the order of one rank."""
+    expected = [batch["movie_id"] for _ in range(2) for batch in open_way(version, "shuffled")]
+    reader = open_way(version, "shuffled")
+    expected = [batch["movie_id"] for _ in range(2) for batch in reader]
+    state, found = open_way(version, "shuffled").state(), []
+    for ranks, batches in ((1, 5), (2, 7), (3, 9), (1, 20)):
+        readers = [open_way(version, "shuffled", rank=(rank, ranks)) for rank in range(ranks)]
+        for one in readers:
+            one.restore(state)
+        streams = [iter_for_ever(one) for one in readers]
+        for _ in range(min(batches, len(expected) - len(found))):
+            found.append(np.concatenate([next(stream)["movie_id"] for stream in streams]))
+        states = [one.state() for one in readers]
+        assert all(one == states[0] for one in states)
+        state = states[0]
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def iter_for_ever(reader: BatchReader) -> Iterator[Arrays]:
+    while True:
+        yield from reader
+
+
+def test_workers_of_a_loader_are_counted_by_the_main_process(version: Path) -> None:
+    reader = open_way(version, "shuffled")
+    expected = read_epochs(copy.deepcopy(reader), 2)
+    workers = [pickle.loads(pickle.dumps(reader)) for _ in range(2)]
+    for epoch in range(2):
+        # Workers that stay for the next epoch go on by themselves.
+        parts = [worker.read_part(number, 2) for number, worker in enumerate(workers)]
+        turns = (b for pair in itertools.zip_longest(*parts) for b in pair if b is not None)
+        found = []
+        for batch in reader.track(turns):
+            found.append(hash_batch(batch))
+            assert (reader.epoch, reader.batch) == (epoch, len(found))
+        assert found == expected[epoch]
+    assert (reader.epoch, reader.batch) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"seed": 8}, "of another seed"),
+        ({"batch_size": 24}, "of batches of another size"),
+        ({"filter": [{"feature": "movie_id", "op": ">", "value": 8}]}, "of other rows"),
+        ({"validation": HELD_OUT}, "of other rows"),
+        ({"shuffle_buffer": 100}, "of other rows"),
+        ({"shuffle": False}, "of other rows"),
+        ({"split": "test", "shuffle": True}, "of another dataset version"),
+    ],
+)
+def test_a_state_of_another_reader_is_refused(
+    change: dict[str, Any], text: str, version: Path
+) -> None:
+    state = open_way(version, "shuffled").state()
+    for ranks in (1, 2):
+        other = open_way(version, "shuffled", **{"rank": (0, ranks), **change})
+        with pytest.raises(ConfigError, match=f"the state of a reader is {text}") as found:
+            other.restore(state)
+        assert found.value.exit_code == 2
+    # What changes no row changes no state.
+    same = {"features": ["label"], "parallel_parses": 1, "cache": "memory", "rank": (1, 2)}
+    open_way(version, "shuffled", **same).restore(state)
+
+
+def test_a_state_of_another_version_is_refused(version: Path, tmp_path: Path) -> None:
+    state = open_batches(version, 48).state()
+    manifest = read_manifest(version)
+    for name, own in (("2", replace(manifest, dataset_version="2")), ("same", manifest)):
+        folder = tmp_path / name
+        folder.mkdir()
+        for part in version.iterdir():
+            if part.name != MANIFEST_FILE:
+                (folder / part.name).symlink_to(part)
+        write_text_atomic(folder / MANIFEST_FILE, own.dumps())
+    open_batches(tmp_path / "same", 48).restore(state)  # a copy
+    with pytest.raises(ConfigError, match="another dataset version"):
+        open_batches(tmp_path / "2", 48).restore(state)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        {"epoch": 0, "batch": 1},
+        None,
+        {"batch": -1},
+        {"batch": 1.0},
+        {"more": 1},
+        {"batch": "1"},
+    ],
+)
+def test_what_is_no_state_is_refused(state: Any, version: Path) -> None:
+    reader = open_batches(version, 48)
+    whole = state and len(state) == 1
+    with pytest.raises(ConfigError, match="this is no state of a reader"):
+        reader.restore({**reader.state(), **state} if whole else state)
+    assert (reader.epoch, reader.batch) == (0, 0)
+
+
+def test_a_state_behind_the_end_is_refused(version: Path) -> None:
+    reader = open_batches(version, 48)
+    with pytest.raises(ConfigError, match=r"behind the end of an epoch[\s\S]*0 to 17"):
+        reader.restore({**reader.state(), "batch": 18})
+    with pytest.raises(ConfigError, match="of another release"):
+        reader.restore({**reader.state(), "format": 2})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"rank": (2, 2)}, ConfigError, r"no such rank[\s\S]*rank 2 of 2"),
+        ({"rank": (-1, 2)}, ConfigError, r"no such rank"),
+        ({"rank": (0, 0)}, ConfigError, r"no such rank"),
+        ({"rank": (0, 3)}, ConfigError, r"multiple of the number of ranks[\s\S]*8 rows on 3"),
+        ({"shufle_buffer": 5}, ConfigError, r"shufle_buffer: unknown key.*shuffle_buffer"),
+        ({"batch_size": 0}, ConfigError, r"batch_size"),
+        ({"held_out": True}, ConfigError, r"no rows are held out"),
+        ({"split": "test", "class_balance": BALANCE}, ConfigError, r"needs shuffled rows"),
+        ({"schema": []}, ConfigError, r"schema is for bare files"),
+        ({"features": ["movie"]}, InputDataError, r"no such feature[\s\S]*movie_id"),
+        ({"ragged": ["movie"]}, InputDataError, r"no such feature[\s\S]*movie_id"),
+        ({"split": "traim"}, InputDataError, r"traim"),
+        ({"batch_size": 999, "drop_remainder": True}, TooFewRowsError, r"smaller than one batch"),
+    ],
+)
+def test_refuses_what_cannot_be_read(
+    arguments: dict[str, Any], error: type[Exception], text: str, version: Path
+) -> None:
+    with pytest.raises(error, match=text):
+        open_batches(version, **{"batch_size": 8, **arguments})
+
+
+def test_a_dataset_and_a_worker_must_be_there(version: Path, tmp_path: Path) -> None:
+    with pytest.raises(UpstreamNotReadyError):
+        open_batches(tmp_path / "nothing", 8)
+    with pytest.raises(ConfigError, match="no such worker"):
+        open_batches(version, 8).read_part(2, 2)
+
+
+def test_damage_is_named_or_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    damaged = write_tiny_dataset(tmp_path)
+    shard = damaged / "train" / "part-00001.tfrecord"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 255
+    shard.write_bytes(content)
+    with pytest.raises(InputDataError, match=r"part-00001") as found:
+        list(open_batches(damaged, 32))
+    assert "input.on_corrupt" in (found.value.fix or "")
+    assert "in split 'train'" in found.value.__notes__[0]
+    with caplog.at_level(logging.WARNING):
+        rows = sum(len(b["label"]) for b in open_batches(damaged, 32, on_corrupt="skip_record"))
+    assert ROWS - 5 < rows < ROWS
+    assert "split 'train', epoch 0: 1 bad record(s) skipped" in caplog.text
+
+
+READ = """
+import sys
+from training import open_batches
+reader = open_batches(sys.argv[1], 48, filter=[{"feature": "label", "value": 1}], rank=(0, 2))
+assert sum(len(batch["movie_id"]) for batch in reader) > 48
+reader.restore(reader.state())
+tops = {name.partition(".")[0] for name in sys.modules}
+print(sorted(tops & {"tensorflow", "keras", "pyspark", "py4j", "jobs"}))
+"""
+
+
+def test_reading_loads_neither_tensorflow_nor_spark(version: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", READ, str(version)],
+        capture_output=True, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+    assert done.stdout.strip() == "[]"
