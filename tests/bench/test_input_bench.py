@@ -9,6 +9,7 @@ import pytest
 
 from tests.bench.input.__main__ import MEMORY, build_parser, check_arguments, main
 from tests.bench.input.pipelines import (
+    ARRAYS,
     BATCHED,
     BLOCK,
     PER_RECORD,
@@ -48,12 +49,12 @@ def test_prints_all_figures_goals_and_limits(tmp_path: Path, monkeypatch, capsys
     monkeypatch.setattr(sys, "argv", ["bench", *options.split(), "--json", str(file)])
     main()
     figures, printed = json.loads(file.read_text()), capsys.readouterr().out
-    own = BLOCK.format(2)
+    own, arrays = BLOCK.format(2), ARRAYS.format(2)
     for shape in ("ctr", "history2"):
         found = [m for m in figures["measurements"] if m["shape"] == shape]
         rows = {m["name"]: m["rows"] for m in found}
-        assert {MEMORY, RAW, PER_RECORD, BATCHED, own} <= set(rows)
-        assert (rows[own], rows[PER_RECORD]) == (256, 64)
+        assert {MEMORY, RAW, PER_RECORD, BATCHED, own, arrays} <= set(rows)
+        assert (rows[own], rows[arrays], rows[PER_RECORD]) == (256, 256, 64)
         verdicts = [v for v in figures["verdicts"] if v["shape"] == shape]
         goals = {v["bar"]["reference"]: v for v in verdicts}
         assert (goals[BATCHED]["bar"]["goal"], goals[PER_RECORD]["bar"]["goal"]) == (5, 40)
@@ -79,7 +80,7 @@ def test_all_pipelines_deliver_the_same_rows(name: str, tmp_path: Path) -> None:
     for key, build in {**built, **build_packed_pipelines(packed, 32, 64, (1,))}.items():
         assert drain(build(), 3) == 96
         if key != RAW:
-            rows = np.concatenate([batch[column].numpy() for batch in build()])
+            rows = np.concatenate([np.asarray(batch[column]) for batch in build()])
             seen[key] = sorted(map(repr, rows.tolist()))
     first, *others = seen.values()
     assert len(others) >= 8

@@ -1,6 +1,7 @@
 """`python -m tests.bench.input`: the trainer's input against tf.data, on the same files in one run.
 
-Every pipeline is drained by a compiled loop, as a training loop does it. Rounds of all pipelines
+Every pipeline of TensorFlow is drained by a compiled loop, as a training loop does it; batches of
+NumPy arrays, the same rows by `open_batches`, by a loop of Python. Rounds of all pipelines
 take turns, and of each the best round counts. The bars are in CPU time per row, which other work
 on the machine does not change; the wall ratio stands beside it.
 """
@@ -126,6 +127,7 @@ def build_bars(threads: int) -> tuple[Bar, ...]:
         Bar(own, names.BATCHED_SHUFFLED, 5),
         Bar(own, names.BATCHED_RAGGED, None),
         Bar(own, names.PER_RECORD, 40),
+        Bar(names.ARRAYS.format(threads), own, 0.9),
         Bar(own, names.OWN_TENSORFLOW.format(threads), None),
         Bar(own, names.RAW, None),
         Bar(own, MEMORY, None),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -14,6 +16,9 @@ from conf.training.input import InputConfig
 from etl.tfrecord.codec.encode import PackedEncoder, build_encoder
 from tests.bench.shapes import SHAPES, RowShape, build_batch
 from training.input.batches import build_train_dataset
+from training.reader.batch_plan import BatchRequest, build_source, request_batches
+from training.reader.batch_reader import Arrays, BatchReader
+from training.reader.epoch_plan import BatchPart
 
 _PIECE_ROWS = 20_000
 
@@ -56,6 +61,7 @@ BATCHED_SHUFFLED = "batched parse_example, shuffled"
 BATCHED_RAGGED = "batched parse_example, padded"
 BLOCK = "block decoder, {} thread(s)"
 OWN_TENSORFLOW = "tensorflow decoder, {} thread(s)"
+ARRAYS = "block decoder as NumPy arrays, {} thread(s)"
 PACKED = "packed: {}"
 
 _KINDS = {"int64": tf.int64, "float32": tf.float32}
@@ -133,7 +139,7 @@ def pack_shape(shape: RowShape) -> tuple[PackedSlot, ...]:
 
 def build_pipelines(
     files: InputFiles, batch_size: int, shuffle_buffer: int, threads: tuple[int, ...]
-) -> dict[str, Callable[[], tf.data.Dataset]]:
+) -> dict[str, Callable[[], Batches]]:
     """Builds the pipelines by name; each function returns a fresh dataset.
 
     The peers are written as TensorFlow's performance guide advises: parallel reads, vectorised
@@ -173,7 +179,7 @@ def build_pipelines(
 
 def build_packed_pipelines(
     files: InputFiles, batch_size: int, shuffle_buffer: int, threads: tuple[int, ...]
-) -> dict[str, Callable[[], tf.data.Dataset]]:
+) -> dict[str, Callable[[], Batches]]:
     """Builds the pipelines of the packed layout by name; arguments as for `build_pipelines`.
 
     The peer parses each packed feature as one tensor of fixed length and takes it apart.
@@ -192,6 +198,20 @@ def build_packed_pipelines(
     return {PACKED.format(name): build for name, build in pipelines.items()}
 
 
+class ArrayBatches:
+    """Batches as `open_batches` gives them; each iterator begins anew."""
+
+    def __init__(self, reader: BatchReader) -> None:
+        self._reader, self._start = reader, reader.state()
+
+    def __iter__(self) -> Iterator[Arrays]:
+        self._reader.restore(self._start)
+        return iter(self._reader)
+
+
+Batches: TypeAlias = "tf.data.Dataset | ArrayBatches"
+
+
 @dataclass(frozen=True)
 class _Own:
     """This project's own input."""
@@ -200,20 +220,33 @@ class _Own:
     batch_size: int
     shuffle_buffer: int
 
-    def build(self, threads: tuple[int, ...]) -> dict[str, Callable[[], tf.data.Dataset]]:
+    def build(self, threads: tuple[int, ...]) -> dict[str, Callable[[], Batches]]:
         pipelines = {BLOCK.format(count): self._read("block", count) for count in threads}
+        pipelines |= {ARRAYS.format(count): self._read_arrays(count) for count in threads}
         pipelines[OWN_TENSORFLOW.format(max(threads))] = self._read("tensorflow", max(threads))
         return pipelines
 
-    def _read(self, decoder: str, count: int) -> Callable[[], tf.data.Dataset]:
-        config = InputConfig.model_validate(
+    def _read(self, decoder: str, count: int) -> Callable[[], Batches]:
+        config, where = (
+            self._build_config(decoder, count),
+            (self.files.directory, self.files.manifest),
+        )
+        return lambda: build_train_dataset(*where, config, epoch=0, seed=_SEED)
+
+    def _read_arrays(self, count: int) -> Callable[[], Batches]:
+        config, manifest = self._build_config("block", count), self.files.manifest
+        request = BatchRequest(seed=_SEED, drop_remainder=True)
+        source = build_source(self.files.directory, manifest, config, request)
+        batches = request_batches(source, request, manifest.schema.names)
+        return lambda: ArrayBatches(BatchReader(batches, BatchPart()))
+
+    def _build_config(self, decoder: str, count: int) -> InputConfig:
+        return InputConfig.model_validate(
             {
                 "batch_size": self.batch_size, "shuffle_buffer": self.shuffle_buffer,
                 "parallel_parses": count, "decoder": decoder,
             }
         )  # fmt: skip
-        where = self.files.directory, self.files.manifest
-        return lambda: build_train_dataset(*where, config, epoch=0, seed=_SEED)
 
 
 def _records(files: InputFiles) -> tf.data.Dataset:
@@ -235,8 +268,14 @@ def _parse_batches(
     return _prefetch(batches.map(parse, num_parallel_calls=tf.data.AUTOTUNE))
 
 
-def drain(dataset: tf.data.Dataset, batches: int) -> int:
-    """Takes batches in a compiled loop, as a training loop does; returns their rows."""
+def drain(dataset: Batches, batches: int) -> int:
+    """Takes batches in a compiled loop, as a training loop does; returns their rows.
+
+    Arrays are taken by a loop of Python, as loops of PyTorch and JAX take them.
+    """
+    if isinstance(dataset, ArrayBatches):
+        taken = itertools.islice(dataset, batches)
+        return sum(len(next(iter(batch.values()))) for batch in taken)
     return int(_drain(iter(dataset), tf.constant(batches)))
 
 
