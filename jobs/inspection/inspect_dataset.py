@@ -12,9 +12,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
 
-from conf.artefacts.dataset import VERSIONS_DIR, published_versions, read_manifest, resolve_version
-from conf.artefacts.entries import ENTRY_NAME_PATTERN
-from conf.errors import ConfigError, InputDataError, did_you_mean
+from conf.artefacts.dataset import read_manifest
+from conf.errors import ConfigError, InputDataError
 from conf.manifest import MANIFEST_FILE, Manifest
 from conf.paths import list_visible_files, local_path
 from conf.storage.atomic_output import write_text_atomic
@@ -33,8 +32,6 @@ from jobs.inspection.verify import OnBytes, verify_dataset
 from jobs.reporting.dataset_page import render_dataset
 from jobs.support.terminal import show_progress
 
-PREVIOUS = "previous"
-
 app = typer.Typer(add_completion=False)
 
 
@@ -42,7 +39,7 @@ app = typer.Typer(add_completion=False)
 def main(
     path: Annotated[
         str,
-        typer.Argument(help="A dataset or version, TFRecord files, a run, or an event log."),
+        typer.Argument(help="A dataset or version, TFRecord files, or a run."),
     ],
     verify: Annotated[
         bool, typer.Option("--verify", help="Recompute every CRC-32C and row count.")
@@ -54,10 +51,6 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     html: Annotated[
         str | None, typer.Option("--html", metavar="FILE", help="Write a page about a dataset.")
-    ] = None,
-    against: Annotated[
-        str | None,
-        typer.Option(metavar="VERSION", help="Version that --html compares with; or `previous`."),
     ] = None,
     variable: Annotated[
         str | None,
@@ -74,8 +67,8 @@ def main(
     target = find_target(path)
     reads_records = verify or (head is not None and variable is None)
     _check_switches(target, reads_records, variable, table, key)
-    if html is not None or against is not None:
-        print(write_dataset_page(target, html, against))
+    if html is not None:
+        print(write_dataset_page(target, html))
         return
     if variable is not None:
         summary = summarize_variable(target.path, variable, head)
@@ -112,56 +105,30 @@ def _check_switches(
         )
 
 
-def write_dataset_page(target: Target, html: str | None, against: str | None) -> Path:
+def write_dataset_page(target: Target, html: str) -> Path:
     """Writes the page about a dataset version: one self-contained file.
 
     Args:
         target: The dataset to show.
         html: File to write; an earlier one is replaced whole or not at all.
-        against: Version to compare with: its id, its path, a dataset, or `previous`; or None.
 
     Returns:
         The file.
 
     Raises:
-        ConfigError: No file is given, or the target is not a dataset, or there is no such version.
+        ConfigError: The target is not a dataset.
         InputDataError: A manifest or the statistics are damaged.
     """
-    if target.kind != "dataset" or html is None:
+    if target.kind != "dataset":
         raise ConfigError(
-            "--html writes a page about a dataset, and --against goes with it",
+            "--html writes a page about a dataset",
             received=f"a {target.kind}: {target.path}",
             allowed="--html FILE with a dataset or one of its versions",
             fix="a run's page is written by `sluice report`",
         )
-    other = None if against is None else find_other(target.path, against)
     file = local_path(html)
-    write_text_atomic(file, render_dataset(target.path, other))
+    write_text_atomic(file, render_dataset(target.path))
     return file
-
-
-def find_other(version: Path, against: str) -> Path:
-    """Returns the directory of the version to compare with.
-
-    Raises:
-        ConfigError: There is no such version.
-    """
-    base = version.resolve().parent.parent
-    known = published_versions(base)
-    if against == PREVIOUS:
-        earlier = [name for name in known if name < version.resolve().name]
-        if earlier:
-            return base / VERSIONS_DIR / earlier[-1]
-    elif ENTRY_NAME_PATTERN.fullmatch(against) and against in known:
-        return base / VERSIONS_DIR / against
-    elif local_path(against).exists():
-        return resolve_version(local_path(against))
-    raise ConfigError(
-        "there is no such version to compare with",
-        received=against,
-        allowed=f"a version's id or path, a dataset's path, or {PREVIOUS}",
-        fix=did_you_mean(against, known),
-    )
 
 
 def inspect(

@@ -115,7 +115,7 @@ def plot_bars(
         name: Prefix of the drawing's ids; unique on the page.
         label: Description of the plot for readers who cannot see it.
         panels: Title -> series -> values `[len(ticks)]`. The bars of the first series have their
-            values written above them; those of two versions' shares would run into each other.
+            values written above them.
         ticks: Names of the bars' groups.
         as_shares: Whether the values are shares, shown as percentages.
     """
@@ -123,8 +123,7 @@ def plot_bars(
     def paint(canvas: Canvas) -> None:
         axes = canvas.subplots(len(panels), 1, squeeze=False)[:, 0]
         for axis, (title, series) in zip(axes, panels.items(), strict=True):
-            form = format_share if as_shares else _short_metric
-            _draw_bars(axis, series, ticks, None if as_shares and len(series) > 1 else form)
+            _draw_bars(axis, series, ticks, format_share if as_shares else _short_metric)
             axis.set_title(title)
             if as_shares:
                 axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
