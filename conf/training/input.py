@@ -88,9 +88,6 @@ class InputConfig(StrictFinite):
     parallel_parses: int | None = Field(
         None, ge=1, description="Threads that read and decode; None: one per core, at most 8."
     )
-    decoder: Literal["block", "tensorflow"] = Field(
-        "block", description="tensorflow: tf.io.parse_example."
-    )
     on_corrupt: Literal["fail", "skip_record", "skip_shard"] = Field(
         "fail",
         description="A damaged train shard ends training, or costs its damaged records, or "
@@ -132,6 +129,18 @@ class InputConfig(StrictFinite):
         if self.on_corrupt == "skip_shard":
             return True
         return found_bytes is not None and found_bytes < listed_bytes
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_gone(cls, values: Any) -> Any:
+        """Reads configs of earlier runs, which have every key: `decoder` too, which is gone."""
+        if not isinstance(values, Mapping) or "decoder" not in values:
+            return values
+        if values["decoder"] != "block":
+            raise ValueError(
+                "decoder is gone: leave it out; there is one, which reads what any writer wrote"
+            )
+        return {name: value for name, value in values.items() if name != "decoder"}
 
     @model_validator(mode="after")
     def _fits(self) -> InputConfig:

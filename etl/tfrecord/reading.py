@@ -5,15 +5,13 @@ Records of a file, damage, decoders, rows of batches, checksums, and the compile
 
 from etl.tfrecord.codec.crc32c import crc32c
 from etl.tfrecord.codec.decode import build_decoder
-from etl.tfrecord.codec.decode_columns import BadRecord
-from etl.tfrecord.codec.decode_packed import PackedDecoder, has_slots, packed_features
+from etl.tfrecord.codec.decode_columns import Decoder
 from etl.tfrecord.codec.framing import (
     FIX_CORRUPT,
     HEADER_BYTES,
     BadRange,
     CorruptRecordError,
     RecordBlock,
-    corrupt_record,
     detect_compression,
     read_record_blocks,
 )
@@ -26,23 +24,19 @@ __all__ = [
     "FIX_CORRUPT",
     "HEADER_BYTES",
     "BadRange",
-    "BadRecord",
     "CorruptRecordError",
-    "PackedDecoder",
+    "Decoder",
     "RecordBlock",
     "RowWriter",
     "WireFeature",
     "allocate",
     "build_decoder",
-    "corrupt_record",
     "crc32c",
     "detect_compression",
-    "has_slots",
     "infer_features",
     "inlined",
     "join_steps",
     "kernel",
     "list_lengths",
-    "packed_features",
     "read_record_blocks",
 ]

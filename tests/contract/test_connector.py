@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from conf.artefacts.dataset import read_manifest
-from etl.tfrecord.codec.decode import read_file
+from etl.tfrecord.codec.decode import build_decoder, read_file
 from etl.tfrecord.codec.framing import read_record_blocks
 from etl.tfrecord.types.features import RECORD_TYPES, WireFeature
 from tests.bench.tfrecord.peers import CONNECTOR_JAR_VARIABLE
@@ -288,7 +288,7 @@ def plain(column: pa.Array, name: str) -> list:
 def test_the_decoders_agree_on_the_connectors_records(
     record_type: str, connector_decoders_connector: ConnectorSession, tmp_path: Path
 ) -> None:
-    from training.reader.decoders import build_block_decoder
+    from tests.tensorflow_decoder import TensorFlowDecoder  # it loads TensorFlow
 
     table = draw_columns(record_type)
     pq.write_table(table, tmp_path / "table.parquet")
@@ -298,9 +298,7 @@ def test_the_decoders_agree_on_the_connectors_records(
         options={"recordType": record_type},
     )  # fmt: skip
     features = list_features(table)
-    decoders = [
-        build_block_decoder(kind, features, record_type) for kind in ("block", "tensorflow")
-    ]
+    decoders = [build_decoder(features, record_type), TensorFlowDecoder(features, record_type)]
     found: dict[int, dict[str, object]] = {}
     for file in sorted(records.glob("part-*")):
         for block in read_record_blocks(str(file)):

@@ -23,12 +23,12 @@ from etl.tfrecord.reading import (
     HEADER_BYTES,
     BadRange,
     CorruptRecordError,
+    Decoder,
     RecordBlock,
     crc32c,
     read_record_blocks,
 )
 from training.reader.damage import DamagePolicy
-from training.reader.decoders import BlockDecoder
 
 WIRE_COMPRESSIONS: dict[str | None, Compression | None] = {
     None: None,
@@ -187,7 +187,7 @@ class ShardReader:
 
 
 def decode_records(
-    decoder: BlockDecoder, block: RecordBlock, path: str, damage: DamagePolicy
+    decoder: Decoder, block: RecordBlock, path: str, damage: DamagePolicy
 ) -> tuple[pa.RecordBatch, np.ndarray | None]:
     """Decodes a block, leaving out malformed records where the policy says so.
 
@@ -223,7 +223,7 @@ def _describe_damage(error: Exception) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
-def find_shard_damage(shard: Shard, decoder: BlockDecoder) -> str | None:
+def find_shard_damage(shard: Shard, decoder: Decoder) -> str | None:
     """Reads a shard through; returns what is damaged in it, or None.
 
     Raises:
@@ -264,7 +264,7 @@ def build_long_shard_error(shard: Shard) -> InputDataError:
     )
 
 
-def decode_shard(shard: Shard, decoder: BlockDecoder, damage: DamagePolicy) -> DecodedRuns:
+def decode_shard(shard: Shard, decoder: Decoder, damage: DamagePolicy) -> DecodedRuns:
     """Decodes all records of a shard, to be kept."""
     runs: DecodedRuns = []
     reader = ShardReader(shard, 0, damage)

@@ -19,16 +19,17 @@ import pyarrow as pa
 
 from conf.schema import PackedSlot
 from etl.tfrecord.reading import (
+    Decoder,
     RecordBlock,
     RowWriter,
     WireFeature,
     allocate,
+    build_decoder,
     join_steps,
     list_lengths,
 )
 from training.reader.damage import DamagePolicy
 from training.reader.decoded_rows import LENGTH_COLUMN, DecodedRows
-from training.reader.decoders import BlockDecoder, build_block_decoder
 from training.reader.epoch_plan import BatchPart, BufferPlan, ShardRange, plan_buffers
 from training.reader.feature_columns import FeatureColumn, check_binary, fill_absent
 from training.reader.filters import RowFilter
@@ -64,7 +65,6 @@ class ReadPlan:
         redraw: Draws the rows of a buffer anew, given a seed; None leaves them.
         row_filter: Which rows are kept; None keeps all.
         record_type: `Example` or `SequenceExample`.
-        decoder: `block` or `tensorflow`.
         threads: Threads that read and decode.
         damage: What becomes of damage.
         binary_labels: Features whose values must be 0 or 1.
@@ -84,7 +84,6 @@ class ReadPlan:
     redraw: Callable[[DecodedRows, Sequence[int]], DecodedRows] | None = None
     row_filter: RowFilter | None = None
     record_type: str = "Example"
-    decoder: str = "block"
     threads: int = 1
     damage: DamagePolicy = field(default_factory=DamagePolicy)
     binary_labels: tuple[str, ...] = ()
@@ -115,9 +114,9 @@ class ReadPlan:
         positions = {feature.name: number for number, feature in enumerate(self.features)}
         return tuple((column, positions[column.name], column.is_dense) for column in self.columns)
 
-    def build_decoder(self) -> BlockDecoder:
+    def build_decoder(self) -> Decoder:
         """Builds a decoder for one thread."""
-        return build_block_decoder(self.decoder, self.features, self.record_type, self.slots)
+        return build_decoder(self.features, self.record_type, self.slots)
 
     def is_usable(self, shard: Shard) -> bool:
         """Whether a shard may be read; with `skip_shard` it is read through once to find out.
@@ -195,7 +194,7 @@ class ShuffleBuffer:
             raise min(errors, key=str)
         return filling.build()
 
-    def _work(self, filling: _Filling, decoder: BlockDecoder) -> None:
+    def _work(self, filling: _Filling, decoder: Decoder) -> None:
         try:
             while not self._is_over and (part := self._waiting.get()) is not None:
                 records = self._read(part)
@@ -255,7 +254,7 @@ class ShuffleBuffer:
         filling: _Filling,
         part: ShardRange,
         records: RecordBlock | tuple[int, pa.RecordBatch],
-        decoder: BlockDecoder,
+        decoder: Decoder,
     ) -> None:
         """Decodes records where they are not decoded yet, and writes their rows."""
         path = self._plan.shards[part.shard].path

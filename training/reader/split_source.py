@@ -144,7 +144,6 @@ class SplitSource:
             redraw=None if balance is None else _build_redraw(balance),
             row_filter=row_filter,
             record_type=manifest.record_type,
-            decoder=config.decoder,
             threads=config.parallel_parses or min(MAX_THREADS, _cores()),
             damage=DamagePolicy(config.on_corrupt, options.counts),
             binary_labels=options.binary_labels,
@@ -167,7 +166,7 @@ def _build_cache(config: InputConfig, manifest: Manifest, plan: ReadPlan) -> Sha
     if config.cache is None:
         return None
     wires = [[f.name, f.kind, f.is_list, f.is_sequence] for f in plan.features]
-    scope = canonical_json([wires, config.decoder, manifest.record_type, config.on_corrupt])
+    scope = canonical_json([wires, manifest.record_type, config.on_corrupt])
     return ShardCache(scope, None if config.cache_dir is None else Path(config.cache_dir))
 
 

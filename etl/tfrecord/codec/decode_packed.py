@@ -9,7 +9,7 @@ a few records at a time, so that they stay in the cache.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -41,16 +41,6 @@ def _copy_columns(source, rows, length, width, offsets, targets):
                 for row in range(low, high):
                     store_u32(target + 4 * row, load_u32(at))
                     at += 4 * length
-
-
-class PackedBlockDecoder(Protocol):
-    """Decodes the features that `packed_features` returns; see `decode_base.Decoder`."""
-
-    def decode_block(self, block: RecordBlock, name: str) -> pa.RecordBatch:
-        """Decodes a block of records."""
-
-    def decode_sound(self, block: RecordBlock, name: str) -> tuple[pa.RecordBatch, list[BadRecord]]:
-        """Decodes the well-formed records of a block, and tells which were left out."""
 
 
 def has_slots(features: Sequence[WireFeature], slots: Sequence[PackedSlot]) -> bool:
@@ -222,7 +212,7 @@ class PackedDecoder(Decoder):
 
     def __init__(
         self,
-        inner: PackedBlockDecoder,
+        inner: Decoder,
         features: Sequence[WireFeature],
         slots: Sequence[PackedSlot],
     ) -> None:

@@ -128,7 +128,6 @@ def build_bars(threads: int) -> tuple[Bar, ...]:
         Bar(own, names.BATCHED_RAGGED, None),
         Bar(own, names.PER_RECORD, 40),
         Bar(names.ARRAYS.format(threads), own, 0.9),
-        Bar(own, names.OWN_TENSORFLOW.format(threads), None),
         Bar(own, names.RAW, None),
         Bar(own, MEMORY, None),
         Bar(names.PACKED.format(own), own, None),

@@ -60,7 +60,6 @@ BATCHED = "batched parse_example"
 BATCHED_SHUFFLED = "batched parse_example, shuffled"
 BATCHED_RAGGED = "batched parse_example, padded"
 BLOCK = "block decoder, {} thread(s)"
-OWN_TENSORFLOW = "tensorflow decoder, {} thread(s)"
 ARRAYS = "block decoder as NumPy arrays, {} thread(s)"
 PACKED = "packed: {}"
 
@@ -221,30 +220,26 @@ class _Own:
     shuffle_buffer: int
 
     def build(self, threads: tuple[int, ...]) -> dict[str, Callable[[], Batches]]:
-        pipelines = {BLOCK.format(count): self._read("block", count) for count in threads}
+        pipelines = {BLOCK.format(count): self._read(count) for count in threads}
         pipelines |= {ARRAYS.format(count): self._read_arrays(count) for count in threads}
-        pipelines[OWN_TENSORFLOW.format(max(threads))] = self._read("tensorflow", max(threads))
         return pipelines
 
-    def _read(self, decoder: str, count: int) -> Callable[[], Batches]:
-        config, where = (
-            self._build_config(decoder, count),
-            (self.files.directory, self.files.manifest),
-        )
+    def _read(self, count: int) -> Callable[[], Batches]:
+        config, where = self._build_config(count), (self.files.directory, self.files.manifest)
         return lambda: build_train_dataset(*where, config, epoch=0, seed=_SEED)
 
     def _read_arrays(self, count: int) -> Callable[[], Batches]:
-        config, manifest = self._build_config("block", count), self.files.manifest
+        config, manifest = self._build_config(count), self.files.manifest
         request = BatchRequest(seed=_SEED, drop_remainder=True)
         source = build_source(self.files.directory, manifest, config, request)
         batches = request_batches(source, request, manifest.schema.names)
         return lambda: ArrayBatches(BatchReader(batches, BatchPart()))
 
-    def _build_config(self, decoder: str, count: int) -> InputConfig:
+    def _build_config(self, count: int) -> InputConfig:
         return InputConfig.model_validate(
             {
                 "batch_size": self.batch_size, "shuffle_buffer": self.shuffle_buffer,
-                "parallel_parses": count, "decoder": decoder,
+                "parallel_parses": count,
             }
         )  # fmt: skip
 

@@ -50,6 +50,15 @@ def test_earlier_names_of_negatives_are_read() -> None:
     assert load("model.objective=bpr").model.objective.negatives.count == 1
 
 
+def test_a_decoder_that_is_gone_is_read_where_it_was_off_and_refused_elsewhere() -> None:
+    """Runs keep their config, and have every key in it."""
+    settings = load("input.batch_size=9").resolved()
+    settings["input"]["decoder"] = "block"
+    assert TrainConfig.model_validate(settings) == load("input.batch_size=9")
+    with pytest.raises(ConfigError, match=r"input: decoder is gone: leave it out"):
+        load("input.decoder=tensorflow")
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -23,7 +23,6 @@ from training.reader.damage import InputCounts, warn_unlisted
 from training.reader.split_source import InputOptions, SplitSource, count_rows
 
 BASE = {"batch_size": 8, "shuffle_buffer": 100, "interleave_shards": 2, "parallel_parses": 2}
-DECODERS = pytest.mark.parametrize("decoder", ["block", "tensorflow"])
 
 
 def read(version: Path, manifest: Manifest, options: InputOptions | None = None, **config) -> int:
@@ -49,19 +48,15 @@ def damaged(tmp_path: Path, tiny_version: Path) -> Path:
     return version
 
 
-@DECODERS
-def test_damage_fails_with_file_and_offset(damaged: Path, decoder) -> None:
+def test_damage_fails_with_file_and_offset(damaged: Path) -> None:
     manifest = read_manifest(damaged)
     with pytest.raises(InputDataError, match=r"part-00002.*payload.*at byte offset \d+ \(record 1"):
-        read(damaged, manifest, decoder=decoder)
+        read(damaged, manifest)
 
 
-@DECODERS
-def test_a_bad_record_alone_is_skipped_and_counted(damaged: Path, decoder) -> None:
+def test_a_bad_record_alone_is_skipped_and_counted(damaged: Path) -> None:
     manifest, counts = read_manifest(damaged), InputCounts()
-    rows = read(
-        damaged, manifest, InputOptions(counts=counts), decoder=decoder, on_corrupt="skip_record"
-    )
+    rows = read(damaged, manifest, InputOptions(counts=counts), on_corrupt="skip_record")
     assert rows == 779 // 8 * 8
     assert counts.records == {"checksum of the payload does not match": 1}
     assert "part-00002.tfrecord, byte offset" in (counts.first_bad or "")
@@ -133,14 +128,13 @@ def cut_shard(version: Path, records: int, more_bytes: int) -> int:
     return len(starts)
 
 
-@DECODERS
 @pytest.mark.parametrize("cache", [None, "memory"])
 @pytest.mark.parametrize(
     ("more_bytes", "reasons"),
     [(0, []), (7, ["truncated header"]), (40, ["truncated payload"])],
 )
 def test_what_a_cut_shard_still_holds_is_read_and_the_rest_is_counted(
-    more_bytes, reasons, cache, decoder, tmp_path: Path, tiny_version: Path
+    more_bytes, reasons, cache, tmp_path: Path, tiny_version: Path
 ) -> None:
     version = tmp_path / "cut"
     shutil.copytree(tiny_version, version)
@@ -149,7 +143,7 @@ def test_what_a_cut_shard_still_holds_is_read_and_the_rest_is_counted(
     assert had == 195
     rows = read(
         version, manifest, InputOptions(counts=counts),
-        decoder=decoder, on_corrupt="skip_record", cache=cache,
+        on_corrupt="skip_record", cache=cache,
     )  # fmt: skip
     assert rows == (780 - had + 100) // 8 * 8
     assert counts.totals() == {"bad_records": had - 100}

@@ -1,4 +1,4 @@
-"""Record types, list layouts and feature kinds through the whole input, by both decoders."""
+"""Record types, list layouts and feature kinds through the whole input."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ from training.input.batches import (
 )
 from training.reader.batch_plan import find_sparse_pairs
 from training.reader.feature_columns import check_specs
-
-DECODERS = pytest.mark.parametrize("decoder", ["block", "tensorflow"])
 
 
 def feature(values: list) -> tf.train.Feature:
@@ -55,8 +53,7 @@ def train(folder: Path, manifest: Manifest, **config) -> list[dict]:
     return list(read_batches(dataset, folder, manifest, "train"))
 
 
-@DECODERS
-def test_sequence_examples(decoder, tmp_path: Path, tiny_manifest: Manifest) -> None:
+def test_sequence_examples(tmp_path: Path, tiny_manifest: Manifest) -> None:
     schema = FeatureSchema(
         (
             FeatureSpec("user", "int64", "user", vocabulary_size=9),
@@ -74,15 +71,14 @@ def test_sequence_examples(decoder, tmp_path: Path, tiny_manifest: Manifest) -> 
             lists["times"].feature.append(feature([float(step)]))
         records.append(example.SerializeToString())
     manifest = dataset_of(tmp_path, tiny_manifest, schema, records, record_type="SequenceExample")
-    [batch] = train(tmp_path, manifest, batch_size=8, decoder=decoder)
+    [batch] = train(tmp_path, manifest, batch_size=8)
     for row, user in enumerate(batch["user"].numpy().tolist()):
         steps = [user * 10 + step for step in range(user % 5)]
         assert batch["items"][row].numpy().tolist() == (steps + [0] * 3)[:3]
         assert batch["times"][row].numpy().tolist() == [float(s) for s in range(user % 5)]
 
 
-@DECODERS
-def test_byte_strings_and_fixed_lists(decoder, tmp_path: Path, tiny_manifest: Manifest) -> None:
+def test_byte_strings_and_fixed_lists(tmp_path: Path, tiny_manifest: Manifest) -> None:
     schema = FeatureSchema(
         (
             FeatureSpec("key", "bytes", "id"),
@@ -103,7 +99,7 @@ def test_byte_strings_and_fixed_lists(decoder, tmp_path: Path, tiny_manifest: Ma
         records.append(example.SerializeToString())
     manifest = dataset_of(tmp_path, tiny_manifest, schema, records)
     dataset = build_train_dataset(
-        tmp_path, manifest, InputConfig(batch_size=5, decoder=decoder), epoch=0, seed=2,
+        tmp_path, manifest, InputConfig(batch_size=5), epoch=0, seed=2,
         features=schema.names,
     )  # fmt: skip
     batches = list(dataset)
@@ -117,14 +113,13 @@ def test_byte_strings_and_fixed_lists(decoder, tmp_path: Path, tiny_manifest: Ma
             assert batch["dense"][row].numpy().tolist() == [i + 0.5] * 3
 
 
-@DECODERS
-def test_a_list_of_another_length_is_named(decoder, tmp_path: Path, tiny_manifest) -> None:
+def test_a_list_of_another_length_is_named(tmp_path: Path, tiny_manifest) -> None:
     schema = FeatureSchema((FeatureSpec("dense", "float32", "user", shape=(3,)),))
     example = tf.train.Example()
     example.features.feature["dense"].CopyFrom(feature([1.0, 2.0]))
     manifest = dataset_of(tmp_path, tiny_manifest, schema, [example.SerializeToString()])
     with pytest.raises(InputDataError, match=r"'dense'[\s\S]*a list of 2[\s\S]*a list of 3"):
-        train(tmp_path, manifest, batch_size=1, decoder=decoder)
+        train(tmp_path, manifest, batch_size=1)
 
 
 def test_batches_of_like_length_are_padded_to_their_boundary(

@@ -1,4 +1,4 @@
-"""Packed datasets give the batches of the same rows in columns, whoever decodes them."""
+"""Packed datasets give the batches of the same rows in columns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from tests.training.tiny_dataset import write_shard
 from training.input.batches import build_eval_dataset, build_train_dataset
 from training.reader.split_source import InputOptions
 
-DECODERS = ("block", "tensorflow")
 ROWS = (37, 20, 41)
 SCHEMA = FeatureSchema(
     (
@@ -128,13 +127,13 @@ CONFIGS = st.fixed_dictionaries(
 CHOICES = st.one_of(st.none(), st.lists(st.sampled_from(SCHEMA.names), min_size=1, unique=True))
 
 
-def assert_same_batches(versions, decoder, config, names, start, seed, is_binary) -> None:
+def assert_same_batches(versions, config, names, start, seed, is_binary) -> None:
     if "bucket_boundaries" in config and not set(names or SCHEMA.names) & {"history"}:
         del config["bucket_boundaries"]
     options = InputOptions(binary_labels=("label",) if is_binary else ())
     found = []
-    for layout, kind in (("columns", "block"), ("packed", decoder)):
-        resolved = InputConfig.model_validate({**config, "decoder": kind})
+    resolved = InputConfig.model_validate(config)
+    for layout in ("columns", "packed"):
         dataset = build_train_dataset(
             *versions[layout], resolved, epoch=seed, seed=seed, features=names,
             start_batch=start, options=options,
@@ -149,15 +148,7 @@ DRAWN = st.tuples(CONFIGS, CHOICES, st.integers(0, 3), st.integers(0, 2), st.boo
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(DRAWN)
 def test_training_batches_are_the_same(versions, drawn):
-    assert_same_batches(versions, "block", *drawn)
-
-
-# Few: TensorFlow takes a second to trace each decoder.
-@pytest.mark.exhaustive
-@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
-@given(DRAWN)
-def test_training_batches_by_tensorflow_are_the_same(versions, drawn):
-    assert_same_batches(versions, "tensorflow", *drawn)
+    assert_same_batches(versions, *drawn)
 
 
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
@@ -221,15 +212,12 @@ def damaged(folder: Path, manifest: Manifest, bad: bytes) -> tuple[Manifest, int
     return manifest, 2 * (len(GOOD) + 16) + 12
 
 
-@pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("damage", BAD)
-def test_a_mutilated_record_is_damage(tmp_path, tiny_manifest, damage, decoder):
+def test_a_mutilated_record_is_damage(tmp_path, tiny_manifest, damage):
     manifest, offset = damaged(tmp_path, tiny_manifest, BAD[damage])
 
     def read(on_corrupt: str, counts: InputOptions) -> list:
-        config = InputConfig.model_validate(
-            {"batch_size": 1, "decoder": decoder, "on_corrupt": on_corrupt}
-        )
+        config = InputConfig.model_validate({"batch_size": 1, "on_corrupt": on_corrupt})
         return plain(
             build_train_dataset(tmp_path, manifest, config, epoch=0, seed=0, options=counts)
         )
@@ -247,14 +235,11 @@ def test_a_mutilated_record_is_damage(tmp_path, tiny_manifest, damage, decoder):
     assert options.counts.totals() == {"shards": 1}
 
 
-@pytest.mark.parametrize("decoder", DECODERS)
-def test_another_kind_of_values_is_refused_as_such(tmp_path, tiny_manifest, decoder):
+def test_another_kind_of_values_is_refused_as_such(tmp_path, tiny_manifest):
     manifest, _ = damaged(
         tmp_path, tiny_manifest, encode(packed_int64=[1.0, 2.0], packed_float=[0.5])
     )
-    config = InputConfig.model_validate(
-        {"batch_size": 1, "decoder": decoder, "on_corrupt": "skip_record"}
-    )
+    config = InputConfig.model_validate({"batch_size": 1, "on_corrupt": "skip_record"})
     dataset = build_train_dataset(tmp_path, manifest, config, epoch=0, seed=0)
     with pytest.raises(tf.errors.OpError, match=r"'packed.int64' holds another kind"):
         list(dataset)

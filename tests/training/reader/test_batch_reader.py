@@ -48,7 +48,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "by length": {"bucket_boundaries": [2, 5]},
     "salvaged": {"on_corrupt": "skip_record"},
     "kept": {"cache": "memory"},
-    "by TensorFlow": {"decoder": "tensorflow"},
 }
 
 
