@@ -228,3 +228,39 @@ def test_two_interests_learn_what_one_vector_cannot(two_tastes: Path, tmp_path: 
         # In three dimensions the mean of two groups is near others; a user's two are 8 items.
         hits[interests] = protocol["systems"]["model"]["hit_rate@8"]
     assert hits[2] > 0.8 > 0.65 > hits[1], hits
+
+
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "in-batch": {"kind": "sampled_softmax", "positives": "every_row"},
+    "pairs": {"kind": "bpr", "positives": "every_row"},
+    "drawn": {"kind": "binary", "negatives": {"count": 3}, "positives": "every_row"},
+    "label": {"kind": "binary"},
+    "softmax": {"kind": "softmax", "positives": "every_row"},
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_objective_trains_it_alike_on_two_replicas(
+    name: str, tiny_version: Path, tmp_path: Path
+) -> None:
+    model = {"name": "comirec", "embedding_dim": 4, "interests": 3, "embedding_stddev": 0.3,
+             "item_features": ["movie_id"], "objective": OBJECTIVES[name]}  # fmt: skip
+    sections = {
+        "model": model,
+        "input": {"batch_size": 64, "shuffle_buffer": 1000},
+        "optimizer": {"learning_rate": 0.01, "epsilon": 1e-4},
+        "fit": {"epochs": 1, "steps_per_loop": 4, "early_stopping": None},
+    }
+    config = TrainConfig.model_validate({"dataset": "tiny", "name": "t", **sections})
+    first = build_model(config.model, read_manifest(tiny_version), config.seed).named_variables
+    found = []
+    for replicas in (1, 2):
+        run = tmp_path / str(replicas)
+        run.mkdir()
+        trainer = build_trainer(config, tiny_version, replicas=replicas)
+        trainer.fit(run, None)
+        found.append({n: v.numpy() for n, v in trainer.parts.model.named_variables.items()})
+    for variable, value in found[0].items():
+        np.testing.assert_allclose(found[1][variable], value, atol=2e-4, err_msg=variable)
+        assert np.abs(value - first[variable]).max() > 1e-3, variable
