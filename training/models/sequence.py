@@ -8,7 +8,7 @@ ComiRec makes several vectors of a user, of which the one nearest to an item cou
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import keras
@@ -28,14 +28,15 @@ from conf.training.models import (
 )
 from training.input.batches import Batch, Features
 from training.models.dssm import plan_pooling, select_features
-from training.models.embedded_inputs import EmbeddedInputs, InputFeature
+from training.models.embedded_inputs import MASK_SUFFIX, EmbeddedInputs, InputFeature
 from training.models.embedding_tables import TableBuilder
 from training.models.item_times import ItemTimes, find_item_times
+from training.models.length_groups import encode_in_groups, plan_groups
 from training.models.model import find_feature
 from training.models.retrieval import Queries, RetrievalModel
 from training.networks.factorization import flatten_each
 from training.networks.hstu import SequenceTimes, build_hstu
-from training.networks.layers import normalize_rows
+from training.networks.layers import may_cut, normalize_rows
 from training.networks.network import (
     Network,
     NetworkInputs,
@@ -53,6 +54,9 @@ from training.networks.sequences import (
 )
 from training.networks.tower import build_mlp, build_tower, concatenate
 from training.reader.feature_columns import bound_list, list_length
+
+FIRST_GROUP_STREAM = 16
+"""Groups of rows drop numbers by streams of their own, from this one on."""
 
 
 class SequenceModel(RetrievalModel):
@@ -100,6 +104,9 @@ class SequenceModel(RetrievalModel):
         self._sequence, self._every_position = lists[0].name, _is_trained_everywhere(config)
         if isinstance(config, ComiRecConfig):
             self.interests = _require_length(config.interests, lists[0])
+        # A GRU goes over positions one after the other, in each group anew; ComiRec is quick.
+        is_grouped = not isinstance(config, GRUConfig | ComiRecConfig)
+        self._groups = plan_groups(manifest, lists[0]) if is_grouped else 1
         if self._every_position:
             _require_items(builder.resolve(lists[0]), builder, manifest)
         built = builder.build_tables([*sides[0], *sides[1]])
@@ -169,8 +176,18 @@ class SequenceModel(RetrievalModel):
         if self._times is not None:
             ids = self._users.read_ids(self._sequence, features)
             inputs[self._times.name] = self._times.read_ages(features, ids)
-        vectors: tf.Tensor = self.network(inputs, training)
-        return vectors
+        if training is None or self._groups == 1 or not may_cut():
+            vectors: tf.Tensor = self.network(inputs, training)
+            return vectors
+        tensors = self.network.keras_model.input
+        lists = [name for name, tensor in tensors.items() if tensor.shape[1] is None]
+
+        def encode(group: Mapping[str, tf.Tensor], number: int) -> tf.Tensor:
+            with training.drawing_from(FIRST_GROUP_STREAM + number):
+                return self.network(group, training)
+
+        read = {name: inputs[name] for name in (*tensors, self._sequence + MASK_SUFFIX)}
+        return encode_in_groups(encode, read, lists, self._sequence + MASK_SUFFIX, self._groups)
 
     def _scale(self, vectors: tf.Tensor) -> tf.Tensor:
         return normalize_rows(vectors) if self._normalize else vectors

@@ -111,7 +111,19 @@ def runs(tiny_version: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
 def test_a_run_that_was_broken_off_has_the_losses_of_one_that_was_not(
     runs: Runs, name: str
 ) -> None:
-    twins = runs.get(name)
+    _assert_alike(runs.get(name))
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_a_run_in_groups_of_like_length_is_resumed_alike(
+    tiny_version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.models.sequence.plan_groups", lambda *_: 4)
+    _assert_alike(Runs(tiny_version, tmp_path).get("sasrec"))
+
+
+def _assert_alike(twins: Twins) -> None:
     losses = [[(r.step, r.epoch, r.loss) for r in read_steps(run)] for run in vars(twins).values()]
     assert losses[0] == losses[1]
     assert losses[0][-1][:2] == (24, 2)
