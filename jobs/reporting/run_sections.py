@@ -57,7 +57,8 @@ def view_learning(data: RunData) -> dict[str, Any]:
     if metric and conditions:
         shown += f" (of rows with {describe_conditions(conditions)})"
     return {
-        "lead": f"{shown}; the {'best' if chosen else 'last'} epoch's weights were kept.",
+        "lead": f"{shown}; the {'best' if chosen else 'last'} epoch's weights were kept."
+        + _tell_refit(data),
         "best": best_epoch(data),
         "numbers": numbers,
         "curves": curves,
@@ -75,6 +76,21 @@ def view_learning(data: RunData) -> dict[str, Any]:
             for table, found in as_mapping(entry.get("tables")).items()
         ],
     }
+
+
+def _tell_refit(data: RunData) -> str:
+    """How `fit.refit` has chosen the settings and the epochs of a run; nothing of other runs."""
+    refit = as_mapping(data.card.get("refit"))
+    found, trials = as_mapping(refit.get("chosen")), refit.get("trials")
+    if not found or not isinstance(trials, list):
+        return ""
+    values = as_mapping(found.get("values"))
+    shown = ", ".join(f"{key} {value}" for key, value in values.items()) or "as configured"
+    return (
+        f" Settings ({shown}) and epochs were chosen on held-out rows: "
+        f"{data.title(str(refit.get('metric')))} {to_float(found.get('value')):.4f} after epoch "
+        f"{found.get('epoch')}, the best of {len(trials)} trials. This run trained on them too."
+    )
 
 
 def best_epoch(data: RunData) -> int | None:

@@ -171,3 +171,12 @@ def test_validations_between_epochs_and_gradient_norms_are_shown(finished: RunDa
     assert table.tables[0].best_of("8")[0]
     panels = "".join(of_norms.plots[0].itertext())
     assert all(name in panels for name in ("all", "table movie_id", "network network"))
+
+
+def test_a_run_on_all_rows_tells_how_it_was_chosen(finished: RunData) -> None:
+    chosen = {"values": {"model.temperature": 0.1}, "value": 0.16213, "epoch": 17}
+    refit = {"metric": "ndcg@20", "trials": [{}] * 8, "chosen": chosen}
+    lead = show("learning", replace(finished, card={**finished.card, "refit": refit})).lead
+    assert "model.temperature 0.1" in lead
+    assert "NDCG@20 0.1621 after epoch 17, the best of 8 trials" in lead
+    assert "held-out rows" not in show("learning", finished).lead
