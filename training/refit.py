@@ -228,12 +228,12 @@ def describe_plan(config: TrainConfig, refit: RefitConfig) -> dict[str, Any]:
     """
     metric = find_metric(config, refit)
     check_space(config, refit)
-    epochs = max([config.fit.epochs or 1, *map(int, refit.space.get("fit.epochs", ()))])
-    return {
-        "metric": metric,
-        "trials": refit.most_trials,
-        "epochs": (refit.most_trials + 1) * epochs,
-    }
+    longest = config.fit.epochs or 1
+    total = 0 if refit.space else longest
+    for key, values in refit.space.items():
+        lengths = list(map(int, values)) if key == "fit.epochs" else [longest] * len(values)
+        total, longest = total + sum(lengths), max(longest, *lengths)
+    return {"metric": metric, "trials": refit.most_trials, "epochs": total + longest}
 
 
 def build_run_config(

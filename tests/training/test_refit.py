@@ -121,6 +121,16 @@ def test_keys_are_tried_one_after_the_other_each_with_the_best_so_far(config: Tr
     assert found["config"]["optimizer"]["learning_rate"] == best["values"][rate]
 
 
+def test_the_cost_is_told_beforehand(config: TrainConfig) -> None:
+    assert describe_plan(config, config.fit.refit) == {
+        "metric": "ndcg@10", "trials": 1, "epochs": 6,
+    }  # fmt: skip
+    space = {"model.temperature": [0.1, 0.2], "fit.epochs": [7], "model.embedding_dim": [2]}
+    config = override_config(config, {"fit.refit": {"space": space}}, "of the test")
+    # Two trials of 3 epochs, one of 7, one more, and the run.
+    assert describe_plan(config, config.fit.refit)["epochs"] == 2 * 3 + 7 + 7 + 7
+
+
 def test_settings_that_were_tried_are_not_tried_again(config: TrainConfig) -> None:
     # The second key's first value is what the first trials had.
     space = {"fit.epochs": [1], "model.embedding_dim": [4, 2]}
