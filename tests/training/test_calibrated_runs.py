@@ -248,3 +248,45 @@ def test_a_run_without_its_calibration_or_with_another_is_not_loaded(
         load_run(run)
     file.write_text(whole)
     assert load_run(run).model.calibrations
+
+
+def test_a_run_that_was_killed_before_the_fit_is_fitted_by_resume(
+    version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configure(version, tmp_path, fit={"epochs": 1})
+
+    def kill(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("training.fit.fit_calibrations", kill)
+        with pytest.raises(KeyboardInterrupt):
+            fit_run(config, NoProgress())
+    [unfinished] = (tmp_path / "calibrated" / "runs").iterdir()
+    with pytest.raises(UpstreamNotReadyError, match="no calibration yet"):
+        load_run(unfinished)
+    assert fit_run(config, NoProgress(), resume=True) == unfinished
+    trained = load_run(unfinished)
+    logits, _, labels = predict(trained, "validation")
+    assert trained.model.calibrations == {"label": fit_isotonic(logits, labels)}
+
+
+def test_each_binary_task_is_calibrated_and_no_other(version: Path, tmp_path: Path) -> None:
+    tasks = {
+        "a": {"label": "label"},
+        "b": {"label": "label"},
+        "c": {"label": "label", "objective": "squared_error"},
+    }
+    model = {"network": "shared_bottom", "params": {"hidden_units": [4]}, "tasks": tasks}
+    config = configure(version, tmp_path, model=model, fit={"epochs": 1, "early_stopping": None})
+    trained = load_run(fit_run(config, NoProgress()))
+    model = trained.model
+    assert isinstance(model, RankingModel)
+    names = (*model.inputs, "label")
+    [batch] = build_eval_dataset(trained.version_dir, trained.manifest, "validation", 9999, names)
+    raw, found = model.compute_uncalibrated_logits(batch), model.predict(batch)
+    labels = batch["label"].numpy() > 0.5
+    lines = {name: fit_isotonic(raw[name].numpy(), labels) for name in ("a", "b")}
+    assert model.calibrations == lines
+    assert lines["a"] != lines["b"]
+    np.testing.assert_array_equal(found["c"], raw["c"])
