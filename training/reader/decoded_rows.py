@@ -26,12 +26,12 @@ class RaggedList(NamedTuple):
     values: np.ndarray
     offsets: np.ndarray
 
-    def pad(self, length: int | None = None, value: Any = 0) -> np.ndarray:
+    def pad(self, length: int | None = None, value: Any = None) -> np.ndarray:
         """Pads the lists, and cuts longer ones.
 
         Args:
             length: Values per row; None: of the longest list.
-            value: What fills a row; text as bytes where the values are byte strings.
+            value: What fills a row; None: 0, or an empty byte string. Text counts as its bytes.
 
         Returns:
             `[rows, length]`, of the type of the values.
@@ -40,6 +40,8 @@ class RaggedList(NamedTuple):
         if length is None:
             length = int(lengths.max(initial=0))
         filler = value.encode() if isinstance(value, str) else value
+        if filler is None:
+            filler = b"" if self.values.dtype == object else 0
         padded = np.full((len(lengths), length), filler, self.values.dtype)
         column = np.arange(length)
         there = column < lengths[:, None]

@@ -26,7 +26,7 @@ from tests.datasets import pack_version
 from tests.training.sequence_dataset import write_sequences
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training import open_batches, open_dataset
-from training.reader import shuffle_buffer
+from training.reader import batch_plan, shuffle_buffer
 from training.reader.batch_reader import Arrays, BatchReader
 from training.reader.decoded_rows import RaggedList
 from training.reader.shards import decode_records
@@ -142,10 +142,21 @@ def test_lists_come_as_values_and_offsets_or_padded(
         assert batch["times"].shape == (8, 4)
 
 
-def test_byte_strings_are_objects(tmp_path: Path, tiny_version: Path) -> None:
+def test_byte_strings_are_objects() -> None:
     lists = RaggedList(np.array([b"a", b"b", b"c"], object), np.array([0, 2, 2, 3]))
     assert lists.pad(2, "-").tolist() == [[b"a", b"b"], [b"-", b"-"], [b"c", b"-"]]
-    assert lists.pad(1).tolist() == [[b"a"], [0], [b"c"]]
+    assert lists.pad(1).tolist() == [[b"a"], [b""], [b"c"]]
+
+
+def test_ids_with_weights_are_two_lists(version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_plan, "find_sparse_pairs", lambda *_: {"history": "genres"})
+    padded = next(iter(open_batches(version, 48)))
+    batch = next(iter(open_batches(version, 48, sparse=True)))
+    for name in ("history", "genres"):
+        lists, dense = batch[name], padded[name]
+        assert isinstance(lists, RaggedList)
+        assert isinstance(dense, np.ndarray)
+        np.testing.assert_array_equal(lists.pad(dense.shape[1]), dense)
 
 
 def test_features_are_chosen_and_described(version: Path) -> None:
@@ -211,7 +222,6 @@ def test_a_reader_resumes_exactly(way: str, version: Path) -> None:
 
 def test_it_resumes_with_another_number_of_ranks(version: Path) -> None:
     """Ranks 1, 2, 3, 1: each global batch once, in the order of one rank."""
-    expected = [batch["movie_id"] for _ in range(2) for batch in open_way(version, "shuffled")]
     reader = open_way(version, "shuffled")
     expected = [batch["movie_id"] for _ in range(2) for batch in reader]
     state, found = open_way(version, "shuffled").state(), []
