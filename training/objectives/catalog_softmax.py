@@ -159,6 +159,8 @@ class _Catalog:
 
     def _repeat(self, step: Callable[..., Sums], start: Sums) -> Sums:
         """Goes over the full blocks, one after the other, as each takes memory."""
+        if isinstance(self._full, int) and not self._full:
+            return start  # XLA compiles the loop's body too, whose block the items do not fill.
         found: Sums = tf.while_loop(
             lambda number, *_: number < self._full, step, start, parallel_iterations=1
         )
