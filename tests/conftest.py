@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from conf.etl.build import BuildConfig
     from etl.build import BuildResult
+    from tests.fake_store import FakeStore
     from tests.object_servers import ObjectServer, Servers
 
 java.set_options()
@@ -64,6 +65,27 @@ def _guess_seconds(item: pytest.Item) -> int:
     if item.get_closest_marker("slow"):
         return 20
     return 3 if "spark" in getattr(item, "fixturenames", ()) else 0
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStore]:
+    """A fresh store, reached as `s3://bucket/...`; requests come one by one."""
+    from tests.fake_store import reached_as
+
+    with reached_as("s3", monkeypatch) as store:
+        yield store
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Goes over to another machine, with a disk of its own; at first to one named `first`."""
+    from conf.publication.working_copy import WORK_DIR_VARIABLE
+
+    def change(name: str) -> None:
+        monkeypatch.setenv(WORK_DIR_VARIABLE, str(tmp_path / name))
+
+    change("first")
+    return change
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,11 +12,11 @@ import pytest
 from conf.artefacts.run import read_json
 from conf.errors import ConfigError, TrainingInterruptedError, UpstreamNotReadyError
 from conf.publication.lease import hold_lease
-from conf.publication.working_copy import WORK_DIR_VARIABLE, WorkingCopy, describe_place
+from conf.publication.working_copy import WorkingCopy, describe_place
 from conf.training.models import DSSMConfig
 from conf.training.train import TrainConfig
 from jobs.cli import main
-from tests.fake_store import FakeStore, reached_as
+from tests.fake_store import FakeStore
 from tests.object_servers import SCHEMES, ObjectServer
 from training.checkpoint.restore import load_run
 from training.checkpoint.stored_runs import find_run
@@ -25,23 +25,6 @@ from training.loop.interruption import StopRequest
 from training.monitoring.progress import NoProgress
 
 Machine = Callable[[str], None]
-
-
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStore]:
-    with reached_as("s3", monkeypatch) as store:
-        yield store
-
-
-@pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Goes over to another machine, with a disk of its own."""
-
-    def change(name: str) -> None:
-        monkeypatch.setenv(WORK_DIR_VARIABLE, str(tmp_path / name))
-
-    change("first")
-    return change
 
 
 def plan(version: Path, epochs: int = 2, **settings: object) -> TrainConfig:
@@ -198,25 +181,3 @@ def test_a_run_starts_from_one_in_a_store(
     second = fit_run(config, NoProgress())
     rows = read_json(second / "warm_start.json")["rows"]["movie_id"]
     assert rows["transferred"] == rows["rows"] > 0
-
-
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        (["evaluate", "--run", "s3://bucket/runs/none"], "there is no finished training run"),
-        (["evaluate", "--run", "s3://other/runs/none"], "there is no finished training run"),
-        (["train", "--set", "root=hdfs://node/runs"], "in a store with conditional puts"),
-    ],
-    ids=["no run", "no bucket", "no store"],
-)
-def test_what_is_not_there_ends_in_a_message(
-    store: FakeStore,
-    machine: Machine,
-    command: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(command) in (2, 4)
-    text = capsys.readouterr().err
-    assert message in " ".join(text.split())
-    assert "Traceback" not in text

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from conf.artefacts.dataset import published_versions, read_manifest, resolve_version
@@ -333,6 +333,22 @@ STEPS = st.lists(
 )
 
 
+# What no draw may leave out. Two first ones at a time, and two on one machine; a death before each
+# change of a publication, and who goes on; what is current elsewhere, and gone from there.
+RACES = [("race", "first", "second"), ("race", "second", "second"), ("race", "second", "first")]
+DEATHS = [
+    ("publish", disk, changes)
+    for dead in range(30)
+    for disk, changes in (("first", dead), (("first", "second")[dead % 2], None))
+]
+MOVES = [
+    *[("publish", disk, None) for disk in ("first", "second", "second")],
+    *[("roll_back", "second", changes) for changes in (3, 9, None)],
+    *[("publish", "first", None), ("roll_back", "first", None), ("collect", "second", 2)],
+    *[("collect", "first", None), ("publish", "second", None)],
+]
+
+
 @pytest.mark.parametrize("kind", [DatasetPlace, ModelPlace])
 @pytest.mark.parametrize("root", ["disk", "s3://bucket/root"])
 @settings(
@@ -341,6 +357,9 @@ STEPS = st.lists(
     suppress_health_check=list(HealthCheck),
 )
 @given(steps=STEPS)
+@example(steps=RACES)
+@example(steps=DEATHS)
+@example(steps=MOVES)
 def test_readers_find_whole_entries_whatever_has_happened(
     kind: type[DatasetPlace | ModelPlace], root: str, steps: list[tuple[str, Any, Any]]
 ) -> None:

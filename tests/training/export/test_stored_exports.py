@@ -95,17 +95,6 @@ def store(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStore]:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Goes over to another machine, with a disk of its own."""
-
-    def change(name: str) -> None:
-        monkeypatch.setenv(WORK_DIR_VARIABLE, str(tmp_path / name))
-
-    change("second")
-    return change
-
-
-@pytest.fixture
 def model(request: pytest.FixtureRequest) -> str:
     """A place of its own for a model."""
     return f"s3://bucket/{request.node.name.partition('[')[0]}/m"
@@ -208,7 +197,7 @@ def test_numbers_go_on_from_machine_to_machine(
     machine("third")
     assert publish(model) == 3
     assert roll_back(find_place(model), 1) == [2, 3]
-    machine("second")
+    machine("first")
     assert publish(model, keep=1) == 4
     assert [v.number for v in read_versions(find_place(model)) if not v.is_withdrawn] == [4]
     assert [v.number for v in read_versions(find_place(model)) if v.is_withdrawn] == [3]
@@ -216,7 +205,7 @@ def test_numbers_go_on_from_machine_to_machine(
         "4", ".withdrawn", ".lease",
     }  # fmt: skip
     publish(model)
-    here = tmp_path / "second" / model.replace("://", "/")
+    here = tmp_path / "first" / model.replace("://", "/")
     assert sorted(path.name for path in here.iterdir() if path.name.isdigit()) == ["4", "5"]
 
 
@@ -412,6 +401,12 @@ def test_a_server_follows_a_store(
         (["export", "--run", RUN, "--to", "hdfs://node/models"], 2, "no put with a condition"),
         (["export", "--run", RUN, "--to", "s3://other/models"], 2, "there is no such bucket"),
         (["evaluate", "--run", RUN, "--saved-model", "s3://bucket/no"], 4, "no exported model"),
+        (["evaluate", "--run", "s3://bucket/runs/none"], 4, "there is no finished training run"),
+        (["evaluate", "--run", "s3://other/runs/none"], 4, "there is no finished training run"),
+        (["train", "--set", "root=hdfs://node/runs"], 2, "in a store with conditional puts"),
+        (["versions", "list", "s3://bucket/none"], 4, "no published dataset version here"),
+        (["versions", "list", "s3://other/none"], 2, "there is no such bucket"),
+        (["versions", "gc", "hdfs://node/d", "--keep", "1"], 2, "read, not written"),
     ],
 )
 def test_what_is_not_there_ends_in_a_message(
