@@ -21,10 +21,9 @@ from conf.manifest import (
 from conf.schema import FeatureSchema, FeatureSpec, plan_slots
 from conf.storage.atomic_output import write_text_atomic
 from etl.tfrecord.codec.crc32c import crc32c
-from etl.tfrecord.codec.decode import read_file
 from etl.tfrecord.codec.encode import PackedEncoder
 from etl.tfrecord.types.features import WireFeature
-from tests.tfrecord_files import read_records
+from tests.tfrecord_files import read_file, read_records
 
 
 def build_manifest(version_id: str) -> Manifest:

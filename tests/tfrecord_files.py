@@ -1,13 +1,17 @@
-"""What tests read of TFRecord files and their side files: payloads, places, damage set aside."""
+"""What tests read of TFRecord files: payloads, columns, places of records, damage set aside."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pyarrow as pa
+
+from etl.tfrecord.codec.decode import build_decoder, infer_features, read_batches
 from etl.tfrecord.codec.framing import read_record_blocks
 from etl.tfrecord.spark.read_task import QuarantinedRange
+from etl.tfrecord.types.features import RecordType, WireFeature
 
 
 def read_records(path: str | Path) -> Iterator[bytes]:
@@ -15,6 +19,19 @@ def read_records(path: str | Path) -> Iterator[bytes]:
     for block in read_record_blocks(path):
         for start, length in block.index.tolist():
             yield block.data[start : start + length].tobytes()
+
+
+def read_file(
+    path: str | Path,
+    features: Sequence[WireFeature] | None = None,
+    *,
+    record_type: RecordType = "Example",
+) -> pa.Table:
+    """A whole file, one column per feature; without `features`, of those that it holds."""
+    if features is None:
+        features = infer_features([path], record_type=record_type)
+    batches = list(read_batches(path, features, record_type=record_type))
+    return pa.Table.from_batches(batches, build_decoder(features, record_type).schema)
 
 
 def read_index(path: Path) -> list[tuple[int, int]]:

@@ -307,12 +307,6 @@ def find_working_path(path: str | os.PathLike[str]) -> Path:
     return working_directory(text) if is_remote(text) else local_path(text)
 
 
-def open_working_copy(path: str | os.PathLike[str]) -> WorkingCopy | None:
-    """Returns the working copy of a directory in an object store, None for a local path."""
-    text = os.fspath(path)
-    return WorkingCopy.at(text) if is_remote(text) else None
-
-
 def find_working_copy(directory: Path) -> WorkingCopy | None:
     """Returns the working copy that a local directory is, None where it is none."""
     try:

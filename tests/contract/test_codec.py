@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 import tensorflow as tf
 
-from etl.tfrecord.codec.decode import ExampleDecoder, build_decoder, read_file
+from etl.tfrecord.codec.decode import ExampleDecoder, build_decoder
 from etl.tfrecord.codec.encode import build_encoder, encode
 from etl.tfrecord.codec.framing import RecordBlock, index_records
 from etl.tfrecord.codec.infer import FeatureCollector, infer_features
@@ -23,7 +23,7 @@ from etl.tfrecord.types.features import WireFeature
 from tests.bench.tfrecord.peers import PeerMissingError, TfxBsl, find_tfx_bsl
 from tests.bench.tfrecord.tfx_peer import read_batch, write_batch
 from tests.machine import growth
-from tests.tfrecord_files import read_records
+from tests.tfrecord_files import read_file, read_records
 
 GOLDEN = Path(__file__).parent / "golden"
 INTS = [0, 1, -1, 127, 128, 2**31, -(2**31) - 1, 2**63 - 1, -(2**63)]

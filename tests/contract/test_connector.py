@@ -19,12 +19,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from conf.artefacts.dataset import read_manifest
-from etl.tfrecord.codec.decode import build_decoder, read_file
+from etl.tfrecord.codec.decode import build_decoder
 from etl.tfrecord.codec.framing import read_record_blocks
 from etl.tfrecord.types.features import RECORD_TYPES, WireFeature
 from tests.bench.tfrecord.peers import CONNECTOR_JAR_VARIABLE
 from tests.contract.connector_session import ConnectorSession, ConnectorUnavailableError
 from tests.etl.logs import build_config, write_logs
+from tests.tfrecord_files import read_file
 
 pytestmark = pytest.mark.exhaustive
 

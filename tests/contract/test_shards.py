@@ -15,8 +15,8 @@ import tensorflow as tf
 from conf.manifest import Manifest
 from conf.schema import FeatureSpec
 from conf.training.input import InputConfig
-from etl.tfrecord.codec.decode import read_file
 from etl.tfrecord.types.features import WireFeature
+from tests.tfrecord_files import read_file
 from training.input.batches import build_eval_dataset, build_train_dataset
 
 SPLITS = ["train", "validation", "test", "catalog", "users"]

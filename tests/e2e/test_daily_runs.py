@@ -15,10 +15,10 @@ from conf.encoders import ENCODERS_DIR
 from conf.errors import ConfigError
 from etl.build import BuildResult
 from etl.encoders.pipeline import read_pipeline
-from etl.tfrecord.codec.decode import read_file
 from etl.tfrecord.types.features import WireFeature
 from jobs.cli import main
 from tests.etl.daily_versions import build_days, log_config
+from tests.tfrecord_files import read_file
 from training.checkpoint.restore import load_run
 from training.evaluation.comparison import compare_runs
 from training.input.batches import build_eval_dataset

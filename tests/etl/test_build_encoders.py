@@ -16,9 +16,9 @@ from conf.errors import ConfigError
 from etl.build import build_dataset
 from etl.features.plan import plan_features
 from etl.quality.version_view import view_version
-from etl.tfrecord.codec.decode import read_file
 from etl.tfrecord.types.features import WireFeature
 from tests.etl.logs import RATINGS, build_config, write_logs
+from tests.tfrecord_files import read_file
 from training.export.serving_encoders import build_serving_encoders
 
 DAY = 86_400

@@ -23,10 +23,10 @@ from etl.earlier_encoders import find_earlier_encoders
 from etl.encoders.fit import KEPT_FILE
 from etl.features.column_meaning import describe_meaning
 from etl.stages.run_stages import check_config
-from etl.tfrecord.codec.decode import read_file
 from etl.tfrecord.types.features import WireFeature
 from etl.versions.run_fingerprint import RunRequest, read_parent
 from tests.etl.daily_versions import DAY_S, NUMBERS, build_days, log_config, run
+from tests.tfrecord_files import read_file
 
 
 @pytest.fixture(scope="module")

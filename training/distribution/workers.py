@@ -18,7 +18,6 @@ import tensorflow as tf
 
 from conf import errors
 from conf.errors import InternalError, SluiceError
-from training.distribution.parameter_server import ParameterServers
 from training.distribution.strategy import count_workers
 from training.distribution.tensorflow_runtime import describe_error
 
@@ -57,11 +56,6 @@ class Workers:
         self.index: int = strategy.cluster_resolver.task_id if self.count > 1 else 0
         # A collective keeps the shape that it first had: one function for each.
         self._sums: dict[tf.TensorSpec, Callable[[tf.Tensor], tf.Tensor]] = {}
-
-    @property
-    def are_processes(self) -> bool:
-        """Whether variables are those of several processes, or of others."""
-        return self.count > 1 or isinstance(self.strategy, ParameterServers)
 
     @property
     def is_chief(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +29,6 @@ from etl.tfrecord.types.features import BYTE_ARRAY_FEATURE, Kind, WireFeature
 __all__ = [
     "BadRecord", "ByteArrayDecoder", "ExampleDecoder", "FeatureCollector", "Kind",
     "SequenceDecoder", "WireFeature", "build_decoder", "infer_features", "read_batches",
-    "read_file",
 ]  # fmt: skip
 
 
@@ -168,28 +167,3 @@ def read_batches(
     decoder = build_decoder(features, record_type, slots)
     for block in read_record_blocks(path, compression=compression, opener=opener):
         yield decoder.decode_block(block, str(path))
-
-
-def read_file(
-    path: str | Path,
-    features: Sequence[WireFeature] | None = None,
-    *,
-    record_type: str = "Example",
-) -> pa.Table:
-    """Reads a whole file.
-
-    Args:
-        path: TFRecord file, plain or compressed.
-        features: What to decode; None to infer it, which reads the file twice.
-        record_type: As for `build_decoder`.
-
-    Returns:
-        One column per feature.
-
-    Raises:
-        CorruptRecordError: The file is damaged, or a record is not of the record type.
-        InputDataError: A feature is not what was wanted, or not of one kind.
-    """
-    wanted: Any = infer_features([path], record_type=record_type) if features is None else features
-    batches = list(read_batches(path, wanted, record_type=record_type))
-    return pa.Table.from_batches(batches, build_decoder(wanted, record_type).schema)

@@ -16,7 +16,7 @@ from conf.etl.build import BuildConfig
 from conf.etl.output import SparkConfig
 from conf.etl.sources import SourceConfig
 from etl.build import build_dataset
-from etl.tfrecord.codec.decode import read_file
+from tests.tfrecord_files import read_file
 
 # Each user's last click, of the second day's third step.
 VECTORS = np.random.default_rng(0).normal(size=(4, 3))  # float64: any bytes, no text

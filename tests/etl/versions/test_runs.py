@@ -24,13 +24,13 @@ from conf.publication.pointer import set_pointer
 from etl.build import BuildResult, build_dataset
 from etl.records.parquet_copy import parquet_path
 from etl.sources.snapshot import RunInputs
-from etl.tfrecord.codec.decode import read_file
 from etl.tfrecord.types.features import WireFeature
 from etl.versions.publish import read_current
 from etl.versions.retention import collect_garbage
 from etl.versions.run_fingerprint import RunRequest, fingerprint_run
 from tests.datasets import count_train_records
 from tests.etl.logs import build_config, write_logs
+from tests.tfrecord_files import read_file
 
 DAY_S = 24 * 3600
 FEATURES = [

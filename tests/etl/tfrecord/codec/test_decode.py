@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.codec import decode_columns
-from etl.tfrecord.codec.decode import ExampleDecoder, SequenceDecoder, read_batches, read_file
+from etl.tfrecord.codec.decode import ExampleDecoder, SequenceDecoder, read_batches
 from etl.tfrecord.codec.decode_columns import expect_rooms
 from etl.tfrecord.codec.encode import build_encoder, encode
 from etl.tfrecord.codec.framing import CorruptRecordError, RecordBlock, index_records
@@ -19,6 +19,7 @@ from etl.tfrecord.codec.infer import infer_features
 from etl.tfrecord.files.writer import ShardWriter
 from etl.tfrecord.types.features import WireFeature
 from tests.machine import examples
+from tests.tfrecord_files import read_file
 
 WANTED = [
     WireFeature("i", "int64"), WireFeature("f", "float32"), WireFeature("b", "bytes"),

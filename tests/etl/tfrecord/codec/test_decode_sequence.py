@@ -15,13 +15,13 @@ from etl.tfrecord.codec.decode import (
     ExampleDecoder,
     SequenceDecoder,
     build_decoder,
-    read_file,
 )
 from etl.tfrecord.codec.encode import encode
 from etl.tfrecord.codec.framing import CorruptRecordError, RecordBlock, index_records
 from etl.tfrecord.codec.infer import FeatureCollector, infer_features
 from etl.tfrecord.types.features import WireFeature
 from tests.machine import examples
+from tests.tfrecord_files import read_file
 
 WANTED = [
     WireFeature("il", "int64", is_sequence=True), WireFeature("i", "int64"),

@@ -23,7 +23,6 @@ from conf.publication.working_copy import (
     find_working_copy,
     find_working_path,
     move_folder,
-    open_working_copy,
     remove_folder,
 )
 from conf.storage.object_store import Storage
@@ -255,13 +254,12 @@ def test_paths_here_stand_for_places_there(
 ) -> None:
     monkeypatch.setenv(WORK_DIR_VARIABLE, str(tmp_path))
     uri = "fake://bucket/runs/demo"
-    copy = open_working_copy(uri)
-    assert copy is not None
+    copy = WorkingCopy.at(uri)
     assert copy.local == find_working_path(uri) == tmp_path / "fake/bucket/runs/demo"
     copy.begin()
     assert find_working_copy(copy.local) == copy
     assert describe_place(copy.local) == uri
-    assert open_working_copy(str(tmp_path)) is None
+    assert find_working_copy(tmp_path) is None
     assert describe_place(tmp_path) == str(tmp_path)
     with pytest.raises(ConfigError, match="read, not written"):
         find_working_path("hdfs://node/x")
