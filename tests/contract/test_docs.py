@@ -6,9 +6,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from conf.etl.sources import SourceFormat
+from conf.metrics import list_families
+from conf.training.models import RetrievalConfig
+from jobs.cli import SUBCOMMANDS
 from tests.docs_site import (
     blocks,
     command_pages,
@@ -82,8 +87,31 @@ def test_presets_begin_with_what_they_are():
     assert not preset_pages.find_faults()
 
 
+RETRIEVAL_NAMES = [
+    member.model_fields["name"].default for member in get_args(get_args(RetrievalConfig)[0])
+]
+COMMANDS = [f"sluice {name}" for name in SUBCOMMANDS if name != "demo"]
+
+
 def test_commands_and_options_say_what_they_do():
     assert not command_pages.find_faults()
+
+
+@pytest.mark.parametrize(
+    ("pages", "names"),
+    [
+        (["README.md"], COMMANDS),
+        (["README.zh.md"], COMMANDS),
+        (["docs/guide/sources.md"], get_args(SourceFormat)),
+        (["docs/guide/retrieval.md", "docs/guide/sequences.md"], RETRIEVAL_NAMES),
+        (["docs/guide/evaluation.md"], list_families("ranking", "lists")),
+    ],
+    ids=lambda value: value[0],
+)
+def test_what_is_built_in_stands_on_its_page(pages, names):
+    text = "".join((ROOT / page).read_text() for page in pages)
+    missing = [name for name in names if not re.search(rf"`[^`\n]*\b{name}\b[^`\n]*`", text)]
+    assert missing == []
 
 
 BLOCKS = [block for page in blocks.list_pages() for block in blocks.read_blocks(page)]

@@ -10,7 +10,7 @@ good. All sums are float64.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -238,6 +238,32 @@ Per = Literal["event", "user"]
 """What a row stands for: an event with its one target, or a user with a set of items."""
 
 
+@dataclass(frozen=True)
+class RankingMetric:
+    """How a metric of ranks is computed.
+
+    Attributes:
+        at_cutoff: From ranks and a cut-off to the value of each row.
+        per: What rows may stand for where it is measured at each cut-off.
+        of_list: From ranks alone, of the whole list, for rows that are events; None: not measured.
+    """
+
+    at_cutoff: Callable[[FloatArray, int], FloatArray]
+    per: tuple[Per, ...] = ("event", "user")
+    of_list: Callable[[FloatArray], FloatArray] | None = None
+
+
+RANKING_METRICS = {
+    "hit_rate": RankingMetric(hit_rate),
+    "recall": RankingMetric(recall),
+    "ndcg": RankingMetric(ndcg),
+    "precision": RankingMetric(precision, ("user",)),
+    "map": RankingMetric(average_precision, ("user",)),
+    "mrr": RankingMetric(reciprocal_rank, ("user",), reciprocal_rank),
+}
+"""How those of `conf.metrics` are computed that are of ranked rows."""
+
+
 def measure(ranks: FloatArray, ks: Sequence[int], per: Per = "event") -> dict[str, FloatArray]:
     """Returns the metrics of each row.
 
@@ -250,15 +276,15 @@ def measure(ranks: FloatArray, ks: Sequence[int], per: Per = "event") -> dict[st
     Returns:
         `[rows]` by name, as in `ndcg@10`.
     """
-    values = {"mrr": reciprocal_rank(ranks)} if per == "event" else {}
+    values = {
+        family: metric.of_list(ranks)
+        for family, metric in RANKING_METRICS.items()
+        if metric.of_list is not None and per == "event"
+    }
     for k in ks:
-        values[f"hit_rate@{k}"] = hit_rate(ranks, k)
-        values[f"recall@{k}"] = recall(ranks, k)
-        values[f"ndcg@{k}"] = ndcg(ranks, k)
-        if per == "user":
-            values[f"precision@{k}"] = precision(ranks, k)
-            values[f"map@{k}"] = average_precision(ranks, k)
-            values[f"mrr@{k}"] = reciprocal_rank(ranks, k)
+        for family, metric in RANKING_METRICS.items():
+            if per in metric.per:
+                values[f"{family}@{k}"] = metric.at_cutoff(ranks, k)
     return values
 
 

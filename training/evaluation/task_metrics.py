@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from conf.errors import InputDataError
 from conf.manifest import Manifest
+from conf.metrics import list_families
 from conf.paths import ReadablePath
 from conf.training.train import TrainConfig
 from training.embedding.dynamic_table import DynamicTable
@@ -324,25 +325,18 @@ def summarize_tasks(
 ) -> dict[str, float]:
     """Returns the metrics that validation shows and early stopping knows.
 
-    The first task's are `loss`, `auc`, `gauc`, or `loss` (the mean squared error), `rmse`, `mae`,
-    and metrics of one's own;
-    those of further tasks have the task's name in front, as in `like/auc`, and `loss` is then the
-    weighted sum over tasks.
+    Those are the metrics of `conf.metrics` that may stop training, metrics of one's own, and `loss`
+    (of a value the mean squared error). Those of further tasks have the task's name in front, as in
+    `like/auc`, and `loss` is then the weighted sum over tasks.
     """
     metrics: dict[str, float] = {}
     losses = 0.0
     for number, task in enumerate(model.tasks):
         found = results[task.name]
         prefix = f"{task.name}/" if number else ""
-        gauc = found.get("gauc") or {}
-        values = {
-            "log_loss": found.get("log_loss"),
-            "auc": found.get("auc"),
-            "gauc": gauc.get("value"),
-            "rmse": found.get("rmse"),
-            "mae": found.get("mae"),
-            **found.get("own", {}),
-        }
+        families = list_families("binary", "value", may_stop=True)
+        values = {family: found.get(family) for family in families} | found.get("own", {})
+        values["gauc"] = (found.get("gauc") or {}).get("value")
         metrics |= {f"{prefix}{name}": v for name, v in values.items() if v is not None}
         loss = found.get("log_loss") if task.is_binary else np.square(found.get("rmse", np.nan))
         losses += task.weight * float(np.nan if loss is None else loss)

@@ -1,4 +1,4 @@
-"""Item catalogue for objectives: counts of train rows, items to draw, features by id."""
+"""Item catalogue for objectives: events of items, items to draw, features by id."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.schema import FIRST_TOKEN_ID
-from conf.training.input import FilterConfig, InputConfig
 from training.input.batches import Batch, build_eval_dataset, read_batches
 from training.input.train_counts import read_train_counts
 from training.objectives.user_items import TrainRows
@@ -34,64 +33,9 @@ def read_item_events(train: TrainRows) -> np.ndarray:
         InputDataError: The counts or a record are damaged.
     """
     counts = read_train_counts(train.version_dir, train.manifest, "item", train.config)
-    return counts.place(counts.events, np.arange(_vocabulary_size(train.manifest)))
-
-
-def read_batch_counts(train: TrainRows) -> np.ndarray:
-    """Reads how many rows of an epoch hold each item, as batches are made.
-
-    With `class_balance` and `mix` these are expected numbers: each class and each dataset has its
-    share of the rows.
-
-    Args:
-        train: The rows that are trained on.
-
-    Returns:
-        `[vocabulary_size]`, by id: int64, or float64 of expected numbers; of all labels, as each
-        row's item is a candidate.
-
-    Raises:
-        InputDataError: The counts or a record are damaged.
-    """
-    config = train.config or InputConfig()
-    counts = _count_rows(train.version_dir, train.manifest, config)
-    if config.class_balance is None and not config.mix:
-        return counts
-    others = find_mixed(config, train.manifest, [train.manifest.require_key("item")])
-    places = [(train.version_dir, train.manifest), *others]
-    weights = [1 - sum(part.weight for part in config.mix), *(part.weight for part in config.mix)]
-    shares = [
-        weight * _balanced_shares(*place, config)
-        for place, weight in zip(places, weights, strict=True)
-    ]
-    return np.sum(shares, axis=0) * counts.sum()
-
-
-def _count_rows(version_dir: ReadablePath, manifest: Manifest, config: InputConfig) -> np.ndarray:
-    counts = read_train_counts(version_dir, manifest, "item", config)
-    return counts.place(counts.rows, np.arange(_vocabulary_size(manifest)))
-
-
-def _balanced_shares(
-    version_dir: ReadablePath, manifest: Manifest, config: InputConfig
-) -> np.ndarray:
-    """Share of a dataset's rows that hold each item, float64 `[vocabulary_size]`."""
-    balance = config.class_balance
-    if balance is None:
-        counts = _count_rows(version_dir, manifest, config)
-        return counts / max(1, counts.sum())
-    shares = np.zeros(_vocabulary_size(manifest))
-    for label, share in balance.shares.items():
-        of_class = FilterConfig(feature=balance.feature, op="==", value=label)
-        chosen = config.model_copy(update={"filter": (*config.filter, of_class)})
-        counts = _count_rows(version_dir, manifest, chosen)
-        # A class without rows leaves its share to the others.
-        shares += share * counts / max(1, counts.sum())
-    return shares / max(shares.sum(), np.finfo(np.float64).tiny)
-
-
-def _vocabulary_size(manifest: Manifest) -> int:
-    return int(manifest.schema[manifest.require_key("item")].vocabulary_size or 0)
+    key = train.manifest.require_key("item")
+    size = int(train.manifest.schema[key].vocabulary_size or 0)
+    return counts.place(counts.events, np.arange(size))
 
 
 def read_drawable_items(version_dir: ReadablePath, manifest: Manifest) -> np.ndarray:

@@ -1,16 +1,9 @@
-"""Losses over items: softmax over candidates or the catalogue, pairs of items, single items.
-
-A softmax whose negatives are drawn in proportion to their popularity punishes popular items;
-subtracting the log of an item's expected count from its logit (logQ) undoes that (Yi et al. 2019,
-"Sampling-bias-corrected neural modeling for large corpus item recommendations", section 3.2;
-Bengio & Senecal 2008).
-"""
+"""Losses over items: softmax over candidates or the catalogue, pairs of items, single items."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import tensorflow as tf
 
 from training.networks.layers import matmul_rows
@@ -159,17 +152,3 @@ def compute_drawn_loss(
         return tf.nn.softplus(-own) + tf.reduce_sum(weights * tf.nn.softplus(drawn), axis=1)
     each = weights * tf.nn.softplus(drawn - own[:, tf.newaxis])
     return tf.math.divide_no_nan(tf.reduce_sum(each, axis=1), tf.reduce_sum(weights, axis=1))
-
-
-def count_in_batch(item_counts: np.ndarray, batch_size: int) -> np.ndarray:
-    """How often each item is expected among a batch's rows: `batch_size` times its share of train.
-
-    Args:
-        item_counts: `[vocabulary_size]`, rows that train by item id.
-        batch_size: Rows that are ranked together, over all replicas.
-
-    Returns:
-        float32 `[vocabulary_size]`, above 0: an item without a row counts as one.
-    """
-    counts = np.maximum(item_counts.astype(np.float64), 1.0)
-    return (batch_size * counts / max(1.0, float(item_counts.sum()))).astype(np.float32)

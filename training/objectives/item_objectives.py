@@ -19,6 +19,7 @@ from conf.training.models import (
     BPRConfig,
     DrawnNegativesConfig,
     NegativesConfig,
+    ObjectiveConfig,
     SampledSoftmaxConfig,
     SoftmaxConfig,
 )
@@ -30,7 +31,6 @@ from training.networks.network import TrainingPass
 from training.objectives.catalog_softmax import compute_catalog_softmax
 from training.objectives.item_catalog import (
     ItemFeatures,
-    read_batch_counts,
     read_drawable_items,
     read_item_events,
 )
@@ -38,19 +38,18 @@ from training.objectives.item_losses import (
     SoftmaxItems,
     compute_drawn_loss,
     compute_sampled_softmax,
-    count_in_batch,
     gather_replicas,
     keep_hardest,
     replica_offset,
     score_candidates,
 )
+from training.objectives.logq_correction import LogQCorrection, build_logq_correction
 from training.objectives.own_loss import OwnLoss, build_item_loss
 from training.objectives.positive_rows import refuse_negative_rows
 from training.objectives.samplers import Sampler, build_sampler, find_distortion
 from training.objectives.user_items import KnownItems, TrainRows, build_known_items
 
 DROPOUT_STREAM = 2
-ItemConfig = SampledSoftmaxConfig | SoftmaxConfig | BPRConfig | BinaryConfig
 
 
 @dataclass(frozen=True)
@@ -139,8 +138,7 @@ class SampledSoftmax(ItemObjective):
         config: Negatives and corrections.
         items: What is known of the items.
         sampler: What draws negatives; None: those of the batch alone.
-        batch_counts: float32 `[vocabulary_size]`, how often each item is expected in a batch; None
-            without logQ correction, or where the batch's items are no negatives.
+        logq: What is subtracted from logits; None: nothing.
     """
 
     def __init__(
@@ -148,12 +146,12 @@ class SampledSoftmax(ItemObjective):
         config: SampledSoftmaxConfig,
         items: ItemData,
         sampler: Sampler | None,
-        batch_counts: np.ndarray | None,
+        logq: LogQCorrection | None,
     ) -> None:
         super().__init__(items, sampler, build_item_loss(config.loss))
         self._config = config
         self._from_batch = config.negatives.source in ("batch", "mixed")
-        self._batch_counts = None if batch_counts is None else tf.constant(batch_counts)
+        self._logq = logq
 
     def __call__(self, model: RetrievalModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
         """Returns the loss of each row, `[local_batch]`."""
@@ -178,18 +176,8 @@ class SampledSoftmax(ItemObjective):
 
     def _describe(self, vectors: tf.Tensor, ids: tf.Tensor, training: TrainingPass) -> SoftmaxItems:
         ids = tf.cast(ids, tf.int64)
-        strength = self._config.logq_correction
-        if not strength:
-            return SoftmaxItems(vectors, ids)
-        return SoftmaxItems(vectors, ids, strength * self._log_expected(ids, training))
-
-    def _log_expected(self, ids: tf.Tensor, training: TrainingPass) -> tf.Tensor:
-        """Log of how often items are expected among the candidates of a step."""
-        expected = 0.0 if self._batch_counts is None else tf.gather(self._batch_counts, ids)
-        if self._sampler is not None:
-            count = float(self._config.negatives.count or 0)
-            expected += count * self._sampler.shares(ids, training)
-        return tf.math.log(expected)
+        logq = None if self._logq is None else self._logq.find(ids, training)
+        return SoftmaxItems(vectors, ids, logq)
 
     def _gather_candidates(
         self, model: RetrievalModel, batch: Batch, of_rows: tf.Tensor | None, training: TrainingPass
@@ -316,7 +304,7 @@ class DrawnNegatives(ItemObjective):
 
 
 def build_item_objective(
-    config: ItemConfig, train: TrainRows, model: RetrievalModel
+    config: ObjectiveConfig, train: TrainRows, model: RetrievalModel
 ) -> SampledSoftmax | CatalogSoftmax | DrawnNegatives:
     """Builds an objective that compares items; call it under the strategy's scope.
 
@@ -355,13 +343,10 @@ def build_item_objective(
 def _build_sampled(
     config: SampledSoftmaxConfig, train: TrainRows, items: ItemData
 ) -> SampledSoftmax:
-    in_batch = sampler = None
-    source = config.negatives.source
-    if config.logq_correction and source in ("batch", "mixed"):
-        in_batch = count_in_batch(read_batch_counts(train), train.batch_size)
-    if source != "batch":
+    sampler = None
+    if config.negatives.source != "batch":
         sampler = _build_sampler(config.negatives, train)
-    return SampledSoftmax(config, items, sampler, in_batch)
+    return SampledSoftmax(config, items, sampler, build_logq_correction(config, train, sampler))
 
 
 def _build_sampler(config: NegativesConfig, train: TrainRows) -> Sampler:
@@ -372,7 +357,7 @@ def _build_sampler(config: NegativesConfig, train: TrainRows) -> Sampler:
     return build_sampler(config, _read_drawable(train), counts, size)
 
 
-def _names_items(config: ItemConfig) -> bool:
+def _names_items(config: ObjectiveConfig) -> bool:
     """Whether items are embedded that no row of the batch has brought."""
     return not (isinstance(config, SampledSoftmaxConfig) and config.negatives.source == "batch")
 
@@ -394,7 +379,7 @@ def _require_two(items: int, key: str) -> None:
         )
 
 
-def _refuse_drawn_negatives(config: ItemConfig, manifest: Manifest) -> None:
+def _refuse_drawn_negatives(config: ObjectiveConfig, manifest: Manifest) -> None:
     """To these objectives each row is a positive: drawn negatives would be taught as such."""
     drawn = manifest.counts.drawn.get("train", 0)
     if drawn:
@@ -407,7 +392,7 @@ def _refuse_drawn_negatives(config: ItemConfig, manifest: Manifest) -> None:
         )
 
 
-def _refuse_keyed_items(config: ItemConfig, item: FeatureSpec, model: RetrievalModel) -> None:
+def _refuse_keyed_items(config: ObjectiveConfig, item: FeatureSpec, model: RetrievalModel) -> None:
     """Refuses what needs a vocabulary where items are keys.
 
     Raises:

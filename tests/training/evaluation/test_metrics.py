@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.errors import ConfigError
-from conf.metrics import OWN_PREFIX, find_direction, is_minimised
+from conf.metrics import OWN_PREFIX, find_direction, is_minimised, list_families
 from conf.training.train import METRIC_PATTERN
 from jobs.support.formatting import read_task_metrics
 from training.evaluation.comparison import _compare_binary, _compare_errors
 from training.evaluation.label_metrics import LabelScores
 from training.evaluation.metrics import (
     MISSING,
+    RANKING_METRICS,
     RankingMeans,
     auc,
     build_pairs,
@@ -198,6 +199,13 @@ def test_constant_log_loss_knows_certainty() -> None:
     assert constant_log_loss(1.0, 1.0) == 0.0
     assert constant_log_loss(0.5, 1.0) is None
     assert constant_log_loss(0.5, 0.0) is None
+
+
+def test_every_metric_of_ranks_is_computed() -> None:
+    assert sorted(RANKING_METRICS) == sorted(list_families("ranking"))
+    ranks, at_cutoffs = np.array([1.0, 3.0]), [f"{name}@5" for name in RANKING_METRICS]
+    assert set(measure(ranks, (5,), "user")) == set(at_cutoffs)
+    assert set(measure(ranks, (5,))) == {"mrr", "hit_rate@5", "recall@5", "ndcg@5"}
 
 
 def test_every_metric_that_is_measured_says_which_way_it_is_better() -> None:

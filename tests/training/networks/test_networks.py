@@ -283,6 +283,15 @@ def draw_inputs() -> dict[str, Array]:
     return x
 
 
+def test_each_network_has_a_reference_and_a_row_of_the_guide() -> None:
+    assert {case.partition(" ")[0] for case in CASES} == set(NETWORKS)
+    guide = Path(__file__).parents[3] / "docs" / "guide" / "networks.md"
+    rows = [line for line in guide.read_text().splitlines() if line.startswith("| `")]
+    assert [
+        name for name in NETWORKS if not any(row.startswith(f"| `{name}`") for row in rows)
+    ] == []
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_network_is_what_its_paper_says(case: str) -> None:
     params, reference = CASES[case]

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +11,6 @@ from training.objectives.item_losses import (
     SoftmaxItems,
     compute_drawn_loss,
     compute_sampled_softmax,
-    count_in_batch,
     gather_replicas,
     keep_hardest,
     replica_offset,
@@ -121,23 +119,6 @@ def test_a_masked_copy_gets_no_gradient() -> None:
 def test_logq_lifts_the_loss_off_popular_negatives() -> None:
     loss = in_batch(tf.zeros([1, 2]), tf.zeros([2, 2]), [5, 6], np.log([1.0, 9.0]).astype("f"))
     np.testing.assert_allclose(loss, -np.log(1 / (1 + 1 / 9)), rtol=1e-6)
-
-
-def test_corrected_loss_is_unbiased_for_the_full_softmax() -> None:
-    """Sampled by popularity, many corrected candidates give the full softmax's partition."""
-    rng = np.random.default_rng(0)
-    counts = np.array([0, 0, 1000, 300, 30, 10, 5])
-    scores = rng.normal(size=7)
-    draws = rng.choice(7, size=200_000, p=counts / counts.sum())
-    log_counts = np.log(count_in_batch(counts, len(draws)).astype(np.float64))
-    estimate = np.logaddexp.reduce(scores[draws] - log_counts[draws])
-    assert estimate == pytest.approx(np.logaddexp.reduce(scores[2:]), abs=0.02)
-
-
-def test_counts_in_a_batch_are_shares_of_train() -> None:
-    found = count_in_batch(np.array([0, 0, 6, 3, 1]), 100)
-    np.testing.assert_allclose(found[2:], [60, 30, 10], rtol=1e-5)
-    assert (count_in_batch(np.zeros(5, np.int64), 8) > 0).all()
 
 
 @settings(deadline=None, max_examples=25)

@@ -34,11 +34,10 @@ from training.networks.network import TrainingPass
 from training.objectives import item_catalog
 from training.objectives.item_catalog import (
     ItemFeatures,
-    read_batch_counts,
     read_drawable_items,
     read_item_events,
 )
-from training.objectives.item_losses import count_in_batch
+from training.objectives.logq_correction import count_in_batch, read_batch_counts
 from training.objectives.objective import (
     Weighted,
     build_objective,
