@@ -32,8 +32,8 @@ from training.monitoring.mlflow_log import find_tracking_uri, tracked
 from training.monitoring.progress import NoProgress, TrainingProgress
 from training.reader.split_source import TrainingData
 from training.run_directory import (
-    Again,
     RunStart,
+    StartMode,
     choose_start,
     config_sha256,
     counted_seconds,
@@ -84,14 +84,14 @@ def fit_run(
         progress.message("waiting for the other processes of TF_CONFIG")
     strategy = build_strategy(config.devices)
     workers = Workers(strategy)
-    again = Again.ONCE if once else Again.RESUME if resume else Again.NEW
+    mode = StartMode.ONCE if once else StartMode.RESUME if resume else StartMode.NEW
     with (
         released_servers(strategy),
         lost_worker_errors(workers),
         memory_errors(),
-        only_one(config, workers, again),
+        only_one(config, workers, mode),
     ):
-        start = _choose_start(config, progress, workers, again)
+        start = _choose_start(config, progress, workers, mode)
         if start.finished is not None:
             return start.finished
         seed_everything(config.seed)
@@ -103,13 +103,13 @@ def fit_run(
 
 
 def _choose_start(
-    config: TrainConfig, progress: TrainingProgress, workers: Workers, again: Again
+    config: TrainConfig, progress: TrainingProgress, workers: Workers, mode: StartMode
 ) -> RunStart:
     """As `choose_start`, of the runs in a store, too."""
     series = _find_series(config, workers)
-    if series is not None and again is not Again.NEW:
+    if series is not None and mode is not StartMode.NEW:
         series.bring_newest(config_sha256(config))
-    start = choose_start(config, progress, workers, again)
+    start = choose_start(config, progress, workers, mode)
     if series is not None and start.finished is not None:
         series.publish(start.finished)
     return start

@@ -304,7 +304,7 @@ def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-class Again(StrEnum):
+class StartMode(StrEnum):
     """What becomes of a config that was trained before, wholly or in part.
 
     Attributes:
@@ -320,14 +320,14 @@ class Again(StrEnum):
 
 
 @contextmanager
-def only_one(config: TrainConfig, workers: Workers, again: Again) -> Iterator[None]:
+def only_one(config: TrainConfig, workers: Workers, mode: StartMode) -> Iterator[None]:
     """Lets one process at a time decide whether a config has been trained, and train it.
 
     Raises:
         UpstreamNotReadyError: Another one is at it.
     """
     base = run_paths(config).base
-    if again is not Again.ONCE or not workers.is_chief:
+    if mode is not StartMode.ONCE or not workers.is_chief:
         yield
         return
     try:
@@ -359,7 +359,7 @@ class RunStart:
 
 
 def choose_start(
-    config: TrainConfig, progress: TrainingProgress, workers: Workers, again: Again
+    config: TrainConfig, progress: TrainingProgress, workers: Workers, mode: StartMode
 ) -> RunStart:
     """Chooses dataset version and run; every process takes those of the chief.
 
@@ -367,16 +367,16 @@ def choose_start(
         config: The resolved config.
         progress: Shows why a new run is started where an unfinished one was asked for.
         workers: The processes of the run.
-        again: What becomes of an earlier run of the same config.
+        mode: What becomes of an earlier run of the same config.
 
     Raises:
         SluiceError: There is no such dataset, or the unfinished run's is damaged.
     """
     if workers.count == 1:
-        return _find_start(config, progress, again)
+        return _find_start(config, progress, mode)
 
     def find() -> list[str | None]:
-        start = _find_start(config, progress, again)
+        start = _find_start(config, progress, mode)
         runs = [None if run is None else str(run) for run in (start.unfinished, start.finished)]
         data = start.data
         return [str(data.version_dir.absolute()), manifest_sha256(data.manifest), *runs]
@@ -402,16 +402,16 @@ def read_current_data(config: TrainConfig) -> TrainingData:
     return TrainingData(version_dir, read_manifest(version_dir, config.input.tolerates))
 
 
-def _find_start(config: TrainConfig, progress: TrainingProgress, again: Again) -> RunStart:
+def _find_start(config: TrainConfig, progress: TrainingProgress, mode: StartMode) -> RunStart:
     data = None
-    if again is Again.ONCE:
+    if mode is StartMode.ONCE:
         data = read_current_data(config)
         if (finished := find_finished_run(config, data.manifest)) is not None:
             progress.message(f"trained already, nothing to do: run {finished}", run=str(finished))
             return RunStart(data, finished=finished)
-    run = None if again is Again.NEW else find_unfinished_run(config)
+    run = None if mode is StartMode.NEW else find_unfinished_run(config)
     if run is None:
-        if again is Again.RESUME:
+        if mode is StartMode.RESUME:
             progress.message("no unfinished run of this config: starting a new one")
         return RunStart(data or read_current_data(config))
     # On with the version that the run began with, even if a newer one is current by now.

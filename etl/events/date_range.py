@@ -20,7 +20,7 @@ from etl.events.labels import IMMATURE, UNLABELLED
 from etl.events.sample_filter import NOT_SAMPLED_COLUMN
 from etl.events.splits import SPLIT_COLUMN, is_inside
 from etl.sources.bad_rows import find_last_day
-from etl.sources.times import Span
+from etl.sources.time_scan import Span
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -17,7 +17,7 @@ from etl.events.joins import MATCHED, count_matches, read_matches
 from etl.events.labels import IMMATURE, UNLABELLED, ConversionCounts, find_until_ms, is_immature
 from etl.events.sample_filter import NOT_SAMPLED_COLUMN, SEEN_COLUMN
 from etl.events.splits import EVENT_SPLITS, SPLIT_COLUMN, is_inside
-from etl.sources.times import Span
+from etl.sources.time_scan import Span
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -28,7 +28,7 @@ from conf.etl.time_units import (
 )
 from etl.quality.rules import RuleResult
 from etl.sources.bad_rows import SourceCounts, count_rows
-from etl.sources.times import Span, TimeScan, TimeValues, is_stray, mark_strays
+from etl.sources.time_scan import Span, TimeScan, TimeValues, is_stray, mark_strays
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -26,7 +26,7 @@ from etl.sources.source import (
     ParsedColumn,
     Source,
 )
-from etl.sources.times import TimeScan, TimeValues, read_spans, time_aggregates, time_groups
+from etl.sources.time_scan import TimeScan, TimeValues, read_spans, time_aggregates, time_groups
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

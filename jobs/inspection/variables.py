@@ -118,8 +118,8 @@ def describe_occurrences(keys: RuledKeySpace, key: int) -> dict[str, Any]:
     found, clock = keys.read_key(key), keys.rules.timestamp or "step"
     if found is None:
         return {"occurrences": 0}
-    moment = keys.ruled.moment
-    now = moment.now if keys.rules.timestamp else moment.batches
+    counters = keys.ruled.counters
+    now = counters.now if keys.rules.timestamp else counters.batches
     return {
         "occurrences": found[1],
         "last_seen": found[2],

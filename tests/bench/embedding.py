@@ -87,7 +87,7 @@ def build_index(keys: np.ndarray, **rules: object) -> RuledIndex:
 def map_batch(index: RuledIndex, keys: np.ndarray) -> np.ndarray:
     """Maps a batch, with as many in flight as in training."""
     rows = index.map(keys, None, is_last=False).rows
-    index.trim(index.moment.batches - IN_FLIGHT)
+    index.trim(index.counters.batches - IN_FLIGHT)
     return rows
 
 
@@ -151,7 +151,7 @@ def measure_sweep(report: BenchReport, arguments: argparse.Namespace) -> list[Me
         index.map(step_keys, None, is_last=True)
         times = time.perf_counter() - wall, time.process_time() - cpu
         found.append(Measurement("sweep", shape, "all at once", *times, len(keys)))
-        found[0].details["evicted"] = index.moment.evicted
+        found[0].details["evicted"] = index.counters.evicted
         rules = {"unused_steps": unused + SWEEP_STEPS // 2, "every": SWEEP_STEPS}
         config = DynamicTableConfig.model_validate({"eviction": rules})
         index.rules = replace(index.rules, eviction=config.eviction)  # one index is enough memory

@@ -27,8 +27,12 @@ from training.checkpoint.checkpoint_files import (
     remove_leftovers,
     write_checkpoint,
 )
-from training.checkpoint.divergence import build_divergence_error
-from training.checkpoint.resume_state import Position, ResumeState, parse_resume_state
+from training.checkpoint.resume_state import (
+    Position,
+    ResumeState,
+    build_divergence_error,
+    parse_resume_state,
+)
 from training.checkpoint.saved_tensors import (
     MODEL,
     OPTIMIZERS,

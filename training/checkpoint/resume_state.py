@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from conf.errors import TrainingDivergedError
+
 
 @dataclass(frozen=True, order=True)
 class Position:
@@ -81,3 +83,23 @@ def parse_resume_state(content: Mapping[str, Any]) -> ResumeState:
         "sums": EpochSums(**content["sums"]),
     }
     return ResumeState(**{**content, **parts})
+
+
+def build_divergence_error(
+    received: str, position: Position, *, has_temperature: bool = False
+) -> TrainingDivergedError:
+    """Returns the error that ends a run whose numbers are no longer finite.
+
+    Args:
+        received: The number that is not finite.
+        position: The batch that it was found after.
+        has_temperature: Whether the model divides its scores by one.
+    """
+    further = ", or raise model.temperature" if has_temperature else ""
+    return TrainingDivergedError(
+        f"training diverged in epoch {position.epoch + 1}, at step {position.batch + 1}",
+        received=received,
+        allowed="finite numbers",
+        fix=f"lower optimizer.learning_rate, set optimizer.clip_norm{further}; the checkpoints of "
+        "earlier steps are untouched",
+    )

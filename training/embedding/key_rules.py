@@ -142,8 +142,8 @@ def _find_passed(now: int | None, times: np.ndarray | None, every: int) -> int |
 
 
 @dataclass(frozen=True)
-class KeyMoment:
-    """What an index holds besides its records.
+class IndexCounters:
+    """What an index counts besides its records.
 
     Attributes:
         batches: Batches so far; time, where no feature is named.
@@ -164,16 +164,24 @@ class KeyMoment:
     evicted: int = 0
 
     def to_array(self) -> np.ndarray:
-        """Returns the numbers, int64 `[8]`."""
-        values = asdict(self) | {"now": self.now or 0, "is_timed": self.now is not None}
-        return np.array(list(values.values()), np.int64)
+        """Returns the numbers as checkpoints hold them, int64 `[8]`."""
+        values = {**asdict(self), "now": self.now or 0, IS_TIMED: self.now is not None}
+        return np.array([values[name] for name in SAVED_COUNTERS], np.int64)
 
     @classmethod
-    def from_array(cls, values: np.ndarray) -> KeyMoment:
+    def from_array(cls, values: np.ndarray) -> IndexCounters:
         """Returns what `to_array` has made an array of."""
-        *numbers, is_timed = (int(value) for value in values)
-        moment = cls(*numbers)
-        return moment if is_timed else replace(moment, now=None)
+        saved = dict(zip(SAVED_COUNTERS, map(int, values), strict=False))
+        is_timed = saved.pop(IS_TIMED)
+        return cls(**{name: v for name, v in saved.items() if name != "now" or is_timed})
+
+
+IS_TIMED = "is_timed"
+"""Whether there is a largest time."""
+SAVED_COUNTERS = (
+    "batches", "now", "rows", "admitted", "rejected", "refused", "evicted", IS_TIMED
+)  # fmt: skip
+"""What stands where in the array of a checkpoint: new ones follow at its end."""
 
 
 class MappedBatch(NamedTuple):
@@ -195,9 +203,9 @@ class MappedBatch(NamedTuple):
 
 
 class _Undo(NamedTuple):
-    """What takes a batch back: the moment before it, and records as they were, in order."""
+    """What takes a batch back: the counters before it, and records as they were, in order."""
 
-    moment: KeyMoment
+    counters: IndexCounters
     records: list[np.ndarray]
 
 
@@ -242,11 +250,11 @@ class RuledIndex:
     Attributes:
         rules: The rules.
         records: The records.
-        moment: What it holds besides them.
+        counters: What it holds besides them.
     """
 
     def __init__(self, rules: KeyRules) -> None:
-        self.rules, self.records, self.moment = rules, KeyRecords(), KeyMoment()
+        self.rules, self.records, self.counters = rules, KeyRecords(), IndexCounters()
         self._allowed: np.ndarray | None = None
         self._most = MOST_ROWS if rules.max_rows is None else min(rules.max_rows, MOST_ROWS)
         self._used = UsedRows(self._most)
@@ -272,7 +280,7 @@ class RuledIndex:
 
     def begin_epoch(self) -> None:
         """Counts what happens from nothing."""
-        self.moment = replace(self.moment, admitted=0, rejected=0, refused=0, evicted=0)
+        self.counters = replace(self.counters, admitted=0, rejected=0, refused=0, evicted=0)
 
     def map(self, keys: np.ndarray, times: np.ndarray | None, *, is_last: bool) -> MappedBatch:
         """Counts the keys of a batch, evicts and admits, and returns where they are.
@@ -282,12 +290,12 @@ class RuledIndex:
             times: Time of each, int64 `[n]`; None: time is steps.
             is_last: Whether it is the last batch of an epoch.
         """
-        undo = _Undo(self.moment, [])
+        undo = _Undo(self.counters, [])
         self._undo.append(undo)
-        self.moment = replace(self.moment, batches=self.moment.batches + 1)
+        self.counters = replace(self.counters, batches=self.counters.batches + 1)
         self._evict_due(undo, times, is_last=is_last)
         self._move_clock(times)
-        found = DistinctKeys(keys, self.moment.batches if times is None else times)
+        found = DistinctKeys(keys, self.counters.batches if times is None else times)
         before, meta = self.records.touch(found.keys, found.occurrences, found.times)
         undo.records.append(before)
         rows, _ = unpack_meta(meta)
@@ -297,35 +305,35 @@ class RuledIndex:
             new = new[rows[new] >= FIRST_ROW]
         return MappedBatch(
             found.spread(np.maximum(rows, OOV_ID)),
-            self.moment.rows,
+            self.counters.rows,
             found.keys[new],
             rows[new],
-            self.moment.batches,
+            self.counters.batches,
         )
 
     def _move_clock(self, times: np.ndarray | None) -> None:
-        now = self.moment.now
+        now = self.counters.now
         if times is None:
-            now = self.moment.batches
+            now = self.counters.batches
         elif len(times):
             latest = int(times.max())
             if now is None:  # Keys of a run that knew no times count as seen now.
                 self.records.set_times(latest)
             now = latest if now is None else max(now, latest)
-        self.moment = replace(self.moment, now=now)
+        self.counters = replace(self.counters, now=now)
 
     def _evict_due(self, undo: _Undo, times: np.ndarray | None, *, is_last: bool) -> None:
         """Forgets the keys that time or count are against, of those whose turn it is."""
-        rules, moment = self.rules.eviction, self.moment
+        rules, counters = self.rules.eviction, self.counters
         if rules is None or (rules.every == "epoch" and not is_last):
             return
         turns = 1 if rules.every == "epoch" else rules.every
-        before, now = EARLIEST, moment.now if rules.timestamp else moment.batches
+        before, now = EARLIEST, counters.now if rules.timestamp else counters.batches
         if rules.every_time is not None:
-            turns, now = 1, _find_passed(moment.now, times, rules.every_time)
+            turns, now = 1, _find_passed(counters.now, times, rules.every_time)
             if now is None:
                 return
-        turn = (moment.batches - 1) % turns
+        turn = (counters.batches - 1) % turns
         unused = rules.unused_time or rules.unused_steps
         if unused is not None and now is not None:
             before = max(before, now - unused + 1)
@@ -341,7 +349,7 @@ class RuledIndex:
         freed = rows[rows >= FIRST_ROW] - FIRST_ROW
         self._used.give_back(freed)
         self.records.remove(np.ascontiguousarray(records[:, KEY]))
-        self.moment = replace(self.moment, evicted=self.moment.evicted + len(freed))
+        self.counters = replace(self.counters, evicted=self.counters.evicted + len(freed))
 
     def _admit(self, rowless: _Rowless, rows: np.ndarray, undo: _Undo) -> None:
         """Gives those keys without a row that qualify one.
@@ -360,13 +368,13 @@ class RuledIndex:
         rows[new[given]] = self._used.take(len(given)) + FIRST_ROW
         self.records.put(rowless.build_records(rows, waits=self.rules.least_count > 1))
         wanted_occurrences = int(occurrences[wanted].sum())
-        moment = self.moment
-        self.moment = replace(
-            moment,
-            rows=max(moment.rows, int(rows[new].max()) + 1),
-            admitted=moment.admitted + len(given),
-            refused=moment.refused + wanted_occurrences - int(occurrences[given].sum()),
-            rejected=moment.rejected + int(occurrences.sum()) - wanted_occurrences,
+        counters = self.counters
+        self.counters = replace(
+            counters,
+            rows=max(counters.rows, int(rows[new].max()) + 1),
+            admitted=counters.admitted + len(given),
+            refused=counters.refused + wanted_occurrences - int(occurrences[given].sum()),
+            rejected=counters.rejected + int(occurrences.sum()) - wanted_occurrences,
         )
 
     def _qualify(self, rowless: _Rowless) -> np.ndarray:
@@ -375,7 +383,7 @@ class RuledIndex:
             return np.isin(rowless.keys, self._allowed)
         probability = self.rules.admission and self.rules.admission.probability
         if probability:
-            stream = self.rules.build_stream(self.moment.batches)
+            stream = self.rules.build_stream(self.counters.batches)
             return draw_occurrences(rowless.keys, rowless.occurrences, stream, probability)
         return rowless.counts >= self.rules.least_count
 
@@ -394,33 +402,33 @@ class RuledIndex:
 
     def trim(self, batches: int) -> None:
         """Forgets how to take the batches up to one back."""
-        while self._undo and self._undo[0].moment.batches < batches:
+        while self._undo and self._undo[0].counters.batches < batches:
             self._undo.popleft()
 
     def rewind(self, batches: int) -> None:
         """Takes back all batches behind one."""
-        if self.moment.batches == batches:
+        if self.counters.batches == batches:
             return
-        while self.moment.batches > batches:
+        while self.counters.batches > batches:
             undo = self._undo.pop()
             for records in reversed(undo.records):
                 self.records.put(records)
-            self.moment = undo.moment
+            self.counters = undo.counters
         rows, _ = unpack_meta(self.records.read_all()[:, META])
         self._used.set_to(rows[rows >= FIRST_ROW] - FIRST_ROW)
 
-    def read(self, batches: int) -> tuple[np.ndarray, KeyMoment]:
-        """Returns all records, int64 `[n, 3]`, and the moment, as they were after a batch."""
-        if batches == self.moment.batches:
-            return self.records.read_all(), self.moment
-        records, moment = self.records.copy(), self.moment
+    def read(self, batches: int) -> tuple[np.ndarray, IndexCounters]:
+        """Returns all records, int64 `[n, 3]`, and the counters, as they were after a batch."""
+        if batches == self.counters.batches:
+            return self.records.read_all(), self.counters
+        records, counters = self.records.copy(), self.counters
         for undo in reversed(self._undo):
-            if undo.moment.batches < batches:
+            if undo.counters.batches < batches:
                 break
             for changed in reversed(undo.records):
                 records.put(changed)
-            moment = undo.moment
-        return records.read_all(), moment
+            counters = undo.counters
+        return records.read_all(), counters
 
     def find(self, keys: np.ndarray, batches: int) -> np.ndarray:
         """Returns the rows of keys as they were after a batch: 1 for those without one.
@@ -430,7 +438,7 @@ class RuledIndex:
             batches: The batch.
         """
         meta = self.records.find(np.ascontiguousarray(keys, np.int64))
-        later = [r for undo in self._undo if undo.moment.batches >= batches for r in undo.records]
+        later = [r for undo in self._undo if undo.counters.batches >= batches for r in undo.records]
         changes = np.concatenate([np.empty((0, 3), np.int64), *later])
         if len(changes):  # The first change of a key behind the batch holds what it was there.
             changed, first = np.unique(changes[:, KEY], return_index=True)
@@ -439,8 +447,8 @@ class RuledIndex:
         rows, _ = unpack_meta(meta)
         return np.where(keys == PAD_ID, PAD_ID, np.maximum(rows, OOV_ID))
 
-    def set_to(self, records: np.ndarray, moment: KeyMoment) -> None:
-        """Forgets all and takes records and a moment over.
+    def set_to(self, records: np.ndarray, counters: IndexCounters) -> None:
+        """Forgets all and takes records and a counters over.
 
         Raises:
             ValueError: A key or a row occurs twice, a key is 0, a row is beyond memory or limit.
@@ -453,7 +461,7 @@ class RuledIndex:
         fresh.put(records)
         if len(fresh) != len(records) or (records[:, KEY] == PAD_ID).any():
             raise ValueError("a key occurs twice, or is that of padding")
-        self.records, self.moment = fresh, moment
+        self.records, self.counters = fresh, counters
         self._used.set_to(taken - FIRST_ROW)
         self._undo.clear()
 

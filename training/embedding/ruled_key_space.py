@@ -11,10 +11,10 @@ import tensorflow as tf
 from conf.schema import PAD_ID
 from training.embedding.key_index import FIRST_ROW
 from training.embedding.key_records import KEY, META, TIME, WAITING, pack_meta, unpack_meta
-from training.embedding.key_rules import KeyMoment, KeyRules, MappedBatch, RuledIndex
+from training.embedding.key_rules import IndexCounters, KeyRules, MappedBatch, RuledIndex
 from training.embedding.key_space import SAVED_KEYS, KeySpace, MapBatch, list_copies
 
-COUNTS, WAITING_KEYS, MOMENT = "counts", "waiting", "moment"
+COUNTS, WAITING_KEYS, COUNTERS = "counts", "waiting", "moment"  # As checkpoints name them.
 TIMES, STEPS = "times", "steps"
 """What the times of keys are called: values of a feature, or steps."""
 TRIM_EVERY = 8
@@ -89,7 +89,7 @@ class RuledKeySpace(KeySpace):
             with self._turn:
                 if session != self._session:
                     return self._find_batch(keys)
-                if self.ruled.moment.batches % TRIM_EVERY == 0:
+                if self.ruled.counters.batches % TRIM_EVERY == 0:
                     self.ruled.trim(int(copy.numpy()))
                 return self.ruled.map(keys, times, is_last=is_last)
 
@@ -101,9 +101,9 @@ class RuledKeySpace(KeySpace):
             return self._find_batch(keys)
 
     def _find_batch(self, keys: np.ndarray) -> MappedBatch:
-        moment, none = self.ruled.moment, np.empty(0, np.int64)
-        rows = self.ruled.find(keys, moment.batches)
-        return MappedBatch(rows, moment.rows, none, none, moment.batches)
+        counters, none = self.ruled.counters, np.empty(0, np.int64)
+        rows = self.ruled.find(keys, counters.batches)
+        return MappedBatch(rows, counters.rows, none, none, counters.batches)
 
     def find_on_host(self, keys: np.ndarray) -> np.ndarray:
         """Returns the rows of keys, int64 `[n]`, as the steps so far have left them."""
@@ -124,21 +124,21 @@ class RuledKeySpace(KeySpace):
         return int(rows[0]), int(counts[0]), int(record[TIME])
 
     def state_tensors(self) -> dict[str, tf.Tensor]:
-        """Returns keys, counts, times and the moment, as the steps so far have left them."""
+        """Returns keys, counts, times and the counters, as the steps so far have left them."""
         return {name: tf.constant(values) for name, values in self._read_state().items()}
 
     def _read_state(self) -> dict[str, np.ndarray]:
         with self._turn:
-            records, moment = self.ruled.read(self.batch_count)
+            records, counters = self.ruled.read(self.batch_count)
         rows, counts = unpack_meta(records[:, META])
         own = rows >= FIRST_ROW
         columns = {SAVED_KEYS: records[:, KEY], COUNTS: counts, self.clock: records[:, TIME]}
-        state = {name: np.zeros(moment.rows - FIRST_ROW, np.int64) for name in columns}
+        state = {name: np.zeros(counters.rows - FIRST_ROW, np.int64) for name in columns}
         for name, values in columns.items():
             state[name][rows[own] - FIRST_ROW] = values[own]
         waiting = np.stack([records[~own, KEY], records[~own, TIME], counts[~own]], axis=1)
         state[WAITING_KEYS] = waiting[np.argsort(waiting[:, 0])]
-        return state | {MOMENT: moment.to_array()}
+        return state | {COUNTERS: counters.to_array()}
 
     def restore_tensors(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Sets the keys to saved ones; the matrices are restored by themselves.
@@ -148,8 +148,8 @@ class RuledKeySpace(KeySpace):
         """
         records = build_records(tensors[SAVED_KEYS], tensors[COUNTS], tensors[self.clock])
         waiting = build_waiting(tensors[WAITING_KEYS])
-        moment = KeyMoment.from_array(tensors[MOMENT])
-        self.set_records(np.concatenate([records, waiting]), moment)
+        counters = IndexCounters.from_array(tensors[COUNTERS])
+        self.set_records(np.concatenate([records, waiting]), counters)
 
     def set_keys(self, keys: np.ndarray) -> None:
         """Gives rows from 2 on to keys that have qualified and whose times are not known.
@@ -159,8 +159,8 @@ class RuledKeySpace(KeySpace):
         """
         counts = np.full(len(keys), self.rules.least_count)
         times = np.zeros(len(keys), np.int64)
-        moment = KeyMoment(rows=len(keys) + FIRST_ROW)
-        self.set_records(build_records(keys, counts, times), moment)
+        counters = IndexCounters(rows=len(keys) + FIRST_ROW)
+        self.set_records(build_records(keys, counts, times), counters)
 
     def continue_keys(self, keys: np.ndarray, earlier: Mapping[str, np.ndarray]) -> None:
         """Gives rows from 2 on to the keys of an earlier run, which keep their counts and ages.
@@ -168,14 +168,14 @@ class RuledKeySpace(KeySpace):
         Args:
             keys: int64 `[n]`.
             earlier: By the names of `state_tensors`: counts and times of these keys, the keys that
-                were waiting, and the moment. Times of another clock are left out.
+                were waiting, and the counters. Times of another clock are left out.
 
         Raises:
             ValueError: A key occurs twice, or there are more than `max_rows`.
         """
-        before, moment = (
-            KeyMoment.from_array(earlier[MOMENT]),
-            KeyMoment(rows=len(keys) + FIRST_ROW),
+        before, counters = (
+            IndexCounters.from_array(earlier[COUNTERS]),
+            IndexCounters(rows=len(keys) + FIRST_ROW),
         )
         times, waiting = earlier.get(self.clock), earlier[WAITING_KEYS].copy()
         if times is None:
@@ -183,13 +183,13 @@ class RuledKeySpace(KeySpace):
         elif self.rules.timestamp is None:  # Steps are counted from the start of a run.
             times, waiting[:, 1] = times - before.batches, waiting[:, 1] - before.batches
         else:
-            moment = replace(moment, now=before.now)
+            counters = replace(counters, now=before.now)
         if self.rules.least_count == 1:
             waiting = waiting[:0]
         records = build_records(keys, earlier[COUNTS], times)
-        self.set_records(np.concatenate([records, build_waiting(waiting)]), moment)
+        self.set_records(np.concatenate([records, build_waiting(waiting)]), counters)
 
-    def set_records(self, records: np.ndarray, moment: KeyMoment) -> None:
+    def set_records(self, records: np.ndarray, counters: IndexCounters) -> None:
         """Sets the records of keys, int64 `[n, 3]`, and what else the index holds.
 
         Raises:
@@ -198,9 +198,9 @@ class RuledKeySpace(KeySpace):
         with self._turn:
             self._session += 1
             self.leave_device()
-            self.ruled.set_to(records, moment)
-            self.known_rows.assign(moment.rows)
-            self.known_batches.assign(moment.batches)
+            self.ruled.set_to(records, counters)
+            self.known_rows.assign(counters.rows)
+            self.known_batches.assign(counters.batches)
 
     def find_problems(self, found: Mapping[str, tuple[str, list[int]]]) -> list[str]:
         """Returns why saved tensors cannot be restored; none: they can.
@@ -214,7 +214,7 @@ class RuledKeySpace(KeySpace):
             COUNTS: rows,
             self.clock: rows,
             WAITING_KEYS: [None, 3],
-            MOMENT: list(KeyMoment().to_array().shape),
+            COUNTERS: list(IndexCounters().to_array().shape),
         }
         problems = []
         for name, shape in shapes.items():
@@ -230,17 +230,17 @@ class RuledKeySpace(KeySpace):
     def describe(self) -> dict[str, int]:
         """Returns what has happened to the table's keys in this epoch, and what they take."""
         with self._turn:
-            moment, own_bytes = self.ruled.moment, self.ruled.bytes
+            counters, own_bytes = self.ruled.counters, self.ruled.bytes
             keys, known = self.ruled.row_keys, len(self.ruled.records)
-            if moment.batches != self.batch_count:  # An epoch that ends before its batches do.
-                records, moment = self.ruled.read(self.batch_count)
+            if counters.batches != self.batch_count:  # An epoch that ends before its batches do.
+                records, counters = self.ruled.read(self.batch_count)
                 known, rows = len(records), unpack_meta(records[:, META])[0]
                 keys = int((rows >= FIRST_ROW).sum())
         counts = ("admitted", "rejected", "evicted", "refused")
         return {
             "keys": keys,
             "waiting": known - keys,
-            **{name: getattr(moment, name) for name in counts},
+            **{name: getattr(counters, name) for name in counts},
             "bytes": own_bytes + self.matrix_bytes,
             **self.describe_tier(),
         }

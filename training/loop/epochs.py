@@ -14,9 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from conf.errors import TrainingDivergedError
-from training.checkpoint.divergence import build_divergence_error
 from training.checkpoint.manager import CheckpointManager
-from training.checkpoint.resume_state import Position, ResumeState
+from training.checkpoint.resume_state import Position, ResumeState, build_divergence_error
 from training.distribution.run_steps import RunSteps
 from training.distribution.workers import NullWriter, Workers
 from training.loop.diverged_batch import DivergedStep, write_diverged_batch

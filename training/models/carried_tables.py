@@ -15,8 +15,8 @@ from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_index import FIRST_ROW
 from training.embedding.key_space import KeySpace
 from training.embedding.ruled_key_space import (
+    COUNTERS,
     COUNTS,
-    MOMENT,
     STEPS,
     TIMES,
     WAITING_KEYS,
@@ -35,7 +35,7 @@ class MatchedKeys:
     Attributes:
         keys: Its keys, int64 `[n]`, in the order of the earlier table.
         rows: Row of the earlier table for each row of the new one, int64 `[2 + n]`.
-        history: Counts and times of the keys, the keys that waited for a row, and the moment, by
+        history: Counts and times of the keys, the keys that waited for a row, and the counters, by
             the names of `RuledKeySpace.state_tensors`; empty where the earlier table had no rules.
     """
 
@@ -94,7 +94,7 @@ def match_history(
         earlier: Tensors of the earlier key space.
         versions: As for `match_dynamic_table`.
     """
-    if MOMENT not in earlier or not isinstance(table.keys, RuledKeySpace):
+    if COUNTERS not in earlier or not isinstance(table.keys, RuledKeySpace):
         return found
     kept = found.rows[FIRST_ROW:] - FIRST_ROW
     history = {name: earlier[name][kept] for name in (COUNTS, TIMES, STEPS) if name in earlier}
@@ -103,7 +103,7 @@ def match_history(
     keys = match_keys(_find_feature(model, table), asked, *versions)
     if keys is not None and keys is not asked:
         waiting = np.column_stack([keys, waiting[:, 1:]])[keys != NO_ROW]
-    return replace(found, history={**history, WAITING_KEYS: waiting, MOMENT: earlier[MOMENT]})
+    return replace(found, history={**history, WAITING_KEYS: waiting, COUNTERS: earlier[COUNTERS]})
 
 
 def set_keys(model: Model, space: KeySpace, found: MatchedKeys) -> None:

@@ -18,7 +18,7 @@ from etl.events.event_log import prepare_events
 from etl.quality.time_units import check_units, count_sources, judge_times
 from etl.sources.bad_rows import SourceCounts
 from etl.sources.read import read_source
-from etl.sources.times import Span, TimeScan, TimeValues
+from etl.sources.time_scan import Span, TimeScan, TimeValues
 from tests.etl.logs import columns
 
 NOW_S = int(datetime(2026, 6, 1, tzinfo=UTC).timestamp())

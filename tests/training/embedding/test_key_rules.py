@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from training.embedding.key_mapping import (
     plan_keyed_features,
 )
 from training.embedding.key_records import HASHES, KeyRecords, UsedRows, hash_keys, pack_meta
-from training.embedding.key_rules import KeyMoment, KeyRules, RuledIndex, find_smallest
+from training.embedding.key_rules import IndexCounters, KeyRules, RuledIndex, find_smallest
 from training.embedding.key_space import reading_rows
 from training.embedding.ruled_key_space import RuledKeySpace
 from training.input.batches import ARRIVALS
@@ -158,13 +158,13 @@ class ByDict:
 
 
 def describe(index: RuledIndex, batches: int) -> tuple[Any, dict[str, int]]:
-    records, moment = index.read(batches)
+    records, counters = index.read(batches)
     known = {
         int(key): (int(meta & 0xFFFFFFFF), int(meta >> 32), int(time))
         for key, time, meta in records
     }
     names = ("admitted", "rejected", "refused", "evicted")
-    return known, {name: getattr(moment, name) for name in names}
+    return known, {name: getattr(counters, name) for name in names}
 
 
 COUNT, DRAWN = {"count": 3}, {"probability": 0.3}
@@ -234,7 +234,7 @@ def test_does_what_dictionaries_do_at_every_batch(name: str, batches, data) -> N
         assert len(new) == fresh
         assert index.row_keys == len(expected.rows)
         assert describe(index, number) == past[-1]
-    # The input is ahead: every earlier moment can be read, found in, and gone back to.
+    # The input is ahead: every earlier state can be read, found in, and gone back to.
     back = data.draw(st.integers(0, len(batches)))
     assert describe(index, back) == past[back]
     asked = np.array(sorted(seen))
@@ -354,7 +354,7 @@ def test_keys_twice_are_refused() -> None:
     index, _ = build(TABLES["count"])
     record = [5, 0, int(pack_meta(np.array([2]), np.array([3]))[0])]
     with pytest.raises(ValueError, match="twice"):
-        index.set_to(np.array([record, record]), KeyMoment())
+        index.set_to(np.array([record, record]), IndexCounters())
 
 
 def build_ruled_table(table: dict[str, Any]) -> DynamicTable:
@@ -506,3 +506,11 @@ def test_times_of_two_units_are_no_clock(caplog):
         check_clock("items", rules, {})
         check_clock("items", None, {"min": Y2020_S, "max": 2**62})
     assert not caplog.records
+
+
+def test_counters_stand_in_checkpoints_where_they_always_stood() -> None:
+    """The array of earlier checkpoints, whatever the order of the fields."""
+    timed = IndexCounters(7, now=50, rows=9, admitted=4, rejected=3, refused=2, evicted=1)
+    assert timed.to_array().tolist() == [7, 50, 9, 4, 3, 2, 1, 1]
+    for counters in (timed, replace(timed, now=None)):
+        assert IndexCounters.from_array(counters.to_array()) == counters

@@ -24,9 +24,13 @@ from tests.machine import some_of
 from tests.training.killed_run import CONFIG
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.checkpoint_files import list_checkpoints
-from training.checkpoint.divergence import build_divergence_error
 from training.checkpoint.manager import restore_newest
-from training.checkpoint.resume_state import EpochSums, Position, ResumeState
+from training.checkpoint.resume_state import (
+    EpochSums,
+    Position,
+    ResumeState,
+    build_divergence_error,
+)
 from training.checkpoint.saved_tensors import collect_state, find_non_finite
 from training.distribution.run_steps import build_run_steps
 from training.distribution.strategy import build_strategy

@@ -1,4 +1,4 @@
-"""Magnitudes of time columns, counted in the pass that counts a source's rows.
+"""Time scan: magnitudes of time columns, counted in the pass that counts a source's rows.
 
 A date between 1980 and 2100 is a number of another magnitude in each unit: its seconds since 1970
 are 3.2e8 to 4.1e9, its milliseconds 3.2e11 to 4.1e12, and so on. The ranges do not overlap, so a
