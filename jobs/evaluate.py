@@ -244,7 +244,7 @@ def evaluate_served(
     trained = restore_for_evaluation(run_dir, checkpoint, overrides, dataset, split)
     from training.replay.replay import (
         Endpoint,
-        SavedModel,
+        LoadedVersion,
         post_json,
         refuse_differences,
         replay_split,
@@ -253,7 +253,7 @@ def evaluate_served(
     client: Served = (
         Endpoint(served, partial(post_json, token=token))
         if isinstance(served, str)
-        else SavedModel(bring_version(served))
+        else LoadedVersion(bring_version(served))
     )
     found, difference = replay_split(trained, split, client)
     metrics = {**found, "checkpoint": str(checkpoint), "served": str(served)}

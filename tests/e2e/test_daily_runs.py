@@ -24,7 +24,7 @@ from training.evaluation.comparison import compare_runs
 from training.input.batches import build_eval_dataset
 from training.replay.other_version import move_to_version
 from training.replay.own_encoders import RawRanking, RawTowers
-from training.replay.replay import SavedModel, replay_split
+from training.replay.replay import LoadedVersion, replay_split
 
 pytestmark = pytest.mark.slow
 
@@ -137,4 +137,4 @@ def test_rows_of_train_and_what_is_served_are_refused(versions, runs, tmp_path):
     assert "another split than train" in refused.value.render()
     moved = move_to_version(trained, str(versions[2].version))
     with pytest.raises(ConfigError, match="has fitted features anew"):
-        replay_split(moved, "test", SavedModel.__new__(SavedModel))
+        replay_split(moved, "test", LoadedVersion.__new__(LoadedVersion))

@@ -62,7 +62,7 @@ from training.evaluation.scorers import (
     score_pairs,
 )
 from training.evaluation.slices import SliceMeans, describe_slices, plan_slicings
-from training.evaluation.task_metrics import evaluate_tasks
+from training.evaluation.task_metrics import ScoreRows, evaluate_tasks
 from training.evaluation.user_lists import (
     ListScorer,
     PopularityLists,
@@ -135,13 +135,20 @@ def evaluate_full(
     return means.result()
 
 
-def evaluate_split(trained: TrainedModel, split: str, *, baselines: bool = False) -> dict[str, Any]:
+def evaluate_split(
+    trained: TrainedModel,
+    split: str,
+    *,
+    baselines: bool = False,
+    score: ScoreRows | None = None,
+) -> dict[str, Any]:
     """Evaluates a split under every protocol, with the baselines; the content of `metrics.json`.
 
     Args:
         trained: The model, with the config of its run (`evaluation` decides the protocols).
         split: Split to rank.
         baselines: Whether EASE is fitted and measured beside popularity and chance.
+        score: What scores the rows of a ranking model; None: the model.
 
     Raises:
         ConfigError: Baselines are asked for, and the model ranks no catalogue.
@@ -155,7 +162,9 @@ def evaluate_split(trained: TrainedModel, split: str, *, baselines: bool = False
     if isinstance(trained.model, RankingModel):
         filtered = described.get("filter", {})
         rows = filtered.get("rows", trained.manifest.split(split).rows)
-        return {**described, "rows": rows, **_evaluate_ranking(trained, trained.model, split)}
+        where = trained.version_dir, trained.manifest
+        tasks = evaluate_tasks(trained.model, *where, split, trained.config, score)
+        return {**described, "rows": rows, "tasks": tasks}
     model = require_retrieval(trained.model)
     warn_unmasked(trained.manifest, trained.config.evaluation.mask_seen, split)
     if not baselines:
@@ -196,11 +205,6 @@ def _describe_split(trained: TrainedModel, split: str) -> dict[str, Any]:
         "split": split,
         **describe_filter(data, split, trained.config.evaluation.filter),
     }
-
-
-def _evaluate_ranking(trained: TrainedModel, model: RankingModel, split: str) -> dict[str, Any]:
-    tasks = evaluate_tasks(model, trained.version_dir, trained.manifest, split, trained.config)
-    return {"tasks": tasks}
 
 
 def evaluate_events(

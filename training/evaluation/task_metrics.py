@@ -349,6 +349,7 @@ def evaluate_tasks(
     manifest: Manifest,
     split: str,
     config: TrainConfig,
+    score: ScoreRows | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Returns the metrics of each task on a split, in all and by slice.
 
@@ -359,6 +360,7 @@ def evaluate_tasks(
         split: Split to measure on.
         config: How rows are read and cut, what the model was trained on, and the seed of the draws
             that give intervals.
+        score: What scores the rows; None: the model.
 
     Raises:
         ConfigError: A slice is unknown.
@@ -367,7 +369,7 @@ def evaluate_tasks(
     slices, batch_size = config.evaluation.slices, config.evaluation.batch_size
     slicings = plan_slicings(version_dir, manifest, slices, "event", config.input)
     groups = build_user_groups(version_dir, manifest, config.seed)
-    scores = TaskScores(model, manifest, slicings=slicings, groups=groups)
+    scores = TaskScores(model, manifest, score, slicings, groups)
     scores.measure_own(build_own_metrics(config.evaluation.metrics))
     scores.measure_uncalibrated()
     dataset = build_eval_dataset(

@@ -18,10 +18,11 @@ import numpy as np
 import tensorflow as tf
 
 from conf.encoders import EncoderPlan
-from conf.errors import ConfigError, InputDataError, SluiceError, UpstreamNotReadyError
+from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.schema import PAD_ID
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
+from training.evaluation.task_metrics import compile_scores
 from training.export.model_signatures import build_encoders
 from training.export.serving_encoders import RawInput, name_inputs
 from training.input.batches import Features
@@ -48,7 +49,7 @@ class Served(Protocol):
         ...
 
 
-class SavedModel:
+class LoadedVersion:
     """A version on disk.
 
     Args:
@@ -193,7 +194,6 @@ class _Replay:
 
     def __init__(self, trained: TrainedModel, served: Served) -> None:
         self.difference = Mismatch()
-        self.failure: SluiceError | None = None
         self._served = served
         encoders = build_encoders(trained)
         self._inputs = {item.feature: item for item in encoders.inputs}
@@ -250,8 +250,8 @@ def _decode(values: np.ndarray, item: RawInput, vocabulary: Vocabulary | None) -
     return found.reshape(values.shape).astype(kind)
 
 
-class ReplayedRanking(RankingModel):
-    """A ranking model whose scores come from what serves it.
+class ServedScores:
+    """Scores of a ranking model's tasks from what serves it, in the place of its own logits.
 
     Args:
         model: The trained model, to compare with.
@@ -259,48 +259,22 @@ class ReplayedRanking(RankingModel):
     """
 
     def __init__(self, model: RankingModel, replay: _Replay) -> None:
-        tf.Module.__init__(self, name="replayed")
-        self.tasks, self.tables = model.tasks, model.tables  # Dynamic ones are not compiled.
-        self._own, self._replay = model, replay
+        self._model, self._replay = model, replay
+        self._predict = compile_scores(model, model.predict)
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the features that the model reads."""
-        return self._own.inputs
-
-    def compute_logits(
-        self, features: Features, training: TrainingPass | None = None
-    ) -> dict[str, tf.Tensor]:
+    def __call__(self, features: Features) -> dict[str, tf.Tensor]:
         """Returns the served scores of each task, binary ones as log-odds."""
-        dense = [_to_dense(features[name]) for name in self.inputs]
-        own = self._own.predict(features)
-        names = [task.name for task in self.tasks]
-        given = [*dense, *(own[name] for name in names)]
-        found: Sequence[Any]
-        if tf.executing_eagerly():
-            found = self._score(*(value.numpy() for value in given))
-        else:
-            found = tf.numpy_function(self._score, given, [tf.float32] * len(names))
-        return {name: tf.ensure_shape(v, [None]) for name, v in zip(names, found, strict=True)}
-
-    def _score(self, *given: np.ndarray) -> list[np.ndarray]:
-        try:
-            return self._ask(*given)
-        except SluiceError as error:  # TensorFlow would make a trace of it.
-            self._replay.failure = error
-            raise
-
-    def _ask(self, *given: np.ndarray) -> list[np.ndarray]:
-        features = dict(zip(self.inputs, given, strict=False))
-        found = self._replay.ask("serving_default", features)
-        logits = []
-        for task, own in zip(self.tasks, given[len(self.inputs) :], strict=True):
-            scores = found.get(task.name, found.get(""))
+        dense = {name: _to_dense(features[name]).numpy() for name in self._model.inputs}
+        served = self._replay.ask("serving_default", dense)
+        own, logits = self._predict(features), {}
+        for task in self._model.tasks:
+            scores = served.get(task.name, served.get(""))
             if scores is None:
-                raise _refuse_output(task.name, found)
-            self._replay.difference.add(task.name, scores, own)
-            logits.append(_find_logits(scores) if task.is_binary else scores)
-        return [np.asarray(values, np.float32) for values in logits]
+                raise _refuse_output(task.name, served)
+            self._replay.difference.add(task.name, scores, np.asarray(own[task.name]))
+            found = _find_logits(scores) if task.is_binary else scores
+            logits[task.name] = tf.constant(found, tf.float32)
+        return logits
 
 
 def _find_logits(scores: np.ndarray) -> np.ndarray:
@@ -310,7 +284,7 @@ def _find_logits(scores: np.ndarray) -> np.ndarray:
 
 
 class ReplayedTowers(RetrievalModel):
-    """A retrieval model whose vectors come from what serves it; arguments as `ReplayedRanking`."""
+    """A retrieval model whose vectors come from what serves it; arguments as `ServedScores`."""
 
     def __init__(self, model: RetrievalModel, replay: _Replay) -> None:
         super().__init__(name="replayed")
@@ -387,17 +361,11 @@ def replay_split(
             "on the version that it was trained on",
         )
     replay = _Replay(trained, served)
-    replayed = (
-        ReplayedRanking(model, replay)
-        if isinstance(model, RankingModel)
-        else ReplayedTowers(require_retrieval(model), replay)
-    )
-    try:
-        metrics = evaluate_split(replace(trained, model=replayed), split)
-    except tf.errors.OpError:
-        if replay.failure is None:
-            raise
-        raise replay.failure from None
+    if isinstance(model, RankingModel):
+        metrics = evaluate_split(trained, split, score=ServedScores(model, replay))
+    else:
+        towers = ReplayedTowers(require_retrieval(model), replay)
+        metrics = evaluate_split(replace(trained, model=towers), split)
     difference = replay.difference
     sent = "raw values"
     if replay.encoded:

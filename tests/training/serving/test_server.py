@@ -48,7 +48,7 @@ from training.index.index_build import build_index
 from training.index.known import Known, Users, align_columns, read_table
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
-from training.replay.replay import Endpoint, SavedModel, refuse_differences, replay_split
+from training.replay.replay import Endpoint, LoadedVersion, refuse_differences, replay_split
 from training.serving.app import Server, build_app
 from training.serving.lists.added_items import add_items, embed_items
 from training.serving.lists.recommend import describe_history, list_histories
@@ -213,7 +213,7 @@ def test_evaluation_through_what_serves_gives_the_run_s_metrics(
         return answer.status_code, answer.json()
 
     endpoint = Endpoint(f"/v1/models/{name}/versions/1", post, rows=40)
-    for served in (endpoint, SavedModel(models / name / "1")):
+    for served in (endpoint, LoadedVersion(models / name / "1")):
         found, difference = replay_split(one, "test", served)
         assert found["replay"]["sent"] == "raw values"
         assert not difference.differing
