@@ -134,14 +134,14 @@ def test_trained_model_beats_popularity_and_an_untrained_one_does_not(demo, run)
     assert systems["random"]["hit_rate@10"] < popularity
 
     from training.checkpoint.restore import load_run
-    from training.evaluation.evaluate import evaluate_full
+    from training.evaluation.evaluate import FullRanking, evaluate_full
+    from training.input.split_source import TrainingData
     from training.models.registry import build_model
 
     trained = load_run(run)
     untrained = build_model(trained.config.model, trained.manifest, seed=1)
-    found = evaluate_full(
-        untrained, trained.version_dir, trained.manifest, "test", (10,), True, 512
-    )
+    data = TrainingData(trained.version_dir, trained.manifest)
+    found = evaluate_full(untrained, data, "test", FullRanking((10,), True, 512))
     assert found["hit_rate@10"] < popularity
 
 

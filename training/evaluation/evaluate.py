@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from conf.manifest import Manifest
-from conf.paths import ReadablePath
 from conf.schema import OOV_ID, PAD_ID
 from conf.training.input import FilterConfig
 from conf.training.models import RankingConfig
@@ -80,28 +79,11 @@ LIST_LENGTH = 10
 SLICED_SYSTEMS = (ModelScorer.name, PopularityScorer.name)
 
 
-def evaluate_full(
-    model: RetrievalModel,
-    version_dir: ReadablePath,
-    manifest: Manifest,
-    split: str,
-    ks: Sequence[int],
-    mask_seen: bool,
-    batch_size: int,
-    held_out: HeldOutRows | None = None,
-    batches: int | None = None,
-    measured: tuple[FilterConfig, ...] = (),
-    relevance: str | None = None,
-) -> dict[str, float]:
-    """Ranks each row's target among the whole catalogue; what validation calls every epoch.
+@dataclass(frozen=True)
+class FullRanking:
+    """How the rows of a split are ranked among the whole catalogue.
 
-    Ties count against the target; targets outside the catalogue count as misses.
-
-    Args:
-        model: The model.
-        version_dir: Directory of the dataset version.
-        manifest: Its manifest.
-        split: Split to rank.
+    Attributes:
         ks: Cut-offs.
         mask_seen: Whether items that the user had met before are left out.
         batch_size: Rows ranked at a time, at most.
@@ -109,6 +91,29 @@ def evaluate_full(
         batches: How many batches are ranked, the first ones; None: all.
         measured: What rows must pass.
         relevance: Label that says which rows count (`find_relevance`); None: all do.
+    """
+
+    ks: Sequence[int]
+    mask_seen: bool
+    batch_size: int
+    held_out: HeldOutRows | None = None
+    batches: int | None = None
+    measured: tuple[FilterConfig, ...] = ()
+    relevance: str | None = None
+
+
+def evaluate_full(
+    model: RetrievalModel, data: TrainingData, split: str, ranking: FullRanking
+) -> dict[str, float]:
+    """Ranks each row's target among the whole catalogue; what validation calls every epoch.
+
+    Ties count against the target; targets outside the catalogue count as misses.
+
+    Args:
+        model: The model.
+        data: The dataset version.
+        split: Split to rank.
+        ranking: How it is ranked.
 
     Returns:
         `hit_rate@k`, `recall@k`, `ndcg@k` for each k, and `mrr`.
@@ -116,19 +121,23 @@ def evaluate_full(
     Raises:
         InputDataError: The split is empty, a record is damaged, or a vector is not finite.
     """
-    protocol = headline_protocol(manifest, mask_seen, split)
-    if mask_seen and held_out is not None and held_out.trained is not None:
+    version_dir, manifest, batch_size = data.version_dir, data.manifest, ranking.batch_size
+    protocol = headline_protocol(manifest, ranking.mask_seen, split)
+    held_out = ranking.held_out
+    if ranking.mask_seen and held_out is not None and held_out.trained is not None:
         protocol = FULL_UNSEEN
     index = build_item_index(model, version_dir, manifest, batch_size)
     scorer = ModelScorer(model, index)
     reader = BatchReader(version_dir, manifest, index, tuple(model.user_inputs), batch_size)
-    means = RankingMeans(ks)
-    optional = () if relevance is None else (relevance,)
+    means, relevance = RankingMeans(ranking.ks), ranking.relevance
     rows = reader.read(
-        split, seen=protocol == FULL_UNSEEN, held_out=held_out, measured=measured,
-        optional=optional,
-    )  # fmt: skip
-    for batch in islice(rows, batches):
+        split,
+        seen=protocol == FULL_UNSEEN,
+        held_out=held_out,
+        measured=ranking.measured,
+        optional=() if relevance is None else (relevance,),
+    )
+    for batch in islice(rows, ranking.batches):
         scores = scorer.scores(batch.features, batch.rows)
         ranks = rank_by_protocol(scores, batch, None)[protocol]
         means.update(ranks[find_relevant_rows(batch, relevance)])

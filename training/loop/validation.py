@@ -18,7 +18,7 @@ from conf.metrics import LOSS_METRIC
 from conf.training.input import FilterConfig, describe_conditions
 from conf.training.models import BinaryConfig, RankingConfig
 from conf.training.train import TrainConfig
-from training.evaluation.evaluate import evaluate_full
+from training.evaluation.evaluate import FullRanking, evaluate_full
 from training.evaluation.label_metrics import LabelScores
 from training.evaluation.own_metrics import build_own_metrics
 from training.evaluation.protocols import (
@@ -168,13 +168,18 @@ def _build_ranking(config: TrainConfig, data: TrainingData, batches: int | None)
         held_out = HeldOutRows.read(*where, config.input, mask_seen=mask)
     if held_out is None or held_out.trained is None:
         warn_unmasked(data.manifest, evaluation.mask_seen, split)
+    ranking = FullRanking(
+        evaluation.ks,
+        evaluation.mask_seen,
+        evaluation.batch_size,
+        held_out,
+        batches,
+        measured,
+        find_relevance(config.model, data.manifest),
+    )
 
     def validate(model: Model) -> dict[str, float]:
-        return evaluate_full(
-            require_retrieval(model), *where, split,
-            evaluation.ks, evaluation.mask_seen, evaluation.batch_size, held_out, batches,
-            measured, find_relevance(config.model, data.manifest),
-        )  # fmt: skip
+        return evaluate_full(require_retrieval(model), data, split, ranking)
 
     return validate
 

@@ -17,8 +17,9 @@ from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
-from training.evaluation.evaluate import evaluate_full, evaluate_split
+from training.evaluation.evaluate import FullRanking, evaluate_full, evaluate_split
 from training.input.batches import build_eval_dataset
+from training.input.split_source import TrainingData
 
 KS = (1, 5, 10)
 
@@ -83,12 +84,9 @@ def test_full_ranking_equals_brute_force(
     for batch_size in (7, 1024):
         found = evaluate_full(
             TinyTowers(tiny_manifest),
-            tiny_version,
-            tiny_manifest,
+            TrainingData(tiny_version, tiny_manifest),
             "test",
-            KS,
-            mask_seen,
-            batch_size,
+            FullRanking(KS, mask_seen, batch_size),
         )
         assert found["mrr"] == pytest.approx(np.mean(1 / ranks), abs=1e-12)
         for k in KS:
@@ -111,7 +109,10 @@ def test_the_report_has_every_protocol_and_system(
     assert by_name["full_all"]["candidates"] == len(range(2, _items(tiny_manifest)))
     for name, mask_seen in (("full_unseen", True), ("full_all", False)):
         direct = evaluate_full(
-            trained.model, tiny_version, tiny_manifest, "test", KS, mask_seen, 64
+            trained.model,
+            TrainingData(tiny_version, tiny_manifest),
+            "test",
+            FullRanking(KS, mask_seen, 64),
         )
         assert by_name[name]["systems"]["model"] == direct
         assert set(by_name[name]["systems"]) == {"model", "popularity", "random"}
@@ -189,7 +190,10 @@ class _ConstantTowers(TinyTowers):
 
 def test_a_constant_model_does_not_look_good(tiny_version: Path, tiny_manifest: Manifest) -> None:
     found = evaluate_full(
-        _ConstantTowers(tiny_manifest), tiny_version, tiny_manifest, "test", KS, False, 64
+        _ConstantTowers(tiny_manifest),
+        TrainingData(tiny_version, tiny_manifest),
+        "test",
+        FullRanking(KS, False, 64),
     )
     assert found["hit_rate@10"] == 0.0
 
@@ -203,7 +207,12 @@ def test_a_model_without_finite_vectors_is_refused(
     tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
     with pytest.raises(InputDataError, match="not finite"):
-        evaluate_full(_NanTowers(tiny_manifest), tiny_version, tiny_manifest, "test", KS, True, 64)
+        evaluate_full(
+            _NanTowers(tiny_manifest),
+            TrainingData(tiny_version, tiny_manifest),
+            "test",
+            FullRanking(KS, True, 64),
+        )
 
 
 def test_given_candidates_replace_the_drawn_ones(tmp_path: Path) -> None:
