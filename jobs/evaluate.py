@@ -285,7 +285,7 @@ def evaluate_lists(
     from training.checkpoint.stored_runs import bring_back
 
     trained = restore_for_evaluation(run_dir, overrides=overrides)
-    from training.evaluation.written_lists import measure_lists, refuse_later_lists
+    from training.evaluation.prediction_files import measure_lists, refuse_later_lists
 
     refuse_later_lists(read_json(trained.run_dir / RUN_CARD_FILE), file, split)
     metrics = {

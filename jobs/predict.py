@@ -230,7 +230,7 @@ def _plan_answers(
 def _write_scores(
     trained: TrainedModel, rows: RowsToPredict
 ) -> tuple[str, Path, Mapping[str, Any]]:
-    from training.evaluation.user_rows import TEST
+    from training.evaluation.users_as_of import TEST
     from training.prediction.scores import write_scores
 
     split = rows.split or TEST
@@ -242,8 +242,8 @@ def _write_scores(
 def _write_lists(
     trained: TrainedModel, rows: RowsToPredict, section: Any
 ) -> tuple[str, Path, Mapping[str, Any]]:
-    from training.prediction.list_rows import ListSource
     from training.prediction.predict import write_recommendations
+    from training.prediction.rows_to_rank import ListSource
 
     source = ListSource(rows.split, rows.as_of, rows.file, rows.users).resolve(trained)
     target, counts = write_recommendations(
@@ -277,7 +277,7 @@ def print_sample(target: Path, users: int = 3, items: int = 10) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from training.evaluation.written_lists import read_entries
+    from training.evaluation.prediction_files import read_entries
 
     rows = [entry for _, entry in islice(read_entries(target), users)]
     table = Table(title="first lists", title_justify="left")

@@ -20,9 +20,9 @@ from conf.errors import ConfigError
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import BLOCK_CELLS, ItemIds, read_cells, take_top
 from training.evaluation.metrics import MISSING, FloatArray, IntArray, Pairs
+from training.evaluation.per_user_ranking import UserBatch, rank_in_lists
 from training.evaluation.protocols import carries_seen, find_relevance
-from training.evaluation.user_lists import UserBatch, rank_in_lists
-from training.evaluation.user_rows import is_named
+from training.evaluation.users_as_of import is_named
 from training.input.train_counts import (
     find_counted_keys,
     read_train_counts,

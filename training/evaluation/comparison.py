@@ -24,6 +24,7 @@ from training.evaluation.differences import (
 from training.evaluation.item_index import build_item_index
 from training.evaluation.label_metrics import auc_by_group, read_weights
 from training.evaluation.metrics import FloatArray, IntArray, Per, find_log_losses, measure
+from training.evaluation.per_user_ranking import PER_USER, ListScorer, UserReader
 from training.evaluation.protocols import (
     FULL_UNSEEN,
     BatchReader,
@@ -34,8 +35,7 @@ from training.evaluation.protocols import (
 )
 from training.evaluation.scorers import ModelScorer
 from training.evaluation.task_metrics import compile_scores
-from training.evaluation.user_lists import PER_USER, ListScorer, UserReader
-from training.evaluation.user_rows import is_named
+from training.evaluation.users_as_of import is_named
 from training.input.batches import build_eval_dataset, read_batches
 from training.models.ranking import RankingModel, Task
 from training.models.retrieval import RetrievalModel, require_retrieval

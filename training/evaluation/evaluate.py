@@ -34,6 +34,14 @@ from training.evaluation.metrics import (
     RankingMeans,
     measure,
 )
+from training.evaluation.per_user_ranking import (
+    ListScorer,
+    PopularityLists,
+    RandomLists,
+    UserBatch,
+    UserReader,
+    describe_protocol,
+)
 from training.evaluation.protocols import (
     FULL_ALL,
     FULL_UNSEEN,
@@ -62,15 +70,7 @@ from training.evaluation.scorers import (
 )
 from training.evaluation.slices import SliceMeans, describe_slices, plan_slicings
 from training.evaluation.task_metrics import ScoreRows, evaluate_tasks
-from training.evaluation.user_lists import (
-    ListScorer,
-    PopularityLists,
-    RandomLists,
-    UserBatch,
-    UserReader,
-    describe_protocol,
-)
-from training.evaluation.user_rows import BEFORE
+from training.evaluation.users_as_of import BEFORE
 from training.models.ranking import RankingModel
 from training.models.retrieval import RetrievalModel, require_retrieval
 from training.reader.split_source import TrainingData

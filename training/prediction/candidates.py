@@ -19,7 +19,7 @@ from conf.errors import ConfigError, InputDataError
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import ItemIds
 from training.evaluation.metrics import MISSING, IntArray
-from training.evaluation.user_rows import is_named, take_rows
+from training.evaluation.users_as_of import is_named, take_rows
 from training.export.serving_encoders import ServingEncoders
 from training.input.batches import Batch
 from training.prediction.row_files import render_ids

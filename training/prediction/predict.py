@@ -21,9 +21,9 @@ from conf.schema import PAD_ID
 from conf.storage.atomic_output import atomic_file
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import ItemIds, TopK
-from training.prediction.list_rows import ListSource, check_mask, read_lists
 from training.prediction.rankers import NamedRows, build_ranker
 from training.prediction.row_files import RowWriter, check_format
+from training.prediction.rows_to_rank import ListSource, check_mask, read_lists
 from training.raw_inputs.raw_rows import RawFile
 
 _log = logging.getLogger("sluice.training.predict")

@@ -28,7 +28,7 @@ from training.evaluation.item_index import (
 )
 from training.evaluation.metrics import Pairs
 from training.evaluation.task_metrics import compile_scores
-from training.evaluation.user_rows import take_rows
+from training.evaluation.users_as_of import take_rows
 from training.export.source_facts import find_pair_features
 from training.input.batches import Batch, Features
 from training.models.ranking import RankingModel

@@ -33,7 +33,7 @@ from tests.bench.measurements import (
 )
 from training.evaluation.item_index import ItemIndex, rank_top_k
 from training.evaluation.metrics import MISSING, Pairs, RankingMeans
-from training.evaluation.user_lists import rank_in_lists
+from training.evaluation.per_user_ranking import rank_in_lists
 
 BLOCK_USERS = 1024
 RELEVANT = 10

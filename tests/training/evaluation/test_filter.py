@@ -22,8 +22,8 @@ from training.checkpoint.restore import TrainedModel
 from training.evaluation.comparison import compare_runs
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import build_item_index
-from training.evaluation.user_lists import ListScorer, UserReader
-from training.evaluation.written_lists import measure_lists
+from training.evaluation.per_user_ranking import ListScorer, UserReader
+from training.evaluation.prediction_files import measure_lists
 from training.input.batches import build_eval_dataset
 from training.loop.validation import build_validate, check_validation
 from training.models.registry import build_model

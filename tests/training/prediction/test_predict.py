@@ -21,9 +21,9 @@ from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import ItemIndex, build_item_index, read_user_vectors
 from training.input.batches import build_eval_dataset
-from training.prediction import list_rows, rankers
-from training.prediction.list_rows import ListSource
+from training.prediction import rankers, rows_to_rank
 from training.prediction.predict import write_recommendations
+from training.prediction.rows_to_rank import ListSource
 from training.raw_inputs.raw_rows import RawFile
 from training.raw_inputs.vocabularies import Vocabulary
 
@@ -98,7 +98,7 @@ def test_masking_needs_seen_items(trained: TrainedModel, tmp_path: Path) -> None
 def test_users_without_a_known_token_are_left_out_and_counted(
     trained: TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = list_rows.read_key_vocabulary
+    whole = rows_to_rank.read_key_vocabulary
 
     def without_last_users(version_dir: Path, manifest: Manifest, feature: str) -> Vocabulary:
         vocabulary = whole(version_dir, manifest, feature)
@@ -106,7 +106,7 @@ def test_users_without_a_known_token_are_left_out_and_counted(
         left_out = 5 if feature == "user_id" else 0
         return replace(vocabulary, tokens=vocabulary.tokens[: len(vocabulary.tokens) - left_out])
 
-    monkeypatch.setattr(list_rows, "read_key_vocabulary", without_last_users)
+    monkeypatch.setattr(rows_to_rank, "read_key_vocabulary", without_last_users)
     file, counts = write_recommendations(replace(trained, run_dir=tmp_path), 5, True)
     assert (counts.users, counts.users_outside_vocabulary) == (55, 5)
     assert len(_read(file)) == 55
@@ -120,7 +120,7 @@ def test_text_tokens_are_json(
         return Vocabulary("v", "string", pa.array([f'"{i}\\\n\u00e9' for i in range(size - 2)]))
 
     monkeypatch.setattr(rankers, "read_key_vocabulary", texts)
-    monkeypatch.setattr(list_rows, "read_key_vocabulary", texts)
+    monkeypatch.setattr(rows_to_rank, "read_key_vocabulary", texts)
     rows = _read(write_recommendations(replace(trained, run_dir=tmp_path), 5, True)[0])
     assert all(row["items"][0].endswith("\\\n\u00e9") for row in rows)
 

@@ -31,8 +31,8 @@ from training.export.saved_model import write_export
 from training.input.batches import build_eval_dataset
 from training.loop.assembly import refuse_lost_order
 from training.models.ranking import RankingModel
-from training.prediction.list_rows import ListSource, carries_candidates, choose_split
 from training.prediction.predict import write_recommendations
+from training.prediction.rows_to_rank import ListSource, carries_candidates, choose_split
 from training.prediction.scores import write_scores
 from training.raw_inputs.raw_rows import RawFile
 from training.scoring.executor import PART, RowSource, score_partition

@@ -14,7 +14,7 @@ import pytest
 
 from conf.errors import ConfigError
 from jobs.score import RowFormat
-from training.evaluation.written_lists import read_entries
+from training.evaluation.prediction_files import read_entries
 from training.prediction.row_files import ROW_FORMATS, RowWriter, check_format, to_arrow
 
 TOKENS = pa.array(["a", 'say "b"', "\u65e5\u672c", "d"])

@@ -25,14 +25,14 @@ from conf.errors import ConfigError, InputDataError
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import ItemIds
 from training.evaluation.metrics import MISSING, FloatArray, IntArray, RankingMeans
-from training.evaluation.protocols import describe_filter, require_rows
-from training.evaluation.user_lists import (
+from training.evaluation.per_user_ranking import (
     HeldOutItems,
     rank_in_lists,
     read_held_out,
     require_user_rows,
     spread_ranks,
 )
+from training.evaluation.protocols import describe_filter, require_rows
 from training.input.batches import build_eval_dataset, read_batches
 from training.objectives.item_catalog import read_catalog
 from training.raw_inputs.vocabularies import read_key_vocabulary

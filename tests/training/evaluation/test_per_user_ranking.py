@@ -26,11 +26,11 @@ from training.evaluation.baselines import read_popularity
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import ItemIndex, build_item_index, rank_top_k
 from training.evaluation.metrics import MISSING, Pairs, measure
-from training.evaluation.user_lists import RandomLists, UserReader, rank_in_lists
-from training.evaluation.user_rows import find_first_rows
-from training.evaluation.written_lists import measure_lists
-from training.prediction.list_rows import ListSource
+from training.evaluation.per_user_ranking import RandomLists, UserReader, rank_in_lists
+from training.evaluation.prediction_files import measure_lists
+from training.evaluation.users_as_of import find_first_rows
 from training.prediction.predict import write_recommendations
+from training.prediction.rows_to_rank import ListSource
 
 KS = (1, 3, 10)
 CONFIG = TinyConfig(users=30, items=500, events_per_user=18, leave_out=3, own_group=0.3)

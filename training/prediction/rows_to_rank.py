@@ -14,7 +14,7 @@ from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import USERS_SPLIT, ItemIds, read_cells
 from training.evaluation.metrics import MISSING, IntArray, Pairs
 from training.evaluation.protocols import TRAIN_SPLIT, carries_seen, require_rows
-from training.evaluation.user_rows import (
+from training.evaluation.users_as_of import (
     TEST,
     UserRows,
     count_rows,

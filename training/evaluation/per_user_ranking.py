@@ -28,7 +28,7 @@ from training.evaluation.item_index import (
 )
 from training.evaluation.metrics import MISSING, FloatArray, IntArray, Pairs
 from training.evaluation.protocols import carries_seen, require_rows
-from training.evaluation.user_rows import (
+from training.evaluation.users_as_of import (
     BEFORE,
     UserRows,
     find_first_rows,
