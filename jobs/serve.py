@@ -95,18 +95,7 @@ def main(
     from training.serving.models.server_config import RecommendConfig, ServerConfig
 
     setup_logging(log_format)
-    if no_ranker and ranker is not None:
-        raise ConfigError(
-            "--ranker names what orders lists, and --no-ranker says that nothing does",
-            received=f"--ranker {ranker} --no-ranker",
-            fix="leave one of them out",
-        )
-    if grpc_port is not None and grpc_port == port:
-        raise ConfigError(
-            "HTTP and gRPC cannot have one port",
-            received=f"--port {port} --grpc-port {grpc_port}",
-            fix="choose another --grpc-port",
-        )
+    _check_options(ranker, no_ranker, port, grpc_port)
     limit_log()
     access = Access(
         host, tuple(allow_host or ()), None if token_file is None else read_token(token_file), docs
@@ -121,6 +110,26 @@ def main(
     recommend = RecommendConfig(retrieval, ranker, items, blocked, not no_ranker)
     config = ServerConfig(find_place(models), poll, limits, recommend, verify)
     return run_server(Serving(config, access, grpc_port, log_format), host, port, processes)
+
+
+def _check_options(ranker: str | None, no_ranker: bool, port: int, grpc_port: int | None) -> None:
+    """Refuses options that contradict each other.
+
+    Raises:
+        ConfigError: They do.
+    """
+    if no_ranker and ranker is not None:
+        raise ConfigError(
+            "--ranker names what orders lists, and --no-ranker says that nothing does",
+            received=f"--ranker {ranker} --no-ranker",
+            fix="leave one of them out",
+        )
+    if grpc_port is not None and grpc_port == port:
+        raise ConfigError(
+            "HTTP and gRPC cannot have one port",
+            received=f"--port {port} --grpc-port {grpc_port}",
+            fix="choose another --grpc-port",
+        )
 
 
 if __name__ == "__main__":

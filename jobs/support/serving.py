@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conf.errors import ConfigError
-from conf.storage.scratch import hold_folder
+from conf.storage.locks import hold_folder
 from jobs.support.processes import Supervisor
 from jobs.support.run_app import run_reported
 from jobs.support.terminal import LogFormat, quiet_tensorflow, setup_logging

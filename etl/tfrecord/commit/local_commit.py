@@ -13,10 +13,10 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from conf.errors import ConfigError, InternalError
+from conf.paths import open_sizes
 from conf.storage.atomic_output import write_text_atomic
 from conf.storage.processes import Owner, is_dead
 from etl.tfrecord.commit.file_replacement import (
@@ -285,7 +285,7 @@ def publish(directory: str | Path, plan: JobPlan, results: Sequence[TaskResult])
     moves = plan_moves(results)
     with lock_directory(root):
         recover_interrupted(root)
-        check_attempts(temporary, results, partial(_find_bytes, temporary))
+        check_attempts(temporary, results, open_sizes(temporary))
         ignored = plan.mode == "ignore" and view_local(root).holds_output
         if not ignored:
             _publish_locked(root, plan, results, moves)
@@ -310,7 +310,7 @@ def publish_staged(directory: str | Path, plan: JobPlan, results: Sequence[TaskR
     root = Path(directory)
     temporary = temporary_directory(root, plan.job_id)
     results = sorted(results, key=lambda result: result.partition)
-    check_attempts(temporary, results, partial(_find_bytes, temporary))
+    check_attempts(temporary, results, open_sizes(temporary))
     moves = plan_moves(results)
     make_folders(root, moves)
     for name, attempt in moves.items():
@@ -335,8 +335,3 @@ def _publish_locked(
         for name, attempt in moves.items():
             (temporary / attempt).replace(root / name)
         write_text_atomic(root / COMMIT_FILE, text)
-
-
-def _find_bytes(temporary: Path, relative: str) -> int | None:
-    path = temporary / relative
-    return path.stat().st_size if path.is_file() else None

@@ -6,10 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from conf.storage.scratch import hold_folder
+from conf.storage.locks import hold_folder
 
 HOLD = (
-    "import sys, time\nfrom pathlib import Path\nfrom conf.storage.scratch import hold_folder\n"
+    "import sys, time\nfrom pathlib import Path\nfrom conf.storage.locks import hold_folder\n"
     "with hold_folder('kept-', Path(sys.argv[1])) as folder:\n"
     "    (folder / 'file').touch()\n    print(folder, flush=True)\n    time.sleep(600)"
 )
