@@ -18,7 +18,8 @@ from pydantic import (
 )
 
 from conf.errors import ConfigError
-from conf.paths import WRITABLE_STORES, local_path
+from conf.local_paths import local_path
+from conf.paths import WRITABLE_STORES
 
 COLUMN_NAME_PATTERN = r"^[A-Za-z][A-Za-z0-9_]*$"
 Name = Annotated[str, Field(pattern=COLUMN_NAME_PATTERN, max_length=100)]

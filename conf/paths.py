@@ -1,13 +1,11 @@
-"""Places of files: local paths, and what objects of a store are read by alike."""
+"""Places that are only read: files and folders here or in an object store, by one interface."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Protocol, Self, TypeVar, runtime_checkable
-from urllib.parse import unquote, urlparse
 
 from conf.errors import ConfigError
 
@@ -106,55 +104,6 @@ ReadablePathT = TypeVar("ReadablePathT", bound=ReadablePath)
 CURRENT_FILE = "CURRENT"
 WRITABLE_STORES = ("s3", "s3a", "gs", "az")
 """Schemes of stores that published directories may lie in."""
-
-
-def local_path(uri: str | os.PathLike[str]) -> Path:
-    """Returns the local path that a plain path or a `file:` URI names.
-
-    Raises:
-        ConfigError: The URI has another scheme.
-    """
-    text = os.fspath(uri)
-    parsed = urlparse(text)
-    if parsed.scheme in ("", "file"):
-        return Path(unquote(parsed.path) if parsed.scheme else text).expanduser()
-    raise ConfigError(
-        "this path must be on a file system, local or mounted",
-        received=text,
-        allowed="a plain path or a file: URI; datasets, runs and shards of "
-        'format("tfrecord") may lie in object stores',
-        fix="use a local or mounted path",
-    )
-
-
-def check_below(path: str) -> str:
-    """Returns the path of an input as it is, unless it is relative and leaves its folder by `..`.
-
-    Raises:
-        ValueError: It does.
-    """
-    parsed = urlparse(path)
-    named = unquote(parsed.path) if parsed.scheme == "file" else path
-    if ".." in Path(named).parts and not named.startswith(("/", "~")):
-        raise ValueError(
-            f"{path!r} leads out of the folder of the data by `..`; name a folder above by --data "
-            "(or `data_dir`), or give an absolute path"
-        )
-    return path
-
-
-def absolute_path(path: Path) -> Path:
-    """Returns a path without `..`, by name: an imported shard may be a link to a file elsewhere."""
-    return Path(os.path.abspath(path))  # noqa: PTH100
-
-
-def list_visible_files(directory: Path) -> list[Path]:
-    """Returns the files below a directory, sorted: names that do not begin with `.` or `_`."""
-    return sorted(
-        path
-        for path in directory.rglob("*")
-        if path.is_file() and not any(part[0] in "._" for part in path.relative_to(directory).parts)
-    )
 
 
 def open_sizes(version: ReadablePath) -> Callable[[str], int | None]:

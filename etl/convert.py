@@ -22,7 +22,7 @@ from pyarrow import csv
 
 from conf.artefacts.dataset import find_manifest
 from conf.errors import ConfigError, InputDataError, did_you_mean
-from conf.paths import list_visible_files
+from conf.local_paths import list_visible_files
 from conf.schema import PackedSlot
 from conf.storage.atomic_output import atomic_file
 from etl.tfrecord.files.writer import ShardOptions

@@ -21,8 +21,8 @@ from conf.dates import DateRange
 from conf.errors import ConfigError
 from conf.etl.build import BuildConfig
 from conf.load import load_config
+from conf.local_paths import local_path
 from conf.manifest import Manifest
-from conf.paths import local_path
 from jobs.support.build_plan import check_build, list_lines, plan
 from jobs.support.build_progress import expect_seconds, show_build
 from jobs.support.formatting import MISSING, format_share

@@ -16,15 +16,9 @@ from typing import Protocol
 
 from conf.artefacts.entries import EntryKind, check_entry_name, complete_entries, resolve_entry
 from conf.errors import InputDataError, UpstreamNotReadyError
+from conf.local_paths import absolute_path
 from conf.manifest import MANIFEST_FILE, Manifest
-from conf.paths import (
-    CURRENT_FILE,
-    ReadablePath,
-    ReadablePathT,
-    absolute_path,
-    open_sizes,
-    require_bucket,
-)
+from conf.paths import CURRENT_FILE, ReadablePath, ReadablePathT, open_sizes, require_bucket
 from conf.publication.entries import STAGING_PREFIX
 
 VERSIONS_DIR = "versions"

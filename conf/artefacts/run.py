@@ -30,7 +30,8 @@ from typing import Any
 from conf.artefacts.entries import EntryKind, check_entry_name, resolve_entry
 from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.json_text import parse_json
-from conf.paths import CURRENT_FILE, ReadablePath, local_path
+from conf.local_paths import local_path
+from conf.paths import CURRENT_FILE, ReadablePath
 from conf.storage.atomic_output import write_text_atomic
 from conf.storage.locks import hold_file_lock
 

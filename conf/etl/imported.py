@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from conf.config_base import PublishedRoot, Strict
-from conf.paths import check_below
+from conf.local_paths import check_below
 from conf.schema import DType, Role
 
 SplitName = Literal["train", "validation", "test", "catalog", "users"]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from conf.config_base import Name, Strict, StrictFinite
-from conf.paths import check_below
+from conf.local_paths import check_below
 
 ColumnType = Literal[
     "int64",

@@ -24,8 +24,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
 from conf.errors import ConfigError
+from conf.local_paths import local_path
 from conf.manifest import MANIFEST_FILE
-from conf.paths import CURRENT_FILE, local_path
+from conf.paths import CURRENT_FILE
 from conf.storage.atomic_output import PRIVATE, atomic_file, write_text_atomic
 from conf.storage.locations import is_remote, parse_storage
 from conf.storage.locks import hold_file_lock

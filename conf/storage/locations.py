@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 
 from conf.errors import ConfigError, did_you_mean
-from conf.paths import local_path
+from conf.local_paths import local_path
 from conf.storage.object_store import Storage
 from conf.storage.store_clients import (
     ANONYMOUS,

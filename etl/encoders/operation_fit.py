@@ -25,6 +25,7 @@ from conf.etl.encodings import (
     SparseIndicesConfig,
     TargetConfig,
 )
+from conf.local_paths import local_path
 from conf.operations import (
     Bucketize,
     Cross,
@@ -36,7 +37,6 @@ from conf.operations import (
     SparseIndices,
     Statistic,
 )
-from conf.paths import local_path
 from conf.schema import OOV_ID
 from etl.encoders.numbers import FittedNumbers, NumberRequest, fit_numbers
 from etl.encoders.target import (

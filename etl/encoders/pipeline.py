@@ -17,6 +17,7 @@ import pyarrow.types as pt
 from conf.artefacts.encoder_files import read_plan_file
 from conf.encoders import IDENTITY, ColumnEncoding, EncoderPlan, RawColumn
 from conf.errors import InputDataError, did_you_mean
+from conf.local_paths import local_path
 from conf.operations import (
     Bucketize,
     Cross,
@@ -33,7 +34,6 @@ from conf.operations import (
     VectorBytes,
     Weights,
 )
-from conf.paths import local_path
 from conf.schema import FeatureSchema, FeatureSpec
 from etl.encoders.arrow_columns import flatten_lists, is_list_type
 from etl.encoders.bags import (

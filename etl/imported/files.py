@@ -8,10 +8,10 @@ from pathlib import Path
 
 from conf.errors import InputDataError
 from conf.etl.imported import ImportConfig
+from conf.local_paths import list_visible_files, local_path
 from conf.manifest import (
     InputFile,
 )
-from conf.paths import list_visible_files, local_path
 
 Files = Mapping[str, tuple[InputFile, ...]]
 """The files of each split, in the order of their names."""

@@ -15,8 +15,8 @@ from conf.artefacts.dataset import find_manifest
 from conf.artefacts.encoder_files import read_plan_file
 from conf.encoders import ENCODERS_DIR, EncoderPlan
 from conf.errors import ConfigError, InputDataError, did_you_mean
+from conf.local_paths import local_path
 from conf.manifest import Manifest
-from conf.paths import local_path
 from conf.schema import OOV_ID
 from etl.encoders.pipeline import read_pipeline
 from etl.events.splits import TRAIN

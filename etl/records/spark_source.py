@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from conf.encoders import ENCODERS_FILE
 from conf.errors import ConfigError
-from conf.paths import local_path
+from conf.local_paths import local_path
 from etl.tfrecord.spark.datasource import TFRecordDataSource
 from etl.tfrecord.spark.options import WriteOptions
 from etl.tfrecord.spark.write_plan import WriteHooks

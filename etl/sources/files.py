@@ -12,8 +12,8 @@ from pathlib import Path
 from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError
 from conf.etl.sources import SourceConfig
+from conf.local_paths import local_path
 from conf.manifest import InputFile
-from conf.paths import local_path
 from etl.sources.days import (
     check_days_are_there,
     check_empty_days,

@@ -23,8 +23,8 @@ from conf.etl.build import BuildConfig
 from conf.etl.encodings import TokensConfig
 from conf.etl.references import used_sources
 from conf.etl.sources import SourceConfig
+from conf.local_paths import local_path
 from conf.manifest import InputFile, InputTable
-from conf.paths import local_path
 from etl.sources.days import rows_of_days
 from etl.sources.files import describe_input, find_changes
 from etl.sources.frames import find_field

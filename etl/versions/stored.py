@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from conf.artefacts.dataset import VERSIONS_DIR, DatasetPaths, published_versions
 from conf.artefacts.entries import check_entry_name
 from conf.errors import UpstreamNotReadyError
-from conf.paths import local_path, no_such_bucket
+from conf.local_paths import local_path
+from conf.paths import no_such_bucket
 from conf.publication.entries import FOREIGN_STALE_S
 from conf.publication.pointer import move_pointer, read_pointer
 from conf.publication.working_copy import WorkingCopy, remove_folder

@@ -14,8 +14,8 @@ from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
 
 from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError, InputDataError
+from conf.local_paths import list_visible_files, local_path
 from conf.manifest import MANIFEST_FILE, Manifest
-from conf.paths import list_visible_files, local_path
 from conf.storage.atomic_output import write_text_atomic
 from jobs.inspection.records import read_dataset_head
 from jobs.inspection.summary import (

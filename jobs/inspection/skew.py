@@ -14,8 +14,8 @@ import typer
 from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.errors import ConfigError
 from conf.etl.output import SparkConfig
+from conf.local_paths import local_path
 from conf.manifest import Manifest
-from conf.paths import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

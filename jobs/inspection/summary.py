@@ -21,8 +21,9 @@ from conf.artefacts.dataset import (
 )
 from conf.artefacts.run import METRICS_FILE, RUN_CARD_FILE, RUNS_DIR, read_json, resolve_run
 from conf.errors import InputDataError, SluiceError, UpstreamNotReadyError
+from conf.local_paths import absolute_path, list_visible_files, local_path
 from conf.manifest import MANIFEST_FILE, Manifest, ShardInfo
-from conf.paths import CURRENT_FILE, absolute_path, list_visible_files, local_path
+from conf.paths import CURRENT_FILE
 from etl.quality.figures import Share, list_figures, read_figures
 from etl.tfrecord.codec.crc32c import describe_file
 from etl.tfrecord.commit.output_manifest import read_output_manifest

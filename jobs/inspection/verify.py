@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from conf.errors import InputDataError
+from conf.local_paths import absolute_path
 from conf.manifest import FileInfo, Manifest, ShardInfo
-from conf.paths import absolute_path
 from etl.tfrecord.codec.crc32c import describe_file
 from etl.tfrecord.codec.framing import RecordBlock, read_record_blocks
 from etl.tfrecord.commit.output_manifest import OutputShard

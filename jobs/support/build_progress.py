@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from conf.artefacts.dataset import DatasetPaths, read_manifest
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
-from conf.paths import local_path
+from conf.local_paths import local_path
 from conf.storage.locations import is_remote
 
 STAGES: Mapping[str, float] = {

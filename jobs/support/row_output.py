@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from conf.dates import DateRange
 from conf.etl.build import BuildConfig
-from conf.paths import absolute_path
+from conf.local_paths import absolute_path
 from jobs.support.build_plan import find_inputs
 from jobs.support.terminal import LogFormat
 

@@ -26,7 +26,7 @@ from conf.errors import (
     was_interrupted,
 )
 from conf.etl.output import SparkConfig
-from conf.paths import local_path
+from conf.local_paths import local_path
 from jobs.support.java_runtime import (
     ARCHIVE_OPTION,
     ensure_java,

@@ -20,8 +20,8 @@ from conf.artefacts.dataset import (
 from conf.artefacts.entries import EntryKind, check_entry_name, complete_entries, resolve_entry
 from conf.artefacts.run import RunPaths, read_json, resolve_run, update_run_card, write_json
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+from conf.local_paths import local_path
 from conf.manifest import Manifest
-from conf.paths import local_path
 from conf.storage.atomic_output import atomic_file, remove_unfinished, write_text_atomic
 from conf.storage.locks import hold_file_lock
 from tests.datasets import build_manifest

@@ -8,8 +8,9 @@ from typing import Literal
 
 from conf.artefacts.run import CHECKPOINTS_DIR
 from conf.errors import UpstreamNotReadyError
+from conf.local_paths import local_path
 from conf.manifest import Manifest
-from conf.paths import ReadablePath, local_path
+from conf.paths import ReadablePath
 from conf.storage.locations import is_remote
 from conf.training.train import TrainConfig
 from training.checkpoint.calibrations import read_calibrations, requires_fit

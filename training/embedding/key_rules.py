@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from conf.errors import InputDataError
-from conf.paths import local_path
+from conf.local_paths import local_path
 from conf.schema import OOV_ID, PAD_ID
 from conf.training.tables import (
     MOST_OCCURRENCES,

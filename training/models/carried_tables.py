@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from conf.errors import ConfigError, InputDataError, did_you_mean
-from conf.paths import local_path
+from conf.local_paths import local_path
 from conf.schema import PAD_ID
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_index import FIRST_ROW

@@ -24,7 +24,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from conf.errors import ConfigError, InputDataError
-from conf.paths import list_visible_files
+from conf.local_paths import list_visible_files
 from training.raw_inputs.input_columns import InputColumn
 from training.raw_inputs.raw_columns import Columns, RawColumns, decode_columns, parse_line, regroup
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from conf.artefacts.dataset import read_manifest
 from conf.errors import InputDataError, UpstreamNotReadyError
-from conf.paths import list_visible_files
+from conf.local_paths import list_visible_files
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import write_table
 from jobs.inspection.records import Content, describe_lengths, read_first
