@@ -110,12 +110,12 @@ def read_duration(text: str) -> datetime.timedelta:
     Raises:
         ValueError: It is written in another way.
     """
-    found = _DURATION.fullmatch(text)
-    if found is None:
+    match = _DURATION.fullmatch(text)
+    if match is None:
         raise ValueError(
             f"{text!r} is no duration: write a number of hours, days or weeks, such as `1 day`"
         )
-    return datetime.timedelta(**{f"{found[2]}s": int(found[1])})
+    return datetime.timedelta(**{f"{match[2]}s": int(match[1])})
 
 
 def find_date_unit(value: float) -> str | None:

@@ -169,8 +169,8 @@ def _rebuild(
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:
     """Returns the valid name closest to a misspelt one, or None where none is close."""
-    found = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
-    return found[0] if found else None
+    matches = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
+    return matches[0] if matches else None
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:

@@ -427,16 +427,18 @@ class Manifest:
         Returns:
             The mean; None where it is not known.
         """
-        found = self.statistics.get(split, {}).get(label, {})
-        mean = found.get("mean") if self.find_weight() is None else found.get(WEIGHTED_MEAN)
+        statistics = self.statistics.get(split, {}).get(label, {})
+        mean = (
+            statistics.get("mean") if self.find_weight() is None else statistics.get(WEIGHTED_MEAN)
+        )
         if mean is None and self.find_weight() is None:
             mean = self.find_label_rate(label).get(split)
         return None if mean is None else float(mean)
 
     def lacks_weighted_mean(self, label: str) -> bool:
         """Whether rows of train have weights, and the label's mean by them was not kept."""
-        found = self.statistics.get("train", {}).get(label, {})
-        return self.find_weight() is not None and WEIGHTED_MEAN not in found
+        statistics = self.statistics.get("train", {}).get(label, {})
+        return self.find_weight() is not None and WEIGHTED_MEAN not in statistics
 
     def has_split(self, name: str) -> bool:
         """Whether the version has that split with at least one record."""
@@ -487,11 +489,11 @@ class Manifest:
                 fix="read it with the version of Sluice that wrote it, or build again",
             )
         try:
-            found = cls(**_manifest_fields(data, origin))
-            check_values(found, origin)
+            manifest = cls(**_manifest_fields(data, origin))
+            check_values(manifest, origin)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InputDataError(f"{origin} is not complete", received=repr(error)) from error
-        return found
+        return manifest
 
 
 def _is_keyed_alike(history: FeatureSpec, item: FeatureSpec) -> bool:

@@ -118,8 +118,8 @@ def find_family(metric: str) -> str:
 
 def find_direction(metric: str) -> Direction | None:
     """Returns which way a metric is better; None: nothing is known of it."""
-    found = METRICS.get(find_family(metric))
-    return None if found is None else found.direction
+    known = METRICS.get(find_family(metric))
+    return None if known is None else known.direction
 
 
 def is_minimised(metric: str) -> bool:

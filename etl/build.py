@@ -145,10 +145,10 @@ def _describe_sources(
 def _describe_application(spark: SparkSession) -> dict[str, str]:
     context = spark.sparkContext
     settings = context.getConf()
-    found = {"application": context.applicationId}
+    application = {"application": context.applicationId}
     if settings.get("spark.eventLog.enabled", "false") == "true":
-        found["event_log"] = settings.get("spark.eventLog.dir", "file:///tmp/spark-events")
-    return found
+        application["event_log"] = settings.get("spark.eventLog.dir", "file:///tmp/spark-events")
+    return application
 
 
 def _is_watched(inputs: RunInputs, parent: Parent | None) -> bool:

@@ -150,11 +150,11 @@ def list_inputs(path: Path, file_format: Format | None) -> list[Path]:
             received=path if path.is_dir() else f"{path} (does not exist)",
             allowed="a file, or a directory with files",
         )
-    found = set() if file_format else {detect_format(file) for file in files}
-    if len(found) > 1:
+    formats = set() if file_format else {detect_format(file) for file in files}
+    if len(formats) > 1:
         raise ConfigError(
             f"{path} holds files of several formats",
-            received=", ".join(sorted(found)),
+            received=", ".join(sorted(formats)),
             fix="give one file, or a directory of one format",
         )
     return files
@@ -271,9 +271,9 @@ def _open_tfrecord(files: Sequence[Path], options: ConvertOptions) -> Stream:
     record_type, slots = options.shard.record_type, _find_slots(files)
     schema = None
     if options.types:
-        found = infer_table_schema(files, record_type, slots)
-        _require_columns(options.types, found.names, files[0])
-        schema = pa.schema([(f.name, options.types.get(f.name, f.type)) for f in found])
+        inferred = infer_table_schema(files, record_type, slots)
+        _require_columns(options.types, inferred.names, files[0])
+        schema = pa.schema([(f.name, options.types.get(f.name, f.type)) for f in inferred])
     return Stream(*read_table_batches(files, schema=schema, record_type=record_type, slots=slots))
 
 

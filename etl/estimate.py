@@ -86,8 +86,8 @@ def estimate_sizes(
     }
     rows = {name: sample.count for name, sample in samples.items()}
     kept, notes = _select(config, samples[log], dates)
-    found = [kept, *(rows[name] for name in given)]
-    records = None if any(n is None for n in found) else sum(n or 0 for n in found)
+    shares = [kept, *(rows[name] for name in given)]
+    records = None if any(n is None for n in shares) else sum(n or 0 for n in shares)
     if records is not None:
         records = _add_negatives(config, samples[log], records)
     output_bytes = None if records is None else records * estimate_record_bytes(config, plan)
@@ -149,8 +149,8 @@ def _try_where(config: BuildConfig, sample: RowSample) -> float | None:
 
     def keep(rows: Sequence[Row]) -> list[Row]:
         table = [{"__row": number, **row} for number, row in enumerate(rows)]
-        found = execute(query, tables={"events": table}, dialect="spark")
-        return [rows[number] for (number,) in found.rows]
+        result = execute(query, tables={"events": table}, dialect="spark")
+        return [rows[number] for (number,) in result.rows]
 
     try:
         return sample.share(keep)

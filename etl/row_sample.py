@@ -63,8 +63,8 @@ class RowSample:
 
     def share(self, keep: Callable[[Sequence[Row]], Sequence[Row]]) -> float:
         """Returns the share of the rows that a filter keeps; 1 where there are none to look at."""
-        found = [(f.count or 0.0, len(keep(f.rows)) / len(f.rows)) for f in self.files if f.rows]
-        return _mean(found, 1.0)
+        counts = [(f.count or 0.0, len(keep(f.rows)) / len(f.rows)) for f in self.files if f.rows]
+        return _mean(counts, 1.0)
 
     def share_between(self, column: str, first: float, end: float) -> float | None:
         """Returns the share of the rows whose number is from `first` on and below `end`.
@@ -75,7 +75,7 @@ class RowSample:
         Returns:
             None where the sample stands at the start of a file, or has no number.
         """
-        found = []
+        shares_of_files = []
         for file in self.files:
             if file.spread is None:
                 return None
@@ -84,8 +84,8 @@ class RowSample:
                 return None
             shares = (np.arange(len(numbers)) + 0.5) / len(numbers)
             low, high = np.interp([first, end], numbers, shares, left=0.0, right=1.0)
-            found.append((file.count or 0.0, float(high - low)))
-        return _mean(found, 0.0) if found else None
+            shares_of_files.append((file.count or 0.0, float(high - low)))
+        return _mean(shares_of_files, 0.0) if shares_of_files else None
 
 
 def _mean(weighted: Sequence[tuple[float, float]], empty: float) -> float:
@@ -111,13 +111,13 @@ def sample_source(
         return RowSample(None)
     chosen = files[:: max(1, -(-len(files) // _FILES))]
     read = _read_table if source.format in ("parquet", "orc") else _read_text
-    found = tuple(read(source, Path(file.path), columns) for file in chosen)
-    if any(file.count is None for file in found):
+    files_read = tuple(read(source, Path(file.path), columns) for file in chosen)
+    if any(file.count is None for file in files_read):
         return RowSample(None)
     seen, total = sum(file.bytes for file in chosen), sum(file.bytes for file in files)
-    count = round(sum(file.count or 0 for file in found) * total / seen) if seen else 0
-    readable = not missing and all(file.rows is not None for file in found)
-    return RowSample(count, found if readable else ())
+    count = round(sum(file.count or 0 for file in files_read) * total / seen) if seen else 0
+    readable = not missing and all(file.rows is not None for file in files_read)
+    return RowSample(count, files_read if readable else ())
 
 
 def _names(column: ColumnConfig) -> list[str]:
@@ -228,8 +228,8 @@ def _parse_lines(
         return [{} for _ in lines]
     try:
         if source.format == "json":
-            found = [json.loads(line) for line in lines]
-            values = [{c.name: row.get(c.field_name) for c in columns} for row in found]
+            objects = [json.loads(line) for line in lines]
+            values = [{c.name: row.get(c.field_name) for c in columns} for row in objects]
         else:
             values = [*_split_lines(source, lines, columns, header)]
     except (ValueError, TypeError, AttributeError, re.error, csv.Error):

@@ -146,18 +146,18 @@ def _count_rows(events: DataFrame, dates: DateRange | None) -> tuple[int, dict[s
     """Counts the events: those that become rows, those of other days, and the others by reason."""
     outside = [] if dates is None else [name_outside(dates)]
     why = F.coalesce(*outside, DROP_COLUMN, NOT_SAMPLED_COLUMN).alias("__why")
-    found = {row["__why"]: row["count"] for row in events.groupBy(why).count().collect()}
-    rows = found.pop(None, 0)
+    counts = {row["__why"]: row["count"] for row in events.groupBy(why).count().collect()}
+    rows = counts.pop(None, 0)
     if not rows:
         days = _ALL_DAYS if dates is None else f"{dates.first} to {dates.last}"
         raise InputDataError(
             "there is no row to score",
             received=f"{days}; dropped: "
-            + (", ".join(f"{why} {n:,}" for why, n in sorted(found.items())) or "none"),
+            + (", ".join(f"{why} {n:,}" for why, n in sorted(counts.items())) or "none"),
             allowed="events of the run's days that would be samples if their label were known",
             fix="correct --date, or look at what was dropped",
         )
-    return rows, dict(sorted(found.items()))
+    return rows, dict(sorted(counts.items()))
 
 
 def _choose_rows(

@@ -226,7 +226,7 @@ def _build(config: BuildConfig, request: RunRequest, told: LineageRun) -> Built:
 
 def _list_read(config: BuildConfig, manifest: Manifest | None = None) -> list[LineageDataset]:
     """The sources of a build; with a manifest, how much was read of each."""
-    found = []
+    entries = []
     for name, source in config.sources.items():
         facts: dict[str, Any] = {"columns": source.column_types}
         if manifest is not None:
@@ -234,15 +234,15 @@ def _list_read(config: BuildConfig, manifest: Manifest | None = None) -> list[Li
             counts = {"size_bytes": sum(sizes), "files": len(sizes)} if sizes else {}
             facts |= {"rows": manifest.counts.read.get(name), **counts}
         if source.path is not None:
-            found.append(LineageDataset.at(_find_root(config.data_dir, source.path), **facts))
+            entries.append(LineageDataset.at(_find_root(config.data_dir, source.path), **facts))
         elif source.jdbc is not None:
             url = urlsplit(source.jdbc.url.removeprefix("jdbc:"))
             table = source.jdbc.table or name
             place = f"{url.scheme}://{url.netloc}/{url.path.strip('/')}.{table}"
-            found.append(LineageDataset.at(place, **facts))
+            entries.append(LineageDataset.at(place, **facts))
         else:
-            found.append(LineageDataset("catalog", source.table or name, **facts))
-    return found
+            entries.append(LineageDataset("catalog", source.table or name, **facts))
+    return entries
 
 
 def _find_root(data_dir: str, path: str) -> str:
@@ -275,8 +275,8 @@ def _peak_of(pid: int) -> int | None:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     except OSError:
         return None
-    found = re.search(r"VmHWM:\s+(\d+) kB", status)
-    return int(found[1]) * 1024 if found else None
+    match = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return int(match[1]) * 1024 if match else None
 
 
 def print_summary(built: Built) -> None:

@@ -126,12 +126,12 @@ def compare(
     from training.evaluation.comparison import compare_runs, require_metric
     from training.evaluation.differences import find_lead
 
-    found = compare_runs(trained, other, split)
-    decisive = require_metric(found, metric)
-    lead = find_lead(decisive, found["metrics"][decisive])
+    comparison = compare_runs(trained, other, split)
+    decisive = require_metric(comparison, metric)
+    lead = find_lead(decisive, comparison["metrics"][decisive])
     result |= {
         "against": describe_run(other.run_dir),
-        **found,
+        **comparison,
         "metric": decisive,
         "lead": lead,
         "passed": None if margin is None else lead >= margin,

@@ -61,11 +61,11 @@ def published_command(
     from training.export.stored_models import find_place
 
     setup_logging(log_format)
-    found = find_published(find_place(model), None if before is None else Path(before).name)
+    version = find_published(find_place(model), None if before is None else Path(before).name)
     if log_format is LogFormat.JSON:
-        print(json.dumps({"version": found.number, "run": found.run}))
+        print(json.dumps({"version": version.number, "run": version.run}))
     else:
-        print(found.run)
+        print(version.run)
     return 0
 
 
@@ -84,12 +84,12 @@ def rollback_command(
     setup_logging(log_format)
     place = find_place(model)
     withdrawn = roll_back(place, to)
-    found = find_published(place)
+    version = find_published(place)
     if log_format is LogFormat.JSON:
-        print(json.dumps({"published": found.number, "withdrawn": withdrawn}))
+        print(json.dumps({"published": version.number, "withdrawn": withdrawn}))
     else:
         told = ", ".join(map(str, withdrawn)) or "none"
-        print(f"published: {found.number} (withdrawn: {told})")
+        print(f"published: {version.number} (withdrawn: {told})")
     return 0
 
 
@@ -111,11 +111,11 @@ def apply_command(
     setup_logging(log_format)
     from training.export.stored_models import describe, find_place
 
-    found = find_delta(find_place(delta))  # A wrong path is refused before TensorFlow starts.
+    folder = find_delta(find_place(delta))  # A wrong path is refused before TensorFlow starts.
     with quiet_tensorflow():
         from training.export.delta import apply_delta
 
-    target = apply_delta(found, find_place(model), keep)
+    target = apply_delta(folder, find_place(model), keep)
     card, numbers = read_card(target), list_indexes(target)
     index = target / INDEX_DIR / str(numbers[-1]) if numbers else None
     if log_format is LogFormat.JSON:

@@ -54,13 +54,13 @@ def diff_command(
     """Compare two versions: rows, schema, vocabularies, config, statistics."""
     versions = find_dataset(dataset)
     old_id, new_id = choose_pair(versions, old, new)
-    found = diff_manifests(
+    differences = diff_manifests(
         read_manifest(versions.version(old_id)), read_manifest(versions.version(new_id))
     )
     if log_format is LogFormat.JSON:
-        print(json.dumps({"old": old_id, "new": new_id, "diff": found}))
+        print(json.dumps({"old": old_id, "new": new_id, "diff": differences}))
     else:
-        print_diff(old_id, new_id, found)
+        print_diff(old_id, new_id, differences)
     return 0
 
 

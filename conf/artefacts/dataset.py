@@ -152,14 +152,14 @@ def list_unlisted_files(version_dir: Path | str, manifest: Manifest) -> list[str
     """Files in the folders of the splits that the manifest does not list, sorted."""
     root = Path(version_dir)
     listed = {shard.path for split in manifest.splits for shard in split.shards}
-    found = {
+    files = {
         str(file.relative_to(root))
         for split in manifest.splits
         if (root / split.name).is_dir()
         for file in (root / split.name).rglob("*.tfrecord*")
         if file.is_file()
     }
-    return sorted(found - listed)
+    return sorted(files - listed)
 
 
 def _check_file(
@@ -177,10 +177,10 @@ def _check_file(
             received=relative,
             allowed=f"paths inside {root}",
         )
-    found = find_bytes(relative)
-    if found == expected_bytes or (may_differ is not None and may_differ(found, expected_bytes)):
+    size = find_bytes(relative)
+    if size == expected_bytes or (may_differ is not None and may_differ(size, expected_bytes)):
         return
-    if found is None:
+    if size is None:
         raise InputDataError(
             "a file that the manifest lists is missing",
             received=str(target),
@@ -188,7 +188,7 @@ def _check_file(
         )
     raise InputDataError(
         "a file is not as long as the manifest says: truncated or overwritten",
-        received=f"{target}: {found} bytes",
+        received=f"{target}: {size} bytes",
         allowed=f"{expected_bytes} bytes",
         fix="restore it, roll back to an earlier version, or build again",
     )

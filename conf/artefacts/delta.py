@@ -33,9 +33,9 @@ def find_delta(path: ReadablePathT) -> ReadablePathT:
         UpstreamNotReadyError: There is none.
     """
     numbers = list_complete(path, DELTA_FILE)
-    found = path / str(numbers[-1]) if numbers else path
-    if (found / DELTA_FILE).is_file():
-        return found
+    folder = path / str(numbers[-1]) if numbers else path
+    if (folder / DELTA_FILE).is_file():
+        return folder
     require_bucket(path)
     raise UpstreamNotReadyError(
         "there is no delta",

@@ -86,8 +86,8 @@ class EncoderFiles:
                 allowed=f"paths inside {self.directory}",
             )
         data = _read_bytes(file)
-        if (found := f"{self.crc32c(data):08x}") != spec.file_crc32c:
-            raise _differs(file, "checksum", found, spec.file_crc32c)
+        if (checksum := f"{self.crc32c(data):08x}") != spec.file_crc32c:
+            raise _differs(file, "checksum", checksum, spec.file_crc32c)
         return file, parse_parquet(data, str(file), columns)
 
 

@@ -27,10 +27,10 @@ def parse_bytes(value: Any) -> Any:
     """
     if not isinstance(value, str):
         return value
-    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", value)
-    if found is None or found[2].upper() not in _UNITS:
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", value)
+    if match is None or match[2].upper() not in _UNITS:
         raise ValueError("a size is a number with a unit: 256MB, 64MiB, 1.5GB")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+    return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 class OutputConfig(Strict):

@@ -407,10 +407,10 @@ def _check_sole_reader(config: BuildConfig, column: str) -> None:
     readers["negatives"] = () if negatives is None else (negatives.category, negatives.within)
     readers["split.key"] = (config.split.key,)
     readers["seen.where"] = re.findall(r"\w+", config.seen_where or "")
-    found = [place for place, columns in readers.items() if column in columns]
-    if found:
+    places = [place for place, columns in readers.items() if column in columns]
+    if places:
         raise ValueError(
-            f"the label {column!r} takes the place of its column, which {', '.join(found)} would "
+            f"the label {column!r} takes the place of its column, which {', '.join(places)} would "
             "read too; give the label another `name`"
         )
 

@@ -157,8 +157,8 @@ def _is_over(directory: Storage, note: _Note) -> bool:
     """Whether the process that holds a lease has ended, as far as can be known."""
     if has_surely_ended(note.owner):
         return True
-    found = directory.find(LEASE_KEY)
-    return found is None or time.time() - found.mtime_ns / 1e9 > LAPSE_S
+    item = directory.find(LEASE_KEY)
+    return item is None or time.time() - item.mtime_ns / 1e9 > LAPSE_S
 
 
 def read_holder(directory: Storage) -> str | None:

@@ -196,8 +196,8 @@ class WorkingCopy:
 
     def _list(self) -> dict[str, StoredObject]:
         with self.reaching():
-            found = self.remote.list_objects()
-        return {key: item for key, item in found.items() if _is_kept(PurePosixPath(key))}
+            objects = self.remote.list_objects()
+        return {key: item for key, item in objects.items() if _is_kept(PurePosixPath(key))}
 
     def _walk(self, below: str) -> list[str]:
         files = (Path(folder) / name for folder, _, names in os.walk(self.local / below)
@@ -271,10 +271,10 @@ def _is_at(pair: _Pair | None, item: StoredObject) -> bool:
 def _state_here(file: Path) -> tuple[int, int]:
     """Size and time of a file; a file that is gone is of no state."""
     try:
-        found = file.stat()
+        status = file.stat()
     except FileNotFoundError:
         return -1, 0
-    return found.st_size, found.st_mtime_ns
+    return status.st_size, status.st_mtime_ns
 
 
 def _state_there(item: StoredObject) -> tuple[int, int]:
@@ -348,9 +348,9 @@ def move_folder(folder: Storage, target: Storage) -> None:
         ConfigError: The store cannot be reached or refuses.
     """
     with reaching(folder):
-        found = folder.list_objects()
-        for keys in ([k for k in found if not _is_marker(k)], list(filter(_is_marker, found))):
-            run_all(partial(_copy_object, folder, target, found), keys)
+        objects = folder.list_objects()
+        for keys in ([k for k in objects if not _is_marker(k)], list(filter(_is_marker, objects))):
+            run_all(partial(_copy_object, folder, target, objects), keys)
     remove_folder(folder)
 
 

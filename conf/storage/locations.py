@@ -234,8 +234,8 @@ def check_settings(settings: Mapping[str, str]) -> Settings:
 
 def find_scheme(path: str) -> str | None:
     """Scheme of a URI, in lower case and by its usual name; None for a plain path."""
-    found = _SCHEME.match(path)
-    return None if found is None else _ALIASES.get(found[1].lower(), found[1].lower())
+    match = _SCHEME.match(path)
+    return None if match is None else _ALIASES.get(match[1].lower(), match[1].lower())
 
 
 def is_remote(path: str) -> bool:
@@ -394,9 +394,9 @@ class StoredPath:
 
     def read_bytes(self) -> bytes:
         """The content of the object."""
-        found = self._find()
-        if found is not None and found.bytes <= _KEPT_BYTES:
-            return _read_small(self.storage, found)
+        item = self._find()
+        if item is not None and item.bytes <= _KEPT_BYTES:
+            return _read_small(self.storage, item)
         return _read(self.storage)
 
     def read_text(self, encoding: str | None = None, errors: str | None = None) -> str:

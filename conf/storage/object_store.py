@@ -92,10 +92,10 @@ class Storage:
         Empty objects by which other tools mark a folder are left out.
         """
         start = len(self._path) + 1 if self._path else 0
-        found = {path[start:]: item for path, item in self._reader.list_below(self._path)}
-        folders = {str(folder) for key in found for folder in PurePosixPath(key).parents}
-        folders |= {key for key in found if "=" in key.rpartition("/")[2]}
-        return {key: item for key, item in found.items() if item.bytes or key not in folders}
+        objects = {path[start:]: item for path, item in self._reader.list_below(self._path)}
+        folders = {str(folder) for key in objects for folder in PurePosixPath(key).parents}
+        folders |= {key for key in objects if "=" in key.rpartition("/")[2]}
+        return {key: item for key, item in objects.items() if item.bytes or key not in folders}
 
     def list_folders(self) -> set[str]:
         """Lists the folders in this one by name."""

@@ -245,9 +245,9 @@ class ObstoreClient:
     def get(self, path: str) -> tuple[bytes, Version]:
         """Reads an object as it is at one moment."""
         with _translating():
-            found = self._api.get(self.store, path)
-            named = {"e_tag": found.meta["e_tag"], "version": found.meta["version"]}
-            data = bytes(found.bytes())
+            answer = self._api.get(self.store, path)
+            named = {"e_tag": answer.meta["e_tag"], "version": answer.meta["version"]}
+            data = bytes(answer.bytes())
         return data, {name: value for name, value in named.items() if value is not None}
 
     def open_input(self, path: str) -> BinaryIO:

@@ -354,12 +354,12 @@ def parse_step_range(text: str) -> StepRange:
     Raises:
         ConfigError: It is not two whole numbers, or the range is empty.
     """
-    found = _STEP_RANGE_PATTERN.fullmatch(text)
-    if found is None:
+    match = _STEP_RANGE_PATTERN.fullmatch(text)
+    if match is None:
         raise ConfigError(
             "--profile must name two steps", received=text, allowed=_STEP_RANGE_ALLOWED
         )
-    start, end = map(int, found.groups())
+    start, end = map(int, match.groups())
     if start >= end:
         raise ConfigError(
             "the range of --profile is empty", received=text, allowed=_STEP_RANGE_ALLOWED

@@ -87,9 +87,9 @@ def number_given(tokens: pa.Array, counted: pa.Table, first_id: int = FIRST_TOKE
     Returns:
         The vocabulary's table; a token that the train split lacks has the count 0.
     """
-    found = counted.combine_chunks()
-    rows = pc.index_in(tokens, value_set=found["token"].cast(tokens.type))
-    counts = pc.fill_null(found["count"].combine_chunks().take(rows), 0)
+    token_table = counted.combine_chunks()
+    rows = pc.index_in(tokens, value_set=token_table["token"].cast(tokens.type))
+    counts = pc.fill_null(token_table["count"].combine_chunks().take(rows), 0)
     ids = pa.array(np.arange(first_id, first_id + len(tokens), dtype=np.int64))
     schema = vocabulary_schema("int64" if pa.types.is_integer(tokens.type) else "string")
     return pa.Table.from_arrays([tokens, ids, counts], schema=schema)

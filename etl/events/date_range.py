@@ -91,10 +91,10 @@ def count_outside(events: DataFrame, dates: DateRange) -> dict[str, dict[str, in
         .count()
         .collect()
     )
-    found: dict[str, dict[str, int]] = {}
+    outside: dict[str, dict[str, int]] = {}
     for row in rows:
-        found.setdefault(row["__why"], {})[row[SPLIT_COLUMN]] = row["count"]
-    return found
+        outside.setdefault(row["__why"], {})[row[SPLIT_COLUMN]] = row["count"]
+    return outside
 
 
 def check_days_have_samples(

@@ -56,11 +56,11 @@ class EventCounts:
     @property
     def unmatched(self) -> dict[str, dict[str, int]]:
         """Events without an entry, by dictionary and reason; only those that occur."""
-        found = {
+        reasons = {
             name: {why: n for why, n in counts.items() if why != MATCHED}
             for name, counts in self.matches.items()
         }
-        return {name: counts for name, counts in found.items() if counts}
+        return {name: counts for name, counts in reasons.items() if counts}
 
     @property
     def newest_ts_ms(self) -> int | None:

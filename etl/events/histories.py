@@ -121,14 +121,14 @@ def _collect_latest(
 ) -> DataFrame:
     """One row per user: the latest behaviours, oldest first, in `__history_list`."""
     user = config.events.user or ""
-    found = _mark(events, config, history).where(_MATCH)
+    marked = _mark(events, config, history).where(_MATCH)
     if not _is_selective(config, history):
         # Every event is a behaviour: what is left of the user's tells its rank, without a sort.
         later = F.col(TOTAL_COLUMN) - F.col(POSITION_COLUMN)
     else:
         newest_first = Window.partitionBy(user).orderBy(F.desc(POSITION_COLUMN))
         later = F.row_number().over(newest_first) - 1
-    ranked = found.withColumn("__later", later)
+    ranked = marked.withColumn("__later", later)
     bounded = ranked.where(F.col("__later") < history.scanned)
     pairs = F.collect_list(F.struct(POSITION_COLUMN, _element(config, history).alias("element")))
     return bounded.groupBy(user).agg(F.sort_array(pairs)["element"].alias(_LIST))

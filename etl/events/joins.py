@@ -213,8 +213,8 @@ def explain_unmatched(
         for join in plan_joins(config, sources)
         if counts.reasons.get(join.name, {}).get(UNKNOWN_KEY, 0) > _NEAR_SHARE * counts.rows
     ]
-    found = [describe_near_keys(events, sources[join.name].good, join) for join in joins]
-    return [text for text in found if text is not None]
+    hints = [describe_near_keys(events, sources[join.name].good, join) for join in joins]
+    return [text for text in hints if text is not None]
 
 
 @dataclass(frozen=True)

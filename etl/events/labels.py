@@ -102,13 +102,13 @@ def count_conversions(
         config: The build's config.
         sources: The sources as read.
     """
-    found = {}
+    counts = {}
     for label in config.all_labels:
         if label.conversion is not None:
             rows = sources[label.conversion.source].good
-            found[label.name] = _count(events, label.conversion, rows)
-            _report_lost(label.name, label.conversion, found[label.name])
-    return found
+            counts[label.name] = _count(events, label.conversion, rows)
+            _report_lost(label.name, label.conversion, counts[label.name])
+    return counts
 
 
 def _count(events: DataFrame, conversion: ConversionConfig, source: DataFrame) -> ConversionCounts:

@@ -269,9 +269,9 @@ def draw_unseen(
         numbers = F.sequence(F.lit(first), F.lit(first + tries - 1))
         drawn = candidates.draw(opened.withColumn(_TRY, F.explode(numbers)), *key, F.col(_TRY))
         seen = drawn.join(met.withColumn("__met", F.lit(True)), [user, CANDIDATE_COLUMN], "left")
-        found = F.struct(_TRY, CANDIDATE_COLUMN, PROBABILITY_COLUMN)
+        draw = F.struct(_TRY, CANDIDATE_COLUMN, PROBABILITY_COLUMN)
         result = seen.groupBy(*names).agg(
-            F.min(F.when(F.col("__met").isNull(), found)).alias(_FOUND)
+            F.min(F.when(F.col("__met").isNull(), draw)).alias(_FOUND)
         )
         result = result.persist(StorageLevel.MEMORY_AND_DISK)
         kept.append(result)
@@ -405,12 +405,12 @@ def _draw_unseen(
     columns = event_columns(config)
     # Narrow rows go through the draws; the samples are joined to what comes out of them.
     slots = _open_slots(positives.select(*columns, SPLIT_COLUMN, GROUP_COLUMN), negatives)
-    found = draw_unseen(slots, met, candidates, user, key)
-    rows = found.rows.persist(StorageLevel.MEMORY_AND_DISK)
+    drawn = draw_unseen(slots, met, candidates, user, key)
+    rows = drawn.rows.persist(StorageLevel.MEMORY_AND_DISK)
 
     def release() -> None:
         rows.unpersist()
-        found.release()
+        drawn.release()
 
     return (
         positives.join(rows.drop(SPLIT_COLUMN, GROUP_COLUMN), columns),

@@ -104,8 +104,8 @@ def _parse(where: _Where) -> exp.Expr:
     try:
         parsed = sqlglot.parse_one(where.text, dialect="spark")
     except SqlglotError as error:
-        found = getattr(error, "errors", None) or [{"description": str(error)}]
-        raise where.refuse("a condition in Spark's SQL", found[0]["description"]) from error
+        problems = getattr(error, "errors", None) or [{"description": str(error)}]
+        raise where.refuse("a condition in Spark's SQL", problems[0]["description"]) from error
     if not isinstance(parsed, exp.Condition):
         raise where.refuse("one condition in Spark's SQL", "write what follows WHERE")
     return parsed
@@ -133,8 +133,8 @@ def _find_type(condition: exp.Expr, types: Mapping[str, str]) -> str:
     query = exp.select(condition.copy()).from_(_EVENTS)
     for column in query.find_all(exp.Column):
         column.replace(exp.column(column.name.lower(), table=_EVENTS))
-    found = annotate_types(query, schema=schema, dialect="spark").expressions[0].type
-    return "UNKNOWN" if found is None else str(found.this.name)
+    data_type = annotate_types(query, schema=schema, dialect="spark").expressions[0].type
+    return "UNKNOWN" if data_type is None else str(data_type.this.name)
 
 
 def mark_filtered(events: DataFrame, config: BuildConfig) -> DataFrame:

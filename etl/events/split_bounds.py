@@ -117,9 +117,9 @@ def plan_spans(config: BuildConfig, dates: DateRange | None) -> dict[str, SplitS
         return _plan_window(config.split)
     if config.split.strategy != "temporal" or config.events.time is None:
         return {}
-    found = find_bounds(config, end_of_days(dates))
+    bounds = find_bounds(config, end_of_days(dates))
     ms = ms_per_unit(config.events.time_unit)
-    test, validation = (None if b is None else b * ms for b in (found.test, found.validation))
+    test, validation = (None if b is None else b * ms for b in (bounds.test, bounds.validation))
     spans = {}
     if not config.split.validation and test is not None:
         spans["train"] = SplitSpan(None, test)

@@ -74,8 +74,8 @@ def count_again(
     counted = log.where(F.col(DROP_COLUMN).isNull()).select(*sorted(read), no_reason)
     own = rows.drop(*(rolling.name for rolling in chosen)).withColumn(DROP_COLUMN, F.lit(_ASKING))
     both = own.unionByName(counted, allowMissingColumns=True)
-    found = add_windowed_features(both, config.model_copy(update={"rolling": tuple(chosen)}))
-    return found.where(F.col(DROP_COLUMN) == _ASKING).withColumn(
+    recounted = add_windowed_features(both, config.model_copy(update={"rolling": tuple(chosen)}))
+    return recounted.where(F.col(DROP_COLUMN) == _ASKING).withColumn(
         DROP_COLUMN, F.lit(None).cast("string")
     )
 

@@ -18,15 +18,15 @@ def describe_meaning(config: Mapping[str, Any], columns: Collection[str]) -> dic
         config: A resolved config, as a manifest holds it.
         columns: Names of event columns.
     """
-    found: dict[str, Any] = {}
+    meaning: dict[str, Any] = {}
     left = list(columns)
     while left:
         column = left.pop()
-        if column in found:
+        if column in meaning:
             continue
-        found[column] = list(_find_declared(config, column)) or _find_maker(config, column)
-        left += [name for name in _list_words(found[column]) if _is_column(config, name)]
-    return found
+        meaning[column] = list(_find_declared(config, column)) or _find_maker(config, column)
+        left += [name for name in _list_words(meaning[column]) if _is_column(config, name)]
+    return meaning
 
 
 def _find_declared(config: Mapping[str, Any], column: str) -> Iterator[dict[str, Any]]:

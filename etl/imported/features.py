@@ -34,13 +34,13 @@ class ImportedFeatures:
     def focus(self) -> LabelFocus | None:
         """The label that statistics compare features with: a number per row."""
         label = self.config.find_key("label")
-        found = next((f for f in self.wire if f.name == label), None)
-        is_number = found is not None and not found.is_list and found.kind != "bytes"
-        if found is None or not is_number:
+        feature = next((f for f in self.wire if f.name == label), None)
+        is_number = feature is not None and not feature.is_list and feature.kind != "bytes"
+        if feature is None or not is_number:
             return None
         labels = tuple(f.name for f in self.config.features if f.role == "label")
-        weighted = tuple(dict.fromkeys((found.name, *labels)))
-        return LabelFocus(found.name, (), self.config.find_key("weight"), weighted)
+        weighted = tuple(dict.fromkeys((feature.name, *labels)))
+        return LabelFocus(feature.name, (), self.config.find_key("weight"), weighted)
 
     def build_counter(self) -> TrainCounter:
         """Builds what counts the keys of train records."""

@@ -24,7 +24,7 @@ def find_files(config: ImportConfig) -> Files:
         InputDataError: A path names no file, or a file is in two splits.
     """
     root = local_path(config.data_dir)
-    found: dict[str, tuple[InputFile, ...]] = {
+    inputs: dict[str, tuple[InputFile, ...]] = {
         split: tuple(
             _describe_input(split, path)
             for path in sorted({file for name in names for file in _expand(root, split, name)})
@@ -32,7 +32,7 @@ def find_files(config: ImportConfig) -> Files:
         for split, names in config.splits.items()
     }
     seen: dict[str, str] = {}
-    for split, listed in found.items():
+    for split, listed in inputs.items():
         for file in listed:
             if seen.setdefault(file.path, split) != split:
                 raise InputDataError(
@@ -40,7 +40,7 @@ def find_files(config: ImportConfig) -> Files:
                     received=file.path,
                     fix="correct the globs of `splits`",
                 )
-    return found
+    return inputs
 
 
 def _expand(root: Path, split: str, name: str) -> list[Path]:
@@ -65,10 +65,10 @@ def _expand(root: Path, split: str, name: str) -> list[Path]:
 
 def _match_visible(root: Path, asked: Path) -> list[Path]:
     """Returns what a glob matches, without what lies in hidden folders that it does not name."""
-    found = [Path(name) for name in glob.glob(str(asked), root_dir=root, recursive=True)]  # noqa: PTH207
+    paths = [Path(name) for name in glob.glob(str(asked), root_dir=root, recursive=True)]  # noqa: PTH207
     return [
         root / path
-        for path in found
+        for path in paths
         if not any(part[0] in "._" for part in path.parts if part not in asked.parts)
     ]
 

@@ -115,19 +115,19 @@ class TokenCounts:
             column = batch.column(name)
             values = column.flatten() if pa.types.is_list(column.type) else column
             ids = values.drop_null().to_numpy()
-            found = np.bincount(ids[(ids >= 0) & (ids <= MOST_IDS)], minlength=0)
+            rows_of_ids = np.bincount(ids[(ids >= 0) & (ids <= MOST_IDS)], minlength=0)
             counts = self._counts[table]
-            if len(found) > len(counts):
-                grown = np.zeros(max(len(found), len(counts) * 3 // 2), np.int64)
+            if len(rows_of_ids) > len(counts):
+                grown = np.zeros(max(len(rows_of_ids), len(counts) * 3 // 2), np.int64)
                 grown[: len(counts)] = counts
                 self._counts[table] = counts = grown
-            counts[: len(found)] += found
+            counts[: len(rows_of_ids)] += rows_of_ids
 
     def read(self, table: str, size: int) -> np.ndarray:
         """Returns the counts of a table's ids, int64 `[size]`."""
         counts = np.zeros(size, np.int64)
-        found = self._counts[table][:size]
-        counts[: len(found)] = found
+        rows_of_ids = self._counts[table][:size]
+        counts[: len(rows_of_ids)] = rows_of_ids
         return counts
 
 

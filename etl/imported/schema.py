@@ -36,13 +36,13 @@ def build_schema(
     """
     specs = []
     for config, wire in zip(features.config.features, features.wire, strict=True):
-        found = [
+        held = [
             by_feature[config.name]
             for split, by_feature in statistics.items()
             if _ROLE_OF_SPLIT.get(split, config.role) == config.role
         ]
-        _check_present(config, wire, found)
-        specs.append(_build_spec(config, wire, found, features.config.declares_ids(config)))
+        _check_present(config, wire, held)
+        specs.append(_build_spec(config, wire, held, features.config.declares_ids(config)))
     return FeatureSchema(_share_sizes(specs))
 
 

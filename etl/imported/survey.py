@@ -83,8 +83,8 @@ class Survey:
                     writer.write(batch)
         if not config.moves_ids:
             _bring(source, target, config.output.files)
-        found = describe_file(self.staging, target)
-        info = ShardInfo(found.path, rows, found.bytes, found.crc32c)
+        described = describe_file(self.staging, target)
+        info = ShardInfo(described.path, rows, described.bytes, described.crc32c)
         return Surveyed(info, statistics.to_dict(), compression if rows else None)
 
 

@@ -71,12 +71,12 @@ def find_leaks(
         comparison = statistics.get(spec.name, {}).get("by_label")
         if comparison is None:
             continue
-        found = summarize_comparison(comparison)
-        if found["rows"] < config.min_rows:
+        summary = summarize_comparison(comparison)
+        if summary["rows"] < config.min_rows:
             continue
         measures = {
-            "correlation": abs(found["correlation"] or 0.0),
-            "correlation ratio": found["correlation_ratio"] or 0.0,
+            "correlation": abs(summary["correlation"] or 0.0),
+            "correlation ratio": summary["correlation_ratio"] or 0.0,
         }
         worst = max(measures, key=lambda name: measures[name])
         if measures[worst] > config.maximum:
@@ -85,7 +85,7 @@ def find_leaks(
                     f"leakage feature {spec.name}",
                     config.severity,
                     False,
-                    f"{worst} with the label {measures[worst]:.4f} over {found['rows']:,} rows",
+                    f"{worst} with the label {measures[worst]:.4f} over {summary['rows']:,} rows",
                     f"at most {config.maximum:g}; leave the feature out, or give it the role id",
                 )
             )
@@ -122,17 +122,17 @@ def check_feature_rules(
 
 def _judge_feature(rule: ContractValueRule, version: VersionView) -> RuleResult:
     name = str(rule.feature)
-    found = version.feature(rule.split, name)
-    if found is None or name not in version.schema:
+    feature = version.feature(rule.split, name)
+    if feature is None or name not in version.schema:
         expected = "records with the feature"
         return build_result(cast(TypeRule, rule), False, "no such records", expected)
     if isinstance(rule, TypeRule):
-        return judge_type(rule, version.schema[name].dtype, 0, found["rows"])
+        return judge_type(rule, version.schema[name].dtype, 0, feature["rows"])
     if isinstance(rule, NullRateRule):
-        return _judge_nulls(rule, version, found)
+        return _judge_nulls(rule, version, feature)
     if isinstance(rule, DomainRule):
-        return _judge_domain(rule, version, found)
-    return _judge_range(cast(RangeRule, rule), found)
+        return _judge_domain(rule, version, feature)
+    return _judge_range(cast(RangeRule, rule), feature)
 
 
 def _judge_nulls(rule: NullRateRule, version: VersionView, found: Mapping[str, Any]) -> RuleResult:
@@ -173,15 +173,15 @@ def _judge_drift(rule: DriftRule, version: VersionView, previous: VersionView | 
     allowed = f"at most {rule.maximum:g}"
     if previous is None:
         return build_result(rule, True, "no version to compare with", allowed)
-    found = compare_feature(previous, version, rule.split, rule.feature)
-    if found.before is None:
+    drift = compare_feature(previous, version, rule.split, rule.feature)
+    if drift.before is None:
         return build_result(rule, True, "no version to compare with", allowed)
-    if found.after is None:
+    if drift.after is None:
         return build_result(rule, False, "no values any more", allowed)
-    if found.gap is not None:
-        logger.warning("data contract: drift of %s is not measured: %s", rule.target, found.gap)
-        return build_result(rule, True, f"not measured: {found.gap}", allowed)
-    distance = measure_drift(rule.metric, found.before, found.after)
+    if drift.gap is not None:
+        logger.warning("data contract: drift of %s is not measured: %s", rule.target, drift.gap)
+        return build_result(rule, True, f"not measured: {drift.gap}", allowed)
+    distance = measure_drift(rule.metric, drift.before, drift.after)
     if distance is None:
         return build_result(rule, False, "values without an order", "numbers, for ks")
     return build_result(rule, distance <= rule.maximum, f"{distance:.4f}", allowed)
@@ -259,9 +259,9 @@ class BuildChecks:
         """
         before = self._figures_before
         known = {} if before is None else {**before.joined, **before.converted}
-        found = settle_results(find_unmatched(self.config, matches, conversions, known), hints)
-        self._nothing_matched = list_nothing_matched(found)
-        self.results += found
+        results = settle_results(find_unmatched(self.config, matches, conversions, known), hints)
+        self._nothing_matched = list_nothing_matched(results)
+        self.results += results
 
     def check_vocabularies(self, tokens: Mapping[str, int]) -> None:
         """Checks that no vocabulary is empty.

@@ -206,8 +206,8 @@ class VersionFigures:
             yield "tokens", name, None, tokens
         for spec in self.schema.by_role(*READ_BY_MODELS):
             for split in splits:
-                found = self.statistics[split].get(spec.name, {})
-                nulls, oov = find_nulls(spec, found), find_oov(spec, found)
+                statistics = self.statistics[split].get(spec.name, {})
+                nulls, oov = find_nulls(spec, statistics), find_oov(spec, statistics)
                 if nulls is not None:
                     yield "null", spec.name, split, nulls
                 if oov is not None:

@@ -307,8 +307,8 @@ def count_milliseconds(frame: DataFrame) -> DataFrame:
 
 def _format_of(path: Path) -> str | None:
     if path.is_dir():
-        found = {_format_of(file) for file in path.iterdir() if file.name[0] not in "._"}
-        return found.pop() if len(found) == 1 else None
+        formats = {_format_of(file) for file in path.iterdir() if file.name[0] not in "._"}
+        return formats.pop() if len(formats) == 1 else None
     name = path.name
     for ending in _COMPRESSED:
         name = name.removesuffix(ending)

@@ -69,11 +69,11 @@ def aggregate_source(
             columns.append(column.alias(f"{number} {what}"))
     if not columns:
         return [{} for _ in rules]
-    found = rows.agg(F.count(F.lit(1)).alias("rows"), *columns).collect()[0].asDict()
+    values = rows.agg(F.count(F.lit(1)).alias("rows"), *columns).collect()[0].asDict()
     return [
         {
-            "rows": found["rows"],
-            **{k.partition(" ")[2]: v for k, v in found.items() if k.startswith(f"{number} ")},
+            "rows": values["rows"],
+            **{k.partition(" ")[2]: v for k, v in values.items() if k.startswith(f"{number} ")},
         }
         for number in range(len(rules))
     ]

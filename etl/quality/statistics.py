@@ -120,14 +120,14 @@ class StatisticsAccumulator:
         `weighted` of labels; `sketch`, `summary` and `by_label`, which only merging reads.
         """
         self._flush()
-        found = {name: feature.to_dict() for name, feature in self._features.items()}
+        features = {name: feature.to_dict() for name, feature in self._features.items()}
         for name, raw in (self._raw.to_dict() if self._raw else {}).items():
-            found[name][_RAW] = raw
+            features[name][_RAW] = raw
         for name, comparison in (self._by_label.to_dict() if self._by_label else {}).items():
-            found[name]["by_label"] = comparison
+            features[name]["by_label"] = comparison
         for name, sums in (self._weighted.to_dict() if self._weighted else {}).items():
-            found[name][_WEIGHTED] = sums
-        return found
+            features[name][_WEIGHTED] = sums
+        return features
 
 
 class FeatureAccumulator(Protocol):

@@ -88,9 +88,9 @@ def count_sources(
     for name in by_source:
         strays = _find_strays(config, [t for t in columns if t.source == name], counts[name])
         if strays:
-            found = [_stray(time, counts[name].times[time.column]) for time in strays]
+            stray_times = [_stray(time, counts[name].times[time.column]) for time in strays]
             sources[name] = mark_strays(
-                sources[name], {time.column: s for time, s in zip(strays, found, strict=True)}
+                sources[name], {time.column: s for time, s in zip(strays, stray_times, strict=True)}
             )
             counts[name] = count_rows(sources[name], scans[name])
     return CountedSources(sources, counts, tuple(judge_times(config, columns, counts)))
@@ -138,9 +138,12 @@ def check_units(
 
 def _find_unit(config: BuildConfig, time: TimeColumn, values: TimeValues) -> str | None:
     """The unit in which nearly all values are dates; None: it is the declared one, or none is."""
-    found = {unit: values.dates(unit).count for unit in PER_SECOND}
-    unit = max(found, key=lambda unit: found[unit])
-    if found[unit] < _MOST * (sum(found.values()) + values.small().count) or not found[unit]:
+    counts_by_unit = {unit: values.dates(unit).count for unit in PER_SECOND}
+    unit = max(counts_by_unit, key=lambda unit: counts_by_unit[unit])
+    if (
+        counts_by_unit[unit] < _MOST * (sum(counts_by_unit.values()) + values.small().count)
+        or not counts_by_unit[unit]
+    ):
         return None
     is_finer = PER_SECOND[unit] > PER_SECOND[time.unit]
     return unit if is_finer or (unit != time.unit and not _is_certain(config, time)) else None

@@ -198,21 +198,21 @@ def find_parts(directory: Path) -> dict[int, Path]:
     Raises:
         InternalError: A file's name does not tell, or a partition has several.
     """
-    found: dict[int, Path] = {}
+    parts: dict[int, Path] = {}
     for path in sorted(directory.iterdir()):
         if path.name.startswith((".", "_")):
             continue
         match = _PART.match(path.name)
         partition = int(match[1]) if match else -1
-        if partition < 0 or partition in found:
+        if partition < 0 or partition in parts:
             raise InternalError(
                 "the connector's files are not one per partition",
                 received=path.name,
                 allowed="part-NNNNN-… once per partition",
                 fix="set output.writer: native",
             )
-        found[partition] = path
-    return found
+        parts[partition] = path
+    return parts
 
 
 def move_shards(

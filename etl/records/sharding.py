@@ -274,7 +274,7 @@ def _has_buckets(config: BuildConfig) -> bool:
 def _count_partitions(
     keyed: DataFrame, config: BuildConfig
 ) -> tuple[dict[SplitPartition, int], dict[SplitPartition, TimeBounds]]:
-    found = (
+    counts = (
         keyed.groupBy(SPLIT_COLUMN, PART_COLUMN)
         .agg(
             F.count("*").alias("n"),
@@ -284,17 +284,17 @@ def _count_partitions(
         .limit(MAX_PARTITIONS + 1)
         .collect()
     )
-    if len(found) > MAX_PARTITIONS:
+    if len(counts) > MAX_PARTITIONS:
         raise ConfigError(
             "output.partition_by makes too many partitions",
             received=f"more than {MAX_PARTITIONS:,}",
             allowed=f"at most {MAX_PARTITIONS:,}",
             fix="partition by a column of fewer values",
         )
-    rows = {(row[SPLIT_COLUMN], row[PART_COLUMN]): row["n"] for row in found}
+    rows = {(row[SPLIT_COLUMN], row[PART_COLUMN]): row["n"] for row in counts}
     bounds = {
         (row[SPLIT_COLUMN], row[PART_COLUMN]): TimeBounds(row["low"], row["high"])
-        for row in found
+        for row in counts
         if row["low"] is not None
     }
     return rows, bounds

@@ -169,12 +169,12 @@ class RecordStage:
         base: tuple[Path, Manifest] | None,
     ) -> dict[str, FileInfo]:
         """Adds up what the tasks have counted, and what the kept shards hold."""
-        found = [request.collect([shard.info for shard in built])]
+        files = [request.collect([shard.info for shard in built])]
         if base is not None:
-            found.append(count_kept(*base, [shard.info for shard in kept]))
+            files.append(count_kept(*base, [shard.info for shard in kept]))
         # An attempt that Spark gave up on may still be leaving files there.
         shutil.rmtree(request.directory, ignore_errors=True)
-        return write_counts(self.staging, merge_counts(found))
+        return write_counts(self.staging, merge_counts(files))
 
     def export_parquet(self, written: WrittenRecords, encoders: FittedEncoders) -> WrittenRecords:
         """Writes the records as Parquet too."""

@@ -145,21 +145,21 @@ class _IdBag:
         """Returns ids and their counts: those that were met, or the given ones, ascending."""
         self._flush()
         empty = IdCounts(counts=np.zeros((0, 1), np.int64))
-        found = _add([empty, *self._parts])
-        self._parts = [found]
+        merged = _add([empty, *self._parts])
+        self._parts = [merged]
         if ids is None:
-            return found.ids, found.counts[:, 0]
+            return merged.ids, merged.counts[:, 0]
         counts = np.zeros(len(ids), np.int64)
-        counts[np.searchsorted(ids, found.ids)] = found.counts[:, 0]
+        counts[np.searchsorted(ids, merged.ids)] = merged.counts[:, 0]
         return ids, counts
 
 
 def _count(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Distinct ids, ascending, and how often each occurs."""
     if ids.min() >= 0 and ids.max() < max(_DENSE_IDS, 4 * len(ids)):
-        found = np.bincount(ids)
-        distinct = np.flatnonzero(found)
-        return distinct, found[distinct]
+        counts = np.bincount(ids)
+        distinct = np.flatnonzero(counts)
+        return distinct, counts[distinct]
     return np.unique(ids, return_counts=True)
 
 
@@ -207,13 +207,13 @@ class TrainCounter:
 
     def result(self) -> dict[KeyPart, IdCounts]:
         """Returns the counts by key."""
-        found: dict[KeyPart, IdCounts] = {}
+        counts: dict[KeyPart, IdCounts] = {}
         for part, bags in self._bags.items():
             ids = bags[0].counts_of()[0]
             for bag in bags[1:]:
                 ids = np.union1d(ids, bag.counts_of()[0])
-            found[part] = IdCounts(ids, np.stack([bag.counts_of(ids)[1] for bag in bags], axis=1))
-        return found
+            counts[part] = IdCounts(ids, np.stack([bag.counts_of(ids)[1] for bag in bags], axis=1))
+        return counts
 
 
 @dataclass(frozen=True)
@@ -292,9 +292,9 @@ class CountsRequest:
         missing = [shard.path for shard in shards if not self._part(shard.path).is_file()]
         if missing:
             raise _build_error(f"nothing for {missing[0]}", "a part for each train shard")
-        found = merge_counts(self._read_part(shard.path) for shard in shards)
-        check_rows(found, sum(shard.rows for shard in shards))
-        return found
+        counts = merge_counts(self._read_part(shard.path) for shard in shards)
+        check_rows(counts, sum(shard.rows for shard in shards))
+        return counts
 
     def _read_part(self, shard: str) -> dict[KeyPart, IdCounts]:
         table = pq.ParquetFile(self._part(shard)).read()
@@ -318,10 +318,10 @@ class ShardCounts:
 
     def write(self) -> None:
         """Writes them; an attempt that is made again writes the same."""
-        found = self.counter.result()
+        id_counts = self.counter.result()
         tables = [
             counts.to_table().append_column("part", pa.array([part] * len(counts.ids), pa.string()))
-            for part, counts in found.items()
+            for part, counts in id_counts.items()
         ]
         with atomic_file(self.path, durable=False) as target:
             _write_table(pa.concat_tables(tables), target)

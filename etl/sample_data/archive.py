@@ -220,11 +220,11 @@ def _require_places(entries: list[zipfile.ZipInfo]) -> None:
 def _verify(path: Path, archive: Archive) -> None:
     import pooch
 
-    found = {kind: pooch.file_hash(str(path), alg=kind) for kind in archive.checksums}
-    if found != archive.checksums:
+    checksums = {kind: pooch.file_hash(str(path), alg=kind) for kind in archive.checksums}
+    if checksums != archive.checksums:
         raise InputDataError(
             f"{archive.name}.zip is not the published file",
-            received=found,
+            received=checksums,
             allowed=archive.checksums,
             fix="try again; if it stays so, the source was changed: do not use it",
         )

@@ -60,7 +60,7 @@ def find_days(name: str, path: str, config: DaysConfig, root: Path) -> tuple[dat
     matches = glob.glob(pattern, root_dir=root)  # noqa: PTH207 (may be absolute)
     written = ".+?".join(re.escape(literal) for literal in literals)
     place = re.compile(f"{_translate(before)}({written}){_translate(level)}", re.DOTALL)
-    found = set()
+    days = set()
     for match in matches:
         text = place.fullmatch(match)
         day = _parse_day(text[1], config.format) if text else None
@@ -71,8 +71,8 @@ def find_days(name: str, path: str, config: DaysConfig, root: Path) -> tuple[dat
                 allowed=f"days written as {config.format}",
                 fix=f"set sources.{name}.days.format, or make the path more precise",
             )
-        found.add(day)
-    return DateRange(min(found), max(found)).days() if found else ()
+        days.add(day)
+    return DateRange(min(days), max(days)).days() if days else ()
 
 
 def _parse_day(text: str, written: str) -> datetime.date | None:
@@ -247,14 +247,14 @@ def check_days_of_rows(
         value = F.unix_date(F.timestamp_millis(value).cast("date"))
     good = rows.where(F.col(REASON_COLUMN).isNull())
     # No more rows than days come back.
-    found = {row[0] for row in good.select(value).distinct().collect()}
+    present = {row[0] for row in good.select(value).distinct().collect()}
     days = run_days(config, dates).days()
     keys: Iterable[object] = (
         [(day - _EPOCH).days for day in days]
         if column.type == "timestamp"
         else _written(column, config, days)
     )
-    empty = [day for day, key in zip(days, keys, strict=True) if key not in found]
+    empty = [day for day, key in zip(days, keys, strict=True) if key not in present]
     check_empty_days(name, config, empty)
 
 

@@ -64,20 +64,20 @@ def find_files(
     if needs_days and dates is not None and not all(by_day.get(d, True) for d in dates.days()):
         has_others = any(find_files_by_day(name, config, data_dir, None).values())
         check_days_are_there(name, dates, by_day, base, has_others=has_others)
-    found = _list_files(name, config, data_dir, by_day)
+    paths = _list_files(name, config, data_dir, by_day)
     if config.days is not None and by_day:
         empty = [day for day, files in by_day.items() if not any(f.stat().st_size for f in files)]
-        if found and len(empty) < len(by_day):
+        if paths and len(empty) < len(by_day):
             check_empty_days(name, config.days, empty)
             check_repeated_days(name, config.days, by_day)
-    if not found:
+    if not paths:
         raise InputDataError(
             f"source {name!r}: no such file",
             received=base,
             allowed="a file, a directory or a glob; hidden files (. or _ in front) do not count",
             fix=f"correct sources.{name}.path, or give the folder by --data",
         )
-    files = tuple(describe_input(name, entry) for entry in sorted(found))
+    files = tuple(describe_input(name, entry) for entry in sorted(paths))
     _refuse_cut_files(name, config, files)
     if not any(file.bytes for file in files):
         what = f"{len(files)} file{'s' * (len(files) > 1)} without a byte, such as {files[0].path}"

@@ -158,8 +158,8 @@ def _lay_out_text(
     headers = read_headers(spark, name, config, files, optional)
     if config.header == "by_name":
         declared = {column.field_name for column in config.columns}
-        found = dict.fromkeys(field for line in headers for field in header_names(config, line))
-        check_new_columns(name, config, [field for field in found if field not in declared])
+        fields = dict.fromkeys(field for line in headers for field in header_names(config, line))
+        check_new_columns(name, config, [field for field in fields if field not in declared])
     return tuple(
         _lay_out_lines(spark, config, group, header, order) for header, group in headers.items()
     )

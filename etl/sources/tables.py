@@ -125,21 +125,21 @@ def _bounds(
 ) -> dict[str, Any] | None:
     """Where the partitions are cut; None where there is no row to cut."""
     wanted = (config.partition_column or "").lower()
-    found = next((column for column in frame.columns if column.lower() == wanted), None)
-    if found is None:
+    spelled = next((column for column in frame.columns if column.lower() == wanted), None)
+    if spelled is None:
         raise ConfigError(
             f"source {name!r}: jdbc.partition_column is none of the columns",
             received=config.partition_column,
             allowed=", ".join(frame.columns),
         )
     dialect = spark._jvm.org.apache.spark.sql.jdbc.JdbcDialects.get(config.url)  # type: ignore[union-attr]
-    column = dialect.quoteIdentifier(found)
+    column = dialect.quoteIdentifier(spelled)
     ends = f"(SELECT MIN({column}) AS low, MAX({column}) AS high FROM {options['dbtable']}) ends"  # noqa: S608 (quoted by the dialect)
     row = spark.read.format("jdbc").options(**{**options, "dbtable": ends}).load().collect()[0]
     if row[0] is None:
         return None
     return {
-        "partitionColumn": found,
+        "partitionColumn": spelled,
         "lowerBound": str(row[0]),
         # The end is left out, and the last partition open: this only places the cuts.
         "upperBound": str(row[1]),

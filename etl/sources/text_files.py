@@ -284,9 +284,9 @@ def _file_place(name: str, files: Sequence[InputFile]) -> Column:
         for number, file in enumerate(paths)
         for root in _ROOTS
     }
-    found = F.try_element_at(F.from_json(F.lit(json.dumps(names)), "map<string,string>"), path)
+    place = F.try_element_at(F.from_json(F.lit(json.dumps(names)), "map<string,string>"), path)
     unknown = F.raise_error(F.concat(F.lit("not one of the input's files: "), path))
-    return F.coalesce(found, unknown.cast("string"))
+    return F.coalesce(place, unknown.cast("string"))
 
 
 def line_faults(config: SourceConfig, header: bytes | None) -> list[Fault]:

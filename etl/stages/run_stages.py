@@ -90,10 +90,10 @@ def _join_spans(build: Build) -> tuple[int, int] | None:
     base = build.inputs.base
     spans = [build.event_counts.event_ts_ms_range]
     spans += [] if base is None else [base[1].source.event_ts_ms_range]
-    found = [span for span in spans if span is not None]
-    if not found:
+    known = [span for span in spans if span is not None]
+    if not known:
         return None
-    return min(low for low, _ in found), max(high for _, high in found)
+    return min(low for low, _ in known), max(high for _, high in known)
 
 
 def _label_rate(label: str | None, written: WrittenRecords) -> Mapping[str, float]:

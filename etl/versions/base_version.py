@@ -99,9 +99,9 @@ def check_built_by_day(config: BuildConfig) -> None:
     Raises:
         ConfigError: The split, the rows of train or their weights depend on the days.
     """
-    found = _find_moving_split(config.split) or _find_moving_samples(config)
-    if found is not None:
-        received, allowed = found
+    moving = _find_moving_split(config.split) or _find_moving_samples(config)
+    if moving is not None:
+        received, allowed = moving
         raise ConfigError(
             "output.partition_overwrite: dynamic keeps records of other days, and this makes "
             "other ones of an event with each day that follows it",

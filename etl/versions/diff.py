@@ -30,7 +30,9 @@ def diff_manifests(old: Manifest, new: Manifest) -> dict[str, dict[str, Any]]:
         "config": (flatten(old.source.config), flatten(new.source.config)),
         "label_rate": (dict(old.label_rate), dict(new.label_rate)),
     }
-    found: dict[str, dict[str, Any]] = {name: _differences(*pair) for name, pair in parts.items()}
+    differences: dict[str, dict[str, Any]] = {
+        name: _differences(*pair) for name, pair in parts.items()
+    }
     statistics = {
         f"{split}.{feature}": changes
         for split in _union(old.statistics, new.statistics)
@@ -38,7 +40,7 @@ def diff_manifests(old: Manifest, new: Manifest) -> dict[str, dict[str, Any]]:
             _highlights(old, split), _highlights(new, split)
         ).items()
     }
-    return {name: part for name, part in {**found, "statistics": statistics}.items() if part}
+    return {name: part for name, part in {**differences, "statistics": statistics}.items() if part}
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -100,13 +102,13 @@ def _statistics(
 ) -> dict[str, dict[str, list[Any]]]:
     changes = {}
     for feature in _union(old, new):
-        found = {
+        differences = {
             key: pair
             for key, pair in _differences(old.get(feature, {}), new.get(feature, {})).items()
             if _is_notable(*pair)
         }
-        if found:
-            changes[feature] = found
+        if differences:
+            changes[feature] = differences
     return changes
 
 

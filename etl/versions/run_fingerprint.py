@@ -104,8 +104,8 @@ def read_parent(paths: DatasetPaths) -> Parent | None:
         return Parent(current, read_published(paths, current))
     except InputDataError as error:
         logger.warning("the current version is damaged: %s", error.what)
-        found = filter(None, (error.what, error.received))
-        return Parent(current, None, ": ".join(map(str, found)))
+        words = filter(None, (error.what, error.received))
+        return Parent(current, None, ": ".join(map(str, words)))
 
 
 def find_same_version(
@@ -171,6 +171,6 @@ def take_same_version(paths: DatasetPaths, parent: Parent | None, version: Path)
 
 
 def _is_made_by(manifest: Manifest, run: RunInfo) -> bool:
-    found = manifest.run
-    is_whole = found is not None and not any(found.reused_rows.values())
-    return is_whole and found is not None and found.fingerprint == run.fingerprint
+    made_by = manifest.run
+    is_whole = made_by is not None and not any(made_by.reused_rows.values())
+    return is_whole and made_by is not None and made_by.fingerprint == run.fingerprint

@@ -93,8 +93,8 @@ class StoredDataset:
         swept = []
         with self.copy.reaching():
             for name in sorted(versions.list_folders() - complete):
-                found = versions.child(name).list_objects().values()
-                newest = max((item.mtime_ns for item in found), default=0)
+                objects = versions.child(name).list_objects().values()
+                newest = max((item.mtime_ns for item in objects), default=0)
                 if time.time() - newest / 1e9 > FOREIGN_STALE_S:
                     versions.child(name).delete_tree()
                     swept.append(name)

@@ -121,8 +121,8 @@ class ExitCodePolicy(RetryPolicy):
         context: Context | None = None,
     ) -> RetryDecision:
         """Returns the decision; arguments as Airflow gives them."""
-        found = _EXIT_CODE.search(str(exception))
-        code = int(found[1]) if found else None
+        match = _EXIT_CODE.search(str(exception))
+        code = int(match[1]) if match else None
         if code in _FAILS_AT_ONCE:
             return RetryDecision.fail(f"exit code {code}: {_FAILS_AT_ONCE[code]}")
         if code == _NOT_READY:

@@ -117,12 +117,12 @@ def compare(
     version, manifest = recomputed.version, recomputed.manifest
     plan = read_plan_file(version / ENCODERS_DIR)
     rows = read_logged(session, logged.path, logged.file_format)
-    found = find_features(plan, rows.columns, logged.encoded, recomputed.split)
-    for name, reason in found.left_out.items():
+    features = find_features(plan, rows.columns, logged.encoded, recomputed.split)
+    for name, reason in features.left_out.items():
         print(f"{name} is not compared: {reason}", file=sys.stderr)
-    config = replace(plan_skew(plan, manifest, found.names, logged.keys), tolerance=tolerance)
+    config = replace(plan_skew(plan, manifest, features.names, logged.keys), tolerance=tolerance)
     if not logged.encoded:
-        rows = encode_logged(rows, version, found.names)
+        rows = encode_logged(rows, version, features.names)
     records = read_split(session, version, manifest, recomputed.split)
     return compare_features(rows, records, config)
 

@@ -152,10 +152,10 @@ def _list_evaluation(metrics: Mapping[str, Any] | None) -> Iterator[TextTable]:
     for protocol in metrics.get("protocols", ()):
         is_headline = protocol.get("name") == metrics.get("headline")
         systems = protocol.get("systems", {})
-        found = sorted({m for values in systems.values() for m in values}, key=metric_order)
+        measured = sorted({m for values in systems.values() for m in values}, key=metric_order)
         rows = tuple(
             (metric_title(metric), *(format_metric(v.get(metric)) for v in systems.values()))
-            for metric in found
+            for metric in measured
         )
         title = f"{protocol.get('name')}{' (headline)' if is_headline else ''}"
         yield TextTable(title, ("metric", *systems), rows, frozenset(systems))

@@ -96,8 +96,8 @@ def summarize_key(run: Path, name: str, key: int) -> dict[str, Any]:
     table, known = tables[name], {}
     row = key if 0 <= key < table.vocabulary_size else None
     if isinstance(table, DynamicTable):
-        found = int(table.keys.find_on_host(np.array([key]))[0])
-        row = None if found == OOV_ID else found
+        position = int(table.keys.find_on_host(np.array([key]))[0])
+        row = None if position == OOV_ID else position
         if isinstance(table.keys, RuledKeySpace):
             known = describe_occurrences(table.keys, key)
     values = None if row is None else np.asarray(table.lookup(np.array([key])))[0]

@@ -53,13 +53,13 @@ def view_flow(data: RunData) -> dict[str, Any]:
     """Returns the stages that event rows go through, and the reasons of the losses."""
     manifest = data.require_manifest()
     joins = manifest.source.config.get("joins")
-    found = map(as_mapping, joins if isinstance(joins, list | tuple) else ())
+    described = map(as_mapping, joins if isinstance(joins, list | tuple) else ())
     return {
         "manifest": manifest,
         "read": _count_events(manifest)[0],
         "steps": event_steps(manifest),
         "losses": _losses(manifest),
-        "policies": {join.get("source"): join.get("unmatched") for join in found},
+        "policies": {join.get("source"): join.get("unmatched") for join in described},
         "unexplained": unexplained_rows(manifest),
     }
 
@@ -113,10 +113,12 @@ def view_features(data: RunData) -> dict[str, Any]:
     splits = []
     for split in manifest.splits:
         if statistics := as_mapping(manifest.statistics.get(split.name)):
-            found = {
+            described = {
                 spec: as_mapping(statistics.get(spec.name)) for spec in manifest.schema.features
             }
-            rows = [_feature_row(spec, held) for spec, held in found.items() if held.get("values")]
+            rows = [
+                _feature_row(spec, held) for spec, held in described.items() if held.get("values")
+            ]
             splits.append((split.name, split.rows, rows))
     if not splits:
         raise MissingPartError("This dataset version carries no statistics.")

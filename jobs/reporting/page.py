@@ -127,8 +127,8 @@ def render_section(name: str, view: View[T], data: T) -> Section:
     macros: Any = load_templates().get_template("sections.html.j2").module
     title, lead = macros.headings[name]
     try:
-        found = view(data)
-        return Section(name, title, found.get("lead", lead), getattr(macros, name)(found))
+        content = view(data)
+        return Section(name, title, content.get("lead", lead), getattr(macros, name)(content))
     except MissingPartError as error:
         reason = str(error)
     except (SluiceError, *WRONG_TYPES) as error:

@@ -117,11 +117,11 @@ def _read_popularity(
     version: ReadablePath, manifest: Manifest, ids: np.ndarray
 ) -> np.ndarray | None:
     """Events of the train rows by item, int64 `[items]`; None where nothing was counted."""
-    found = read_counts(version, manifest).get("item")
-    if found is None:
+    item_counts = read_counts(version, manifest).get("item")
+    if item_counts is None:
         return None
-    counts = np.zeros(int(max(ids.max(initial=0), found.ids.max(initial=0))) + 1, np.int64)
-    counts[found.ids] = found.events
+    counts = np.zeros(int(max(ids.max(initial=0), item_counts.ids.max(initial=0))) + 1, np.int64)
+    counts[item_counts.ids] = item_counts.events
     return counts[ids]
 
 

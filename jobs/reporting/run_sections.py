@@ -165,10 +165,10 @@ def _view_norms(data: RunData) -> dict[str, Any] | None:
     groups = [
         lines[i] for i in np.linspace(0, len(lines) - 1, min(STEP_POINTS, len(lines)), dtype=int)
     ]
-    found = [{n: to_float(v) for n, v in line["gradient_norms"].items()} for line in groups]
-    names = dict.fromkeys(name for norms in found for name in norms)
+    by_group = [{n: to_float(v) for n, v in line["gradient_norms"].items()} for line in groups]
+    names = dict.fromkeys(name for norms in by_group for name in norms)
     curves = {
-        name: [math.nan if (value := norms.get(name)) is None else value for norms in found]
+        name: [math.nan if (value := norms.get(name)) is None else value for norms in by_group]
         for name in names
     }
     largest = sorted(curves, key=lambda name: -np.nan_to_num(curves[name]).sum())[:SHOWN_NORMS]

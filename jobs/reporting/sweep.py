@@ -50,8 +50,8 @@ def _print_sweep(result: SweepResult, log_format: LogFormat) -> None:
     page, best = result.directory / REPORT_FILE, result.best
     if log_format is LogFormat.JSON:
         report = {"report": page} if page.exists() else {}
-        found = {"best": best and best.detail, "best_config": result.best_config}
-        print(json.dumps({"sweep": result.directory, **report, **found}, default=str))
+        answer = {"best": best and best.detail, "best_config": result.best_config}
+        print(json.dumps({"sweep": result.directory, **report, **answer}, default=str))
         return
     from rich.console import Console
 

@@ -74,13 +74,13 @@ def find_inputs(config: BuildConfig, dates: DateRange | None) -> list[InputFile]
     from etl.sources.files import find_files
     from etl.sources.snapshot import find_token_files
 
-    found = [
+    inputs = [
         file
         for name, source in config.sources.items()
         for file in find_files(name, source, config.data_dir, dates)
     ]
     list(find_token_files(config))
-    return found
+    return inputs
 
 
 def list_lines(planned: Mapping[str, Any]) -> list[str]:

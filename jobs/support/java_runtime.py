@@ -111,8 +111,8 @@ def _java_works(java: str | None) -> bool:
     result = subprocess.run(  # noqa: S603
         [java, "-version"], capture_output=True, text=True, check=False
     )
-    found = re.search(r'version "(\d+)', result.stderr + result.stdout)
-    return result.returncode == 0 and found is not None and int(found[1]) >= MINIMUM_JAVA
+    match = re.search(r'version "(\d+)', result.stderr + result.stdout)
+    return result.returncode == 0 and match is not None and int(match[1]) >= MINIMUM_JAVA
 
 
 def _cache_dir() -> Path:

@@ -110,18 +110,18 @@ def bind_socket(host: str, port: int, option: str = "--port") -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With the protocol named, asyncio sends each answer at once (TCP_NODELAY).
-    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((host, port))
+        bound.bind((host, port))
     except OSError as error:
-        found.close()
+        bound.close()
         raise ConfigError(
             "cannot listen at this address",
             received=f"{host}:{port}: {error.strerror or error}",
             fix=f"choose another by --host or {option}",
         ) from error
-    return found
+    return bound
 
 
 def build_teller(log_format: LogFormat) -> Callable[[str], None]:

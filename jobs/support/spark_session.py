@@ -236,8 +236,8 @@ def pack_code(archive: Path) -> Path:
 def _list_code(root: Path) -> list[Path]:
     files = [root / f"{module}.py" for module in sluice_recsys.MODULES]
     for package in sluice_recsys.PACKAGES:
-        found = sorted((root / package).rglob("*"))
-        files += [file for file in found if file.is_file() and file.parent.name != "__pycache__"]
+        paths = sorted((root / package).rglob("*"))
+        files += [file for file in paths if file.is_file() and file.parent.name != "__pycache__"]
     return files
 
 

@@ -135,8 +135,8 @@ def test_trained_model_beats_popularity_and_an_untrained_one_does_not(demo, run)
 
     from training.checkpoint.restore import load_run
     from training.evaluation.evaluate import FullRanking, evaluate_full
-    from training.input.split_source import TrainingData
     from training.models.registry import build_model
+    from training.reader.split_source import TrainingData
 
     trained = load_run(run)
     untrained = build_model(trained.config.model, trained.manifest, seed=1)

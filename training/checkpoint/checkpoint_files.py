@@ -124,13 +124,13 @@ def read_checkpoint(directory: Path) -> CheckpointMetadata:
         raise build_damaged_error(directory / METADATA_FILE, "it is not what was written")
     for name, wanted in files.items():
         try:
-            found = _describe_file(directory / Path(name).name)
+            described = _describe_file(directory / Path(name).name)
         except OSError as error:
             raise build_damaged_error(directory / name, error.strerror or repr(error)) from error
-        if found != wanted:
+        if described != wanted:
             raise build_damaged_error(
                 directory / name,
-                f"{found['bytes']} bytes, SHA-256 {found['sha256'][:12]}",
+                f"{described['bytes']} bytes, SHA-256 {described['sha256'][:12]}",
                 f"{wanted['bytes']} bytes, SHA-256 {wanted['sha256'][:12]}",
             )
     return metadata
@@ -204,13 +204,15 @@ def list_checkpoints(directory: Path) -> list[CheckpointEntry]:
     """Returns the checkpoints of a directory, oldest first; one that does not exist has none."""
     if not directory.is_dir():
         return []
-    found = []
+    checkpoints = []
     for path in directory.iterdir():
         match = ENTRY_PATTERN.fullmatch(path.name)
         if match and path.is_dir():
             epoch, batch, attempt = match.groups(default="0")
-            found.append(CheckpointEntry(Position(int(epoch), int(batch)), int(attempt), path))
-    return sorted(found)
+            checkpoints.append(
+                CheckpointEntry(Position(int(epoch), int(batch)), int(attempt), path)
+            )
+    return sorted(checkpoints)
 
 
 def publish_checkpoint(written: Path, directory: Path, position: Position) -> Path:

@@ -147,11 +147,11 @@ class CheckpointManager:
         Raises:
             InputDataError: No checkpoint fits the model and can be read.
         """
-        found = self._workers.share(lambda: self._restore_last(warn))
-        if found is None:
+        restored = self._workers.share(lambda: self._restore_last(warn))
+        if restored is None:
             return None
         share_state(self.state, self._workers)
-        resume_state = parse_resume_state(found)
+        resume_state = parse_resume_state(restored)
         self._saved = resume_state.position
         return resume_state
 

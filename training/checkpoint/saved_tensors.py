@@ -83,8 +83,8 @@ class TrainingState:
         """Returns the name that the keys of a matrix that grows are saved under, else None."""
         if not isinstance(rows, GrowingRows):
             return None
-        found = next(name for name, other in self.saveables.items() if other is rows.keys)
-        return f"{found}/{SAVED_KEYS}"
+        label = next(name for name, other in self.saveables.items() if other is rows.keys)
+        return f"{label}/{SAVED_KEYS}"
 
 
 def collect_state(**roots: Any) -> TrainingState:
@@ -164,10 +164,10 @@ def restore_state(state: TrainingState, prefix: Path) -> None:
     try:
         for name, variable in state.variables.items():
             variable.assign(reader.get_tensor(name))
-        found = reader.get_variable_to_shape_map()
+        shapes = reader.get_variable_to_shape_map()
         for name, saveable in state.saveables.items():
             start = f"{name}/"
-            keys = [key for key in found if key.startswith(start)]
+            keys = [key for key in shapes if key.startswith(start)]
             saveable.restore_tensors(
                 {key.removeprefix(start): reader.get_tensor(key) for key in keys}
             )
@@ -195,10 +195,10 @@ def _describe_problems(state: TrainingState, reader: Any) -> list[str]:
         if name not in shapes:
             problems.append(f"{name} is not in it")
             continue
-        found = (list(shapes[name]), dtypes[name].name)
+        saved = (list(shapes[name]), dtypes[name].name)
         wanted = (_saved_shape(state, variable, shapes), variable.dtype.name)
-        if found != wanted:
-            problems.append(f"{name} is {found[1]} {found[0]}, not {wanted[1]} {wanted[0]}")
+        if saved != wanted:
+            problems.append(f"{name} is {saved[1]} {saved[0]}, not {wanted[1]} {wanted[0]}")
     for name, saveable in state.saveables.items():
         start = f"{name}/"
         own = {

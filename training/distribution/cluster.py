@@ -46,10 +46,10 @@ def read_cluster(environment: Mapping[str, str] | None = None) -> Cluster:
     Raises:
         ConfigError: It is missing, or is not what multi-worker training needs.
     """
-    found = read_tf_config(
+    cluster = read_tf_config(
         TFConfigForm(_MULTI_WORKER_STRATEGY, (WORKER,), TF_CONFIG_EXAMPLE, _FIX), environment
     )
-    return Cluster(found.jobs[WORKER], found.index)
+    return Cluster(cluster.jobs[WORKER], cluster.index)
 
 
 @dataclass(frozen=True)
@@ -201,15 +201,17 @@ def read_server_cluster(environment: Mapping[str, str] | None = None) -> ServerC
     Raises:
         ConfigError: It is missing, or does not name one chief, workers and parameter servers.
     """
-    found = read_tf_config(_SERVER_FORM, environment)
-    chiefs = found.jobs[CHIEF]
+    cluster = read_tf_config(_SERVER_FORM, environment)
+    chiefs = cluster.jobs[CHIEF]
     if len(chiefs) > 1:
         raise ConfigError(
             f"devices.strategy={PARAMETER_SERVER_STRATEGY} has one chief",
             received=", ".join(chiefs),
             fix="name one address in TF_CONFIG's cluster.chief",
         )
-    return ServerCluster(chiefs[0], found.jobs[WORKER], found.jobs[SERVER], found.job, found.index)
+    return ServerCluster(
+        chiefs[0], cluster.jobs[WORKER], cluster.jobs[SERVER], cluster.job, cluster.index
+    )
 
 
 def is_listening(address: str) -> bool:

@@ -251,10 +251,10 @@ class DeviceTier:
             with self._turn:
                 if session != self._session:
                     return place_nowhere(rows)
-                found = self._places.place(rows, new)
-            if isinstance(found, int):
-                raise self._build_refusal(found, len(rows))
-            return found
+                placed = self._places.place(rows, new)
+            if isinstance(placed, int):
+                raise self._build_refusal(placed, len(rows))
+            return placed
 
         return place
 

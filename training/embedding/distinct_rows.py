@@ -81,12 +81,12 @@ def add_distinct_ids(dataset: tf.data.Dataset, lookups: Sequence[Lookups]) -> tf
     ]
 
     def add(batch: dict[str, tf.Tensor]) -> dict[str, Any]:
-        found = {
+        distinct = {
             str(number): _find_distinct({name: batch[name] for name in names})
             for number, names in enumerate(known)
             if names
         }
-        return {**batch, DISTINCT: found}
+        return {**batch, DISTINCT: distinct}
 
     return dataset.map(tf.autograph.experimental.do_not_convert(add)).prefetch(2)
 

@@ -66,9 +66,9 @@ class KeyRecords:
 
     def read(self, key: int) -> np.ndarray | None:
         """Returns the record of a key, or None."""
-        found = np.empty((1, 3), np.int64)
-        _read(self._slots, np.array([key], np.int64), found)
-        return found[0] if found[0, META] else None
+        record = np.empty((1, 3), np.int64)
+        _read(self._slots, np.array([key], np.int64), record)
+        return record[0] if record[0, META] else None
 
     def touch(
         self, keys: np.ndarray, occurrences: np.ndarray, times: np.ndarray

@@ -295,18 +295,18 @@ class RuledIndex:
         self.counters = replace(self.counters, batches=self.counters.batches + 1)
         self._evict_due(undo, times, is_last=is_last)
         self._move_clock(times)
-        found = DistinctKeys(keys, self.counters.batches if times is None else times)
-        before, meta = self.records.touch(found.keys, found.occurrences, found.times)
+        distinct = DistinctKeys(keys, self.counters.batches if times is None else times)
+        before, meta = self.records.touch(distinct.keys, distinct.occurrences, distinct.times)
         undo.records.append(before)
         rows, _ = unpack_meta(meta)
         new = np.flatnonzero(rows < FIRST_ROW)
         if len(new):
-            self._admit(_Rowless(found, before, new), rows, undo)
+            self._admit(_Rowless(distinct, before, new), rows, undo)
             new = new[rows[new] >= FIRST_ROW]
         return MappedBatch(
-            found.spread(np.maximum(rows, OOV_ID)),
+            distinct.spread(np.maximum(rows, OOV_ID)),
             self.counters.rows,
-            found.keys[new],
+            distinct.keys[new],
             rows[new],
             self.counters.batches,
         )

@@ -247,17 +247,16 @@ class RuledKeySpace(KeySpace):
 
     def render(self) -> list[str]:
         """Returns what has happened in an epoch in words."""
-        found = self.describe()
-        waiting = f", {found['waiting']:,} waiting" if self.rules.least_count > 1 else ""
+        described = self.describe()
+        waiting = f", {described['waiting']:,} waiting" if self.rules.least_count > 1 else ""
         line = (
-            f"table {self.label}: {found['keys']:,} keys{waiting}; in this epoch "
-            f"{found['admitted']:,} admitted, {found['evicted']:,} evicted, "
-            f"{found['rejected']:,} lookups rejected; {found['bytes'] / 1e6:,.1f} MB"
+            f"table {self.label}: {described['keys']:,} keys{waiting}; in this epoch "
+            f"{described['admitted']:,} admitted, {described['evicted']:,} evicted, "
+            f"{described['rejected']:,} lookups rejected; {described['bytes'] / 1e6:,.1f} MB"
         )
-        if found["refused"]:
-            line += (
-                f"; full (max_rows = {self.max_rows:,}): {found['refused']:,} lookups read zeros"
-            )
+        if described["refused"]:
+            refused = described["refused"]
+            line += f"; full (max_rows = {self.max_rows:,}): {refused:,} lookups read zeros"
         return [line] if self.tier is None else [line, *self.tier.render()]
 
 

@@ -249,9 +249,9 @@ class EmbeddingTable(tf.Module):
 
     def gather(self, ids: tf.Tensor) -> tf.Tensor:
         """As `lookup`, without the mask: for callers that weight padding by zero themselves."""
-        found = self.find_rows(ids)
-        if found is not None and found.segments is None:
-            return spread_rows(found.rows, found.positions)
+        known = self.find_rows(ids)
+        if known is not None and known.segments is None:
+            return spread_rows(known.rows, known.positions)
         shared = current_rows()
         if shared is not None:
             shared.note_others(self.variable)

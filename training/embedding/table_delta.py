@@ -47,11 +47,11 @@ class TableDelta:
         Raises:
             InputDataError: It is another one.
         """
-        found = fingerprint_rows(table)
-        if found != self.base:
+        fingerprint = fingerprint_rows(table)
+        if fingerprint != self.base:
             raise InputDataError(
                 "the delta is for another state of the table",
-                received=f"fingerprint {found[:12]}",
+                received=f"fingerprint {fingerprint[:12]}",
                 allowed=self.base[:12],
                 fix="apply the deltas in between first, in order, or take a full export",
             )

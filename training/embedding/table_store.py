@@ -222,15 +222,15 @@ class TableStore:
             UpstreamNotReadyError: There is no such delta.
         """
         directory, about = read_delta(Path(path))
-        found = about["tables"].get(table, {})
-        if found.get("dim") != self.dim:
+        described = about["tables"].get(table, {})
+        if described.get("dim") != self.dim:
             dims = {name: each["dim"] for name, each in about["tables"].items()}
             raise ConfigError(
                 "the delta has no such table of rows of this length",
                 received=f"{table}, {self.dim} numbers a row",
                 allowed=", ".join(f"{name}, {dim}" for name, dim in sorted(dims.items())),
             )
-        delta = read_delta_rows(directory / TABLES_DIR, table, found)
+        delta = read_delta_rows(directory / TABLES_DIR, table, described)
         with self._lock:
             keys, rows = zip(*self._read_parts(self._records.read_all()), strict=True)
             delta.require_base((np.concatenate(keys), np.concatenate(rows)))

@@ -198,8 +198,8 @@ def _choose_l2(cells: Pairs, items: int, seed: int) -> float:
     shown = Pairs(cells.rows[~hidden], cells.columns[~hidden])
     asked = Pairs(cells.rows[hidden], cells.columns[hidden])
     products = multiply_items(shown, items)
-    found = [_measure_recall(solve_ease(products, l2), shown, asked) for l2 in L2_GRID]
-    return L2_GRID[int(np.argmax(found))]
+    recalls = [_measure_recall(solve_ease(products, l2), shown, asked) for l2 in L2_GRID]
+    return L2_GRID[int(np.argmax(recalls))]
 
 
 def multiply_items(cells: Pairs, items: int) -> FloatArray:

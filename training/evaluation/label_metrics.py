@@ -229,10 +229,15 @@ class StreamedAUC:
         if rows.labels.all() or not rows.labels.any():
             return None
         pair = rows.scores.astype(np.float64), np.zeros(len(rows.scores))
-        found = compare_auc(rows.labels, pair, rows.groups, rows.weights)
+        difference = compare_auc(rows.labels, pair, rows.groups, rows.weights)
         has_interval = len(np.unique(rows.groups)) >= FEWEST_GROUPS
-        low, high = (found.low, found.high) if has_interval else (None, None)
-        return {"difference": found.difference, "low": low, "high": high, "method": found.method}
+        low, high = (difference.low, difference.high) if has_interval else (None, None)
+        return {
+            "difference": difference.difference,
+            "low": low,
+            "high": high,
+            "method": difference.method,
+        }
 
 
 def _join(parts: list[_KeptRows]) -> _KeptRows:
@@ -328,14 +333,14 @@ class GroupedAUC:
         sums = np.zeros((GROUPS, 2))
         for part in self._partitions():
             weights = part["weight"].astype(np.float64)
-            found = auc_by_group(part["user"], part["positive"], part["score"], weights)
-            groups = (users + np.arange(len(found.rows))) % GROUPS
-            gaps = (found.values - 0.5) * found.weights
-            np.add.at(sums, groups, np.stack([gaps, found.weights], axis=1))
-            total += float(found.values @ found.weights)
-            whole += float(found.weights.sum())
-            users += len(found.rows)
-            rows += int(found.rows.sum())
+            aucs = auc_by_group(part["user"], part["positive"], part["score"], weights)
+            groups = (users + np.arange(len(aucs.rows))) % GROUPS
+            gaps = (aucs.values - 0.5) * aucs.weights
+            np.add.at(sums, groups, np.stack([gaps, aucs.weights], axis=1))
+            total += float(aucs.values @ aucs.weights)
+            whole += float(aucs.weights.sum())
+            users += len(aucs.rows)
+            rows += int(aucs.rows.sum())
         return {"value": total / whole if whole else None, "users": users, "rows": rows}, sums
 
     def _spill(self) -> None:
@@ -508,8 +513,8 @@ class LabelScores:
         """
         if not self._rows:
             return None
-        found = self._positives / self._weights
-        rate = found if train_rate is None else train_rate
+        positive_rate = self._positives / self._weights
+        rate = positive_rate if train_rate is None else train_rate
         auc = self._auc.result()
         gauc, users = (None, None) if self.user is None else self._gauc.sum_users()
         if gauc is not None:
@@ -522,7 +527,11 @@ class LabelScores:
             "gauc": gauc,
             "log_loss": self._calibration.log_loss,
             "calibration": self._calibration.result(),
-            "constant": {"auc": 0.5, "log_loss": constant_log_loss(found, rate), "rate": rate},
+            "constant": {
+                "auc": 0.5,
+                "log_loss": constant_log_loss(positive_rate, rate),
+                "rate": rate,
+            },
         }
         if self.groups is not None:
             values["differences"] = self._compare(self.groups.seed, rate, users)
@@ -530,16 +539,16 @@ class LabelScores:
 
     def _compare(self, seed: int, rate: float, users: FloatArray | None) -> dict[str, Any]:
         """Compares with a constant prediction of the label's rate."""
-        found: dict[str, Interval] = {}
+        intervals: dict[str, Interval] = {}
         if (auc := self._auc.compare()) is not None:
-            found["auc"] = auc
+            intervals["auc"] = auc
         if users is not None and users.any():
-            [found["gauc"]] = compare_sums(users[:, 1], [users[:, 0]], seed)
+            [intervals["gauc"]] = compare_sums(users[:, 1], [users[:, 0]], seed)
         if self.temperature is not None and 0.0 < rate < 1.0:
             rows, positives = self._sums[ROWS], self._sums["positives"]
             constant = -positives * np.log(rate) - (rows - positives) * np.log1p(-rate)
-            [found["log_loss"]] = compare_sums(rows, [self._sums["log_loss"] - constant], seed)
-        return describe_differences(self._sums[ROWS], {CONSTANT: found})
+            [intervals["log_loss"]] = compare_sums(rows, [self._sums["log_loss"] - constant], seed)
+        return describe_differences(self._sums[ROWS], {CONSTANT: intervals})
 
 
 def read_weights(features: Features, weight: str | None, rows: int) -> FloatArray | None:
@@ -555,16 +564,16 @@ def read_weights(features: Features, weight: str | None, rows: int) -> FloatArra
     """
     if weight is None:
         return None
-    found = np.asarray(features[weight], np.float64).reshape(rows)  # A scalar, or a list of one.
-    bad = ~(np.isfinite(found) & (found >= 0.0))
+    weights = np.asarray(features[weight], np.float64).reshape(rows)  # A scalar, or a list of one.
+    bad = ~(np.isfinite(weights) & (weights >= 0.0))
     if bad.any():
         raise InputDataError(
             f"weight {weight!r} of a row is none",
-            received=str(found[int(bad.argmax())]),
+            received=str(weights[int(bad.argmax())]),
             allowed="finite numbers, 0 or more",
             fix="correct the weight in the build",
         )
-    return found
+    return weights
 
 
 def find_user_ids(manifest: Manifest) -> str | None:

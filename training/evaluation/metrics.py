@@ -57,8 +57,8 @@ def build_pairs(rows: IntArray, columns: IntArray, targets: IntArray, items: int
 
 def read_target_scores(scores: NDArray[np.float32], targets: IntArray) -> NDArray[np.float32]:
     """Returns the score of each row's target, `[rows]`; NaN where the target is MISSING."""
-    found = scores[np.arange(len(targets)), np.maximum(targets, 0)]
-    return np.where(targets == MISSING, np.float32(np.nan), found)
+    own = scores[np.arange(len(targets)), np.maximum(targets, 0)]
+    return np.where(targets == MISSING, np.float32(np.nan), own)
 
 
 def rank_all(scores: NDArray[np.float32], targets: IntArray) -> NDArray[np.float64]:
@@ -161,9 +161,9 @@ def recall(ranks: FloatArray, k: int) -> FloatArray:
     Returns:
         `[rows]` in [0, 1]; 0 for a row without any relevant item.
     """
-    found = _relevant(ranks)
-    relevant = np.sum(~np.isnan(found), axis=1)
-    return np.sum(found <= k, axis=1) / np.maximum(relevant, 1)
+    relevant_ranks = _relevant(ranks)
+    relevant = np.sum(~np.isnan(relevant_ranks), axis=1)
+    return np.sum(relevant_ranks <= k, axis=1) / np.maximum(relevant, 1)
 
 
 def ndcg(ranks: FloatArray, k: int) -> FloatArray:
@@ -180,9 +180,9 @@ def ndcg(ranks: FloatArray, k: int) -> FloatArray:
     Returns:
         `[rows]` in [0, 1]; 0 for a row without any relevant item.
     """
-    found = _relevant(ranks)
-    gains = np.where(found <= k, 1.0 / np.log2(1.0 + found), 0.0)
-    relevant = np.sum(~np.isnan(found), axis=1)
+    relevant_ranks = _relevant(ranks)
+    gains = np.where(relevant_ranks <= k, 1.0 / np.log2(1.0 + relevant_ranks), 0.0)
+    relevant = np.sum(~np.isnan(relevant_ranks), axis=1)
     ideal = np.concatenate(([0.0], np.cumsum(1.0 / np.log2(np.arange(2.0, k + 2.0)))))
     best = ideal[np.minimum(relevant, k)]
     return np.sum(gains, axis=1) / np.where(best > 0, best, 1.0)
@@ -214,9 +214,11 @@ def average_precision(ranks: FloatArray, k: int) -> FloatArray:
     Returns:
         `[rows]` in [0, 1]; the mean over rows is MAP@k.
     """
-    found = np.sort(_relevant(ranks), axis=1)
-    relevant = np.sum(~np.isnan(found), axis=1)
-    precisions = np.where(found <= k, np.arange(1.0, found.shape[1] + 1) / found, 0.0)
+    sorted_ranks = np.sort(_relevant(ranks), axis=1)
+    relevant = np.sum(~np.isnan(sorted_ranks), axis=1)
+    precisions = np.where(
+        sorted_ranks <= k, np.arange(1.0, sorted_ranks.shape[1] + 1) / sorted_ranks, 0.0
+    )
     return np.sum(precisions, axis=1) / np.maximum(relevant, 1)
 
 

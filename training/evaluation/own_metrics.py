@@ -75,17 +75,17 @@ class OwnMetric:
             allowed="NumPy's functions of labels and scores, [rows] each",
             fix="correct the function; return None where it is not defined",
         )
-        found = call_reported(fault, self._function, labels, scores, **self._params, **given)
-        if found is None:
+        value = call_reported(fault, self._function, labels, scores, **self._params, **given)
+        if value is None:
             return None
-        if np.ndim(found) or not isinstance(found, int | float | np.number):
+        if np.ndim(value) or not isinstance(value, int | float | np.number):
             raise ConfigError(
                 f"metric {self._path} gives something else than a number",
-                received=f"{type(found).__name__} of shape {np.shape(found)}",
+                received=f"{type(value).__name__} of shape {np.shape(value)}",
                 allowed="a number of all rows, or None where it is not defined",
                 fix="reduce it over rows: np.average(values, weights=weights)",
             )
-        return float(found) if math.isfinite(float(found)) else None
+        return float(value) if math.isfinite(float(value)) else None
 
 
 def build_own_metrics(configs: Mapping[str, OwnMetricConfig]) -> tuple[OwnMetric, ...]:
@@ -126,12 +126,12 @@ class OwnScores:
         if not sum(len(part[0]) for part in self._parts):
             return {metric.name: None for metric in self._metrics}
         labels, scores, weights = (np.concatenate(c) for c in zip(*self._parts, strict=True))
-        found = {}
+        values = {}
         for metric in self._metrics:
-            found[metric.name] = metric.compute(labels, scores, weights)
-            if found[metric.name] is None:
+            values[metric.name] = metric.compute(labels, scores, weights)
+            if values[metric.name] is None:
                 _log.warning(
                     "metric %s of task %s is not defined on these %s rows",
                     metric.name, self._task, f"{len(labels):,}",
                 )  # fmt: skip
-        return found
+        return values

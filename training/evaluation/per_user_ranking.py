@@ -282,8 +282,8 @@ def rank_in_lists(
         ends_in_tie = (scores[:, k] == scores[:, k - 1]) & (columns[:, k] != MISSING)
         is_relevant &= ~(ends_in_tie[:, None] & (scores == scores[:, k : k + 1]))
     order = np.lexsort((is_relevant, -scores), axis=-1)
-    found = np.take_along_axis(is_relevant, order, axis=1)[:, :k]
-    row, position = np.nonzero(found)
+    is_hit = np.take_along_axis(is_relevant, order, axis=1)[:, :k]
+    row, position = np.nonzero(is_hit)
     return spread_ranks(relevant.rows, rows, row, (position + 1).astype(np.float64))
 
 

@@ -73,8 +73,8 @@ class TokenIds:
         tokens = self._vocabulary.tokens
         fits = int if pa.types.is_integer(tokens.type) else str
         own = pa.array([v if isinstance(v, fits) else None for v in values], tokens.type)
-        found = pc.index_in(own, value_set=tokens).fill_null(-1).to_numpy()
-        return np.where(found < 0, UNKNOWN, found + self._vocabulary.first_id)
+        positions = pc.index_in(own, value_set=tokens).fill_null(-1).to_numpy()
+        return np.where(positions < 0, UNKNOWN, positions + self._vocabulary.first_id)
 
 
 def measure_lists(
@@ -125,12 +125,12 @@ def measure_lists(
         require_user_rows(trained, split)
         names = TokenIds(trained, trained.manifest.require_key("user"))
         held_out = read_held_out(trained, split, items)
-    found = _Measured(trained, items, held_out, kept, longest)
+    sums = _Measured(trained, items, held_out, kept, longest)
     for lists in _read(path, key):
         owners = np.array(lists.names, np.int64) if names is None else names.find(lists.names)
-        found.update(lists, owners, path)
+        sums.update(lists, owners, path)
     per = "user" if names else "row"
-    return {**described, "per": per, "ks": kept, **found.result()}
+    return {**described, "per": per, "ks": kept, **sums.result()}
 
 
 class _Measured:
@@ -247,14 +247,14 @@ def _survey(path: Path) -> tuple[str, int]:
         is_repeated = is_repeated or user in users
         users.add(user)
         has_rows = has_rows and "row" in entry
-        found = next((name for name in ("user", "row") if name in entry), None)
-        if found is None or (key and found != key):
+        named = next((name for name in ("user", "row") if name in entry), None)
+        if named is None or (key and named != key):
             raise ConfigError(
                 f"{path}, row {row}: nothing tells which events a list is to be measured against",
                 received=", ".join(entry),
                 allowed="`user` in every row, or `row` in every row",
             )
-        key, longest = found, max(longest, len(entry["items"]))
+        key, longest = named, max(longest, len(entry["items"]))
     if not longest:
         raise InputDataError("the file has no lists", received=str(path))
     # Rows of a split have lists of their own, and a user may have several.

@@ -72,20 +72,20 @@ def find_user_rows(
         ConfigError: The dataset has no users, or no seen items that tell which record is the first.
         InputDataError: A record is damaged.
     """
-    found: list[UserRows] = []
+    parts: list[UserRows] = []
     for split in (*LATER_SPLITS[as_of], USERS_SPLIT):
         if manifest.has_split(split):
-            taken = [part.users for part in found]
+            taken = [part.users for part in parts]
             first = find_first_rows(version_dir, manifest, split, batch_size)
             new = ~np.isin(first.users, np.concatenate([np.zeros(0, np.int64), *taken]))
-            found.append(UserRows(split, first.rows[new], first.users[new]))
-    if not found:
+            parts.append(UserRows(split, first.rows[new], first.users[new]))
+    if not parts:
         raise ConfigError(
             "nothing in this dataset shows users as of the end of that split",
             received=as_of,
             allowed=f"a dataset with the split {USERS_SPLIT}, or an earlier split",
         )
-    return tuple(found)
+    return tuple(parts)
 
 
 def find_first_rows(

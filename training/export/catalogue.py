@@ -64,9 +64,9 @@ class Catalogue(tf.Module):
         """
         flat = {self.raw.name: tf.reshape(tokens, [-1])}
         wanted = self._encoders.encode(flat, (self.key,))[self.key]
-        found = tf.minimum(tf.searchsorted(self._ids, wanted), self.size - 1)
-        is_known = tf.equal(tf.gather(self._ids, found), wanted)
-        return tf.reshape(tf.where(is_known, found, self.size), tf.shape(tokens))
+        positions = tf.minimum(tf.searchsorted(self._ids, wanted), self.size - 1)
+        is_known = tf.equal(tf.gather(self._ids, positions), wanted)
+        return tf.reshape(tf.where(is_known, positions, self.size), tf.shape(tokens))
 
     def rank(
         self, scores: tf.Tensor, k: tf.Tensor | int, exclude: tf.Tensor | None = None

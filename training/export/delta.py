@@ -96,15 +96,15 @@ def find_base(trained: TrainedModel, since: str) -> Path:
                 fix="name the run whose export is served, or train with fit.warm_start",
             )
         since = source
-    found = resolve_checkpoint(since)
-    if find_run_of(found) == trained.run_dir.resolve():
+    checkpoint = resolve_checkpoint(since)
+    if find_run_of(checkpoint) == trained.run_dir.resolve():
         raise ConfigError(
             "--delta-since names the run that is exported",
             received=since,
             allowed=f"an earlier run, a checkpoint of one, or {START}",
             fix=f"set --delta-since {START}, or name the run whose export is served",
         )
-    return found
+    return checkpoint
 
 
 def write_delta(trained: TrainedModel, since: Path, options: ExportOptions) -> Path:
@@ -131,8 +131,8 @@ def write_delta(trained: TrainedModel, since: Path, options: ExportOptions) -> P
             received=str(parent),
             fix="set --to to another directory",
         )
-    if options.once and (found := _find_delta_of(trained, since, parent)):
-        return bring(found, lambda key: key == DELTA_FILE)
+    if options.once and (delta := _find_delta_of(trained, since, parent)):
+        return bring(delta, lambda key: key == DELTA_FILE)
     base = load_checkpoint(since)
     _require_same_tables(base, trained)
     with (
@@ -216,15 +216,15 @@ class _Variables:
         self._reader = tf.train.load_checkpoint(str(prefix))
         self.shapes: dict[str, list[int]] = self._reader.get_variable_to_shape_map()
         nodes = TrackableObjectGraph.FromString(self.read(_GRAPH)).nodes
-        found = [each for node in nodes for each in node.attributes]
-        self._names = {each.full_name: each.checkpoint_key for each in found}
+        saved = [each for node in nodes for each in node.attributes]
+        self._names = {each.full_name: each.checkpoint_key for each in saved}
         children = {child.local_name: child.node_id for child in nodes[0].children}
         lookups = nodes[children["lookups"]].children if "lookups" in children else []
         self._lookups = {
             child.local_name: nodes[child.node_id].attributes[0].checkpoint_key for child in lookups
         }
         tables = [name for key in self._lookups.values() for name in _name_parts(key)]
-        self.order = [n for e in found for n in (e.checkpoint_key, *_name_parts(e.checkpoint_key))
+        self.order = [n for e in saved for n in (e.checkpoint_key, *_name_parts(e.checkpoint_key))
                       if n in self.shapes or n in tables]  # fmt: skip
 
     def read(self, name: str) -> Any:
@@ -237,8 +237,8 @@ class _Variables:
 
     def find_lookup(self, keys: str | None) -> tuple[str, str] | None:
         """Returns the tensors of the keys of a dynamic table and of their rows."""
-        found = None if keys is None else self._lookups.get(keys)
-        return None if found is None else _name_parts(found)
+        lookup = None if keys is None else self._lookups.get(keys)
+        return None if lookup is None else _name_parts(lookup)
 
     def read_table(self, table: str, keys: str | None) -> TableRows | None:
         """Returns keys and rows of a table by ascending key; None: no signature reads it."""
@@ -326,8 +326,8 @@ def apply_delta(path: ReadablePath, model: ReadablePath, keep: int | None = None
         base = bring(newest)
         _require_base(card, base, about)
         with held.next_entry(keep) as (staging, target):
-            found = _write_result(staging, base, delta, about)
-            write_json(staging / EXPORT_FILE, seal_card({**found, "version": target.name}))
+            result = _write_result(staging, base, delta, about)
+            write_json(staging / EXPORT_FILE, seal_card({**result, "version": target.name}))
             if list_indexes(base):
                 _rebuild_index(staging, base, target)
         write_models_config(model.parent)
@@ -374,10 +374,12 @@ def _write_result(
 
 def _require_base(card: Mapping[str, Any], base: Path, about: Mapping[str, Any]) -> None:
     """Refuses a version that the delta does not lead from, or one that is damaged."""
-    found = {name: table.get("fingerprint") for name, table in card.get("tables", {}).items()}
+    fingerprints = {
+        name: table.get("fingerprint") for name, table in card.get("tables", {}).items()
+    }
     needed = {name: table["base"] for name, table in about["tables"].items()}
-    if found != needed:
-        other = [name for name in needed if found.get(name) != needed[name]]
+    if fingerprints != needed:
+        other = [name for name in needed if fingerprints.get(name) != needed[name]]
         raise InputDataError(
             "the delta is for another version of the model",
             received=f"{describe(base)}, of run {card.get('run')}: other rows in "
@@ -416,7 +418,7 @@ def _join_variables(
         matrix[places] = rows
         tensors[target] = matrix
         if lookup is not None and lookup[0] not in tensors:
-            found = build_lookup(keys, places).export()
-            tensors |= dict(zip(lookup, found, strict=True))
+            joined = build_lookup(keys, places).export()
+            tensors |= dict(zip(lookup, joined, strict=True))
     prefix.parent.mkdir()
     _save(prefix, tensors, variables.order)

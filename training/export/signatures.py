@@ -271,8 +271,8 @@ def save_signatures(
     module.encoders = encoders
     module.lookups = lookups.tables
     read = [v for function in functions.values() for v in function.graph.variables]
-    found = {id(variable): variable for variable in read}.values()
-    module.weights = sorted(found, key=lambda variable: variable.name)
+    variables = {id(variable): variable for variable in read}.values()
+    module.weights = sorted(variables, key=lambda variable: variable.name)
     tf.saved_model.save(module, directory, signatures=functions)
 
 

@@ -149,8 +149,8 @@ class FollowedModels:
             ConfigError: The store cannot be reached or refuses.
         """
         names = sorted(list_folders(self.place))
-        found = {name: list_versions(self.place / name) for name in names}
-        return {name: numbers for name, numbers in found.items() if numbers}
+        versions = {name: list_versions(self.place / name) for name in names}
+        return {name: numbers for name, numbers in versions.items() if numbers}
 
     def bring(self, name: str, number: int) -> Path:
         """Returns the local directory of a version; what is new of one in a store is brought here.

@@ -59,14 +59,14 @@ def match_dynamic_table(
         versions: The dataset version to train on, and that of the earlier run.
     """
     feature = _find_feature(model, table)
-    found = match_keys(feature, earlier, *versions)
-    if found is None:
+    matched = match_keys(feature, earlier, *versions)
+    if matched is None:
         return f"its keys are made in another way: those of feature {feature!r}"
-    kept = np.flatnonzero(earlier != PAD_ID if found is earlier else found != NO_ROW)
+    kept = np.flatnonzero(earlier != PAD_ID if matched is earlier else matched != NO_ROW)
     if table.keys.max_rows is not None and len(kept) > table.keys.max_rows:
         return f"{len(kept):,} keys there, and max_rows is {table.keys.max_rows:,}"
     rows = np.concatenate([np.arange(FIRST_ROW), kept + FIRST_ROW])
-    return MatchedKeys(found[kept], rows)
+    return MatchedKeys(matched[kept], rows)
 
 
 def _find_feature(model: Model, table: DynamicTable) -> str:

@@ -96,10 +96,10 @@ class TableBuilder:
 
     def resolve(self, spec: FeatureSpec) -> FeatureSpec:
         """Returns a feature's spec with the table that it reads."""
-        found = self._of_feature.get(spec.name)
-        if found is None or spec.table == found.name:
+        table = self._of_feature.get(spec.name)
+        if table is None or spec.table == table.name:
             return spec
-        return replace(spec, shared_embedding=found.name)
+        return replace(spec, shared_embedding=table.name)
 
     def is_embedded(self, spec: FeatureSpec) -> bool:
         """Whether a feature's values are ids, that is, rows of a table."""
@@ -212,20 +212,20 @@ class TableBuilder:
         return RowUpdates(settings.trainable, own_l2, are_dense, settings.optimizer)
 
     def _settings(self, spec: FeatureSpec) -> StaticTableConfig | DynamicTableConfig:
-        found = self._config.embeddings.get(self.resolve(spec).table)
-        return StaticTableConfig() if found is None else found
+        settings = self._config.embeddings.get(self.resolve(spec).table)
+        return StaticTableConfig() if settings is None else settings
 
     def _build(
         self, name: str, spec: FeatureSpec, dim: int, initializer: Initializer | None
     ) -> EmbeddingTable:
         """Builds a table of a feature's ids."""
-        found = self._of_feature.get(spec.name)
-        if found is None:
+        table = self._of_feature.get(spec.name)
+        if table is None:
             size = table_size(self._manifest, spec)
             return EmbeddingTable(name, size, dim, seed=self._seed, initializer=initializer)
-        if found.name not in self._keys:
-            self._keys[found.name] = self._build_keys(found)
-        keys = self._keys[found.name]
+        if table.name not in self._keys:
+            self._keys[table.name] = self._build_keys(table)
+        keys = self._keys[table.name]
         return DynamicTable(name, keys, dim, seed=self._seed, initializer=initializer)
 
     def _build_keys(self, table: _Dynamic) -> KeySpace:
@@ -336,8 +336,8 @@ def _find_features(name: str, table: object, specs: Mapping[str, FeatureSpec]) -
                 allowed=", ".join(specs),
                 fix=did_you_mean(feature, specs),
             )
-    found = named or tuple(spec.name for spec in specs.values() if spec.table == name)
-    if not found:
+    names = named or tuple(spec.name for spec in specs.values() if spec.table == name)
+    if not names:
         tables = list(dict.fromkeys(s.table for s in specs.values() if s.dtype == "int64"))
         raise ConfigError(
             "model.embeddings names a table that the model does not have",
@@ -345,7 +345,7 @@ def _find_features(name: str, table: object, specs: Mapping[str, FeatureSpec]) -
             allowed=f"{', '.join(tables)}; or any name, with `features`",
             fix=did_you_mean(name, tables),
         )
-    return found
+    return names
 
 
 def _describe_keys(spec: FeatureSpec) -> str:

@@ -144,8 +144,8 @@ class TrackingServer:
     def _find_experiment(self, name: str) -> str:
         try:
             asked = {"experiment_name": name}
-            found = self._call("GET", "experiments/get-by-name", params=asked)
-            return str(found["experiment"]["experiment_id"])
+            answer = self._call("GET", "experiments/get-by-name", params=asked)
+            return str(answer["experiment"]["experiment_id"])
         except _NotThereError:
             made = self._call("POST", "experiments/create", json={"name": name})
             return str(made["experiment_id"])
@@ -463,8 +463,8 @@ class _TokenAuth(requests.auth.AuthBase):
 
 def _shorten(error: Exception) -> str:
     """The innermost reason: errors of connections hold each other, and the address again."""
-    found = re.search(r"\[Errno -?\d+\] [^'\"()]+|timed out", str(error))
-    return found[0] if found else f"{type(error).__name__}: {str(error)[:200]}"
+    match = re.search(r"\[Errno -?\d+\] [^'\"()]+|timed out", str(error))
+    return match[0] if match else f"{type(error).__name__}: {str(error)[:200]}"
 
 
 def _now_ms() -> int:

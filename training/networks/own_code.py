@@ -100,8 +100,8 @@ def import_function(path: str, code: OwnCode, built_in: Collection[str] = ()) ->
             if is_missing
             else "correct the module: it was found, and importing it fails",
         ) from error
-    found = getattr(module, function, None)
-    if not callable(found):
+    imported = getattr(module, function, None)
+    if not callable(imported):
         functions = [name for name, value in vars(module).items() if inspect.isfunction(value)]
         raise ConfigError(
             f"the module of {code.key} has no such function",
@@ -110,7 +110,7 @@ def import_function(path: str, code: OwnCode, built_in: Collection[str] = ()) ->
             fix=did_you_mean(function, functions)
             or f"name a function of {', '.join(code.arguments)} and the keys of {code.params_key}",
         )
-    return found
+    return imported
 
 
 def call_build(

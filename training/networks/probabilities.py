@@ -104,12 +104,12 @@ def find_bounded(network: Network, tasks: Sequence[str]) -> list[str]:
     Arguments as for `refuse_probabilities`.
     """
     rng = np.random.default_rng(0)
-    found: dict[str, list[np.ndarray]] = {task: [] for task in tasks}
+    scores: dict[str, list[np.ndarray]] = {task: [] for task in tasks}
     for scale in PROBED_SCALES:
         outputs = network(_draw_inputs(network, rng, scale))
         for task in tasks:
-            found[task].append(np.asarray(outputs[task]))
-    values = {task: np.concatenate(parts) for task, parts in found.items()}
+            scores[task].append(np.asarray(outputs[task]))
+    values = {task: np.concatenate(parts) for task, parts in scores.items()}
     return [
         task
         for task, own in values.items()

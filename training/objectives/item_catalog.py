@@ -16,7 +16,6 @@ from training.input.batches import Batch, build_eval_dataset, read_batches
 from training.input.train_counts import read_train_counts
 from training.objectives.user_items import TrainRows
 from training.raw_inputs.vocabularies import read_key_vocabulary
-from training.reader.mixing import find_mixed
 
 _log = logging.getLogger("sluice.training.input")
 

@@ -15,11 +15,11 @@ from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.training.input import FilterConfig, InputConfig
 from conf.training.models import SampledSoftmaxConfig
-from training.input.mixing import find_mixed
 from training.input.train_counts import read_train_counts
 from training.networks.network import TrainingPass
 from training.objectives.samplers import Sampler
 from training.objectives.user_items import TrainRows
+from training.reader.mixing import find_mixed
 
 
 class LogQCorrection:

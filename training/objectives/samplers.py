@@ -88,10 +88,10 @@ class UniformSampler(Sampler):
     def draw(self, shape: Sequence[int | tf.Tensor], training: TrainingPass) -> tf.Tensor:
         """Draws ids, int64 `shape`."""
         size = tf.size(self._ids, tf.int64)
-        found = tf.random.stateless_uniform(
+        positions = tf.random.stateless_uniform(
             shape, seed_of(training), minval=0, maxval=size, dtype=tf.int64
         )
-        return tf.gather(self._ids, found)
+        return tf.gather(self._ids, positions)
 
     def read_weights(self, training: TrainingPass) -> tf.Tensor:
         """Returns ones."""
@@ -176,9 +176,9 @@ def _draw_positions(
 ) -> tf.Tensor:
     """Draws positions in proportion to weights with these running sums."""
     numbers = tf.random.stateless_uniform(shape, seed_of(training), dtype=tf.float64) * sums[-1]
-    found = tf.searchsorted(sums, tf.reshape(numbers, [-1]), side="right")
+    positions = tf.searchsorted(sums, tf.reshape(numbers, [-1]), side="right")
     # A product that is rounded up may reach the last sum.
-    return tf.reshape(tf.minimum(found, tf.size(sums) - 1), shape)
+    return tf.reshape(tf.minimum(positions, tf.size(sums) - 1), shape)
 
 
 def build_sampler(

@@ -83,8 +83,8 @@ def write_recommendations(
     total = written = 0
     with atomic_file(target) as unfinished, RowWriter(unfinished, target.name) as writer:
         for batch in rows:
-            found = ranker.rank(batch, k)
-            lists = build_lists(batch, found, ranker.items, ranker.tokens)
+            ranked = ranker.rank(batch, k)
+            lists = build_lists(batch, ranked, ranker.items, ranker.tokens)
             if batch.numbers is not None:
                 lists |= {"row": batch.numbers.filter(pa.array(batch.are_named))}
             writer.write(lists)

@@ -80,8 +80,8 @@ def carries_candidates(trained: TrainedModel, split: str) -> bool:
     name = trained.manifest.keys.candidates
     if name is None or split in ROLE_OF_SPLIT or split == TRAIN_SPLIT:
         return False
-    found = trained.manifest.statistics.get(split, {}).get(name, {})
-    return bool(found.get("values") != 0)  # Not known: as the keys say.
+    statistics = trained.manifest.statistics.get(split, {}).get(name, {})
+    return bool(statistics.get("values") != 0)  # Not known: as the keys say.
 
 
 def check_mask(

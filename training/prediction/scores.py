@@ -79,9 +79,9 @@ def write_scores(
     total = 0
     with atomic_file(target) as unfinished, RowWriter(unfinished, target.name) as writer:
         for batch in rows:
-            found = {n: np.asarray(v, np.float32) for n, v in compute(batch.features).items()}
-            check_numbers(found, batch.first)
-            writer.write({name: batch.ids, **{own: to_arrow(found[own]) for own in names}})
+            scores = {n: np.asarray(v, np.float32) for n, v in compute(batch.features).items()}
+            check_numbers(scores, batch.first)
+            writer.write({name: batch.ids, **{own: to_arrow(scores[own]) for own in names}})
             total += len(batch.ids)
     return total
 

@@ -77,8 +77,8 @@ class ColumnReader:
             return self._convert_lists(values, texts)
         form, unit = self.item.written, self.item.read_unit
         if form is not None and form.pair_separator is not None and texts is not None:
-            found = parse_texts(texts, self._parse_entry, TYPES[self.item.dtype])
-            return _merge_texts(values, texts, found, self._target)
+            parsed = parse_texts(texts, self._parse_entry, TYPES[self.item.dtype])
+            return _merge_texts(values, texts, parsed, self._target)
         if unit is None:
             return convert(values, self._target)
         return scale_times(self.item, self._convert_times(values, texts, unit))
@@ -88,8 +88,8 @@ class ColumnReader:
         if texts is None:
             return convert(values, target)
         if self.list_separator is None and form is not None and form.separator is not None:
-            found = parse_lists(texts, form, self.item.dtype, target.value_type)
-            return _merge_texts(values, texts, found, target)
+            parsed = parse_lists(texts, form, self.item.dtype, target.value_type)
+            return _merge_texts(values, texts, parsed, target)
         if not self.is_delimited or self.is_paired:
             return convert(values, target)
         return convert(pc.split_pattern(texts, self.list_separator or DEFAULT_SEPARATOR), target)
@@ -104,8 +104,8 @@ class ColumnReader:
         def parse(text: str) -> int | None:
             return parse_time(text, written, unit) if text else None
 
-        found = parse_texts(texts, parse, pa.int64()).cast(self._target, safe=False)
-        return _merge_texts(values, texts, found, self._target)
+        times = parse_texts(texts, parse, pa.int64()).cast(self._target, safe=False)
+        return _merge_texts(values, texts, times, self._target)
 
     def _parse_entry(self, text: str) -> Scalar | None:
         form = self.item.written
@@ -177,18 +177,18 @@ def convert(values: Values, target: pa.DataType) -> pa.Array:
     if _is_temporal(values.type) and values.type != target:
         # A number of what unit: the build's column had one, the file's another.
         raise pa.ArrowInvalid(f"values of type {values.type} cannot become {target}")
-    leaf, found = (getattr(kind, "value_type", kind) for kind in (target, values.type))
-    if pa.types.is_binary(leaf) and _has_exact_text(found):
+    leaf, parsed = (getattr(kind, "value_type", kind) for kind in (target, values.type))
+    if pa.types.is_binary(leaf) and _has_exact_text(parsed):
         as_text = pa.list_(pa.string()) if leaf is not target else pa.string()
         return values.cast(as_text).cast(target)
-    if pa.types.is_integer(leaf) and pa.types.is_floating(found):
-        _check_exact(values if found is values.type else values.flatten())
-    if pa.types.is_string(found) and not pa.types.is_binary(leaf):
-        flat = pc.utf8_trim_whitespace(values if found is values.type else values.flatten())
+    if pa.types.is_integer(leaf) and pa.types.is_floating(parsed):
+        _check_exact(values if parsed is values.type else values.flatten())
+    if pa.types.is_string(parsed) and not pa.types.is_binary(leaf):
+        flat = pc.utf8_trim_whitespace(values if parsed is values.type else values.flatten())
         numbers = _parse_whole(flat) if pa.types.is_integer(leaf) else flat.cast(leaf)
-        return numbers if found is values.type else _wrap(numbers, values)
+        return numbers if parsed is values.type else _wrap(numbers, values)
     # Whole numbers become the nearest floats; floats become whole numbers only if they are.
-    is_rounded = pa.types.is_floating(leaf) and pa.types.is_integer(found)
+    is_rounded = pa.types.is_floating(leaf) and pa.types.is_integer(parsed)
     return values.cast(target, safe=not is_rounded)
 
 

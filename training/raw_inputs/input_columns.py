@@ -50,12 +50,12 @@ class InputColumn:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the input as a JSON object."""
-        found = {
+        content = {
             name: value
             for name, value in asdict(self).items()
             if name not in ("time_unit", "time_kind", "written") or value is not None
         }
-        return found if self.written is None else {**found, "written": self.written.to_json()}
+        return content if self.written is None else {**content, "written": self.written.to_json()}
 
     @classmethod
     def from_json(cls, item: Mapping[str, Any]) -> Self:

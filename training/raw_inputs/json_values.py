@@ -270,8 +270,8 @@ def _read_text(name: str, value: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def _find_nulls(array: np.ndarray) -> np.ndarray:
     """Returns which values are null, bool of the same shape."""
-    found = np.fromiter((item is None for item in array.ravel()), bool, array.size)
-    return found.reshape(array.shape)
+    nulls = np.fromiter((item is None for item in array.ravel()), bool, array.size)
+    return nulls.reshape(array.shape)
 
 
 def _encode_text(name: str, item: Any) -> bytes:

@@ -327,8 +327,8 @@ def _infer_type(values: list[Any]) -> pa.DataType:
 
 def _count_values(lists: pa.Array) -> np.ndarray:
     """Returns the lengths of lists, `[rows]`; a list that is null has none."""
-    found = pc.list_value_length(lists).fill_null(0)
-    return np.asarray(found.to_numpy(zero_copy_only=False))
+    lengths = pc.list_value_length(lists).fill_null(0)
+    return np.asarray(lengths.to_numpy(zero_copy_only=False))
 
 
 def _find_row(lengths: np.ndarray, position: int) -> int:

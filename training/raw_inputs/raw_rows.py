@@ -115,9 +115,9 @@ class RawReader:
             InputDataError: The file is missing, damaged or empty.
         """
         with self._file_errors():
-            if not (found := self._find()):
+            if not (columns := self._find()):
                 raise self._build_empty_error()
-            return found
+            return columns
 
     def read(self, batch_size: int) -> Iterator[RawRows]:
         """Yields the rows in order.
@@ -132,9 +132,9 @@ class RawReader:
         id_type, self._done = None, 0
         with self._file_errors():
             for columns in self._read(batch_size):
-                found = self._build_rows(columns, self._done + 1, id_type)
-                self._done, id_type = self._done + len(found.ids), found.ids.type
-                yield found
+                rows = self._build_rows(columns, self._done + 1, id_type)
+                self._done, id_type = self._done + len(rows.ids), rows.ids.type
+                yield rows
             if not self._done:
                 raise self._build_empty_error()
 
@@ -204,9 +204,9 @@ class RawReader:
         return [name for part in self._list_parquet()[:1] for name in pq.read_schema(part).names]
 
     def _read_parquet(self, batch_size: int) -> Iterator[Columns]:
-        if not (found := self._find_parquet()):
+        if not (columns := self._find_parquet()):
             return
-        names = self._choose(found)
+        names = self._choose(columns)
         for batch in regroup(self._read_parts(batch_size, names), batch_size):
             yield decode_columns(batch, names)
 
@@ -225,9 +225,9 @@ class RawReader:
         return list(dict.fromkeys(name for row in self._parse_lines() for name in row))
 
     def _read_json_lines(self, batch_size: int) -> Iterator[Columns]:
-        if not (found := self._find_keys()):
+        if not (keys := self._find_keys()):
             return
-        names, lines = self._choose(found), self._parse_lines()
+        names, lines = self._choose(keys), self._parse_lines()
         while rows := list(islice(lines, batch_size)):
             yield {name: [row.get(name) for row in rows] for name in names}
 

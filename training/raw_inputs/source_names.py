@@ -55,8 +55,8 @@ class SourceNames:
         if not any(item.get("written") for item in said):
             return cls(find_sources(said), {}, alike)
         inputs = [InputColumn.from_json(item) for item in said]
-        found = {item.name: find_paired(item, inputs) for item in inputs}
-        paired = {name: columns for name, columns in found.items() if columns}
+        pairs = {item.name: find_paired(item, inputs) for item in inputs}
+        paired = {name: columns for name, columns in pairs.items() if columns}
         return cls(find_sources(said), paired, alike)
 
     def list_names(self, name: str) -> list[str]:

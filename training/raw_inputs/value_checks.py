@@ -65,19 +65,19 @@ def find_wrong_times(item: InputColumn, values: np.ndarray) -> WrongTimes | None
     if not times.size:
         return None
     low, high = times.min().item(), times.max().item()
-    found = find_date_unit(low)
-    has_one = found == find_date_unit(high)
-    if found == unit and has_one:
+    likely = find_date_unit(low)
+    has_one = likely == find_date_unit(high)
+    if likely == unit and has_one:
         return None
-    if has_one and found is not None:
+    if has_one and likely is not None:
         # One early date in milliseconds may be a date of January 1970 indeed, if not of the log.
-        if item.time_kind != "event" and found == "s" and low == high:
+        if item.time_kind != "event" and likely == "s" and low == high:
             return None
         return WrongTimes(
-            f"holds times in {UNIT_WORDS[found]}, and the model reads {UNIT_WORDS[unit]}",
+            f"holds times in {UNIT_WORDS[likely]}, and the model reads {UNIT_WORDS[unit]}",
             f"{low} to {high}: in {UNIT_WORDS[unit]} {show_time(low, unit)} to "
-            f"{show_time(high, unit)}, in {UNIT_WORDS[found]} {show_time(low, found)} to "
-            f"{show_time(high, found)}",
+            f"{show_time(high, unit)}, in {UNIT_WORDS[likely]} {show_time(low, likely)} to "
+            f"{show_time(high, likely)}",
             f"{UNIT_WORDS[unit]} since 1970, as the build had them",
         )
     bad = _find_no_time(times, unit, item.time_kind)
@@ -102,5 +102,5 @@ def _find_no_time(times: np.ndarray, unit: str, kind: str | None) -> int | float
         is_bad = (np.abs(times) < SECONDS_PER_DAY * UNITS_PER_SECOND[unit]) & (times != 0)
     else:
         return None
-    found: int | float = times[is_bad.argmax()].item()
-    return found if is_bad.any() else None
+    time: int | float = times[is_bad.argmax()].item()
+    return time if is_bad.any() else None

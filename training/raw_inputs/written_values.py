@@ -95,10 +95,10 @@ def parse_entries(text: str, form: WrittenForm, dtype: str) -> list[Scalar]:
     """
     if not text:
         return []
-    found = [parse_entry(entry, form, dtype) for entry in text.split(form.separator)]
-    if any(value is None for value in found):
+    entries = [parse_entry(entry, form, dtype) for entry in text.split(form.separator)]
+    if any(value is None for value in entries):
         raise ValueError(f"an entry of {text!r} has no second value")
-    values = [value for value in found if value is not None]
+    values = [value for value in entries if value is not None]
     return values[::-1] if form.is_oldest_first else values
 
 
@@ -192,9 +192,9 @@ def parse_time(text: str, written: str, unit: str) -> int:
     """
     stripped = text.strip()
     pattern = None if written in _EPOCHS else _ISO if written == ISO else compile_pattern(written)
-    found = pattern.fullmatch(stripped) if pattern is not None else None
-    if found is not None:
-        return _count_micros(found.groupdict()) // (1_000_000 // UNITS_PER_SECOND[unit])
+    match = pattern.fullmatch(stripped) if pattern is not None else None
+    if match is not None:
+        return _count_micros(match.groupdict()) // (1_000_000 // UNITS_PER_SECOND[unit])
     # Of digits alone a pattern such as yyyyMMdd is made too: a part of one is no number.
     has_digits_alone = pattern is not None and written != ISO and written.isalpha()
     is_part = has_digits_alone and len(stripped) <= len(written)

@@ -276,8 +276,8 @@ class Served:
             check_order(task, logits)
             return logits
 
-        found = rank_all(score, items.ids, named, options.k)
-        return finish_scores(found) if options.is_binary else found
+        ranked = rank_all(score, items.ids, named, options.k)
+        return finish_scores(ranked) if options.is_binary else ranked
 
 
 @dataclass(frozen=True)
@@ -324,8 +324,8 @@ def _compute(task: ScoringTask, served: Served, rows: InputRows) -> dict[str, pa
     """Returns the results of rows, with what names them first."""
     if task.gives == LISTS:
         return served.rank(rows)
-    found = served.call(rows.inputs)
-    chosen = {name: np.asarray(found[name], np.float32) for name in task.outputs}
+    outputs = served.call(rows.inputs)
+    chosen = {name: np.asarray(outputs[name], np.float32) for name in task.outputs}
     check_numbers(chosen, rows.first)
     columns = {name: to_arrow(values) for name, values in chosen.items()}
     return {task.source.id_column or "row": rows.ids, **columns}

@@ -88,15 +88,15 @@ class Exported:
         Raises:
             ConfigError: The model does not have the signature.
         """
-        found = self.card["signatures"]
-        if signature not in found:
+        signatures = self.card["signatures"]
+        if signature not in signatures:
             raise ConfigError(
                 "the exported model cannot give that",
                 received=f"signature {signature}",
-                allowed=", ".join(found),
+                allowed=", ".join(signatures),
                 fix="choose something else by --give, or another model",
             )
-        return tuple(item for item in found[signature]["inputs"] if "feature" in item)
+        return tuple(item for item in signatures[signature]["inputs"] if "feature" in item)
 
 
 def read_export(directory: Path) -> Exported:
@@ -301,9 +301,9 @@ class Job:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._write("running")
             return "new"
-        found = read_json(file)
-        _refuse_other(self.directory, found.get("job", {}), self.record)
-        return str(found["status"])
+        content = read_json(file)
+        _refuse_other(self.directory, content.get("job", {}), self.record)
+        return str(content["status"])
 
     def find_missing(self) -> list[int]:
         """Returns the partitions that have no file."""

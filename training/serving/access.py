@@ -181,8 +181,8 @@ class Guard:
             )
         if sum(name == b"host" for name, _ in scope["headers"]) > 1:
             raise RequestError("Malformed request: it has several headers Host")
-        found = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        host = found.get(b"host")
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        host = headers.get(b"host")
         if host is None and scope["http_version"] == "1.1":
             raise RequestError("Malformed request: it has no header Host, which HTTP/1.1 needs")
         if host is not None and not self._access.allows_host(host):
@@ -192,7 +192,7 @@ class Guard:
                 WRONG_HOST,
             )
         if scope["path"] not in OPEN_PATHS and not self._access.allows_token(
-            found.get(b"authorization")
+            headers.get(b"authorization")
         ):
             raise RequestError("a request needs the header Authorization: Bearer TOKEN", NO_TOKEN)
 

@@ -121,17 +121,17 @@ class Server:
 
     async def classify(self, version: ServedVersion, data: dict[str, Any], size: int) -> bytes:
         """Answers `:classify`: classes with their scores, for each example."""
-        found = await self._call_examples(version, data, size, "classify")
-        scores = format_predict({"scores": found["scores"]}, is_row=False)["outputs"]
-        classes = format_predict({"classes": found["classes"]}, is_row=False)["outputs"]
+        answer = await self._call_examples(version, data, size, "classify")
+        scores = format_predict({"scores": answer["scores"]}, is_row=False)["outputs"]
+        classes = format_predict({"classes": answer["classes"]}, is_row=False)["outputs"]
         pairs = zip(classes, scores, strict=True)
         rows = [[list(pair) for pair in zip(*row, strict=True)] for row in pairs]
         return encode_json({"results": rows})
 
     async def regress(self, version: ServedVersion, data: dict[str, Any], size: int) -> bytes:
         """Answers `:regress`: a value for each example."""
-        found = await self._call_examples(version, data, size, "regress")
-        return encode_json({"results": format_predict(found, is_row=False)["outputs"]})
+        answer = await self._call_examples(version, data, size, "regress")
+        return encode_json({"results": format_predict(answer, is_row=False)["outputs"]})
 
     async def _call_examples(
         self, version: ServedVersion, data: dict[str, Any], size: int, method: str
@@ -247,11 +247,11 @@ def _add_models(app: FastAPI, server: Server) -> None:
 
 
 def _match(target: str, verb: str) -> dict[str, Any]:
-    found = _TARGET.fullmatch(target)
-    method = found["method"] if found else None
-    if found is None or (verb == "POST") != (method in METHODS):
+    match = _TARGET.fullmatch(target)
+    method = match["method"] if match else None
+    if match is None or (verb == "POST") != (method in METHODS):
         raise RequestError(f"Malformed request: {verb} /v1/models/{target[:200]}")
-    parts = found.groupdict()
+    parts = match.groupdict()
     if (number := parts["version"]) is not None:
         if len(number) > len(str(MOST_VERSION)) or int(number) > MOST_VERSION:
             raise RequestError(f"Failed to convert version: {number[:100]} to numeric.")

@@ -162,17 +162,17 @@ class PredictionService:
             RequestError: There are none, or they are more than a request may have.
         """
         kind = given.WhichOneof("kind")
-        found = getattr(given, kind) if kind is not None else None
-        if found is None or not found.examples:
+        examples = getattr(given, kind) if kind is not None else None
+        if examples is None or not examples.examples:
             raise RequestError("Input is empty.")
         limits = self._server.limits.request
-        check_count("rows", len(found.examples), limits.rows)
-        shared = found.context.ByteSize() if kind == "example_list_with_context" else 0
-        longest = shared + max(example.ByteSize() for example in found.examples)
-        check_example_bytes(len(found.examples), longest, limits)
-        size = given.ByteSize() + shared * len(found.examples)
+        check_count("rows", len(examples.examples), limits.rows)
+        shared = examples.context.ByteSize() if kind == "example_list_with_context" else 0
+        longest = shared + max(example.ByteSize() for example in examples.examples)
+        check_example_bytes(len(examples.examples), longest, limits)
+        size = given.ByteSize() + shared * len(examples.examples)
         holds = version.find_inputs(signature)["inputs"]["holds"]
-        return await self._server.builder.run(size, serialize_examples, found, holds)
+        return await self._server.builder.run(size, serialize_examples, examples, holds)
 
     async def _infer(self, request: MultiInferenceRequest) -> MultiInferenceResponse:
         """Classifies and regresses the same Examples."""
@@ -209,8 +209,8 @@ class PredictionService:
                 raise RequestError(f"Metadata field {name[:100]} is not supported")
         version = self._server.store.get(*_read_spec(request))
         answer = GetModelMetadataResponse(model_spec=_build_spec(version))
-        found = SignatureDefMap(signature_def=version.saved_signatures)
-        answer.metadata[SIGNATURES].Pack(found)
+        definitions = SignatureDefMap(signature_def=version.saved_signatures)
+        answer.metadata[SIGNATURES].Pack(definitions)
         return answer
 
 
@@ -433,12 +433,12 @@ async def run_service(
         ("grpc.keepalive_timeout_ms", round(limits.connections.write_seconds * 1000)),
     ]
     # Most may have no message yet; those that have one are not refused for them.
-    found = grpc.aio.server(options=options, maximum_concurrent_rpcs=4 * limits.calls.waiting)
+    grpc_server = grpc.aio.server(options=options, maximum_concurrent_rpcs=4 * limits.calls.waiting)
     calls = Calls(server, access or Access())
-    found.add_generic_rpc_handlers(PredictionService(server).build_handlers(calls))
-    port = found.add_insecure_port(address)
-    await found.start()
+    grpc_server.add_generic_rpc_handlers(PredictionService(server).build_handlers(calls))
+    port = grpc_server.add_insecure_port(address)
+    await grpc_server.start()
     try:
         yield port
     finally:
-        await found.stop(2 * server.limits.seconds)
+        await grpc_server.stop(2 * server.limits.seconds)

@@ -100,15 +100,15 @@ def plan_columns(schema: pa.Schema, record_type: str = "Example") -> tuple[Colum
     plans, bad, seen = [], [], set()
     for field in schema:
         depth, value_type = _list_depth(field.type)
-        found = find_wire_kind(value_type)
-        if found is None or depth > 2 or (depth == 2 and record_type != "SequenceExample"):
+        kind = find_wire_kind(value_type)
+        if kind is None or depth > 2 or (depth == 2 and record_type != "SequenceExample"):
             bad.append(f"{field.name} ({field.type})")
         elif field.name in seen:
             bad.append(f"{field.name} (name occurs twice)")
         else:
             key = field.name.encode()
-            lane = _LANES[found.lane]
-            plans.append(ColumnPlan(field.name, key, lane, found.cast, depth > 0, depth == 2))
+            lane = _LANES[kind.lane]
+            plans.append(ColumnPlan(field.name, key, lane, kind.cast, depth > 0, depth == 2))
         seen.add(field.name)
     if bad:
         raise ConfigError(

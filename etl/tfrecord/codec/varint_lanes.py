@@ -127,13 +127,13 @@ _pack, _pack_int32 = _build_pack(64), _build_pack(32)
 def _unpack(typingctx: Any, block: Any, ends: Any, count: Any, target: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         block, ends, count, target = args
-        found = _compress(builder, _repeat(8, *range(64)), ends)
+        packed = _compress(builder, _repeat(8, *range(64)), ends)
 
         def spread(first: int) -> Any:
             """End `first + k` in all bytes of lane k."""
             numbers = [first + k // 8 for k in range(64)]
             numbers = ir.Constant(ir.VectorType(_INDEX, 64), numbers)
-            return builder.shuffle_vector(found, found, numbers)
+            return builder.shuffle_vector(packed, packed, numbers)
 
         # A value begins after the end of the one before it.
         places = builder.add(spread(0), _repeat(8, *range(1, 9)))

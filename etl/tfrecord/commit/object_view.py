@@ -25,14 +25,14 @@ _LOOKS = 10
 
 def find_writer(key: str) -> str | None:
     """The job that wrote a shard or its side file, by the name; None for names of others."""
-    found = _OWN_NAME.fullmatch(shard_of(key).rpartition("/")[2])
-    return found[1] if found and is_data_key(shard_of(key)) else None
+    match = _OWN_NAME.fullmatch(shard_of(key).rpartition("/")[2])
+    return match[1] if match and is_data_key(shard_of(key)) else None
 
 
 def shard_of(key: str) -> str:
     """The shard of a side file; any other key as it is."""
-    found = _INDEX_KEY.fullmatch(key)
-    return found[1] if found else key
+    match = _INDEX_KEY.fullmatch(key)
+    return match[1] if match else key
 
 
 @dataclass(frozen=True)

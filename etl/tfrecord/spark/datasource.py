@@ -152,12 +152,12 @@ def _find_jvm_providers(spark: SparkSession) -> dict[str, str]:
     register = jvm.java.lang.Class.forName(
         "org.apache.spark.sql.sources.DataSourceRegister", True, loader
     )
-    found: dict[str, str] = {}
+    classes: dict[str, str] = {}
     providers = jvm.java.util.ServiceLoader.load(register, loader).iterator()
     while providers.hasNext():
         provider = providers.next()
-        found[provider.shortName().lower()] = str(provider.getClass().getName())
-    return found
+        classes[provider.shortName().lower()] = str(provider.getClass().getName())
+    return classes
 
 
 def _register(spark: SparkSession, source: type[DataSource]) -> None:

@@ -94,10 +94,10 @@ def _list_sizes(
 ) -> dict[str, StoredObject]:
     """The objects to read below a key, or of that key."""
     if view.committed is None:
-        found = [
+        shown = [
             k for k in view.objects if not view.is_unfinished(k) and _is_shown(k, is_recursive)
         ]
-        return {key: view.objects[key] for key in found if _is_within(key, prefix)}
+        return {key: view.objects[key] for key in shown if _is_within(key, prefix)}
     keys = [key for key in view.visible if _is_within(key, prefix)]
     missing = sorted(key for key in keys if key not in view.objects)
     if missing:
@@ -239,12 +239,12 @@ def _list_local_files(
 def _expand(path: str) -> list[Path]:
     if Path(path).exists():
         return [Path(path)]
-    found = sorted(Path(p) for p in glob.glob(path))  # noqa: PTH207 - absolute pattern
-    if not found:
+    paths = sorted(Path(p) for p in glob.glob(path))  # noqa: PTH207 - absolute pattern
+    if not paths:
         raise ConfigError(
             "no such TFRecord path", received=path, allowed="a file, a directory or a glob pattern"
         )
-    return found
+    return paths
 
 
 def _base_of(root: Path) -> Path:
@@ -318,9 +318,9 @@ def _common_manifest(
     manifests: Sequence[OutputManifest | None], files: Sequence[DataFile]
 ) -> OutputManifest | None:
     """The manifest that speaks for all files, or None."""
-    found = [manifest for manifest in manifests if manifest is not None]
+    known = [manifest for manifest in manifests if manifest is not None]
     unlisted = [file.path for file in files if file.split_offsets is None]
-    if not found or len(found) < len(manifests):
+    if not known or len(known) < len(manifests):
         return None
     if unlisted:
         _LOGGER.warning(
@@ -329,8 +329,8 @@ def _common_manifest(
             len(unlisted), unlisted[0],
         )  # fmt: skip
         return None
-    kinds = {(m.record_type, m.features, repr(sorted(m.type_options.items()))) for m in found}
-    return found[0] if len(kinds) == 1 else None
+    kinds = {(m.record_type, m.features, repr(sorted(m.type_options.items()))) for m in known}
+    return known[0] if len(kinds) == 1 else None
 
 
 # What opening a file costs, in bytes read meanwhile: Spark's spark.sql.files.openCostInBytes.
@@ -444,8 +444,8 @@ def _find_offsets(file: DataFile, size: int, opener: FileOpener) -> np.ndarray:
         data = np.frombuffer(memory, np.uint8)
         offsets = _read_side_index(file, data)
         if offsets is None:
-            found = np.empty(data.size // size + 1, np.int64)
-            offsets = found[: walk_headers(data.ctypes.data, data.size, size, found)]
+            starts = np.empty(data.size // size + 1, np.int64)
+            offsets = starts[: walk_headers(data.ctypes.data, data.size, size, starts)]
         del data
     finally:
         memory.close()
@@ -485,9 +485,9 @@ def _side_index_path(path: Path) -> Path | None:
     directory = path.parent
     while True:
         relative = path.relative_to(directory)
-        found = directory / "_index" / relative.with_name(f"{relative.name}.idx")
-        if found.is_file():
-            return found
+        index = directory / "_index" / relative.with_name(f"{relative.name}.idx")
+        if index.is_file():
+            return index
         if "=" not in directory.name:
             return None
         directory = directory.parent

@@ -315,8 +315,8 @@ def plan_read(
 
 def _match_partitions(listing: InputListing, columns: Sequence[str]) -> tuple[str | None, ...]:
     """Column that each partition column fills; upper and lower case do not matter, as in Spark."""
-    found = [find_name(name, columns) for name, _ in listing.partition_columns]
-    return tuple(names[0] if names else None for names in found)
+    matches = [find_name(name, columns) for name, _ in listing.partition_columns]
+    return tuple(names[0] if names else None for names in matches)
 
 
 def partition_types(listing: InputListing) -> Mapping[str, pa.DataType]:

@@ -224,12 +224,12 @@ class ReadTask:
         collector.update(RecordBlock(block.data, few, block.offset, block.first_record), name)
         present = collector.names()
         for column in sorted(self._suspects - set(present)):
-            found = find_name(column, present)
-            if found:
+            spellings = find_name(column, present)
+            if spellings:
                 raise InputDataError(
                     f"{name}: no record has a feature {column!r}, but the case of letters matters",
                     received=f"column {column}",
-                    allowed=", ".join(found),
+                    allowed=", ".join(spellings),
                     fix="give a schema with the names as they are in the file",
                 )
 

@@ -198,7 +198,7 @@ def _as_option(value: object) -> str:
 
 
 def _select(schema: spark_types.StructType, columns: Sequence[str]) -> spark_types.StructType:
-    found = [find_name(name, schema.names) for name in columns]
-    unknown = [name for name, names in zip(columns, found, strict=True) if len(names) != 1]
+    matches = [find_name(name, schema.names) for name in columns]
+    unknown = [name for name, names in zip(columns, matches, strict=True) if len(names) != 1]
     refuse_unknown("no such column(s)", unknown, schema.names)
-    return spark_types.StructType([schema[name] for (name,) in found])
+    return spark_types.StructType([schema[name] for (name,) in matches])

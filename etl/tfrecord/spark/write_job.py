@@ -81,8 +81,8 @@ def run_write(rows: DataFrame, plan: WritePlan) -> None:
         yield pa.RecordBatch.from_pydict({_RESULT: [json.dumps(asdict(result))]})
 
     try:
-        found = rows.mapInArrow(write, f"{_RESULT} string").collect()
-        committer.publish(plan.job, [_read_result(json.loads(row[0])) for row in found])
+        results = rows.mapInArrow(write, f"{_RESULT} string").collect()
+        committer.publish(plan.job, [_read_result(json.loads(row[0])) for row in results])
     except BaseException:
         committer.discard(plan.job.job_id)
         raise

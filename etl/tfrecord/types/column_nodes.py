@@ -178,9 +178,9 @@ def split_map_keys(
     row_of_entry = np.repeat(np.arange(len(column)), rows.lengths)
     arrays: list[pa.Array] = []
     for key in chosen:
-        found = np.flatnonzero(np.asarray(pc.equal(keys, pa.scalar(key, key_type))))
+        positions = np.flatnonzero(np.asarray(pc.equal(keys, pa.scalar(key, key_type))))
         entries = np.full(len(column), -1, np.int64)
-        entries[row_of_entry[found]] = found  # of a key that occurs twice, the last
+        entries[row_of_entry[positions]] = positions  # of a key that occurs twice, the last
         arrays.append(values.take(pa.array(entries, mask=entries < 0)))
     return arrays
 

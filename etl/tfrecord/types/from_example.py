@@ -86,10 +86,12 @@ class FeatureNames:
         Raises:
             UnfitError: Several differ from it in case alone.
         """
-        found = find_name(path, self._paths.get(path.lower(), ()))
-        if len(found) > 1:
-            raise UnfitError(f"which of {', '.join(found)} is meant? Spell it as it was written")
-        return found[0] if found else path
+        spellings = find_name(path, self._paths.get(path.lower(), ()))
+        if len(spellings) > 1:
+            raise UnfitError(
+                f"which of {', '.join(spellings)} is meant? Spell it as it was written"
+            )
+        return spellings[0] if spellings else path
 
     def resolve(self, column: str, path: str) -> str:
         """Name of the feature that a path within a column ended up under."""
@@ -154,8 +156,8 @@ class FromExamplePlanner:
             return self._plan_vector(path, column.type, policy)
         if pa.types.is_struct(column.type):
             children = [self.plan(self._join(path, f.name), f) for f in column.type]
-            found = tuple(child for child in children if child is not None)
-            return DecodedBranch(column.type, found, join_struct, (path,))
+            nodes = tuple(child for child in children if child is not None)
+            return DecodedBranch(column.type, nodes, join_struct, (path,))
         if pa.types.is_map(column.type):
             return self._plan_map(path, column.type, policy)
         return self._plan_leaf(path, column.type, policy)

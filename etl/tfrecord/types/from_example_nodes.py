@@ -195,9 +195,9 @@ def join_map_keys(arrays: list[pa.Array], target: pa.MapType, keys: tuple[str, .
     row, key = np.nonzero(present)
     offsets = np.concatenate([[0], np.cumsum(present.sum(axis=1))])
     values = pa.concat_arrays(arrays).take(pa.array(key * len(present) + row))
-    found = pa.array(keys).cast(target.key_type).take(pa.array(key))
+    repeated = pa.array(keys).cast(target.key_type).take(pa.array(key))
     absent = np.asarray(~present.any(axis=1))
-    return build_maps(found, values, ListRows(offsets, absent if absent.any() else None), target)
+    return build_maps(repeated, values, ListRows(offsets, absent if absent.any() else None), target)
 
 
 def build_maps(keys: pa.Array, values: pa.Array, rows: ListRows, target: pa.MapType) -> pa.Array:

@@ -187,10 +187,10 @@ def parse_default(default: int | float | str | None, data_type: pa.DataType) -> 
     Raises:
         ValueError: It is no value of that type.
     """
-    found = find_wire_kind(data_type)
-    if found is None:
+    wire_kind = find_wire_kind(data_type)
+    if wire_kind is None:
         raise ValueError(f"default {default!r} is no {data_type}")
-    kind = found.feature
+    kind = wire_kind.feature
     try:
         value = _parse(kind, _ZEROS[kind] if default is None else default)
         if pa.types.is_boolean(data_type):

@@ -86,10 +86,10 @@ def add_items(version: Path, path: Path, keep: int | None = None) -> tuple[Path,
 
 
 def _refuse_newer(version: Path, number: int) -> None:
-    if (found := find_index(version)) != number:
+    if (index := find_index(version)) != number:
         raise UpstreamNotReadyError(
             "another index was written in the meantime",
-            received=f"index {found} beside {number}",
+            received=f"index {index} beside {number}",
             fix="run again: what it holds is added to",
         )
 

@@ -73,7 +73,7 @@ class Recommender:
         Raises:
             RequestError: No model recommends.
         """
-        found: dict[str, dict[str, Any]] = {}
+        inputs: dict[str, dict[str, Any]] = {}
         for version in filter(None, self._models.choose()):
             users = version.card["users"] or {}
             known = {users.get("key")}
@@ -81,8 +81,8 @@ class Recommender:
                 known |= set(users.get("features", ()))
             for item in find_row_inputs(version, ROW_SIGNATURES[version.card["kind"]]).items:
                 if item["feature"] not in known:
-                    found.setdefault(item["name"], describe_input(item))
-        return {"inputs": list(found.values())}
+                    inputs.setdefault(item["name"], describe_input(item))
+        return {"inputs": list(inputs.values())}
 
     async def recommend(self, data: Mapping[str, Any], size: int) -> bytes:
         """Returns the body of the answer.
@@ -159,8 +159,8 @@ class Recommender:
         signature, inputs = await self._read_row(
             version, "user_embedding", known, request, row, size
         )
-        found = await self._batcher.call(version, signature, inputs)
-        return found["embedding"][0]
+        outputs = await self._batcher.call(version, signature, inputs)
+        return outputs["embedding"][0]
 
     async def _read_row(
         self,
@@ -211,10 +211,10 @@ class Recommender:
         signature, inputs = await self._read_row(ranker, SCORES, own, request, row, size)
         name, spec = find_items_input(ranker, signature)
         inputs[name] = _read_items(known, name, order, spec)
-        found = await self._batcher.call(ranker, signature, inputs)
+        outputs = await self._batcher.call(ranker, signature, inputs)
         names = [output["name"] for output in ranker.card["outputs"]]
-        tasks = {f"score:{task}": found[task][0] for task in names}
-        best = np.argsort(-found[names[0]][0], kind="stable")
+        tasks = {f"score:{task}": outputs[task][0] for task in names}
+        best = np.argsort(-outputs[names[0]][0], kind="stable")
         merged = {**tasks, **scores}
         return order[best], {name: value[best] for name, value in merged.items()}
 

@@ -112,9 +112,9 @@ def _refuse_key(request: RecommendRequest, row: RowInputs, key: str | None) -> N
     """Refuses a user's key as a feature: nothing that is stored of the user would be used."""
     keys = {item["name"] for item in row.items if item["feature"] == key}
     keys |= {column for name, column in find_sources(row.items).items() if name in keys}
-    if found := next((name for name in request.features if name in keys), None):
+    if named := next((name for name in request.features if name in keys), None):
         raise RequestError(
-            f"features: {found[:100]} names the user, which 'user' does: leave it out"
+            f"features: {named[:100]} names the user, which 'user' does: leave it out"
         )
 
 

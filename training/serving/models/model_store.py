@@ -90,14 +90,14 @@ class ModelStore:
         Raises:
             ConfigError: There is such a name, or the object store cannot be reached.
         """
-        found = self._source.list_versions()
-        missing = [name for name in names if found and name not in found]
+        versions = self._source.list_versions()
+        missing = [name for name in names if versions and name not in versions]
         if missing:
             raise ConfigError(
                 "there is no exported model of that name",
                 received=missing[0],
-                allowed=", ".join(sorted(found)),
-                fix=did_you_mean(missing[0], found),
+                allowed=", ".join(sorted(versions)),
+                fix=did_you_mean(missing[0], versions),
             )
 
     def start(self) -> None:
@@ -274,12 +274,12 @@ def _refuse_label(label: str | None) -> None:
 
 def _read_stamp(version: Path) -> tuple[object, ...]:
     """Returns what changes when a file of a version is written, replaced, added or removed."""
-    found = []
+    stamps = []
     for path in sorted(version.rglob("*")):
         with suppress(OSError):  # It may vanish meanwhile.
             stat = path.stat()
-            found.append((str(path), stat.st_mtime_ns, stat.st_size))
-    return tuple(found)
+            stamps.append((str(path), stat.st_mtime_ns, stat.st_size))
+    return tuple(stamps)
 
 
 def _describe(error: Exception) -> str:

@@ -119,10 +119,10 @@ class ServedVersion:
             IncompleteVersionError: The index is not whole.
             SluiceError: It is of another model, or damaged.
         """
-        found = copy.copy(self)
+        version = copy.copy(self)
         users = None if self.known is None else self.known.users
-        found.known = read_known(self.path, self.card, self._files, users)
-        return found
+        version.known = read_known(self.path, self.card, self._files, users)
+        return version
 
     @property
     def signatures(self) -> tuple[str, ...]:
@@ -151,10 +151,10 @@ class ServedVersion:
         about = self.card["signatures"].get(signature)
         if about is None:
             raise RequestError(f"No signature was found with the name: {signature[:100]}")
-        if (found := about.get("method", "predict")) != method:
+        if (served_method := about.get("method", "predict")) != method:
             raise RequestError(
                 f"Expected {METHOD_WORDS[method]} signature method_name to be "
-                f"{METHOD_PREFIX}{method}. Was: {METHOD_PREFIX}{found}"
+                f"{METHOD_PREFIX}{method}. Was: {METHOD_PREFIX}{served_method}"
             )
 
     def find_cost(self, signature: str) -> SignatureCost:
@@ -176,13 +176,13 @@ class ServedVersion:
         try:
             for name, holds in self._holds.get(signature, ()):
                 check_examples(inputs[name], holds)
-            found = self._model.call(signature, inputs)
+            outputs = self._model.call(signature, inputs)
         except tf.errors.InvalidArgumentError as error:
             raise RequestError(_explain_shapes(inputs) or _explain(error)) from error
         except UnicodeDecodeError as error:  # Its message quotes bytes that are no text.
             raise RequestError("Could not parse the inputs: they hold a broken Example") from error
-        _check_outputs(self, signature, found)
-        return found
+        _check_outputs(self, signature, outputs)
+        return outputs
 
     def warm_up(self) -> int:
         """Replays the warm-up requests; returns how many.
@@ -202,9 +202,11 @@ class ServedVersion:
     @cached_property
     def metadata(self) -> bytes:
         """The answer of TensorFlow Serving to a request for metadata, as JSON."""
-        found = {name: _describe_signature(one) for name, one in self._model.signatures.items()}
+        signatures = {
+            name: _describe_signature(one) for name, one in self._model.signatures.items()
+        }
         spec = {"name": self.name, "signature_name": "", "version": str(self.number)}
-        metadata = {"signature_def": {"signature_def": found}}
+        metadata = {"signature_def": {"signature_def": signatures}}
         return json.dumps({"model_spec": spec, "metadata": metadata}).encode()
 
 

@@ -147,13 +147,13 @@ class _FeatureReader:
         spec = tf.TensorSpec([None], tf.as_dtype(about["dtype"]))
         array = build_array(name, values, spec, most=most)
         check_times(name, array, about)
-        found = array.tolist()
+        items = array.tolist()
         if spec.dtype == tf.string:
-            check_text(name, max(map(len, found), default=0), self._limits)
-            return tf.train.Feature(bytes_list=tf.train.BytesList(value=found))
+            check_text(name, max(map(len, items), default=0), self._limits)
+            return tf.train.Feature(bytes_list=tf.train.BytesList(value=items))
         if spec.dtype == tf.int64:
-            return tf.train.Feature(int64_list=tf.train.Int64List(value=found))
-        return tf.train.Feature(float_list=tf.train.FloatList(value=found))
+            return tf.train.Feature(int64_list=tf.train.Int64List(value=items))
+        return tf.train.Feature(float_list=tf.train.FloatList(value=items))
 
 
 def _count_values(feature: tf.train.Feature) -> int:
@@ -177,5 +177,5 @@ def count_lists(serialized: np.ndarray, holds: Sequence[Mapping[str, Any]]) -> i
     }
     if not wanted:
         return 0
-    found = parse_serialized(serialized, wanted)
-    return sum(int(np.diff(one.row_splits.numpy()).max(initial=0)) for one in found.values())
+    parsed = parse_serialized(serialized, wanted)
+    return sum(int(np.diff(one.row_splits.numpy()).max(initial=0)) for one in parsed.values())

@@ -98,19 +98,19 @@ def _read_count(name: str, value: Any) -> int:
 def _read_filter(name: str, value: Any) -> Mapping[str, Sequence[Value]]:
     if not isinstance(value, dict) or len(value) > FILTERED_COLUMNS:
         _refuse(name, f"an object of {FILTERED_COLUMNS} columns at most", value)
-    found = {
+    conditions = {
         column: wanted if isinstance(wanted, list) else [wanted] for column, wanted in value.items()
     }
-    if (count := sum(map(len, found.values()))) > FILTERED_VALUES:
+    if (count := sum(map(len, conditions.values()))) > FILTERED_VALUES:
         raise RequestError(f"{name}: a filter may have {FILTERED_VALUES} values; received {count}")
-    for column, wanted in found.items():
+    for column, wanted in conditions.items():
         for one in wanted:
             is_number = type(one) is int or (type(one) is float and math.isfinite(one))
             if isinstance(one, str):
                 _check_text(name, one)
             elif not is_number:
                 _refuse(f"{name}.{cut(column, 100)}", "text, finite numbers or a list of them", one)
-    return found
+    return conditions
 
 
 def _read_flag(name: str, value: Any) -> bool:

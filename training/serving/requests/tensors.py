@@ -59,11 +59,11 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
 
 def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    content = dict(pairs)
+    if len(content) < len(pairs):
         twice = next(name for name, count in Counter(n for n, _ in pairs).items() if count > 1)
         raise RequestError(f"JSON Parse error: key {show(twice)} stands twice in an object")
-    return found
+    return content
 
 
 def read_signature_name(data: Mapping[str, Any], default: str = "serving_default") -> str:
@@ -214,12 +214,12 @@ def parse_serialized(serialized: np.ndarray, wanted: Mapping[str, Any]) -> dict[
         RequestError: A feature is of another type, or these are no Examples.
     """
     try:
-        found: dict[str, Any] = tf.io.parse_example(serialized, wanted)
+        parsed: dict[str, Any] = tf.io.parse_example(serialized, wanted)
     except tf.errors.InvalidArgumentError as error:
         raise RequestError(str(error.message).partition("\n")[0][:300]) from error
     except UnicodeDecodeError as error:  # TensorFlow's message quotes bytes that are no text.
         raise RequestError("Could not parse the inputs: they hold a broken Example") from error
-    return found
+    return parsed
 
 
 def _may_hold_bad_floats(serialized: np.ndarray) -> bool:
@@ -228,8 +228,8 @@ def _may_hold_bad_floats(serialized: np.ndarray) -> bool:
     It is all ones: the highest bit of the third byte, and the lower seven of the fourth. Parsing
     costs a hundred times as much, and there is hardly ever something to find.
     """
-    found = np.frombuffer(b"".join(serialized.ravel().tolist()), np.uint8)
-    return bool((((found[1:] & 0x7F) == 0x7F) & (found[:-1] >= 0x80)).any())
+    data = np.frombuffer(b"".join(serialized.ravel().tolist()), np.uint8)
+    return bool((((data[1:] & 0x7F) == 0x7F) & (data[:-1] >= 0x80)).any())
 
 
 def format_predict(outputs: Mapping[str, np.ndarray], *, is_row: bool) -> dict[str, Any]:
