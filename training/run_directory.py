@@ -66,7 +66,7 @@ def run_paths(config: TrainConfig) -> RunPaths:
 
 
 def config_sha256(config: TrainConfig) -> str:
-    """Returns the fingerprint of the resolved config; who is told of the run does not change it."""
+    """Returns the fingerprint of the resolved config, wherever the run is logged."""
     return fingerprint({key: value for key, value in config.resolved().items() if key != "mlflow"})
 
 

@@ -31,7 +31,7 @@ class _Note:
     """What the object says.
 
     Attributes:
-        holder: The working copy that had it last; it holds all that was brought here.
+        holder: The working copy that had it last; it holds all that was downloaded.
         owner: The process, None where the host does not tell.
         renewals: Grows, so that each renewal is another content.
         is_held: False once it was given back.

@@ -1,7 +1,7 @@
 """Entries that are numbered from 1 on: models, deltas and indexes; the newest is the one to take.
 
 A number is given once, over withdrawn entries too. On a file system an entry is whole as soon as
-it has its number. In a store it is whole once it holds its marker, the file that is brought last;
+it has its number. In a store it is whole once it holds its marker, the file that is copied last;
 it is there before it has its number in the working copy.
 """
 

@@ -97,7 +97,7 @@ class WorkingCopy:
         What changed here alone stays as it is.
 
         Args:
-            wanted: Whether a file is brought, by its path from here.
+            wanted: Whether a file is copied, by its path from here.
         """
         with self._noting() as pairs:
             there = {key: item for key, item in self._list().items() if wanted(key)}
@@ -116,7 +116,7 @@ class WorkingCopy:
         """Brings there what is new or changed here, and removes there what was removed here.
 
         Args:
-            below: Path of the folder that is brought, from here; all by default.
+            below: Path of the folder that is copied, from here; all by default.
         """
         with self._noting() as pairs:
             here = {key: _state_here(self.local / key) for key in self._walk(below)}
@@ -139,7 +139,7 @@ class WorkingCopy:
         """Brings here what is missing or of another size; for files that never change.
 
         Args:
-            wanted: Whether a file is brought, by its path from here.
+            wanted: Whether a file is copied, by its path from here.
         """
         there = {key: item.bytes for key, item in self._list().items() if wanted(key)}
         self._fetch_all([k for k, size in there.items() if _state_here(self.local / k)[0] != size])
@@ -251,7 +251,7 @@ class WorkingCopy:
 
 
 def _is_kept(key: PurePosixPath) -> bool:
-    """Whether a file is brought: no lock, nothing unfinished, not the pointer."""
+    """Whether a file is copied: no lock, nothing unfinished, not the pointer."""
     hidden = any(part.startswith(".") for part in key.parts)
     return not hidden and str(key) != CURRENT_FILE
 
@@ -326,7 +326,7 @@ def describe_place(directory: Path) -> str:
 
 
 def remove_folder(folder: Storage) -> None:
-    """Removes what lies in a folder of a store, first what it is complete with.
+    """Removes the objects in a folder of a store, first those that it is complete with.
 
     Raises:
         ConfigError: The store cannot be reached or refuses.

@@ -34,7 +34,7 @@ _EPOCH = datetime.date(1970, 1, 1)
 
 
 def mark_outside_window(events: DataFrame, split: SplitConfig) -> DataFrame:
-    """Marks what lies outside the backtest's window, and numbers the days of the window from 0.
+    """Marks events outside the backtest's window, and numbers the days of the window from 0.
 
     Nothing before or after the window reaches a sample: it is built as if on its last day.
 

@@ -64,7 +64,7 @@ def _expand(root: Path, split: str, name: str) -> list[Path]:
 
 
 def _match_visible(root: Path, asked: Path) -> list[Path]:
-    """Returns what a glob matches, without what lies in hidden folders that it does not name."""
+    """Returns what a glob matches, without files in hidden folders that it does not name."""
     paths = [Path(name) for name in glob.glob(str(asked), root_dir=root, recursive=True)]  # noqa: PTH207
     return [
         root / path

@@ -73,7 +73,7 @@ class TimeScan:
 
     @property
     def tomorrow_s(self) -> int:
-        """What lies after it is the future, whatever the clock that wrote it."""
+        """Start of the future in seconds since 1970, whatever the clock that wrote a time."""
         return self.now_ms // 1000 + _DAY_S
 
     def bucket(self, source: Source, column: str) -> Column:

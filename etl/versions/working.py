@@ -36,7 +36,7 @@ def hold_dataset(dataset: Dataset, *, takes_shards: bool = False) -> Iterator[Da
 
     Args:
         dataset: The dataset.
-        takes_shards: Whether the build reads shards of the current version, which are brought here
+        takes_shards: Whether the build reads shards of the current version, which are downloaded
             from a store then.
 
     Yields:

@@ -48,8 +48,8 @@ class _Process:
 class Supervisor:
     """Starts processes, starts those anew that end, and ends all at SIGTERM or Ctrl-C.
 
-    The first one alone begins: what cannot start is told once, and what processes share is there
-    when the others come.
+    The first one alone begins: what cannot start is reported once, and what processes share is
+    there when the others come.
 
     Attributes:
         work: What each of them does.

@@ -148,7 +148,7 @@ def warm_workers(session: SparkSession) -> threading.Thread:
 
     def warm() -> None:
         rows = session.range(0, cores, 1, cores)
-        with suppress(Exception):  # Whoever needs the workers is told what is wrong with them.
+        with suppress(Exception):  # Whoever needs the workers reports what is wrong with them.
             rows.mapInArrow(_import_in_worker, "id long").count()
 
     thread = threading.Thread(target=warm, daemon=True)

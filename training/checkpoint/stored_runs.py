@@ -1,4 +1,4 @@
-"""Runs in object stores: found and brought here, held while they are trained, and brought back.
+"""Runs in object stores: found and downloaded, held while they are trained, and uploaded.
 
 A run is worked on in its copy (see `conf.publication.working_copy`). Each checkpoint is brought
 to the store once it is whole, so that another machine can go on where this one was lost.
@@ -28,7 +28,7 @@ _log = logging.getLogger("sluice.training.stored_runs")
 
 
 def find_run(path: str | os.PathLike[str]) -> Path:
-    """Returns the directory of the run that a path names; one in a store is brought here.
+    """Returns the directory of the run that a path names; one in a store is downloaded.
 
     Args:
         path: A series (its last finished run) or one run's directory, local or in a store.

@@ -1,4 +1,4 @@
-"""Exported models and deltas in object stores, brought here to be read, indexed and served.
+"""Exported models and deltas in object stores, downloaded to be read, indexed and served.
 
 What is published is what the store lists. Here is only what was written or read here: each version
 is a working copy of its own (see `conf.publication.working_copy`).
@@ -48,7 +48,7 @@ def describe(place: ReadablePath) -> str:
 
 
 def bring(place: ReadablePath, wanted: Callable[[str], bool] = lambda key: True) -> Path:
-    """Returns the local directory of a version or delta; of one in a store a copy is brought here.
+    """Returns the local directory of a version or delta; of one in a store a copy is downloaded.
 
     Args:
         place: Its place.
@@ -70,7 +70,7 @@ def is_card(key: str) -> bool:
 
 
 def bring_version(place: ReadablePath) -> Path:
-    """Returns the local directory of a version; one in a store is brought here.
+    """Returns the local directory of a version; one in a store is downloaded.
 
     Args:
         place: One, or a model (its newest version), or a single model's directory.
@@ -86,7 +86,7 @@ def bring_version(place: ReadablePath) -> Path:
 def hold_version(place: ReadablePath) -> Iterator[Path]:
     """Gives the local directory of a version, whose index the block builds or adds to.
 
-    A version in a store is brought here, held for this process, and its indexes are brought back.
+    A version in a store is copied here and held for this process; its indexes are uploaded.
 
     Args:
         place: A version, or a model (its newest version), or a single model's directory.
@@ -119,7 +119,7 @@ def replace_file(place: ReadablePath, name: str, build: Callable[[], str]) -> No
     Args:
         place: Its directory.
         name: Its name.
-        build: Builds its content from what lies there.
+        build: Builds its content from the files there.
 
     Raises:
         ConfigError: The store cannot be reached or refuses.
@@ -153,7 +153,7 @@ class FollowedModels:
         return {name: numbers for name, numbers in versions.items() if numbers}
 
     def bring(self, name: str, number: int) -> Path:
-        """Returns the local directory of a version; what is new of one in a store is brought here.
+        """Returns the local directory of a version; what is new of one in a store is downloaded.
 
         Raises:
             ConfigError: The store cannot be reached or refuses.

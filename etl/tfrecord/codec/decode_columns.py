@@ -154,7 +154,7 @@ class DecodedColumn:
         """
         data_type, validity = self._feature.arrow_type, _validity(valid)
         if not self._is_noted:
-            if validity is not None:  # what lies below a null is not left to chance
+            if validity is not None:  # values below a null are not left to chance
                 self._numbers.view(_DTYPES[self._code])[valid == 0] = 0
             return pa.Array.from_buffers(data_type, self._rows, [validity, self._values])
         count, size, lists = fields[k.COUNT : k.LISTS + 1].tolist()

@@ -483,7 +483,7 @@ def decode(base, index, limit, features, table, successors, lists, list_table, l
         outcome, row, f = scan_rows(
             features, table, successors, 0, base, index, limit, FEATURES_TAG, low, high, outcomes
         )
-        # No further than to a bad record, so that the first one is told.
+        # No further than to a bad record, so that the first one is reported.
         list_outcome, list_row, list_f = scan_rows(
             lists, list_table, list_successors, len(features), base, index, limit,
             FEATURE_LISTS_TAG, low, row, outcomes,

@@ -154,7 +154,7 @@ def read_byte_offsets(values: pa.Array) -> np.ndarray:
 def _check_no_null(
     plan: ColumnPlan, values: pa.Array, parents: list[tuple[pa.Array, np.ndarray]], first_row: int
 ) -> None:
-    """Refuses a null inside a list; what lies below a null list does not count.
+    """Refuses a null inside a list; values below a null list do not count.
 
     Args:
         plan: The column's plan.

@@ -326,7 +326,7 @@ class BlockCutter:
         return 0
 
     def _search(self, data: np.ndarray, ended: bool) -> tuple[int, int]:
-        """Reports what lies before the next record; returns its size and the bytes wanted."""
+        """Reports the bytes before the next record; returns its size and the bytes wanted."""
         if self._has_ended_early:
             size, needed = data.size, int(not ended)
         else:

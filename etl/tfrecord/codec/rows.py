@@ -150,7 +150,7 @@ def _scatter(table, places):
 
 
 class RowWriter:
-    """Writes decoded columns into arrays, each row where it is told.
+    """Writes decoded columns into arrays, each row at a given position.
 
     Args:
         outs: C-contiguous arrays of int64 or float32 and of one number of rows: `[size]` for
@@ -185,7 +185,7 @@ class RowWriter:
         """Writes rows; releases the GIL, and several threads may write different places.
 
         Args:
-            columns: One per array, of its type: scalars, or lists, `[rows]`. What lies below a
+            columns: One per array, of its type: scalars, or lists, `[rows]`. Values below a
                 null scalar is written; a null list counts as empty.
             places: Where each row goes, int64 `[rows]`; negative leaves it out.
 

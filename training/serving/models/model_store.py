@@ -4,7 +4,7 @@ A version is loaded together with its index on a thread of its own, its warm-up 
 replayed, and only then does the pair take the place of the one before, which goes on answering
 until then, and for good if the new one cannot be loaded or fails a request. A new index of the
 version that answers makes a new pair with it. Of a directory in an object store the versions that
-are tried are brought here first.
+are tried are downloaded first.
 """
 
 from __future__ import annotations
