@@ -21,7 +21,7 @@ from etl.convert import (
     list_inputs,
     parse_type,
 )
-from etl.input_rows import estimate_rows
+from etl.row_estimate import estimate_rows
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.types.features import RECORD_TYPES
 from etl.tfrecord.types.policies import TYPE_OPTIONS, parse_type_options
