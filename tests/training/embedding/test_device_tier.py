@@ -20,7 +20,7 @@ from tests.machine import IS_EXHAUSTIVE, some_of
 from training.embedding.device_tier import DevicePlaces, HostRows, PlacedBatch
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_mapping import admit_arrivals, map_keys, plan_keyed_features
-from training.embedding.key_rules import KeyMoment, KeyRules
+from training.embedding.key_rules import IndexCounters, KeyRules
 from training.embedding.key_space import KeySpace, holding_whole_tables, reading_rows
 from training.embedding.lazy_optimizer import LazyAdam, LazyOptimizer, TableRule
 from training.embedding.ruled_key_space import RuledKeySpace
@@ -130,7 +130,7 @@ class Training:
         """Forgets all keys, and all that the rows have learned."""
         self.space.set_keys(np.empty(0, np.int64))
         if isinstance(self.space, RuledKeySpace):
-            self.space.set_records(np.empty((0, 3), np.int64), KeyMoment())
+            self.space.set_records(np.empty((0, 3), np.int64), IndexCounters())
         self.load({}, [np.full((2, m.dim), m.fill, np.float32) for m in self.space.matrices])
         self.optimizer.iterations.assign(0)
 
