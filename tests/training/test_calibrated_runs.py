@@ -30,7 +30,7 @@ from training.loading.loaded_model import LoadedModel
 from training.models.calibration import Calibration, fit_isotonic
 from training.models.ranking import RankingModel
 from training.monitoring.progress import NoProgress
-from training.replay.replay import SavedModel, replay_split
+from training.replay.replay import LoadedVersion, replay_split
 
 HALVES = {0: 0.5, 1: 0.5}
 
@@ -122,7 +122,7 @@ def test_exports_and_replays_are_calibrated(run: Path, tmp_path: Path) -> None:
     export = write_export(trained, ExportOptions(tmp_path))
     [output] = read_card(export)["outputs"]
     assert Calibration.from_json(output["calibration"]) == model.calibrations["label"]
-    _, difference = replay_split(trained, "test", SavedModel(export))
+    _, difference = replay_split(trained, "test", LoadedVersion(export))
     assert difference.rows == {"label": 450}
     assert not difference.differing
     served = LoadedModel(export)
