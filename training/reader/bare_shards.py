@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from conf.errors import ConfigError, InputDataError
+from conf.local_paths import local_path
 from conf.manifest import DatasetKeys, Manifest, RowCounts, ShardInfo, SourceSnapshot, SplitInfo
-from conf.paths import ReadablePath, local_path
+from conf.paths import ReadablePath
 from conf.schema import FeatureSchema, FeatureSpec
 from etl.tfrecord.reading import (
     HEADER_BYTES,

@@ -46,7 +46,7 @@ from training.models.registry import build_model
 from training.models.retrieval import RetrievalModel
 from training.prediction.predict import write_recommendations
 from training.prediction.scores import write_scores
-from training.replay.replay import Endpoint, SavedModel, replay_split
+from training.replay.replay import Endpoint, LoadedVersion, replay_split
 from training.scoring.executor import JOB_FILE, LINE, PART, RowSource, score_partition
 from training.scoring.plan import Exported, ScoringRequest, plan_task, set_rows
 from training.serving.app import Server, build_app
@@ -340,7 +340,7 @@ def test_evaluation_through_what_serves_is_that_of_the_run(
 
     expected = evaluate_split(exports.trained, "test")
     endpoint = Endpoint("/v1/models/tastes", post, rows=40)
-    for served in (endpoint, SavedModel(exports.version)):
+    for served in (endpoint, LoadedVersion(exports.version)):
         found, difference = replay_split(exports.trained, "test", served)
         assert not difference.differing
         for one, other in zip(found["protocols"], expected["protocols"], strict=True):
