@@ -13,11 +13,11 @@ from typing import Any
 from conf.artefacts.dataset import DatasetPaths
 from conf.artefacts.encoder_files import read_plan_file
 from conf.encoders import ENCODERS_DIR, EncoderPlan
+from conf.encoders.target import TargetConfig
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
-from conf.etl.encodings import TargetConfig
 from conf.manifest import Manifest
-from etl.encoders.operation_fit import EarlierEncoders
+from etl.encoders.fit import EarlierEncoders
 from etl.features.column_meaning import describe_meaning
 from etl.features.encoder_plan import plan_inputs
 from etl.features.plan import FeaturePlan
@@ -80,7 +80,7 @@ def _find_kept(
     resolved = config.resolved()
     now = {feature["name"]: feature for feature in resolved["features"]}
     labels = resolved["label"], parent.source.config.get("label")
-    fitted = [feature for feature in features.features if feature.fits_numbers]
+    fitted = [feature for feature in features.features if feature.encoding.fits_numbers]
     kept = frozenset(
         feature.name
         for feature in fitted

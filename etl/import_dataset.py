@@ -15,10 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from conf.artefacts.dataset import DatasetPaths
-from conf.encoders import (
-    ENCODERS_DIR,
-    ENCODERS_FILE,
-)
+from conf.encoders import ENCODERS_DIR, ENCODERS_FILE, ColumnEncoding, EncoderPlan
 from conf.errors import ConfigError, InputDataError, read_code_version
 from conf.etl.imported import ImportConfig
 from conf.manifest import (
@@ -29,10 +26,11 @@ from conf.manifest import (
     SourceSnapshot,
     SplitInfo,
 )
-from conf.schema import fingerprint
-from etl.imported.encoders import write_encoders
+from conf.schema import FeatureSchema, fingerprint
+from conf.storage.atomic_output import write_text_atomic
 from etl.imported.features import plan_features
 from etl.imported.files import Files, check_unchanged, find_files
+from etl.imported.ids import write_vocabularies
 from etl.imported.schema import build_schema
 from etl.imported.survey import Survey, Surveyed
 from etl.quality.mistakes import find_not_finite, refuse_negative_weights
@@ -161,7 +159,7 @@ def _describe(survey: Survey, files: Files, surveyed: Mapping[str, Sequence[Surv
     statistics_file = write_statistics(staging, merged)
     counts = survey.keys.result()
     check_rows(counts, rows["train"])
-    plan = write_encoders(survey, build_schema(features, merged))
+    plan = _write_encoders(survey, build_schema(features, merged))
     schema = plan.schema
     refuse_negative_weights(schema, merged)
     for line in find_not_finite(merged):
@@ -242,3 +240,25 @@ def _means(statistics: Mapping[str, Mapping[str, Any]], label: str | None) -> di
 def _is_binary(feature: Mapping[str, Any]) -> bool:
     bounds = {feature.get("min"), feature.get("max")}
     return bounds <= {0, 1} and feature["distinct"]["count"] <= 2
+
+
+def _write_encoders(survey: Survey, schema: FeatureSchema) -> EncoderPlan:
+    """Writes how features come from the files' values: as they are, or by a vocabulary."""
+    directory, config = survey.staging / ENCODERS_DIR, survey.features.config
+    directory.mkdir()
+    written = write_vocabularies(directory, config, schema.features, survey.counts)
+    encodings = {
+        feature.name: written[feature.table_name].name
+        for feature in config.features
+        if feature.offset
+    }
+    features = tuple(
+        replace(spec, encoding=encodings.get(spec.name, spec.encoding)) for spec in schema.features
+    )
+    plan = EncoderPlan(
+        FeatureSchema(features),
+        tuple(ColumnEncoding(f.name, f.name, f.dtype, f.encoding) for f in features),
+        vocabularies=tuple(written.values()),
+    )
+    write_text_atomic(directory / ENCODERS_FILE, plan.dumps())
+    return plan

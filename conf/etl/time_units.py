@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from conf.dates import UNITS_PER_SECOND
+from conf.encoders.dates import CyclicalConfig, DatePartConfig
+from conf.encoders.hashing import CrossConfig
 from conf.etl.contract import ContractConfig, FreshnessRule
-from conf.etl.encodings import CrossConfig, CyclicalConfig, DatePartConfig, FeatureConfig
+from conf.etl.encodings import FeatureConfig
 from conf.etl.events import EventsConfig, JoinConfig
 from conf.etl.labels import LabelConfig
 from conf.etl.sources import EPOCH_UNITS, ColumnConfig
@@ -166,7 +168,7 @@ def _settle_feature(feature: FeatureConfig, known: _Parts) -> FeatureConfig:
             column: _settle_date(part, column, known) if isinstance(part, DatePartConfig) else part
             for column, part in encoding.prepared.items()
         }
-        settled = encoding.model_copy(update={"prepared": prepared})
+        settled = cast(Any, encoding).model_copy(update={"prepared": prepared})
     else:
         return feature
     return feature.model_copy(update={"encoding": settled})

@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.operations import Length, MultiHot, SparseIndices, VectorBytes, Weights
-from conf.schema import FIRST_TOKEN_ID, OOV_ID
+from conf.encoders import ColumnEncoding
+from conf.encoders.bags import (
+    Length,
+    LengthConfig,
+    MultiHot,
+    MultiHotConfig,
+    SparseIndices,
+    SparseIndicesConfig,
+    VectorBytes,
+    Weights,
+)
+from conf.errors import ConfigError, InputDataError
+from conf.schema import FIRST_TOKEN_ID, OOV_ID, FeatureSpec
 from etl.encoders.arrow_columns import FlatLists, cast_values, flatten_lists
-from etl.encoders.base import Encoder
+from etl.encoders.base import RAW_TYPES, Encoder, Fitted, fits, number_requests, row_encoders
+from etl.encoders.number_fit import NumberRequest, name_request
 from etl.encoders.numbers import read_numbers
+from etl.encoders.vocabulary import first_token_id
+
+if TYPE_CHECKING:
+    from conf.etl.encodings import FeatureConfig
+    from etl.encoders.fit import OperationFit
+    from etl.features.plan import FeaturePlan
+
+_MAX_MULTI_HOT = 10_000  # a vector of 40 kB per row
+_MAX_INDICES = 2**53
 
 
 @dataclass(frozen=True)
@@ -178,6 +200,78 @@ class VectorBytesEncoder:
         offsets = _to_int32(lists.offsets.astype(np.int64) * dtype.itemsize)
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(values)]
         return pa.Array.from_buffers(self.output_type, len(offsets) - 1, buffers)
+
+
+@row_encoders.declare(MultiHot)
+def _build_multi_hot(
+    operation: MultiHot, _: FeatureSpec, column: ColumnEncoding, fitted: Fitted
+) -> MultiHotEncoder:
+    is_list = column.inputs[0].is_list
+    weight_type = RAW_TYPES[column.inputs[1].dtype] if operation.is_weighted else None
+    return MultiHotEncoder(fitted.tokens[operation.vocabulary], operation, is_list, weight_type)
+
+
+@row_encoders.declare(Weights)
+def _build_weights(
+    operation: Weights, spec: FeatureSpec, column: ColumnEncoding, _: Fitted
+) -> WeightsEncoder:
+    weights = column.inputs[: len(column.inputs) // 2]
+    types = tuple(RAW_TYPES[raw.dtype] for raw in weights)
+    return WeightsEncoder(types, operation, spec.max_len)
+
+
+row_encoders.declare(SparseIndices)(
+    lambda operation, spec, *_: SparseIndicesEncoder(operation, spec.max_len)
+)
+row_encoders.declare(Length)(lambda operation, *_: LengthEncoder(operation))
+row_encoders.declare(VectorBytes)(
+    lambda operation, _, column, __: VectorBytesEncoder(RAW_TYPES[column.raw_dtype], operation)
+)
+
+
+@fits.declare(MultiHotConfig)
+def _fit_multi_hot(feature: FeatureConfig, config: MultiHotConfig, fit: OperationFit) -> MultiHot:
+    name, vocabulary = fit.find_vocabulary(feature)
+    size = first_token_id(vocabulary) + len(vocabulary)
+    if size > _MAX_MULTI_HOT:
+        raise ConfigError(
+            f"feature {feature.name!r} would be a vector of {size:,} numbers per row",
+            allowed=f"at most {_MAX_MULTI_HOT:,}",
+            fix="set `max_size`, or encode it by `vocabulary`, which keeps a list of ids",
+        )
+    return MultiHot(name, size, config.weights is not None)
+
+
+@number_requests.declare(SparseIndicesConfig)
+def _request_indices(
+    feature: FeatureConfig, config: SparseIndicesConfig, plan: FeaturePlan
+) -> Mapping[str, NumberRequest]:
+    columns = feature.columns if config.sizes is None else ()
+    return {
+        name_request(feature, column): NumberRequest(column, plan.is_list(feature.column))
+        for column in columns
+    }
+
+
+@fits.declare(SparseIndicesConfig)
+def _fit_sparse_indices(
+    feature: FeatureConfig, config: SparseIndicesConfig, fit: OperationFit
+) -> SparseIndices:
+    if config.sizes is not None:
+        return SparseIndices(config.sizes)
+    found = [fit.numbers[name_request(feature, column)] for column in feature.columns]
+    highest = [numbers.moments.maximum for numbers in found]
+    if not 0 <= min(highest) <= max(highest) < _MAX_INDICES:
+        raise InputDataError(
+            f"feature {feature.name!r} has no index space: its highest indices are out of range",
+            received=", ".join(f"{index:.0f}" for index in highest),
+            allowed=f"0 to {_MAX_INDICES - 1}",
+            fix="declare `sizes`, or clean the column",
+        )
+    return SparseIndices(tuple(int(index) + 1 for index in highest))
+
+
+fits.declare(LengthConfig)(lambda feature, *_: Length(feature.max_len))
 
 
 def merge_lists(parts: Sequence[tuple[FlatLists, np.ndarray]], max_len: int | None) -> pa.Array:

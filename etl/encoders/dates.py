@@ -13,24 +13,27 @@ import numpy as np
 import pyarrow as pa
 
 from conf.dates import MONDAY_SECONDS, PERIOD_SECONDS, UNITS_PER_SECOND
-from conf.operations import Cyclical, DatePart
+from conf.encoders.dates import Cyclical, DatePart
 from conf.schema import FIRST_TOKEN_ID, OOV_ID
 from etl.encoders.arrow_columns import cast_values, to_arrow, valid_mask
+from etl.encoders.base import row_encoders, value_encoders
 
 _DAY = 86_400
 _ERA_DAYS = 146_097  # 400 years
 
 
+@value_encoders.declare(DatePart)
 @dataclass(frozen=True)
 class DatePartEncoder:
     """2 + the part of the date; null is OOV."""
 
+    raw_type: pa.DataType
     operation: DatePart
     output_type = pa.int64()
 
     def encode(self, values: pa.Array) -> pa.Array:
         """Encodes times `[values]` to int64 ids `[values]`."""
-        values = cast_values(values, pa.int64())
+        values = cast_values(values, self.raw_type)
         seconds = _seconds(values, self.operation.unit)
         days, rest = np.divmod(seconds, _DAY)
         over, rest = np.divmod(rest + 60 * self.operation.utc_offset_minutes, _DAY)
@@ -59,6 +62,9 @@ class CyclicalEncoder:
         offsets = np.arange(0, 2 * len(values) + 1, 2, dtype=np.int32)
         mask = values.is_null() if values.null_count else None
         return pa.ListArray.from_arrays(pa.array(offsets), pa.array(pairs.reshape(-1)), mask=mask)
+
+
+row_encoders.declare(Cyclical)(lambda operation, *_: CyclicalEncoder(operation))
 
 
 def _seconds(values: pa.Array, unit: str) -> np.ndarray:

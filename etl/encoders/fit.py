@@ -3,179 +3,166 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from conf.artefacts.encoder_files import read_plan_file
-from conf.encoders import (
-    ENCODERS_DIR,
-    ENCODERS_FILE,
-    EncoderPlan,
-    TokenDType,
-    VocabularySpec,
-)
+from conf.encoders import ENCODERS_DIR, ENCODERS_FILE, EncoderPlan, TableSpec
+from conf.encoders.target import Statistic
 from conf.errors import InputDataError
-from conf.etl.build import BuildConfig
-from conf.etl.encodings import (
-    FeatureConfig,
-    NormalizeConfig,
-    QuantileConfig,
-    SparseIndicesConfig,
-)
-from conf.manifest import FileInfo
-from conf.schema import FIRST_TOKEN_ID
+from conf.local_paths import local_path
 from conf.storage.atomic_output import link_file, write_text_atomic
-from etl.encoders.incremental_vocabulary import IncrementalFit, VocabularyDiff, diff_vocabularies
-from etl.encoders.operation_fit import EarlierEncoders, TrainSplit, fit_operations
-from etl.encoders.vocabulary import (
-    live_tokens,
-    load_vocabulary,
-    read_token_file,
-    write_vocabulary,
-)
-from etl.encoders.vocabulary_fit import TokenLimits, VocabularyRequest, fit_vocabularies
+from etl.encoders.base import fits, number_requests
+from etl.encoders.number_fit import FittedNumbers, NumberRequest, fit_numbers
+from etl.encoders.vocabulary import live_tokens, load_vocabulary
+from etl.encoders.vocabulary_fit import fit_vocabulary_files
+from etl.events.down_sampling import before_sampling
 from etl.events.histories import add_histories
 from etl.events.identity import EVENT_TS_COLUMN, event_columns
 from etl.events.most_frequent import fit_most_frequent
-from etl.events.splits import SPLIT_COLUMN, TRAIN, is_not_after
+from etl.events.splits import SPLIT_COLUMN, TRAIN, is_inside, is_not_after
 from etl.features.encoder_plan import build_plan
-from etl.features.plan import FeaturePlan, VocabularyPlan, history_names
+from etl.features.plan import FeaturePlan, history_names
 from etl.tfrecord.codec.crc32c import describe_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from conf.dates import DateRange
+    from conf.encoders.declaration import Operation
+    from conf.etl.build import BuildConfig
+    from conf.etl.encodings import FeatureConfig
+    from conf.manifest import FileInfo
 
 
-logger = logging.getLogger("sluice.encoders")
-
-CHANGES_FILE = "vocabulary_changes.json"
 KEPT_FILE = "kept_numbers.json"
 """Beside the encoders: the version that kept numbers were fitted in, by feature."""
 
 
 @dataclass(frozen=True)
-class Vocabulary:
-    """A vocabulary's entry in the plan, and its table."""
+class TrainSplit:
+    """The rows that encoders are fitted on.
 
-    spec: VocabularySpec
-    table: pa.Table
-
-
-def read_previous(directory: Path | None) -> dict[str, Vocabulary]:
-    """Reads the vocabularies of an earlier version, by name.
-
-    Args:
-        directory: The version's `encoders`; None where there is no earlier version.
-
-    Raises:
-        InputDataError: The encoders are damaged.
+    Attributes:
+        rows: The events of the train split, with `__skip`: what vocabularies are fitted on.
+        key: Columns that tell rows apart, the same ones in every record.
+        time_column_ms: Event time, milliseconds since the epoch, or None.
+        label: Name of the build's label, or None.
+        data_dir: Directory that relative paths of files of tokens start from.
+        dates: Days whose events become samples; None: all.
     """
-    if directory is None:
-        return {}
-    return {
-        spec.name: Vocabulary(spec, load_vocabulary(directory, spec))
-        for spec in read_plan_file(directory).vocabularies
-    }
+
+    rows: DataFrame
+    key: tuple[str, ...]
+    time_column_ms: str | None
+    label: str | None
+    data_dir: str = "."
+    dates: DateRange | None = None
+
+    def find_file(self, path: str) -> Path:
+        """Returns where a file of tokens lies."""
+        return local_path(self.data_dir) / local_path(path)
+
+    @property
+    def samples(self) -> DataFrame:
+        """What numbers and statistics are fitted on: other events have no label, or no record."""
+        samples = before_sampling(self.rows)
+        return samples if self.dates is None else samples.where(is_inside(self.dates))
 
 
-def fit_vocabulary_files(
-    train: TrainSplit, plan: FeaturePlan, directory: Path, previous: Path | None = None
-) -> dict[str, Vocabulary]:
-    """Fits all vocabularies, and writes them.
+@dataclass(frozen=True)
+class EarlierEncoders:
+    """Encoders of an earlier version, which a new one continues.
 
-    Args:
+    Attributes:
+        version: The version's id.
+        directory: Where their files lie.
+        plan: What they do.
+        kept: The features whose fitted numbers the new version keeps.
+    """
+
+    version: str
+    directory: Path
+    plan: EncoderPlan
+    kept: frozenset[str] = frozenset()
+
+    def find_kept(self, feature: str) -> Operation | None:
+        """Returns the operation of a feature whose fitted numbers are kept, or None."""
+        return self.plan.column(feature).operation if feature in self.kept else None
+
+
+@dataclass(frozen=True)
+class OperationFit:
+    """What operations are fitted on.
+
+    Attributes:
         train: The train split.
-        plan: The features.
-        directory: Where the files go; it exists and is empty.
-        previous: `encoders` of the version that incremental vocabularies append to, or None.
-
-    Raises:
-        InputDataError: The previous encoders are damaged.
-        ConfigError: A vocabulary cannot append to the previous one.
+        vocabularies: The fitted vocabularies, by name.
+        numbers: What was asked of the columns of numbers, by the name that asked for it.
+        directory: Where tables of statistics go.
+        earlier: Encoders whose numbers may be kept; None: all are fitted.
+        tables: The tables of statistics that were written.
     """
-    known = read_previous(previous)
-    olds = [known.get(v.name) if v.incremental else None for v in plan.vocabularies]
-    requests = [_request(train, v, old) for v, old in zip(plan.vocabularies, olds, strict=True)]
-    tables = fit_vocabularies(train.rows, requests)
-    fitted, changes = {}, []
-    for vocabulary, old, table in zip(plan.vocabularies, olds, tables, strict=True):
-        path = directory / f"{vocabulary.name}.parquet"
-        spec = write_vocabulary(
-            table, path, vocabulary.oov_buckets, None if old is None else old.spec
-        )
-        logger.info("vocabulary %s: %s tokens", vocabulary.name, f"{table.num_rows:,}")
-        fitted[vocabulary.name] = Vocabulary(spec, table)
-        if vocabulary.incremental:
-            changes.append(_diff(fitted[vocabulary.name], old))
-    if changes:
-        text = json.dumps([change.to_json() for change in changes], indent=1, ensure_ascii=False)
-        write_text_atomic(directory / CHANGES_FILE, text + "\n")
-    return fitted
+
+    train: TrainSplit
+    vocabularies: Mapping[str, pa.Table]
+    numbers: Mapping[str, FittedNumbers]
+    directory: Path
+    earlier: EarlierEncoders | None
+    tables: list[TableSpec] = field(default_factory=list)
+
+    def find_vocabulary(self, feature: FeatureConfig) -> tuple[str, pa.Table]:
+        """Returns the vocabulary of a feature's tokens, by name."""
+        name = feature.vocabulary or ""
+        return name, self.vocabularies[name]
 
 
-def fit_plan(
+def fit_operations(
     train: TrainSplit,
     plan: FeaturePlan,
+    vocabularies: Mapping[str, pa.Table],
     directory: Path,
-    vocabularies: Mapping[str, Vocabulary],
     earlier: EarlierEncoders | None = None,
-) -> EncoderPlan:
-    """Fits what is not a vocabulary, and writes the encoder plan.
+) -> tuple[dict[str, Operation], list[TableSpec]]:
+    """Makes the operation of each feature that needs one.
 
     Args:
         train: The train split.
         plan: The features.
-        directory: Where the files go.
         vocabularies: The fitted vocabularies, by name.
+        directory: Where tables of statistics go.
         earlier: Encoders whose numbers may be kept; None: all are fitted.
 
+    Returns:
+        Operation by feature, and the tables that were written.
+
     Raises:
+        ConfigError: A vocabulary is too large for a vector, or there is no label.
         InputDataError: A column has nothing to fit.
     """
-    tables = {name: vocabulary.table for name, vocabulary in vocabularies.items()}
-    operations, statistics = fit_operations(train, plan, tables, directory, earlier)
-    specs = [vocabulary.spec for vocabulary in vocabularies.values()]
-    encoder_plan = build_plan(plan, specs, operations, statistics)
-    write_text_atomic(directory / ENCODERS_FILE, encoder_plan.dumps())
-    return encoder_plan
-
-
-def _request(train: TrainSplit, plan: VocabularyPlan, old: Vocabulary | None) -> VocabularyRequest:
-    incremental = None
-    if plan.incremental:
-        incremental = IncrementalFit(
-            previous=None if old is None else old.table,
-            time_column_ms=train.time_column_ms,
-            expire_after_days=plan.expire_after_days,
-        )
-    return VocabularyRequest(
-        plan.columns,
-        TokenLimits(plan.min_count, plan.max_size, plan.top_per_group),
-        first_id=FIRST_TOKEN_ID + (plan.oov_buckets or 0),
-        incremental=incremental,
-        tokens=None if plan.path is None else _read_tokens(train, plan),
-    )
-
-
-def _read_tokens(train: TrainSplit, plan: VocabularyPlan) -> pa.Array:
-    return read_token_file(train.find_file(plan.path or ""), cast(TokenDType, plan.token_dtype))
-
-
-def _diff(new: Vocabulary, old: Vocabulary | None) -> VocabularyDiff:
-    spec, previous = new.spec, None if old is None else old.table
-    diff = diff_vocabularies(spec.name, previous, new.table, spec.version, spec.parent_crc32c)
-    logger.info(
-        "vocabulary %s, version %s: %s kept, %s added, %s retired, %s revived",
-        *(spec.name, spec.version, diff.kept, diff.added, diff.retired, diff.revived),
-    )
-    return diff
+    operations: dict[str, Operation] = {}
+    requests: dict[str, NumberRequest] = {}
+    fitted: list[FeatureConfig] = []
+    for feature in plan.features:
+        config = feature.encoding
+        kept = None if earlier is None else earlier.find_kept(feature.name)
+        # A statistic is kept token by token: those that are new are fitted.
+        stated = kept if kept is not None and not isinstance(kept, Statistic) else config.state()
+        if stated is not None:
+            operations[feature.name] = stated
+        elif config.operation is not None:
+            fitted.append(feature)
+            request = number_requests.find(config)
+            requests |= {} if request is None else request(feature, config, plan)
+    numbers = fit_numbers(train.samples, requests, train.key)
+    fit = OperationFit(train, vocabularies, numbers, directory, earlier)
+    for feature in fitted:
+        operations[feature.name] = fits[feature.encoding](feature, feature.encoding, fit)
+    return operations, fit.tables
 
 
 @dataclass(frozen=True)
@@ -244,10 +231,13 @@ def fit_encoders(
     fit_most_frequent(known, config, directory)
     previous = None if earlier is None else earlier.directory
     vocabularies = fit_vocabulary_files(train, features, directory, previous)
-    plan = fit_plan(train, features, directory, vocabularies, earlier)
+    tables = {name: vocabulary.table for name, vocabulary in vocabularies.items()}
+    operations, statistics = fit_operations(train, features, tables, directory, earlier)
+    specs = [vocabulary.spec for vocabulary in vocabularies.values()]
+    plan = build_plan(features, specs, operations, statistics)
+    write_text_atomic(directory / ENCODERS_FILE, plan.dumps())
     if earlier is not None:
         _write_kept(earlier, directory)
-    tables = {name: vocabulary.table for name, vocabulary in vocabularies.items()}
     return _check_fitted(plan, features, staging, tables)
 
 
@@ -255,8 +245,7 @@ def _fits_histories(features: FeaturePlan, config: BuildConfig) -> bool:
     """Whether numbers are fitted on lists that histories make, such as the gaps to their items."""
     made = set(history_names(config))
     return any(
-        isinstance(feature.encoding, NormalizeConfig | QuantileConfig | SparseIndicesConfig)
-        and made.intersection(feature.columns)
+        feature.encoding.fits_numbers and made.intersection(feature.columns)
         for feature in features.features
     )
 

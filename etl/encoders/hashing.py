@@ -10,29 +10,42 @@ and must never change either, since sketches of different versions are merged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.operations import CROSS_SEPARATOR
-from conf.schema import FIRST_TOKEN_ID, OOV_ID
+from conf.encoders import ColumnEncoding
+from conf.encoders.declaration import Operation
+from conf.encoders.hashing import CROSS_SEPARATOR, Cross, CrossConfig, Hash
+from conf.encoders.numbers import QuantileConfig
+from conf.schema import FIRST_TOKEN_ID, OOV_ID, FeatureSpec
 from etl.encoders.arrow_columns import (
     BYTES_TYPES,
-    MAX_VALUES,
-    FlatLists,
     bytes_buffers,
     cast_values,
     flatten_lists,
     has_value,
     int64_buffers,
     load_span,
+    multiply_lists,
     to_arrow,
     valid_mask,
 )
-from etl.encoders.base import Encoder
+from etl.encoders.base import (
+    RAW_TYPES,
+    Encoder,
+    Fitted,
+    fits,
+    number_requests,
+    row_encoders,
+    value_encoders,
+)
+from etl.encoders.number_fit import NumberRequest, name_request
+from etl.encoders.numbers import cut_equally, request_quantiles
 from etl.tfrecord.codec.kernels import (
     inlined,
     kernel,
@@ -43,6 +56,11 @@ from etl.tfrecord.codec.kernels import (
     outlined,
     store_u8,
 )
+
+if TYPE_CHECKING:
+    from conf.etl.encodings import FeatureConfig
+    from etl.encoders.fit import OperationFit
+    from etl.features.plan import FeaturePlan
 
 _WEYL = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd
 _MIX_1 = np.uint64(0xFF51AFD7ED558CCD)
@@ -276,93 +294,34 @@ def _hash_long(address, length):
     )
 
 
-@dataclass(frozen=True)
-class ListProduct:
-    """The combinations of each row, one row after the other, as positions in what they are made of.
-
-    Attributes:
-        offsets: Where each row's combinations start, and the last ones end, int32 `[rows + 1]`.
-        rows: Row of each combination, int64 `[combinations]`.
-        positions: By list, the position of its value among all of its values, int64
-            `[combinations]`.
-        missing: Rows in which a list is null, bool `[rows]`, or None where there is none.
-    """
-
-    offsets: np.ndarray
-    rows: np.ndarray
-    positions: tuple[np.ndarray, ...]
-    missing: pa.Array | None
-
-    def rebuild(self, values: pa.Array) -> pa.Array:
-        """Returns the lists `[rows]` of one value per combination `[combinations]`."""
-        return pa.ListArray.from_arrays(pa.array(self.offsets), values, mask=self.missing)
-
-
-def multiply_lists(lists: Sequence[FlatLists], max_len: int | None) -> ListProduct:
-    """Combines the values of lists, the last list's varying fastest (as `itertools.product`).
-
-    Args:
-        lists: One or more list columns of the same rows.
-        max_len: Combinations kept of each row, the first ones; None keeps all.
-
-    Raises:
-        pa.ArrowInvalid: A batch has more combinations than a list column can hold.
-    """
-    lengths = [np.diff(part.offsets).astype(np.int64) for part in lists]
-    limit = np.int64(MAX_VALUES if max_len is None else max_len)
-    # How many combinations of the later lists one value stands in. Beyond the limit it makes no
-    # difference, and a product of three lengths might not fit.
-    strides = [np.ones_like(lengths[0])]
-    for length in reversed(lengths):
-        strides.append(np.minimum(strides[-1] * length, limit))
-    counts, strides = strides[-1], strides[-2::-1]
-    offsets = np.concatenate(([0], np.cumsum(counts)))
-    if offsets[-1] >= MAX_VALUES:
-        raise pa.ArrowInvalid(f"{offsets[-1]} values in one batch; less than {MAX_VALUES} fit")
-    rows = np.repeat(np.arange(len(counts)), counts)
-    place = np.arange(offsets[-1]) - offsets[rows]
-    positions = tuple(
-        part.offsets[rows] + place // stride[rows] % length[rows]
-        for part, stride, length in zip(lists, strides, lengths, strict=True)
-    )
-    return ListProduct(offsets.astype(np.int32), rows, positions, _any_missing(lists))
-
-
-def _any_missing(lists: Sequence[FlatLists]) -> pa.Array | None:
-    missing = None
-    for part in lists:
-        if part.missing is not None:
-            missing = part.missing if missing is None else pc.or_(missing, part.missing)
-    return missing
-
-
 def hash_to_buckets(values: pa.Array, buckets: int) -> np.ndarray:
     """Returns the bucket of each value, int64 `[rows]`: `tf.strings.to_hash_bucket_fast`."""
     return (fingerprint_values(values) % np.uint64(buckets)).astype(np.int64)
 
 
+@value_encoders.declare(Hash)
 @dataclass(frozen=True)
 class HashEncoder:
     """Ids from the hash of each value's text; null is OOV.
 
     Attributes:
         raw_type: Type that the raw column was declared with.
-        buckets: Number of buckets, or None for the whole fingerprint as a key. The two keys that
+        operation: Number of buckets, or none for the whole fingerprint as a key. The two keys that
             would read as padding and OOV are moved up by 2.
     """
 
     raw_type: pa.DataType
-    buckets: int | None
+    operation: Hash
     output_type = pa.int64()
 
     def encode(self, values: pa.Array) -> pa.Array:
         """Hashes values `[values]` to int64 ids `[values]`."""
         values = cast_values(values, self.raw_type)
-        if self.buckets is None:
+        if self.operation.buckets is None:
             ids = fingerprint_values(values).view(np.int64)
             ids[(ids >= 0) & (ids < FIRST_TOKEN_ID)] += FIRST_TOKEN_ID
         else:
-            ids = hash_to_buckets(values, self.buckets) + FIRST_TOKEN_ID
+            ids = hash_to_buckets(values, self.operation.buckets) + FIRST_TOKEN_ID
         ids[~valid_mask(values)] = OOV_ID
         return to_arrow(ids)
 
@@ -414,7 +373,7 @@ class CrossEncoder:
         joined = pc.binary_join_element_wise(
             *texts, CROSS_SEPARATOR.encode(), null_handling="emit_null"
         )
-        return HashEncoder(pa.binary(), self.buckets).encode(joined)
+        return HashEncoder(pa.binary(), Hash(self.buckets)).encode(joined)
 
 
 @dataclass(frozen=True)
@@ -450,3 +409,45 @@ class CrossField:
 def _to_bytes(values: pa.Array) -> pa.Array:
     text = values if values.type == pa.binary() else cast_values(values, pa.string())
     return text.cast(pa.binary())
+
+
+@row_encoders.declare(Cross)
+def _build_cross(
+    operation: Cross, spec: FeatureSpec, column: ColumnEncoding, _: Fitted
+) -> CrossEncoder:
+    fields = []
+    for number, raw in enumerate(column.inputs):
+        raw_type, preparation = RAW_TYPES[raw.dtype], operation.preparation(number)
+        prepare = None
+        if preparation is not None:
+            prepare = value_encoders[preparation](raw_type, preparation)
+        fields.append(CrossField(raw_type, prepare, raw.is_list))
+    shape = None
+    if spec.is_list:
+        shape = ListShape(spec.max_len, None if spec.is_ragged else spec.shape[0])
+    return CrossEncoder(tuple(fields), operation.buckets, shape)
+
+
+@number_requests.declare(CrossConfig)
+def _request_quantiles(
+    feature: FeatureConfig, config: CrossConfig, plan: FeaturePlan
+) -> Mapping[str, NumberRequest]:
+    return {
+        name_request(feature, column): request_quantiles(own, column, plan.is_list(column))
+        for column, own in config.prepared.items()
+        if isinstance(own, QuantileConfig)
+    }
+
+
+@fits.declare(CrossConfig)
+def _fit_cross(feature: FeatureConfig, config: CrossConfig, fit: OperationFit) -> Cross:
+    if not config.prepared:
+        return Cross(config.buckets)
+    made: list[Operation | None] = []
+    for column in feature.columns:
+        own = config.prepared.get(column)
+        if isinstance(own, QuantileConfig):
+            made.append(cut_equally(fit.numbers[name_request(feature, column)]))
+        else:
+            made.append(None if own is None else own.state())
+    return Cross(config.buckets, tuple(made))

@@ -1,31 +1,34 @@
-"""Encoders of numbers: normalisation, buckets between boundaries, and the fit of both.
-
-The fit does not depend on how the data is partitioned. Sums run over integers: values as
-multiples of 2**-40 of the largest, so mean and deviation are good to about 1e-12 of it.
-Quantiles are exact up to `SAMPLE_VALUES` values; beyond, they are those of a sample chosen by a
-hash of the row's key, whose ranks are off by less than 0.2 % of all values in 99 fits of 100
-(Dvoretzky-Kiefer-Wolfowitz).
-"""
+"""Encoders of numbers: normalisation, buckets between boundaries, marks of missing values."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import InputDataError
-from conf.operations import LEAST_NUMBER, Bucketize, Normalize
+from conf.encoders.numbers import (
+    LEAST_NUMBER,
+    Bucketize,
+    IsMissing,
+    Normalize,
+    NormalizeConfig,
+    QuantileConfig,
+)
 from conf.schema import FIRST_TOKEN_ID, OOV_ID
 from etl.encoders.arrow_columns import cast_values, to_arrow
+from etl.encoders.base import fits, number_requests, value_encoders
+from etl.encoders.number_fit import FittedNumbers, NumberRequest
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column
+
+    from conf.etl.encodings import FeatureConfig
+    from etl.encoders.fit import OperationFit
+    from etl.features.plan import FeaturePlan
 
 
 def read_numbers(values: pa.Array, raw_type: pa.DataType) -> np.ndarray:
@@ -38,6 +41,7 @@ def read_numbers(values: pa.Array, raw_type: pa.DataType) -> np.ndarray:
     return numbers
 
 
+@value_encoders.declare(Bucketize)
 @dataclass(frozen=True)
 class BucketizeEncoder:
     """Ids of the intervals between boundaries; a missing value is OOV."""
@@ -55,11 +59,13 @@ class BucketizeEncoder:
         return to_arrow(ids.astype(np.int64))
 
 
+@value_encoders.declare(IsMissing)
 @dataclass(frozen=True)
 class MissingEncoder:
     """Marks of missing values; NaN is one."""
 
     raw_type: pa.DataType
+    operation: IsMissing
     output_type = pa.float32()
 
     def encode(self, values: pa.Array) -> pa.Array:
@@ -69,6 +75,7 @@ class MissingEncoder:
         return to_arrow(is_missing.astype(np.float32))
 
 
+@value_encoders.declare(Normalize)
 @dataclass(frozen=True)
 class NormalizeEncoder:
     """Numbers brought to a scale; never null or NaN."""
@@ -107,198 +114,73 @@ def prepare_numbers(numbers: np.ndarray, operation: Normalize) -> np.ndarray:
     return numbers
 
 
-SAMPLE_VALUES = 1_000_000
-_STEPS = 2**40
-_HASH_STEPS = 2**30
-_SAMPLE_SEED = 20
-_KEY = "__key"
-
-
-@dataclass(frozen=True)
-class FittedMoments:
-    """Finite values of one column, NaN and null left out.
-
-    Attributes:
-        count: How many there are.
-        minimum: The least.
-        maximum: The largest.
-        mean: Their mean.
-        deviation: Their standard deviation, of the population.
-    """
-
-    count: int
-    minimum: float
-    maximum: float
-    mean: float
-    deviation: float
-
-
-@dataclass(frozen=True)
-class NumberRequest:
-    """A column of numbers to fit.
-
-    Attributes:
-        column: Its name.
-        is_list: Whether it holds lists, of which each value counts.
-        prepare: What is done to values before they are scaled, or None.
-        probabilities: Quantiles to compute, in [0, 1].
-    """
-
-    column: str
-    is_list: bool
-    prepare: Normalize | None = None
-    probabilities: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
-class FittedNumbers:
-    """Moments and quantiles of a column, in the order of the request."""
-
-    moments: FittedMoments
-    quantiles: tuple[float, ...]
-
-
-def fit_numbers(
-    df: DataFrame, requests: Mapping[str, NumberRequest], key: Sequence[str]
-) -> dict[str, FittedNumbers]:
-    """Fits columns of numbers; scalar columns share three scans, list columns have their own.
-
-    Args:
-        df: The train split.
-        requests: What to fit, by feature.
-        key: Columns that tell rows apart; they choose the sample of quantiles.
-
-    Raises:
-        InputDataError: A column has no finite value.
-    """
-    fitted: dict[str, FittedNumbers] = {}
-    for frame in _select_values(df, requests, key):
-        names = [name for name in frame.columns if name != _KEY]
-        moments = fit_moments(frame, names)
-        wanted = {name: requests[name].probabilities for name in names}
-        counts = {name: moments[name].count for name in names}
-        quantiles = fit_quantiles(frame, counts, {k: v for k, v in wanted.items() if v})
-        for name in names:
-            fitted[name] = FittedNumbers(moments[name], tuple(quantiles.get(name, ())))
-    return fitted
-
-
-def _select_values(
-    df: DataFrame, requests: Mapping[str, NumberRequest], key: Sequence[str]
-) -> list[DataFrame]:
-    """Frames of doubles, null where a value is missing or not finite, with a hash of the key."""
+def prepare_column(numbers: Column, operation: Normalize) -> Column:
+    """Does what `prepare_numbers` does, where Spark measures the train split: doubles."""
     from pyspark.sql import functions as F
 
-    row_key = F.xxhash64(F.lit(_SAMPLE_SEED), *[F.col(f"`{name}`") for name in key]).alias(_KEY)
-    scalars = [
-        _prepared(F.col(f"`{request.column}`"), request.prepare).alias(name)
-        for name, request in requests.items()
-        if not request.is_list
-    ]
-    frames = [df.select(row_key, *scalars)] if scalars else []
-    for name, request in requests.items():
-        if request.is_list:
-            exploded = df.select(row_key, F.explode(F.col(f"`{request.column}`")).alias(name))
-            value = _prepared(F.col(f"`{name}`"), request.prepare)
-            frames.append(exploded.withColumn(name, value))
-    return frames
-
-
-def _prepared(values: Column, operation: Normalize | None) -> Column:
-    from pyspark.sql import functions as F
-
-    number = values.cast("double")
-    number = F.when(F.abs(number) < F.lit(math.inf), number)
-    if operation is None:
-        return number
     if operation.minimum is not None:
-        number = F.when(number < operation.minimum, operation.minimum).otherwise(number)
+        numbers = F.when(numbers < operation.minimum, operation.minimum).otherwise(numbers)
     if operation.maximum is not None:
-        number = F.when(number > operation.maximum, operation.maximum).otherwise(number)
-    return F.signum(number) * F.log1p(F.abs(number)) if operation.log1p else number
+        numbers = F.when(numbers > operation.maximum, operation.maximum).otherwise(numbers)
+    return F.signum(numbers) * F.log1p(F.abs(numbers)) if operation.log1p else numbers
 
 
-def fit_moments(frame: DataFrame, names: Sequence[str]) -> dict[str, FittedMoments]:
-    """Fits the moments of columns of doubles, in two scans.
-
-    Raises:
-        InputDataError: A column has no finite value.
-    """
-    from pyspark.sql import functions as F
-
-    bounds = [
-        measure
-        for i, name in enumerate(names)
-        for measure in (
-            F.count(F.col(f"`{name}`")).alias(f"n{i}"),
-            F.min(F.col(f"`{name}`")).alias(f"low{i}"),
-            F.max(F.col(f"`{name}`")).alias(f"high{i}"),
-        )
-    ]
-    ends: Any = frame.agg(*bounds).collect()[0]
-    for i, name in enumerate(names):
-        if not ends[f"n{i}"]:
-            raise InputDataError(
-                f"feature {name!r} cannot be fitted: the train split has no finite value of it",
-                fix="check the column, or encode it by `identity`",
-            )
-    units = [_unit(max(abs(ends[f"low{i}"]), abs(ends[f"high{i}"]))) for i in range(len(names))]
-    sums = []
-    for i, name in enumerate(names):
-        steps = F.rint(F.col(f"`{name}`") / F.lit(units[i])).cast("decimal(13,0)")
-        sums += [F.sum(steps).alias(f"sum{i}"), F.sum(steps * steps).alias(f"squares{i}")]
-    totals: Any = frame.agg(*sums).collect()[0]
-    return {
-        name: _moments(
-            (ends[f"n{i}"], ends[f"low{i}"], ends[f"high{i}"]),
-            (totals[f"sum{i}"], totals[f"squares{i}"]),
-            units[i],
-        )
-        for i, name in enumerate(names)
-    }
-
-
-def _unit(largest: float) -> float:
-    """The power of two of which values are taken to be multiples."""
-    if largest == 0:
-        return 1.0
-    return max(math.ldexp(1.0, math.frexp(largest)[1]) / _STEPS, 2.0**-1022)
-
-
-def _moments(
-    ends: tuple[int, float, float], sums: tuple[Decimal, Decimal], unit: float
-) -> FittedMoments:
-    count, low, high = ends
-    total, squares = int(sums[0]), int(sums[1])
-    mean = total / count
-    variance = (count * squares - total * total) / (count * count)
-    return FittedMoments(count, low, high, mean * unit, math.sqrt(variance) * unit)
-
-
-def fit_quantiles(
-    frame: DataFrame, counts: Mapping[str, int], probabilities: Mapping[str, Sequence[float]]
-) -> dict[str, list[float]]:
-    """Fits quantiles of columns, in one scan.
-
-    Args:
-        frame: Columns of doubles, and the hash of each row's key.
-        counts: Number of values by column, which decides on the sample.
-        probabilities: Probabilities by column, in [0, 1].
-
-    Returns:
-        The quantiles by column, interpolated between neighbouring values.
-    """
-    from pyspark.sql import functions as F
-
-    if not probabilities:
+@number_requests.declare(NormalizeConfig)
+def _request_scaling(
+    feature: FeatureConfig, config: NormalizeConfig, plan: FeaturePlan
+) -> Mapping[str, NumberRequest]:
+    if config.method is None:
         return {}
-    position = F.pmod(F.col(_KEY), F.lit(_HASH_STEPS))
-    measures = []
-    for name, asked in probabilities.items():
-        values = F.col(f"`{name}`")
-        if counts[name] > SAMPLE_VALUES:
-            bound = int(_HASH_STEPS * SAMPLE_VALUES / counts[name])
-            values = F.when(position < bound, values)
-        measures.append(F.percentile(values, F.array(*map(F.lit, asked))).alias(name))
-    row: Any = frame.agg(*measures).collect()[0]
-    return {name: list(row[name]) for name in probabilities}
+    operation = config.preparation
+    request = NumberRequest(
+        feature.column,
+        plan.is_list(feature.column),
+        lambda numbers: prepare_column(numbers, operation),
+        (0.25, 0.5, 0.75) if config.method == "robust" else (),
+    )
+    return {feature.name: request}
+
+
+@fits.declare(NormalizeConfig)
+def _fit_scaling(feature: FeatureConfig, config: NormalizeConfig, fit: OperationFit) -> Normalize:
+    prepared: Normalize = config.preparation
+    if config.constants is not None:
+        return replace(prepared, center=config.constants.center, factor=1 / config.constants.scale)
+    if config.method is None:
+        return prepared
+    fitted = fit.numbers[feature.name]
+    moments = fitted.moments
+    if config.method == "standard":
+        center, spread = moments.mean, moments.deviation
+    elif config.method == "min_max":
+        center, spread = moments.minimum, moments.maximum - moments.minimum
+    else:
+        low, center, high = fitted.quantiles
+        spread = high - low
+    with np.errstate(divide="ignore", over="ignore"):
+        factor = float(np.float64(1.0) / np.float64(spread))
+    # A constant column has no spread to divide by: its values become 0.
+    return replace(prepared, center=center, factor=factor if np.isfinite(factor) else 1.0)
+
+
+def request_quantiles(config: QuantileConfig, column: str, is_list: bool) -> NumberRequest:
+    """Returns what is measured of a column that is cut into equally full buckets."""
+    inner = tuple(i / config.buckets for i in range(1, config.buckets))
+    return NumberRequest(column, is_list, probabilities=inner)
+
+
+def cut_equally(fitted: FittedNumbers) -> Bucketize:
+    """Returns the buckets between fitted quantiles."""
+    return Bucketize(tuple(sorted(set(fitted.quantiles))))
+
+
+@number_requests.declare(QuantileConfig)
+def _request_quantiles(
+    feature: FeatureConfig, config: QuantileConfig, plan: FeaturePlan
+) -> Mapping[str, NumberRequest]:
+    return {feature.name: request_quantiles(config, feature.column, plan.is_list(feature.column))}
+
+
+@fits.declare(QuantileConfig)
+def _fit_quantiles(feature: FeatureConfig, config: QuantileConfig, fit: OperationFit) -> Bucketize:
+    return cut_equally(fit.numbers[feature.name])

@@ -1,15 +1,14 @@
 """The encoder pipeline: a batch of raw columns in, a batch of features out, in one pass.
 
-A plan is checked against itself and against what was fitted before a row is encoded; one
-builder per kind of operation makes its encoder.
+A plan is checked against itself and against what was fitted before a row is encoded; what its
+operations are executed by stands in the file of each family.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -18,95 +17,30 @@ from conf.artefacts.encoder_files import read_plan_file
 from conf.encoders import IDENTITY, ColumnEncoding, EncoderPlan, RawColumn
 from conf.errors import InputDataError, did_you_mean
 from conf.local_paths import local_path
-from conf.operations import (
-    Bucketize,
-    Cross,
-    Cyclical,
-    DatePart,
-    Hash,
-    IsMissing,
-    Length,
-    MultiHot,
-    Ngrams,
-    Normalize,
-    SparseIndices,
-    Statistic,
-    VectorBytes,
-    Weights,
-)
 from conf.schema import FeatureSchema, FeatureSpec
-from etl.encoders.arrow_columns import flatten_lists, is_list_type
-from etl.encoders.bags import (
-    LengthEncoder,
-    MultiHotEncoder,
-    SparseIndicesEncoder,
-    VectorBytesEncoder,
-    WeightsEncoder,
+from etl.encoders.arrow_columns import is_list_type
+from etl.encoders.base import (
+    RAW_TYPES,
+    Fitted,
+    IdentityEncoder,
+    RowEncoder,
+    ValueEncoder,
+    row_encoders,
+    value_encoders,
 )
-from etl.encoders.base import Encoder, IdentityEncoder, RowEncoder
-from etl.encoders.dates import CyclicalEncoder, DatePartEncoder
-from etl.encoders.hashing import CrossEncoder, CrossField, HashEncoder, ListShape
-from etl.encoders.numbers import BucketizeEncoder, MissingEncoder, NormalizeEncoder
-from etl.encoders.target import TargetEncoder, load_statistic_table
-from etl.encoders.text import NgramEncoder
+from etl.encoders.target import load_statistic_table
 from etl.encoders.token_lookup import ListTokenEncoder, TokenEncoder
 from etl.encoders.vocabulary import load_vocabulary
-
-RAW_TYPES: Mapping[str, pa.DataType] = {
-    "int64": pa.int64(),
-    "float32": pa.float32(),
-    "float64": pa.float64(),
-    "string": pa.string(),
-    "bytes": pa.binary(),
-}
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """What encoders were fitted to.
-
-    Attributes:
-        tokens: Encoder by vocabulary.
-        list_tokens: Encoder of the values of lists by vocabulary.
-        tables: Table of statistics by name.
-    """
-
-    tokens: Mapping[str, Encoder]
-    list_tokens: Mapping[str, Encoder]
-    tables: Mapping[str, pa.Table]
-
-
-@dataclass(frozen=True)
-class ValueEncoder:
-    """An encoder of single values, applied to scalars or inside of lists.
-
-    A null list stays null, an empty one empty; a longer one keeps its first `max_len` values.
-    """
-
-    spec: FeatureSpec
-    encoder: Encoder
-
-    @property
-    def output_type(self) -> pa.DataType:
-        """Type of the feature's column."""
-        values = self.encoder.output_type
-        return pa.list_(values) if self.spec.is_list else values
-
-    def encode(self, columns: Sequence[pa.Array]) -> pa.Array:
-        """Encodes one column `[rows]`."""
-        (column,) = columns
-        if not self.spec.is_list:
-            return self.encoder.encode(column)
-        exact_len = None if self.spec.is_ragged else self.spec.shape[0]
-        lists = flatten_lists(column, self.spec.max_len, exact_len)
-        # The field's own name for list elements, whatever the batch calls them.
-        return lists.rebuild(self.encoder.encode(lists.values)).cast(self.output_type)
 
 
 def build_encoder(spec: FeatureSpec, column: ColumnEncoding, fitted: Fitted) -> RowEncoder:
     """Builds the encoder of a feature; the plan has been checked."""
-    if column.operation is not None:
-        return _BUILDERS[type(column.operation)](column.operation, spec, column, fitted)
+    operation = column.operation
+    if operation is not None:
+        of_values = value_encoders.find(operation)
+        if of_values is not None:
+            return ValueEncoder(spec, of_values(RAW_TYPES[column.raw_dtype], operation))
+        return row_encoders[operation](operation, spec, column, fitted)
     if column.vocabulary is not None:
         tokens = fitted.list_tokens if spec.is_list else fitted.tokens
         return ValueEncoder(spec, tokens[column.vocabulary])
@@ -120,77 +54,6 @@ def build_encoder(spec: FeatureSpec, column: ColumnEncoding, fitted: Fitted) -> 
 def raw_inputs(spec: FeatureSpec, column: ColumnEncoding) -> tuple[RawColumn, ...]:
     """Returns the raw columns that a feature reads."""
     return column.inputs or (RawColumn(column.column, column.raw_dtype, spec.is_list),)
-
-
-def _of_values(make: Callable[[pa.DataType, Any], Encoder]) -> Callable[..., RowEncoder]:
-    """A builder of what works on single values of the raw type."""
-
-    def build(
-        operation: Any, spec: FeatureSpec, column: ColumnEncoding, fitted: Fitted
-    ) -> RowEncoder:
-        return ValueEncoder(spec, make(RAW_TYPES[column.raw_dtype], operation))
-
-    return build
-
-
-def _build_cross(
-    operation: Cross, spec: FeatureSpec, column: ColumnEncoding, fitted: Fitted
-) -> RowEncoder:
-    fields = []
-    for number, raw in enumerate(column.inputs):
-        raw_type, preparation = RAW_TYPES[raw.dtype], operation.preparation(number)
-        encoder: Encoder | None = None
-        if isinstance(preparation, Bucketize):
-            encoder = BucketizeEncoder(raw_type, preparation)
-        elif preparation is not None:
-            encoder = DatePartEncoder(preparation)
-        fields.append(CrossField(raw_type, encoder, raw.is_list))
-    shape = None
-    if spec.is_list:
-        shape = ListShape(spec.max_len, None if spec.is_ragged else spec.shape[0])
-    return CrossEncoder(tuple(fields), operation.buckets, shape)
-
-
-def _build_multi_hot(
-    operation: MultiHot, spec: FeatureSpec, column: ColumnEncoding, fitted: Fitted
-) -> RowEncoder:
-    is_list = column.inputs[0].is_list
-    weight_type = RAW_TYPES[column.inputs[1].dtype] if operation.is_weighted else None
-    return MultiHotEncoder(fitted.tokens[operation.vocabulary], operation, is_list, weight_type)
-
-
-def _build_weights(
-    operation: Weights, spec: FeatureSpec, column: ColumnEncoding, fitted: Fitted
-) -> RowEncoder:
-    weights = column.inputs[: len(column.inputs) // 2]
-    types = tuple(RAW_TYPES[raw.dtype] for raw in weights)
-    return WeightsEncoder(types, operation, spec.max_len)
-
-
-def _build_statistic(
-    operation: Statistic, spec: FeatureSpec, column: ColumnEncoding, fitted: Fitted
-) -> RowEncoder:
-    return TargetEncoder(fitted.tokens[operation.vocabulary], fitted.tables[operation.table])
-
-
-_BUILDERS: Mapping[type, Callable[..., RowEncoder]] = {
-    Hash: _of_values(lambda raw_type, operation: HashEncoder(raw_type, operation.buckets)),
-    Bucketize: _of_values(BucketizeEncoder),
-    IsMissing: _of_values(lambda raw_type, _: MissingEncoder(raw_type)),
-    Normalize: _of_values(NormalizeEncoder),
-    DatePart: _of_values(lambda _, operation: DatePartEncoder(operation)),
-    Cross: _build_cross,
-    Cyclical: lambda operation, *_: CyclicalEncoder(operation),
-    Ngrams: lambda operation, spec, *_: NgramEncoder(operation, spec.max_len),
-    MultiHot: _build_multi_hot,
-    SparseIndices: lambda operation, spec, *_: SparseIndicesEncoder(operation, spec.max_len),
-    Weights: _build_weights,
-    Length: lambda operation, *_: LengthEncoder(operation),
-    VectorBytes: lambda operation, _, column, __: VectorBytesEncoder(
-        RAW_TYPES[column.raw_dtype], operation
-    ),
-    Statistic: _build_statistic,
-}
 
 
 _RAW_DTYPES_OF_TOKENS = {"int64": ("int64",), "string": ("string", "bytes")}

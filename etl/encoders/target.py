@@ -17,19 +17,26 @@ import pyarrow.compute as pc
 
 from conf.artefacts.encoder_files import EncoderFiles
 from conf.encoders import TableSpec, fold_column
+from conf.encoders.target import CountConfig, Statistic, TargetConfig
+from conf.errors import ConfigError
+from conf.schema import OOV_ID
 from conf.storage.atomic_output import write_bytes_atomic
 from etl.encoders.arrow_columns import cast_values, to_arrow
-from etl.encoders.base import Encoder
+from etl.encoders.base import Encoder, fits, row_encoders
 from etl.encoders.vocabulary import (
     checksum,
     first_token_id,
     live_tokens,
+    load_vocabulary,
     to_parquet,
 )
 from etl.tfrecord.codec.crc32c import crc32c
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from conf.etl.encodings import FeatureConfig
+    from etl.encoders.fit import EarlierEncoders, OperationFit
 
 
 _SEED = 41
@@ -210,3 +217,75 @@ def _leave_out(by_fold: np.ndarray) -> np.ndarray:
     """Totals of all folds, then of all but each one: `[tokens, 1 + folds]`."""
     total = by_fold.sum(axis=1, keepdims=True)
     return np.concatenate([total, total - by_fold], axis=1)
+
+
+row_encoders.declare(Statistic)(
+    lambda operation, _, __, fitted: TargetEncoder(
+        fitted.tokens[operation.vocabulary], fitted.tables[operation.table]
+    )
+)
+
+
+@fits.declare(TargetConfig, CountConfig)
+def _fit_statistic(
+    feature: FeatureConfig, config: TargetConfig | CountConfig, fit: OperationFit
+) -> Statistic:
+    """Fits a statistic per token; tokens of an earlier version may keep theirs."""
+    name, vocabulary = fit.find_vocabulary(feature)
+    known = None if fit.earlier is None else _find_known(fit.earlier, feature.name, vocabulary)
+    if known is not None and not np.isnan(known).any():
+        values = known
+    else:
+        if isinstance(config, CountConfig):
+            values = fit_counts(vocabulary, config.log1p)
+        else:
+            values = _fit_target(feature, config, fit, vocabulary)
+        values = values if known is None else np.where(np.isnan(known), values, known)
+    path = fit.directory / f"{feature.name}.table.parquet"
+    fit.tables.append(write_statistic_table(build_statistic_table(values), path))
+    return Statistic(name, feature.name)
+
+
+def _fit_target(
+    feature: FeatureConfig, config: TargetConfig, fit: OperationFit, vocabulary: pa.Table
+) -> np.ndarray:
+    label = config.label or fit.train.label
+    if label is None:
+        raise ConfigError(
+            f"feature {feature.name!r} encodes a target, but the build has no label",
+            fix="declare `label`, or set the encoding's `label` to a numeric column",
+        )
+    asked = TargetFit(
+        feature.column, label, fold_column(config.folds), config.folds, config.prior_weight
+    )
+    rows = add_folds(fit.train.samples, (config.folds,), fit.train.key)
+    return fit_target(rows, vocabulary, asked)
+
+
+def _find_known(earlier: EarlierEncoders, feature: str, vocabulary: pa.Table) -> np.ndarray | None:
+    """Returns what is known of the tokens of a vocabulary; None: the feature is fitted anew.
+
+    Args:
+        earlier: Encoders of an earlier version.
+        feature: A feature with a statistic per token.
+        vocabulary: The new vocabulary.
+
+    Returns:
+        float64 `[vocabulary_size, columns]`, NaN where the earlier version lacks the token.
+
+    Raises:
+        InputDataError: Files of the earlier version are damaged.
+    """
+    operation = earlier.find_kept(feature)
+    if not isinstance(operation, Statistic):
+        return None
+    known = load_vocabulary(earlier.directory, earlier.plan.vocabulary(operation.vocabulary))
+    [spec] = [table for table in earlier.plan.tables if table.name == operation.table]
+    table = load_statistic_table(earlier.directory, spec)
+    values = np.stack([column.to_numpy() for column in table.columns], axis=1)
+    first, known_first = first_token_id(vocabulary), first_token_id(known)
+    places = pc.index_in(vocabulary["token"], value_set=known["token"].combine_chunks())
+    rows = places.fill_null(-1).to_numpy().astype(np.int64)
+    # What is no token (padding, unknown and its buckets) has the same value in each row.
+    rows = np.concatenate([np.full(first, OOV_ID), np.where(rows < 0, -1, rows + known_first)])
+    return np.where((rows < 0)[:, None], np.nan, values[rows].astype(np.float64))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from conf.operations import Ngrams
+from conf.encoders.text import Ngrams
 from conf.schema import FIRST_TOKEN_ID
 from etl.encoders.arrow_columns import (
     ArrayBuffers,
@@ -19,6 +19,7 @@ from etl.encoders.arrow_columns import (
     has_value,
     load_span,
 )
+from etl.encoders.base import row_encoders
 from etl.encoders.hashing import fingerprint64
 from etl.tfrecord.codec.kernels import inlined, kernel, load_u8, store_u8
 
@@ -63,6 +64,9 @@ class NgramEncoder:
         return pa.ListArray.from_arrays(
             pa.array(offsets.astype(np.int32)), pa.array(ids), mask=mask
         )
+
+
+row_encoders.declare(Ngrams)(lambda operation, spec, *_: NgramEncoder(operation, spec.max_len))
 
 
 def _text_bytes(buffers: ArrayBuffers, texts: pa.Array) -> int:

@@ -7,26 +7,48 @@ vocabularies share one scan: the start of a job costs more than the counting of 
 
 from __future__ import annotations
 
+import json
+import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.encoders import TokenDType
+from conf.artefacts.encoder_files import read_plan_file
+from conf.encoders import TokenDType, VocabularySpec
+from conf.encoders.tokens import TopPerGroupConfig
 from conf.errors import ConfigError, did_you_mean
-from conf.etl.encodings import TopPerGroupConfig
 from conf.schema import FIRST_TOKEN_ID
-from etl.encoders.incremental_vocabulary import IncrementalFit, extend_vocabulary
-from etl.encoders.vocabulary import LAST_SEEN_COLUMN, assign_ids, number_given
+from conf.storage.atomic_output import write_text_atomic
+from etl.encoders.incremental_vocabulary import (
+    IncrementalFit,
+    VocabularyDiff,
+    diff_vocabularies,
+    extend_vocabulary,
+)
+from etl.encoders.vocabulary import (
+    LAST_SEEN_COLUMN,
+    assign_ids,
+    load_vocabulary,
+    number_given,
+    read_token_file,
+    write_vocabulary,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+    from etl.encoders.fit import TrainSplit
+    from etl.features.plan import FeaturePlan, VocabularyPlan
 
+logger = logging.getLogger("sluice.encoders")
+
+CHANGES_FILE = "vocabulary_changes.json"
 NUMBER_COLUMN = "__vocabulary"
 _SPARK_TOKEN_TYPES = {
     **dict.fromkeys(("tinyint", "smallint", "int", "bigint"), "bigint"),
@@ -356,3 +378,94 @@ def _found_tokens(counted: DataFrame, known: pa.Table, limits: TokenLimits) -> D
     return old.withColumn("is_known", F.lit(True)).unionByName(
         new.withColumn("is_known", F.lit(False))
     )
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A vocabulary's entry in the plan, and its table."""
+
+    spec: VocabularySpec
+    table: pa.Table
+
+
+def read_previous(directory: Path | None) -> dict[str, Vocabulary]:
+    """Reads the vocabularies of an earlier version, by name.
+
+    Args:
+        directory: The version's `encoders`; None where there is no earlier version.
+
+    Raises:
+        InputDataError: The encoders are damaged.
+    """
+    if directory is None:
+        return {}
+    return {
+        spec.name: Vocabulary(spec, load_vocabulary(directory, spec))
+        for spec in read_plan_file(directory).vocabularies
+    }
+
+
+def fit_vocabulary_files(
+    train: TrainSplit, plan: FeaturePlan, directory: Path, previous: Path | None = None
+) -> dict[str, Vocabulary]:
+    """Fits all vocabularies, and writes them.
+
+    Args:
+        train: The train split.
+        plan: The features.
+        directory: Where the files go; it exists and is empty.
+        previous: `encoders` of the version that incremental vocabularies append to, or None.
+
+    Raises:
+        InputDataError: The previous encoders are damaged.
+        ConfigError: A vocabulary cannot append to the previous one.
+    """
+    known = read_previous(previous)
+    olds = [known.get(v.name) if v.incremental else None for v in plan.vocabularies]
+    requests = [_request(train, v, old) for v, old in zip(plan.vocabularies, olds, strict=True)]
+    tables = fit_vocabularies(train.rows, requests)
+    fitted, changes = {}, []
+    for vocabulary, old, table in zip(plan.vocabularies, olds, tables, strict=True):
+        path = directory / f"{vocabulary.name}.parquet"
+        spec = write_vocabulary(
+            table, path, vocabulary.oov_buckets, None if old is None else old.spec
+        )
+        logger.info("vocabulary %s: %s tokens", vocabulary.name, f"{table.num_rows:,}")
+        fitted[vocabulary.name] = Vocabulary(spec, table)
+        if vocabulary.incremental:
+            changes.append(_diff(fitted[vocabulary.name], old))
+    if changes:
+        text = json.dumps([change.to_json() for change in changes], indent=1, ensure_ascii=False)
+        write_text_atomic(directory / CHANGES_FILE, text + "\n")
+    return fitted
+
+
+def _request(train: TrainSplit, plan: VocabularyPlan, old: Vocabulary | None) -> VocabularyRequest:
+    incremental = None
+    if plan.incremental:
+        incremental = IncrementalFit(
+            previous=None if old is None else old.table,
+            time_column_ms=train.time_column_ms,
+            expire_after_days=plan.expire_after_days,
+        )
+    return VocabularyRequest(
+        plan.columns,
+        TokenLimits(plan.min_count, plan.max_size, plan.top_per_group),
+        first_id=FIRST_TOKEN_ID + (plan.oov_buckets or 0),
+        incremental=incremental,
+        tokens=None if plan.path is None else _read_tokens(train, plan),
+    )
+
+
+def _read_tokens(train: TrainSplit, plan: VocabularyPlan) -> pa.Array:
+    return read_token_file(train.find_file(plan.path or ""), cast(TokenDType, plan.token_dtype))
+
+
+def _diff(new: Vocabulary, old: Vocabulary | None) -> VocabularyDiff:
+    spec, previous = new.spec, None if old is None else old.table
+    diff = diff_vocabularies(spec.name, previous, new.table, spec.version, spec.parent_crc32c)
+    logger.info(
+        "vocabulary %s, version %s: %s kept, %s added, %s retired, %s revived",
+        *(spec.name, spec.version, diff.kept, diff.added, diff.retired, diff.revived),
+    )
+    return diff

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from conf.encoders.bags import BagWeightsConfig, MultiHotConfig
+from conf.encoders.declaration import NUMBERS
+from conf.encoders.hashing import CrossConfig
+from conf.encoders.target import TargetConfig
 from conf.errors import ConfigError, did_you_mean
 from conf.etl.build import BuildConfig
-from conf.etl.encodings import (
-    BagWeightsConfig,
-    CrossConfig,
-    FeatureConfig,
-    MultiHotConfig,
-    TargetConfig,
-)
+from conf.etl.encodings import FeatureConfig
 from conf.etl.sources import is_list_type
-from conf.operations import NUMBERS
 
 _CROSSED = ("int64", "string")
 

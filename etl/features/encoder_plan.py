@@ -15,14 +15,12 @@ from conf.encoders import (
     VocabularySpec,
     fold_column,
 )
-from conf.etl.encodings import (
-    BagWeightsConfig,
-    CrossConfig,
-    FeatureConfig,
-    IdentityConfig,
-    TargetConfig,
-)
-from conf.operations import Operation
+from conf.encoders.bags import BagWeightsConfig
+from conf.encoders.declaration import Operation
+from conf.encoders.hashing import CrossConfig
+from conf.encoders.target import TargetConfig
+from conf.encoders.tokens import IdentityConfig
+from conf.etl.encodings import FeatureConfig
 from conf.schema import DType, FeatureSchema, FeatureSpec
 from etl.features.plan import FeaturePlan
 

@@ -10,15 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from conf.encoders import RAW_PREFIX
+from conf.encoders.target import TargetConfig
+from conf.encoders.tokens import TopPerGroupConfig, VocabularyConfig
 from conf.errors import ConfigError, did_you_mean
 from conf.etl.build import BuildConfig
-from conf.etl.encodings import (
-    FeatureConfig,
-    IdentityConfig,
-    TargetConfig,
-    TopPerGroupConfig,
-    VocabularyConfig,
-)
+from conf.etl.encodings import FeatureConfig, build_encoding
 from conf.etl.events import UserHistoryConfig
 from conf.etl.sources import is_list_type
 from conf.manifest import DatasetKeys
@@ -50,7 +46,7 @@ def automatic_features(config: BuildConfig) -> list[FeatureConfig]:
     """Returns the features of the made columns that the config does not declare itself."""
     declared = {feature.column for feature in config.features}
     return [
-        FeatureConfig(name=name, column=name, role=role, encoding=IdentityConfig())
+        FeatureConfig(name=name, column=name, role=role, encoding=build_encoding("identity"))
         for name, role in sampling_columns(config).items()
         if name not in declared
     ]
@@ -205,7 +201,7 @@ def plan_vocabularies(
 def _limits(name: str, features: Sequence[FeatureConfig]) -> tuple[Any, ...]:
     """The limits that the features of a vocabulary ask for, in the order of `_LIMITS`."""
     asked = [feature.encoding for feature in features if feature.vocabulary == name]
-    default = VocabularyConfig()
+    default = build_encoding("vocabulary")
     found = []
     for limit in _LIMITS:
         usual = getattr(default, limit)
@@ -280,7 +276,7 @@ class FeaturePlan:
     @property
     def fits_numbers(self) -> bool:
         """Whether numbers are fitted for a feature, which a later version may keep."""
-        return any(feature.fits_numbers for feature in self.features)
+        return any(feature.encoding.fits_numbers for feature in self.features)
 
     @property
     def folds(self) -> tuple[int, ...]:
@@ -363,17 +359,19 @@ def _automatic_features(config: BuildConfig, types: Mapping[str, str]) -> tuple[
     items = [f for f in config.features if f.column == config.events.item and f.role == "item"]
     lists = [column for column in (SEEN, CANDIDATES) if column in types and column not in declared]
     if items:
-        shared = VocabularyConfig(name=_name_of(items[0]))
+        shared = build_encoding("vocabulary", name=_name_of(items[0]))
         automatic = [
             FeatureConfig(name=column, column=column, role="id", encoding=shared)
             for column in lists
         ] + automatic
     if EVENT_NUMBER in types and EVENT_NUMBER not in declared:
         number = {"name": EVENT_NUMBER, "column": EVENT_NUMBER, "role": "id"}
-        automatic.append(FeatureConfig(**number, encoding=IdentityConfig()))
+        automatic.append(FeatureConfig(**number, encoding=build_encoding("identity")))
     for column, name in raw_value_columns(config).items():
         raw = {"name": f"{RAW_PREFIX}{column}", "column": name, "role": "id"}
-        automatic += [FeatureConfig(**raw, encoding=IdentityConfig())] if name in types else []
+        automatic += (
+            [FeatureConfig(**raw, encoding=build_encoding("identity"))] if name in types else []
+        )
     return tuple(automatic)
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from conf.encoders.dates import DatePartConfig
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
-from conf.etl.encodings import DatePartConfig, FeatureConfig
+from conf.etl.encodings import FeatureConfig
 from conf.schema import FeatureSchema
 from etl.quality.figures import READ_BY_MODELS, Share, share_kept, share_matched
 from etl.quality.rules import RuleResult

@@ -17,10 +17,14 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from conf.encoders import IDENTITY, EncoderPlan
-from conf.operations import Bucketize, Cyclical, MultiHot, Normalize, Statistic
+from conf.encoders.bags import MultiHot
+from conf.encoders.dates import Cyclical
+from conf.encoders.numbers import Bucketize, Normalize
+from conf.encoders.target import Statistic
 from conf.schema import FIRST_TOKEN_ID
 from etl.encoders.arrow_columns import cast_values, flatten_lists, is_list_type
-from etl.encoders.pipeline import RAW_TYPES, raw_inputs
+from etl.encoders.base import RAW_TYPES
+from etl.encoders.pipeline import raw_inputs
 from etl.quality.statistics import FeatureAccumulator, build_feature
 
 KEPT_VALUES = (Normalize, Bucketize, Statistic, MultiHot, Cyclical)

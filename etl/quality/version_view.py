@@ -12,17 +12,12 @@ from typing import Any
 from conf.artefacts.dataset import DatasetPaths, resolve_version
 from conf.artefacts.encoder_files import read_plan_file
 from conf.encoders import ENCODERS_DIR, ColumnEncoding, EncoderPlan
+from conf.encoders.bags import MultiHot, SparseIndices
+from conf.encoders.numbers import Bucketize, Normalize
+from conf.encoders.target import Statistic
 from conf.errors import InputDataError, SluiceError
 from conf.json_text import parse_json
 from conf.manifest import MANIFEST_FILE, FileInfo, Manifest
-from conf.operations import (
-    Bucketize,
-    MultiHot,
-    Normalize,
-    SparseIndices,
-    Statistic,
-    operation_to_json,
-)
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID, FeatureSchema, canonical_json
 from conf.storage.atomic_output import write_text_atomic
 from etl.encoders.vocabulary import first_token_id, load_vocabulary
@@ -172,7 +167,7 @@ class VersionView:
         files |= {f"table {spec.name}": spec.file_crc32c for spec in plan.tables}
         fitted = {name: crc for name, crc in files.items() if name.removeprefix("table ") in used}
         inputs = [raw.name for raw in column.inputs]
-        shown = None if operation is None else operation_to_json(operation)
+        shown = None if operation is None else operation.to_json()
         return canonical_json({"operation": shown, "columns": inputs, "fitted": fitted})
 
 

@@ -19,8 +19,7 @@ from etl.versions.run_fingerprint import RunRequest
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from etl.encoders.fit import FittedEncoders
-    from etl.encoders.operation_fit import EarlierEncoders
+    from etl.encoders.fit import EarlierEncoders, FittedEncoders
     from etl.events.event_counts import EventCounts
     from etl.quality.time_units import CountedSources
     from etl.records.stage import RecordStage, WrittenRecords

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from conf.dates import DateRange
 from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn, VocabularySpec
+from conf.encoders.hashing import Cross
 from conf.errors import ConfigError, InputDataError
-from conf.operations import Cross
 from conf.schema import FeatureSchema, FeatureSpec
 
 FIRST_FORMAT = {

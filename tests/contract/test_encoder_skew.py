@@ -16,30 +16,27 @@ from hypothesis import strategies as st
 
 from conf.dates import PART_SIZES, PERIOD_SECONDS
 from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn, VocabularySpec
-from conf.operations import (
-    Bucketize,
-    Cross,
-    Cyclical,
-    DatePart,
-    Hash,
-    IsMissing,
-    Length,
-    MultiHot,
-    Ngrams,
-    Normalize,
+from conf.encoders.bags import Length, MultiHot, SparseIndices, VectorBytes, Weights
+from conf.encoders.dates import Cyclical, DatePart
+from conf.encoders.declaration import (
+    NUMBERS,
+    OPERATIONS,
     Operation,
-    SparseIndices,
-    Statistic,
-    VectorBytes,
-    Weights,
+    OperationOutput,
+    load_families,
     operation_from_json,
-    operation_to_json,
 )
+from conf.encoders.hashing import Cross, Hash
+from conf.encoders.numbers import Bucketize, IsMissing, Normalize
+from conf.encoders.target import Statistic
+from conf.encoders.text import Ngrams
 from conf.schema import FeatureSchema, FeatureSpec
+from etl.encoders.base import row_encoders
 from etl.encoders.pipeline import read_pipeline
 from etl.encoders.target import build_statistic_table, write_statistic_table
 from etl.encoders.vocabulary import write_vocabulary
 from tests.machine import examples
+from training.encoders.execution import executions as tensor_executions
 from training.export.serving_encoders import FLOAT_NULL_TOKEN, build_serving_encoders
 
 MAX_LEN = 5
@@ -284,17 +281,42 @@ def test_both_executions_agree(both, batch):
             np.testing.assert_allclose(found, expected, rtol=1.2e-7, atol=6e-8, err_msg=spec.name)
 
 
+def test_every_operation_is_compared():
+    load_families()
+    compared = {type(operation) for operation, _ in cases().values()}
+    # Vectors' bytes have a test of their own below: a list without a value is refused.
+    assert compared | {VectorBytes} == set(OPERATIONS.values())
+
+
+def test_an_operation_that_a_side_does_not_execute_is_refused():
+    load_families()
+    try:
+
+        class Halve(Operation):
+            __module__ = "conf.encoders.numbers"
+            kind = "halve"
+            accepts = NUMBERS
+            output = OperationOutput("float32")
+
+        for side, executions in (("etl", row_encoders), ("training", tensor_executions)):
+            message = f"{side}/encoders/numbers.py declares nothing for 'halve'"
+            with pytest.raises(NotImplementedError, match=message):
+                executions[Halve()]
+        with pytest.raises(TypeError, match="'halve' is declared twice"):
+            type("Again", (Halve,), {"kind": "halve"})
+    finally:
+        OPERATIONS.pop("halve", None)
+
+
 def test_operations_survive_json():
     for operation, _ in cases().values():
-        assert (
-            operation_from_json(json.loads(json.dumps(operation_to_json(operation)))) == operation
-        )
+        assert operation_from_json(json.loads(json.dumps(operation.to_json()))) == operation
 
 
 def test_operations_without_later_parts_are_written_as_before():
-    assert operation_to_json(Cross(9)) == {"kind": "cross", "buckets": 9}
+    assert Cross(9).to_json() == {"kind": "cross", "buckets": 9}
     plain = {"kind": "multi_hot", "vocabulary": "number", "size": 6}
-    assert operation_to_json(MultiHot("number", 6)) == plain
+    assert MultiHot("number", 6).to_json() == plain
 
 
 def test_the_plan_survives_json(both):

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
+from conf.encoders.bags import VectorBytes
 from conf.errors import ConfigError, InputDataError
 from conf.etl.encodings import FeatureConfig
-from conf.operations import VectorBytes
 from conf.training.models import RankingConfig, VectorConfig
 from etl.build import build_dataset
 from etl.encoders.bags import VectorBytesEncoder

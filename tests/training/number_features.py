@@ -9,7 +9,7 @@ from pathlib import Path
 
 from conf.artefacts.dataset import read_manifest
 from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
-from conf.operations import Normalize
+from conf.encoders.numbers import Normalize
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset

@@ -22,6 +22,7 @@ from conf.encoders import (
     TokenDType,
     VocabularySpec,
 )
+from conf.encoders.hashing import Hash
 from conf.manifest import (
     MANIFEST_FILE,
     DatasetKeys,
@@ -32,7 +33,6 @@ from conf.manifest import (
     SourceSnapshot,
     SplitInfo,
 )
-from conf.operations import Hash
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, FeatureSchema, FeatureSpec
 from conf.storage.atomic_output import write_text_atomic
 from etl.tfrecord.codec.crc32c import crc32c

@@ -23,17 +23,15 @@ import pyarrow.compute as pc
 import tensorflow as tf
 
 from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
+from conf.encoders.bags import VectorBytes, Weights
+from conf.encoders.dates import Cyclical, DatePart
+from conf.encoders.hashing import Cross
 from conf.errors import InputDataError
-from conf.operations import Cross, Cyclical, DatePart, VectorBytes, Weights
 from conf.paths import ReadablePath
 from conf.schema import OOV_ID, PAD_ID, FeatureSpec
-from training.export.encoder_operations import (
-    RawValues,
-    Resources,
-    apply_operation,
-    hash_text,
-    scale_weights,
-)
+from training.encoders.bags import scale_weights
+from training.encoders.execution import RawValues, Resources, apply_operation
+from training.encoders.hashing import hash_text
 from training.export.source_facts import SourceFacts
 from training.raw_inputs.input_columns import InputColumn
 from training.raw_inputs.vocabularies import Vocabulary, read_statistics, read_vocabulary

@@ -19,9 +19,10 @@ from conf.encoders import (
     TokenDType,
     VocabularySpec,
 )
+from conf.encoders.hashing import Cross
+from conf.encoders.numbers import Bucketize
 from conf.errors import InputDataError
 from conf.manifest import Manifest
-from conf.operations import Bucketize, Cross
 from conf.paths import ReadablePath
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID, FeatureSpec
 from etl.tfrecord.reading import crc32c

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from conf.encoders.bags import SparseIndices, Weights
 from conf.errors import ConfigError
 from conf.load import override_config
 from conf.manifest import Manifest
-from conf.operations import SparseIndices, Weights
 from conf.paths import ReadablePath
 from conf.schema import FeatureSpec
 from conf.training.input import InputConfig

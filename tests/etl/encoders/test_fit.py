@@ -11,11 +11,14 @@ import pytest
 from pyspark.sql import functions as F
 
 from conf.encoders import fold_column
+from conf.encoders.declaration import ENCODINGS, Encoding, load_families
+from conf.encoders.numbers import Normalize
+from conf.encoders.tokens import TopPerGroupConfig
 from conf.errors import ConfigError, InputDataError
-from conf.etl.encodings import TopPerGroupConfig
-from conf.operations import Normalize
+from etl.encoders.base import fits
 from etl.encoders.incremental_vocabulary import IncrementalFit
-from etl.encoders.numbers import NumberRequest, fit_numbers
+from etl.encoders.number_fit import NumberRequest, fit_numbers
+from etl.encoders.numbers import prepare_column
 from etl.encoders.target import TargetFit, add_folds, fit_counts, fit_target
 from etl.encoders.vocabulary_fit import TokenLimits
 from tests.etl.encoders.fitting import fit_vocabulary
@@ -53,7 +56,7 @@ def test_moments_and_quantiles_are_those_of_numpy(frame, values):
     fitted = fit_numbers(
         holes,
         {
-            "price": NumberRequest("price", False, log, (0.25, 0.5)),
+            "price": NumberRequest("price", False, lambda x: prepare_column(x, log), (0.25, 0.5)),
             "count": NumberRequest("count", False),
             "prices": NumberRequest("prices", True, None, (0.5,)),
         },
@@ -72,7 +75,7 @@ def test_moments_and_quantiles_are_those_of_numpy(frame, values):
 
 
 def test_a_sample_is_the_same_however_rows_lie(frame, monkeypatch):
-    monkeypatch.setattr("etl.encoders.numbers.SAMPLE_VALUES", 60)
+    monkeypatch.setattr("etl.encoders.number_fit.SAMPLE_VALUES", 60)
     request = {"price": NumberRequest("price", False, None, (0.5,))}
     first = fit_numbers(frame, request, ("row",))
     assert first == fit_numbers(frame.repartition(5).orderBy(F.desc("price")), request, ("row",))
@@ -136,3 +139,12 @@ def test_tomorrow_appends_and_remembers_days(spark):
     table = fit_vocabulary(third, ["token"], limits, incremental=IncrementalFit(table, "ts", 3))
     assert (table["count"].to_pylist(), table["is_retired"].to_pylist()) == ([1, 0], [False] * 2)
     assert json.dumps(table["id"].to_pylist()) == "[2, 3]"
+
+
+def test_every_encoding_is_stated_or_fitted():
+    load_families()
+    executed = [declared for declared in ENCODINGS.values() if declared.operation is not None]
+    assert len(executed) == len(ENCODINGS) - 2  # vocabulary, identity
+    for declared in executed:
+        stated = declared.is_stated or declared.state is not Encoding.state
+        assert stated != (fits.find(declared) is not None), declared

@@ -11,7 +11,9 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.operations import Bucketize, DatePart
+from conf.encoders.dates import DatePart
+from conf.encoders.hashing import Hash
+from conf.encoders.numbers import Bucketize
 from etl.encoders.arrow_columns import MAX_VALUES, FlatLists, flatten_lists
 from etl.encoders.dates import DatePartEncoder
 from etl.encoders.hashing import (
@@ -142,13 +144,13 @@ def test_more_combinations_than_a_column_holds_are_refused_before_memory_is_take
 
 
 def test_null_is_oov_and_buckets_start_at_two():
-    ids = HashEncoder(pa.string(), 10).encode(pa.array(["a", None, ""]))
+    ids = HashEncoder(pa.string(), Hash(10)).encode(pa.array(["a", None, ""]))
     a, empty = tf.strings.to_hash_bucket_fast(tf.constant(["a", ""]), 10).numpy() + 2
     assert ids.to_pylist() == [a, 1, empty]
 
 
 def test_keys_are_whole_fingerprints():
-    ids = HashEncoder(pa.int64(), None).encode(pa.array([5, None]))
+    ids = HashEncoder(pa.int64(), Hash(None)).encode(pa.array([5, None]))
     (key,) = tf.bitcast(tf.fingerprint(tf.constant(["5"])), tf.int64).numpy()
     assert ids.to_pylist() == [key, 1]
 
@@ -169,7 +171,7 @@ def crossed(*fields: str) -> int:
 
 def test_a_cross_of_buckets_and_parts_of_dates_hashes_their_ids():
     ages = BucketizeEncoder(pa.float32(), Bucketize((18.0, 35.0)))
-    hours = DatePartEncoder(DatePart("hour", "s"))
+    hours = DatePartEncoder(pa.int64(), DatePart("hour", "s"))
     fields = (CrossField(pa.float32(), ages), CrossField(pa.int64(), hours))
     columns = [pa.array([20.0, None, float("nan"), 40.0], pa.float32())]
     columns += [pa.array([7_200, 0, 0, None], pa.int64())]

@@ -12,16 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from conf.dates import PART_SIZES
-from conf.operations import (
-    Bucketize,
-    Cyclical,
-    DatePart,
-    MultiHot,
-    Ngrams,
-    Normalize,
-    SparseIndices,
-    Weights,
-)
+from conf.encoders.bags import MultiHot, SparseIndices, Weights
+from conf.encoders.dates import Cyclical, DatePart
+from conf.encoders.numbers import Bucketize, IsMissing, Normalize
+from conf.encoders.text import Ngrams
 from etl.encoders.bags import MultiHotEncoder, SparseIndicesEncoder, WeightsEncoder
 from etl.encoders.dates import CyclicalEncoder, DatePartEncoder
 from etl.encoders.hashing import hash_to_buckets
@@ -41,8 +35,11 @@ def test_a_boundary_belongs_to_the_interval_above_it():
 
 def test_missing_values_are_marked():
     values = pa.array([0.0, None, math.nan, INF])
-    assert MissingEncoder(pa.float64()).encode(values).to_pylist() == [0, 1, 1, 0]
-    assert MissingEncoder(pa.string()).encode(pa.array(["", None])).to_pylist() == [0, 1]
+    assert MissingEncoder(pa.float64(), IsMissing()).encode(values).to_pylist() == [0, 1, 1, 0]
+    assert MissingEncoder(pa.string(), IsMissing()).encode(pa.array(["", None])).to_pylist() == [
+        0,
+        1,
+    ]
 
 
 def test_large_integers_are_compared_as_doubles():
@@ -89,7 +86,7 @@ def test_parts_are_those_of_the_calendar(moment, offset):
     milliseconds = pa.array([(moment - epoch) // datetime.timedelta(milliseconds=1)])
     local = moment + datetime.timedelta(minutes=offset)
     for part, expected in PARTS.items():
-        encoder = DatePartEncoder(DatePart(part, "ms", offset))
+        encoder = DatePartEncoder(pa.int64(), DatePart(part, "ms", offset))
         (found,) = encoder.encode(milliseconds).to_pylist()
         assert found == expected(local) + 2, part
 
@@ -101,7 +98,9 @@ def test_every_part_is_known():
 def test_null_is_oov_and_extremes_do_not_overflow():
     values = pa.array([None, -(2**63), 2**63 - 1])
     for part, size in PART_SIZES.items():
-        null, *others = DatePartEncoder(DatePart(part, "s", 1440)).encode(values).to_pylist()
+        null, *others = (
+            DatePartEncoder(pa.int64(), DatePart(part, "s", 1440)).encode(values).to_pylist()
+        )
         assert null == 1
         assert all(2 <= other < 2 + size for other in others)
 

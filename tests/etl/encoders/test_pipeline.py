@@ -14,8 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.encoders import ENCODERS_FILE, ColumnEncoding, EncoderPlan, RawColumn, VocabularySpec
+from conf.encoders.bags import MultiHot
+from conf.encoders.hashing import Hash
+from conf.encoders.numbers import Bucketize
+from conf.encoders.target import Statistic
 from conf.errors import InputDataError
-from conf.operations import Bucketize, Hash, MultiHot, Statistic
 from conf.schema import FeatureSchema, FeatureSpec
 from etl.encoders.pipeline import EncoderPipeline, check_plan, read_pipeline
 from etl.encoders.vocabulary import write_vocabulary
@@ -318,6 +321,9 @@ def test_a_vocabulary_cannot_make_a_float_feature():
 def test_executors_need_no_spark_pandas_or_pydantic():
     code = (
         "import sys, etl.encoders.pipeline, etl.quality.statistics;"
+        "from conf.encoders.declaration import OPERATIONS, load_families; load_families();"
+        "from importlib import import_module;"
+        "[import_module(f'etl.encoders.{made.family}') for made in OPERATIONS.values()];"
         "print([m for m in ('pyspark', 'pandas', 'pydantic', 'tensorflow') if m in sys.modules])"
     )
     loaded = subprocess.run(

@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from conf.encoders import VocabularySpec
+from conf.encoders.bags import Length
 from conf.errors import ConfigError
-from conf.operations import Length
 from etl.estimate import estimate_sizes
 from etl.events.histories import condition_columns
 from etl.features.encoder_plan import build_plan

@@ -19,17 +19,12 @@ from conf.encoders import (
     EncoderPlan,
     RawColumn,
 )
+from conf.encoders.bags import MultiHot, SparseIndices
+from conf.encoders.declaration import Operation
+from conf.encoders.hashing import Cross, Hash
+from conf.encoders.numbers import Bucketize, Normalize
+from conf.encoders.target import Statistic
 from conf.etl.contract import ContractConfig
-from conf.operations import (
-    Bucketize,
-    Cross,
-    Hash,
-    MultiHot,
-    Normalize,
-    Operation,
-    SparseIndices,
-    Statistic,
-)
 from conf.schema import FeatureSchema, FeatureSpec
 from etl.encoders.pipeline import EncoderPipeline, read_pipeline
 from etl.encoders.target import build_statistic_table, write_statistic_table

@@ -16,22 +16,14 @@ import pytest
 from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions
 from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
+from conf.encoders.bags import Length, MultiHot, SparseIndices, Weights
+from conf.encoders.dates import Cyclical, DatePart
+from conf.encoders.declaration import Operation
+from conf.encoders.hashing import Cross, Hash
+from conf.encoders.numbers import Bucketize, Normalize
+from conf.encoders.target import Statistic
+from conf.encoders.text import Ngrams
 from conf.manifest import DatasetKeys, ShardInfo, SplitInfo
-from conf.operations import (
-    Bucketize,
-    Cross,
-    Cyclical,
-    DatePart,
-    Hash,
-    Length,
-    MultiHot,
-    Ngrams,
-    Normalize,
-    Operation,
-    SparseIndices,
-    Statistic,
-    Weights,
-)
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.train import TrainConfig
 from etl.encoders.pipeline import read_pipeline

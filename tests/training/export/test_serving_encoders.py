@@ -12,9 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn, VocabularySpec
+from conf.encoders.bags import Weights
+from conf.encoders.dates import Cyclical, DatePart
+from conf.encoders.hashing import Cross
+from conf.encoders.target import Statistic
 from conf.errors import InputDataError
 from conf.manifest import Manifest
-from conf.operations import Cross, Cyclical, DatePart, Statistic, Weights
 from conf.schema import FeatureSchema, FeatureSpec
 from training.export.serving_encoders import (
     FLOAT_NULL_TOKEN,

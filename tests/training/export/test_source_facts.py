@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
+from conf.encoders.hashing import Cross
 from conf.manifest import DatasetKeys
-from conf.operations import Cross
 from conf.schema import FeatureSchema, FeatureSpec
 from training.export.source_facts import find_item_columns, find_pair_features
 

@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 
 from conf.artefacts.dataset import read_manifest
+from conf.encoders.bags import Weights
 from conf.errors import InputDataError
 from conf.manifest import Manifest
-from conf.operations import Weights
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.input import InputConfig
 from tests.training.tiny_dataset import TinyConfig, one_feature, write_tiny_dataset

@@ -18,9 +18,10 @@ import tensorflow as tf
 
 from conf.artefacts.dataset import read_manifest
 from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
+from conf.encoders.bags import SparseIndices, Weights
+from conf.encoders.numbers import Bucketize, Normalize
 from conf.errors import ConfigError, InputDataError, InternalError
 from conf.manifest import DatasetKeys, Manifest, ShardInfo, SplitInfo
-from conf.operations import Bucketize, Normalize, SparseIndices, Weights
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_shard, write_tiny_dataset

@@ -6,7 +6,7 @@ and `is_retired`), ids ascending; tables of statistics as Parquet files of float
 
 Format version 1 knows identity and plain vocabularies alone. A plan that needs no more is still
 written as version 1: its bytes and its fingerprint stay what they were.
-What an encoder computes is declared in `conf/operations.py`; a new one starts there.
+What an encoder computes is declared in the files beside this one; a new one starts there.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+from conf.encoders.declaration import Operation, operation_from_json
 from conf.errors import InputDataError
-from conf.operations import Operation, operation_from_json, operation_to_json
 from conf.schema import FIRST_TOKEN_ID, FeatureSchema, fingerprint
 
 ENCODERS_DIR = "encoders"
@@ -158,7 +158,7 @@ class ColumnEncoding:
             "encoder": self.encoder,
         }
         if self.operation is not None:
-            data["operation"] = operation_to_json(self.operation)
+            data["operation"] = self.operation.to_json()
             data["inputs"] = [_compact(column) for column in self.inputs]
         return data
 

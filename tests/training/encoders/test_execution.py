@@ -1,4 +1,4 @@
-"""Parts of dates, compared with Python's own calendar."""
+"""Encoder operations on tensors: dates beside Python's own calendar, lists beside itertools."""
 
 from __future__ import annotations
 
@@ -11,16 +11,12 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.operations import Cross, Hash, SparseIndices, Weights
-from training.export.encoder_operations import (
-    RawValues,
-    Resources,
-    apply_operation,
-    multiply_lists,
-    pick_date_part,
-    pick_values,
-    scale_weights,
-)
+from conf.encoders.bags import SparseIndices, Weights
+from conf.encoders.hashing import Cross, Hash
+from training.encoders.bags import scale_weights
+from training.encoders.dates import pick_date_part
+from training.encoders.execution import RawValues, Resources, apply_operation
+from training.encoders.hashing import multiply_lists, pick_values
 
 EPOCH = dt.datetime(1970, 1, 1)
 EXPECTED = {
