@@ -124,7 +124,7 @@ def compare(
         # Nothing would be fair, and what knows more recent days stays.
         return _write(trained, {**result, "passed": False, "why": error.what})
     from training.evaluation.comparison import compare_runs, require_metric
-    from training.evaluation.differences import find_lead
+    from training.evaluation.confidence_intervals import find_lead
 
     comparison = compare_runs(trained, other, split)
     decisive = require_metric(comparison, metric)

@@ -23,7 +23,7 @@ import typer
 
 from conf.artefacts.export import Give
 from conf.errors import ConfigError
-from conf.etl.output import SparkConfig
+from conf.etl.spark_session import SparkConfig
 from conf.local_paths import local_path
 from jobs.support.spark_scoring import (
     Names,

@@ -103,7 +103,7 @@ def kept_loggers() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The one Spark session of the suite."""
-    from conf.etl.output import SparkConfig
+    from conf.etl.spark_session import SparkConfig
     from etl.tfrecord.spark.datasource import register_tfrecord
     from jobs.support.spark_session import build_session
     from tests.object_servers import AWS_CREDENTIALS, AZURE_CREDENTIALS

@@ -90,7 +90,7 @@ def make_archive(archive: Path) -> None:
 
 def _run_session(folder: str) -> None:
     """Uses Spark until its Java has ended."""
-    from conf.etl.output import SparkConfig
+    from conf.etl.spark_session import SparkConfig
     from jobs.support.spark_session import build_session
 
     spark = build_session(SparkConfig(master="local[2]", shuffle_partitions=2), "classes")

@@ -11,7 +11,7 @@ from typing import Any
 from conf.artefacts.run import INPUT_COUNTS_FILE, update_run_card
 from conf.errors import ConfigError, read_code_version
 from conf.training.train import StepRange, TrainConfig
-from training.calibration import check_calibration, fit_calibrations
+from training.calibration_fit import check_calibration, fit_calibrations
 from training.checkpoint.stored_runs import StoredSeries, describe_run, is_stored
 from training.distribution.parameter_server import released_servers
 from training.distribution.strategy import (

@@ -21,9 +21,10 @@ from conf.etl.events import (
     WindowedFeatureConfig,
 )
 from conf.etl.labels import DownSamplingConfig, LabelConfig, NegativesConfig, WeightsConfig
-from conf.etl.output import OutputConfig, SparkConfig
+from conf.etl.output import OutputConfig
 from conf.etl.references import check_contract_references, check_references
 from conf.etl.sources import SourceConfig
+from conf.etl.spark_session import SparkConfig
 from conf.etl.split import SplitConfig
 from conf.etl.time_units import check_time_units, settle_time_units
 

@@ -1,4 +1,4 @@
-"""The output directory, its shards, and the Spark session that writes them."""
+"""The output directory and its shards."""
 
 from __future__ import annotations
 
@@ -127,19 +127,3 @@ class OutputConfig(Strict):
         if self.writer == "connector" and self.layout == "packed":
             raise ValueError("`layout: packed` is written by `writer: native` alone")
         return self
-
-
-class SparkConfig(Strict):
-    """The Spark session, where the job starts one itself."""
-
-    master: str = Field("local[*]", description="Master of the session.")
-    driver_memory: str = Field("2g", description="Memory of the driver, as Spark writes it.")
-    shuffle_partitions: int = Field(8, ge=1, description="Partitions of joins and aggregations.")
-    event_log: str | None = Field(
-        None,
-        description="Folder or URI that Spark writes its event log to; None leaves that to Spark's "
-        "own settings.",
-    )
-    conf: dict[str, str] = Field(
-        default_factory=dict, description="Further settings of Spark, by name."
-    )

@@ -13,7 +13,7 @@ import typer
 
 from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.errors import ConfigError
-from conf.etl.output import SparkConfig
+from conf.etl.spark_session import SparkConfig
 from conf.local_paths import local_path
 from conf.manifest import Manifest
 

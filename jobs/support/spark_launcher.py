@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conf.errors import ConfigError, ExitCode, InternalError
-from conf.etl.output import SparkConfig
+from conf.etl.spark_session import SparkConfig
 from jobs.support.spark_session import build_session, check_executors
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from conf.errors import (
     read_code_version,
     was_interrupted,
 )
-from conf.etl.output import SparkConfig
+from conf.etl.spark_session import SparkConfig
 from conf.local_paths import local_path
 from jobs.support.java_runtime import (
     ARCHIVE_OPTION,

@@ -120,7 +120,7 @@ def main() -> None:
     """Serves until the input ends."""
     import warnings
 
-    from conf.etl.output import SparkConfig
+    from conf.etl.spark_session import SparkConfig
     from etl.tfrecord.spark.datasource import register_tfrecord
     from jobs.support.spark_session import build_session
 

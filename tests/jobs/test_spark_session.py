@@ -13,7 +13,7 @@ import pytest
 from pyspark import SparkConf
 
 import sluice_recsys
-from conf.etl.output import SparkConfig
+from conf.etl.spark_session import SparkConfig
 from jobs.support import java_runtime, spark_session
 from jobs.support.java_runtime import set_java_locale
 from jobs.support.spark_session import java_options, set_fast_plans
@@ -81,7 +81,7 @@ def test_java_reads_file_names_as_python_does(given, monkeypatch):
 
 def test_errors_of_java_itself_reach_the_user():
     code = (
-        "from conf.etl.output import SparkConfig\n"
+        "from conf.etl.spark_session import SparkConfig\n"
         "from jobs.support.spark_session import build_session\n"
         "build_session(SparkConfig(master='local[1]'), 'test')"
     )
@@ -157,7 +157,7 @@ def test_an_archive_is_made_of_what_a_build_loads(tmp_path, monkeypatch):
     assert archive.stat().st_size > 50e6
     loaded = tmp_path / "loaded.log"
     code = (
-        "from conf.etl.output import SparkConfig\n"
+        "from conf.etl.spark_session import SparkConfig\n"
         "from jobs.support.spark_session import build_session\n"
         "print(build_session(SparkConfig(master='local[1]'), 'test').range(3).count())"
     )

@@ -21,13 +21,14 @@ from jobs.evaluate import evaluate, print_metrics
 from jobs.reporting.report import write_report
 from tests.training.loop.test_trainer import Messages
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
+from training.calibration_fit import fit_isotonic
 from training.checkpoint.restore import TrainedModel, load_run
 from training.evaluation.evaluate import evaluate_split
 from training.export.saved_model import write_export
 from training.fit import fit_run, plan_run
 from training.input.batches import build_eval_dataset
 from training.loading.loaded_model import LoadedModel
-from training.models.calibration import Calibration, fit_isotonic
+from training.models.calibration import Calibration
 from training.models.ranking import RankingModel
 from training.monitoring.progress import NoProgress
 from training.replay.replay import LoadedVersion, replay_split

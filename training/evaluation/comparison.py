@@ -1,6 +1,6 @@
 """Comparison of two runs on the same rows: paired differences with 95 % confidence intervals.
 
-How the intervals are found stands in `training.evaluation.differences`.
+How the intervals are found stands in `training.evaluation.confidence_intervals`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from conf.errors import ConfigError, did_you_mean
 from training.checkpoint.restore import TrainedModel
-from training.evaluation.differences import (
+from training.evaluation.confidence_intervals import (
     BOOTSTRAP,
     Difference,
     Pair,

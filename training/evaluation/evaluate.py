@@ -23,7 +23,7 @@ from training.evaluation.baselines import (
     read_popularity,
     refuse_baselines,
 )
-from training.evaluation.differences import SystemSums, UserGroups, build_user_groups
+from training.evaluation.confidence_intervals import SystemSums, UserGroups, build_user_groups
 from training.evaluation.item_index import ItemIds, build_item_index
 from training.evaluation.label_metrics import LabelScores, find_user_ids
 from training.evaluation.metrics import (

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.schema import OOV_ID
-from training.evaluation.differences import (
+from training.evaluation.confidence_intervals import (
     CONSTANT,
     FEWEST_GROUPS,
     GROUPS,

@@ -16,7 +16,7 @@ from conf.metrics import list_families
 from conf.paths import ReadablePath
 from conf.training.train import TrainConfig
 from training.embedding.dynamic_table import DynamicTable
-from training.evaluation.differences import (
+from training.evaluation.confidence_intervals import (
     CONSTANT,
     ROWS,
     GroupSums,

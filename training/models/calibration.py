@@ -22,13 +22,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
-from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.training.input import InputConfig
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -119,68 +115,3 @@ def find_keep_rate(config: InputConfig, manifest: Manifest, label: str) -> float
 def hides_label_rate(config: InputConfig) -> bool:
     """Whether rows that are read have other shares of labels than the manifest says."""
     return bool(config.filter or config.mix or config.take)
-
-
-def fit_isotonic(
-    logits: NDArray[np.floating], labels: NDArray[np.bool_], weights: FloatArray | None = None
-) -> Calibration:
-    """Fits a calibration to rows.
-
-    A step of one label alone would be a probability of 0 or 1: rates stay half a row away from
-    both.
-
-    Args:
-        logits: `[rows]`, log-odds of a network, finite.
-        labels: `[rows]`, whether each is a positive.
-        weights: `[rows]`, above 0, what each counts for; None: 1.
-
-    Raises:
-        ValueError: There are rows of one label alone, or none.
-    """
-    if not 0 < labels.sum() < len(labels):
-        raise ValueError("a calibration is fitted to rows of both labels")
-    x, place = np.unique(logits.astype(np.float32), return_inverse=True)
-    w = np.bincount(place, weights, len(x)).astype(np.float64)
-    rates = np.bincount(place, np.where(labels, 1.0 if weights is None else weights, 0.0)) / w
-    starts = pool_adjacent_violators(rates, w)
-    total = np.add.reduceat(w, starts)
-    middle = (np.add.reduceat(w * x, starts) / total).astype(np.float32)
-    margin = 0.5 / len(labels)
-    rate = np.clip(np.add.reduceat(w * rates, starts) / total, margin, 1.0 - margin)
-    log_odds = (np.log(rate) - np.log1p(-rate)).astype(np.float32)
-    # Steps that are one number in float32 are one knot.
-    kept = np.concatenate(([True], (np.diff(middle) > 0) & (np.diff(log_odds) > 0)))
-    return Calibration(tuple(middle[kept].tolist()), tuple(log_odds[kept].tolist()))
-
-
-def refuse_one_class(task: str, rows: int, label: int) -> InputDataError:
-    """Returns the error of rows to validate on that are of one label alone, or none."""
-    return InputDataError(
-        f"model.calibration of task {task} needs rows of both labels to validate on",
-        received=f"{rows:,} rows, all of label {label}" if rows else "no row",
-        allowed="at least one row of label 0 and one of label 1",
-        fix="let validation have rows of both (the build's split, or input.validation), or leave "
-        "model.calibration out",
-    )
-
-
-def pool_adjacent_violators(values: FloatArray, weights: FloatArray) -> NDArray[np.intp]:
-    """Returns where the steps of the nearest rising sequence begin, by weighted squares.
-
-    Args:
-        values: `[n]`, 1 or more.
-        weights: `[n]`, above 0.
-
-    Returns:
-        Rising positions, the first 0; the mean of a step is above that of the one before.
-    """
-    starts: list[int] = []
-    sums: list[tuple[float, float]] = []
-    for position, (value, weight) in enumerate(zip(values.tolist(), weights.tolist(), strict=True)):
-        start, total, mass = position, value * weight, weight
-        while sums and sums[-1][0] * mass >= total * sums[-1][1]:
-            before, its_mass = sums.pop()
-            start, total, mass = starts.pop(), total + before, mass + its_mass
-        starts.append(start)
-        sums.append((total, mass))
-    return np.array(starts, np.intp)

@@ -21,7 +21,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
-from conf.etl.output import SparkConfig
+from conf.etl.spark_session import SparkConfig
 from jobs.support.spark_session import build_session
 from tests.bench.clock import PeakMemory, read_peak_rss, time_tree, tree_cpu_s
 

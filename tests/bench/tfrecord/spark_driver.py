@@ -136,7 +136,7 @@ def run_job(job: SparkJob) -> dict[str, Any]:
     Returns:
         `runs` (wall and CPU seconds each), `peak_rss_bytes` by kind of process, `output_bytes`.
     """
-    from conf.etl.output import SparkConfig
+    from conf.etl.spark_session import SparkConfig
     from jobs.support.spark_session import build_session
 
     config = SparkConfig(master=job.master, driver_memory=job.driver_memory, conf=job.conf)
@@ -181,7 +181,7 @@ def count_bytes(directory: Path) -> int:
 
 def prepare(job: SparkJob) -> dict[str, Any]:
     """Writes the table as Parquet once, and as TFRecord for the readers."""
-    from conf.etl.output import SparkConfig
+    from conf.etl.spark_session import SparkConfig
     from jobs.support.spark_session import build_session
 
     config = SparkConfig(master=job.master, driver_memory=job.driver_memory, conf=job.conf)

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from conf.etl.build import BuildConfig
-from conf.etl.output import SparkConfig
 from conf.etl.sources import SourceConfig
+from conf.etl.spark_session import SparkConfig
 from etl.build import build_dataset
 from tests.tfrecord_files import read_file
 

@@ -13,7 +13,7 @@ from conf.training.train import TrainConfig
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.comparison import compare_runs, require_metric
-from training.evaluation.differences import find_lead
+from training.evaluation.confidence_intervals import find_lead
 from training.evaluation.evaluate import evaluate_split
 
 

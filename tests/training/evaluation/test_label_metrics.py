@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from conf.errors import InputDataError
 from conf.manifest import Manifest
 from tests.training.toy_models import TinyTowers
-from training.evaluation.differences import UserGroups
+from training.evaluation.confidence_intervals import UserGroups
 from training.evaluation.label_metrics import Calibration, GroupedAUC, LabelScores, StreamedAUC
 from training.evaluation.scorers import score_pairs
 from training.evaluation.task_metrics import ErrorScores

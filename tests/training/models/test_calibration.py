@@ -14,12 +14,8 @@ from hypothesis import strategies as st
 
 from conf.manifest import Manifest
 from conf.training.input import InputConfig
-from training.models.calibration import (
-    Calibration,
-    find_keep_rate,
-    fit_isotonic,
-    pool_adjacent_violators,
-)
+from training.calibration_fit import fit_isotonic, pool_adjacent_violators
+from training.models.calibration import Calibration, find_keep_rate
 from training.reader.decoded_rows import DecodedRows
 from training.reader.row_sampling import balance_classes
 

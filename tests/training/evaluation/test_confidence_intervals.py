@@ -15,7 +15,7 @@ from conf.training.train import TrainConfig
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.comparison import _measure_events, number_owners
-from training.evaluation.differences import (
+from training.evaluation.confidence_intervals import (
     FEWEST_GROUPS,
     GROUPS,
     SystemSums,
