@@ -9,12 +9,9 @@ Keras' Adam, without L2: the defaults of each, but for DeepCTR's L2 over whole t
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +36,7 @@ from tests.bench.measurements import (
     print_report,
     run_bench,
 )
+from tests.bench.train_step.peers import PeerTraining, open_peer
 from tests.bench.train_step.sections import (
     GROWTH_LIMIT,
     build_profile_table,
@@ -146,56 +144,17 @@ def build_training(
     return ModelTraining(model, TaskLosses(plan_tasks(config, manifest)), batches, "adam")
 
 
-class DeepCTRTraining:
-    """Trains in another process, when it is asked to.
-
-    Args:
-        process: Has read the shape, and answers lines.
-    """
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    def __call__(self, steps: int) -> float:
-        """Runs steps; returns the CPU-seconds that they took."""
-        return float(self.ask(str(steps)))
-
-    def ask(self, line: str) -> str:
-        """Sends a line; returns the answer.
-
-        Raises:
-            RuntimeError: The process has ended.
-        """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
-        if not (answer := self._process.stdout.readline().strip()):
-            raise RuntimeError("the process of DeepCTR has ended; its message stands above")
-        return answer
-
-
-@contextmanager
 def open_deepctr(
     python: Path, shape: RowShape, columns: Mapping[str, np.ndarray], size: int, dim: int
-) -> Iterator[DeepCTRTraining]:
+) -> AbstractContextManager[PeerTraining]:
     """Starts DeepCTR on the same batches."""
-    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
-        file = Path(folder) / "batches.npz"
-        np.savez(file, allow_pickle=False, **columns)
-        asked = {
-            "network": shape.network, "batches": str(file), "ids": shape.id_names,
-            "numbers": shape.number_names, "length": shape.length, "dim": dim,
-            "vocabulary_size": size, "hidden_units": HIDDEN_UNITS,
-            "attention_units": ATTENTION_UNITS,
-        }  # fmt: skip
-        peer = [str(python), str(Path(__file__).with_name("deepctr_peer.py"))]
-        with subprocess.Popen(
-            peer, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as process:
-            training = DeepCTRTraining(process)
-            training.ask(json.dumps(asked))
-            yield training
+    asked = {
+        "network": shape.network, "ids": shape.id_names, "numbers": shape.number_names,
+        "length": shape.length, "dim": dim, "vocabulary_size": size,
+        "hidden_units": HIDDEN_UNITS, "attention_units": ATTENTION_UNITS,
+    }  # fmt: skip
+    script = Path(__file__).with_name("deepctr_peer.py")
+    return open_peer("DeepCTR", (python, script), columns, asked)
 
 
 def measure_beside_deepctr(

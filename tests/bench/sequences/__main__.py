@@ -13,12 +13,8 @@ longest. `full` has lists without padding.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +40,7 @@ from tests.bench.measurements import (
     run_bench,
 )
 from tests.bench.sequences.products import measure_peak, sum_products
+from tests.bench.train_step.peers import PeerTraining, open_peer
 from tests.bench.train_step.sections import build_profile_table, profile_steps, time_in_turns
 from tests.bench.train_step.trainings import ModelTraining
 from training.models.sequence import SequenceModel
@@ -118,54 +115,16 @@ def build_sasrec(shape: SequenceShape, columns: dict[str, np.ndarray]) -> ModelT
     return ModelTraining(model, objective, batches, "adam")
 
 
-class TorchTraining:
-    """Trains in another process, when it is asked to.
-
-    Args:
-        process: Has read the shape, and answers lines.
-    """
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    def __call__(self, steps: int) -> float:
-        """Runs steps; returns the CPU-seconds that they took."""
-        return float(self.ask(str(steps)))
-
-    def ask(self, line: str) -> str:
-        """Sends a line; returns the answer.
-
-        Raises:
-            RuntimeError: The process has ended.
-        """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
-        if not (answer := self._process.stdout.readline().strip()):
-            raise RuntimeError("the process of PyTorch has ended; its message stands above")
-        return answer
-
-
-@contextmanager
 def open_torch(
     python: Path, shape: SequenceShape, columns: dict[str, np.ndarray]
-) -> Iterator[TorchTraining]:
+) -> AbstractContextManager[PeerTraining]:
     """Starts PyTorch on the same batches."""
-    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
-        file = Path(folder) / "batches.npz"
-        np.savez(file, allow_pickle=False, **columns)
-        asked = {
-            "batches": str(file), "items": shape.items + FIRST_TOKEN_ID, "dim": shape.dim,
-            "length": shape.length, "first_item": FIRST_TOKEN_ID,
-        }  # fmt: skip
-        peer = [str(python), str(Path(__file__).with_name("torch_peer.py"))]
-        with subprocess.Popen(
-            peer, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as process:
-            training = TorchTraining(process)
-            training.ask(json.dumps(asked))
-            yield training
+    asked = {
+        "items": shape.items + FIRST_TOKEN_ID, "dim": shape.dim,
+        "length": shape.length, "first_item": FIRST_TOKEN_ID,
+    }  # fmt: skip
+    script = Path(__file__).with_name("torch_peer.py")
+    return open_peer("PyTorch", (python, script), columns, asked)
 
 
 def plan_shapes(arguments: argparse.Namespace) -> list[SequenceShape]:
