@@ -17,7 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from conf.artefacts.run import RUN_CARD_FILE, read_json, resolve_run, update_run_card, write_json
+from conf.artefacts.run import (
+    RUN_CARD_FILE,
+    STATUS_TRAINED,
+    read_json,
+    resolve_run,
+    update_run_card,
+    write_json,
+)
 from conf.errors import ConfigError, SluiceError, TooFewRowsError, TrainingDivergedError
 from conf.load import override_config
 from conf.manifest import MANIFEST_FILE
@@ -36,7 +43,6 @@ from training.monitoring.epoch_records import EpochRecord, read_history
 from training.monitoring.progress import TrainingProgress
 from training.reader.split_source import TrainingData
 from training.run_directory import (
-    STATUS_TRAINED,
     config_sha256,
     find_unfinished_run,
     locked,
@@ -170,15 +176,13 @@ def fit_chosen(
     metric = find_metric(config, refit)
     check_space(config, refit)
     check_users(config)
-    found = _find_newest(config) if resume or once else None
-    if found is not None and (done := _find_finished(found, config, once=once)) is not None:
-        progress.message(f"trained already, nothing to do: run {done}", run=str(done))
-        return done
-    if found is not None and RefitState.read(found).run is not None:
-        found = None
-    directory = found or _make_directory(config, metric)
+    unfinished, run = _find_newest(config) if resume or once else (None, None)
+    if once and run is not None and _is_trained_on_current(run, config):
+        progress.message(f"trained already, nothing to do: run {run}", run=str(run))
+        return run
+    directory = unfinished or _make_directory(config, metric)
     with locked(directory):
-        return _Refit(config, refit, progress, directory, is_resumed=found is not None).fit()
+        return _Refit(config, refit, progress, directory, is_resumed=unfinished is not None).fit()
 
 
 def check_space(config: TrainConfig, refit: RefitConfig) -> None:
@@ -263,26 +267,30 @@ def build_run_config(
     return override_config(planned, changes, "of fit.refit")
 
 
-def _find_newest(config: TrainConfig) -> Path | None:
-    """The newest refit of the same config whose dataset version is still there."""
+def _find_newest(config: TrainConfig) -> tuple[Path | None, Path | None]:
+    """The newest refit of the same config, if its dataset version is still there.
+
+    Returns:
+        Its directory where it is unfinished, and its run where it has finished.
+    """
     wanted = config_sha256(config)
     for file in sorted(_parent(config).glob(f"*/{REFIT_FILE}"), reverse=True):
         state = RefitState.read(file.parent)
         if state.sha256 == wanted:
-            version = find_path(state.dataset)
-            return file.parent if (version / MANIFEST_FILE).is_file() else None
-    return None
+            if not (find_path(state.dataset) / MANIFEST_FILE).is_file():
+                break
+            return (file.parent, None) if state.run is None else (None, Path(state.run))
+    return None, None
 
 
-def _find_finished(directory: Path, config: TrainConfig, *, once: bool) -> Path | None:
-    """The run of a refit that has finished on the current version, where that is to be kept."""
-    run = RefitState.read(directory).run
-    if not once or run is None or not (Path(run) / RUN_CARD_FILE).is_file():
-        return None
-    card = read_json(Path(run) / RUN_CARD_FILE)
+def _is_trained_on_current(run: Path, config: TrainConfig) -> bool:
+    """Whether a run has been trained on the current version of its dataset."""
+    if not (run / RUN_CARD_FILE).is_file():
+        return False
+    card = read_json(run / RUN_CARD_FILE)
     trained_on = (card.get("dataset") or {}).get("manifest_sha256")
     is_current = trained_on == manifest_sha256(read_current_data(config).manifest)
-    return Path(run) if is_current and card.get("status") == STATUS_TRAINED else None
+    return is_current and card.get("status") == STATUS_TRAINED
 
 
 def _parent(config: TrainConfig) -> Path:

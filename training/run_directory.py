@@ -21,6 +21,10 @@ from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.artefacts.run import (
     INPUT_COUNTS_FILE,
     RUN_CARD_FILE,
+    STATUS_FAILED,
+    STATUS_INTERRUPTED,
+    STATUS_TRAINED,
+    STATUS_TRAINING,
     RunPaths,
     read_json,
     update_run_card,
@@ -49,10 +53,6 @@ from training.monitoring.epoch_records import TrainingResult
 from training.monitoring.progress import TrainingProgress
 from training.reader.split_source import TrainingData
 
-STATUS_TRAINING = "training"
-STATUS_TRAINED = "trained"
-STATUS_FAILED = "failed"
-STATUS_INTERRUPTED = "interrupted"
 LOCK_FILE = ".lock"
 ONCE_LOCK_FILE = ".once.lock"
 REPORTED_PACKAGES = ("tensorflow", "keras", "numpy", "pyarrow")

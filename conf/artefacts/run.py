@@ -37,6 +37,10 @@ from conf.storage.locks import hold_file_lock
 
 RUN_CARD_FILE = "run_card.json"
 RUN_CARD_LOCK = ".run_card.lock"
+STATUS_TRAINING = "training"
+STATUS_TRAINED = "trained"
+STATUS_FAILED = "failed"
+STATUS_INTERRUPTED = "interrupted"
 HISTORY_FILE = "history.json"
 METRICS_FILE = "metrics.json"
 REPORT_FILE = "report.html"

@@ -126,29 +126,16 @@ EXPERIMENTS = (
             Published("HSTU, 8 blocks", (0.3642, 0.2164), "MobileTeleSystems/RecTools, tutorial"),
         ),
     ),
-    Experiment(
-        "ml_1m_sasrec",
-        "ml-1m-sasrec",
-        _SASREC_FORM,
-        _ranks(*_TOP_10, protocol="full_unseen"),
-        _BEST_EPOCH,
-        _FORM_ROWS,
-    ),
-    Experiment(
-        "ml_1m_sasrec_ligr",
-        "ml-1m-sasrec",
-        _SASREC_FORM,
-        _ranks(*_TOP_10, protocol="full_unseen"),
-        _BEST_EPOCH,
-        _FORM_ROWS,
-    ),
-    Experiment(
-        "ml_1m_sasrec_hstu",
-        "ml-1m-sasrec",
-        _SASREC_FORM,
-        _ranks(*_TOP_10, protocol="full_unseen"),
-        _BEST_EPOCH,
-        _FORM_ROWS,
+    *(
+        Experiment(
+            preset,
+            "ml-1m-sasrec",
+            _SASREC_FORM,
+            _ranks(*_TOP_10, protocol="full_unseen"),
+            _BEST_EPOCH,
+            _FORM_ROWS,
+        )
+        for preset in ("ml_1m_sasrec", "ml_1m_sasrec_ligr", "ml_1m_sasrec_hstu")
     ),
     Experiment(
         "ml_1m_ncf_mf",
@@ -214,33 +201,25 @@ EXPERIMENTS = (
         _AUC,
         "The best epoch by validation AUC.",
     ),
-    Experiment(
-        "diginetica_columns",
-        "diginetica-coder",
-        "Diginetica's sessions, 823 categories as columns, all ranked.",
-        _ranks(*_TOP_10),
-        "The best epoch by validation.",
+    *(
+        Experiment(
+            preset,
+            "diginetica-coder",
+            "Diginetica's sessions, 823 categories as columns, all ranked.",
+            _ranks(*_TOP_10),
+            "The best epoch by validation.",
+        )
+        for preset in ("diginetica_columns", "diginetica_columns_dssm")
     ),
-    Experiment(
-        "diginetica_columns_dssm",
-        "diginetica-coder",
-        "Diginetica's sessions, 823 categories as columns, all ranked.",
-        _ranks(*_TOP_10),
-        "The best epoch by validation.",
-    ),
-    Experiment(
-        "clicks_columns",
-        None,
-        "Generated sessions (20,000), all 18 columns ranked.",
-        _ranks("ndcg@5"),
-        "The best epoch by validation; of two variants the better one on validation.",
-    ),
-    Experiment(
-        "clicks_columns_dssm",
-        None,
-        "Generated sessions (20,000), all 18 columns ranked.",
-        _ranks("ndcg@5"),
-        "The best epoch by validation; of two variants the better one on validation.",
+    *(
+        Experiment(
+            preset,
+            None,
+            "Generated sessions (20,000), all 18 columns ranked.",
+            _ranks("ndcg@5"),
+            "The best epoch by validation; of two variants the better one on validation.",
+        )
+        for preset in ("clicks_columns", "clicks_columns_dssm")
     ),
     Experiment(
         "clicks",

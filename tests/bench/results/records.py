@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from conf.artefacts.dataset import read_manifest
-from conf.artefacts.run import METRICS_FILE, RUN_CARD_FILE, read_json
+from conf.artefacts.run import METRICS_FILE, RUN_CARD_FILE, STATUS_TRAINED, read_json
 from conf.manifest import Manifest
 from tests.bench.results.experiments import Experiment, Metric
-from training.run_directory import STATUS_TRAINED
 
 FOLDER = Path(__file__).with_name("measured")
 ORIGIN_SUFFIX = ".origin.json"
