@@ -19,7 +19,7 @@ import keras_rs
 
 from conf.errors import ConfigError
 from training.networks.network import NetworkInputs
-from training.networks.tower import activate, build_mlp, build_output, concatenate, first_score
+from training.networks.tower import build_mlp, build_output, concatenate, finish_layer, first_score
 
 HIDDEN_UNITS = (256, 128)
 SECOND_UNITS = (128,)
@@ -245,11 +245,7 @@ def build_final_net(
         hidden = row
         for size in units:
             hidden = FactorizedInteraction(size)(hidden)
-            if batch_normalization:
-                hidden = keras.layers.BatchNormalization(synchronized=True)(hidden)
-            hidden = activate(hidden, activation)
-            if dropout is not None:
-                hidden = keras.layers.Dropout(dropout)(hidden)
+            hidden = finish_layer(hidden, activation, dropout, batch_normalization)
         logits.append(build_output(hidden, first_score(base_scores)))
     return keras.layers.Average()(logits)
 

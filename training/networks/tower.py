@@ -108,12 +108,22 @@ def build_mlp(
     """
     for size in units:
         hidden = keras.layers.Dense(size, kernel_regularizer=build_regularizer(l2))(hidden)
-        if batch_normalization:
-            hidden = keras.layers.BatchNormalization(synchronized=True)(hidden, mask=mask)
-        hidden = activate(hidden, activation, mask)
-        if dropout is not None:
-            hidden = keras.layers.Dropout(dropout)(hidden)
+        hidden = finish_layer(hidden, activation, dropout, batch_normalization, mask)
     return hidden
+
+
+def finish_layer(
+    hidden: keras.KerasTensor,
+    activation: str,
+    dropout: float | None,
+    batch_normalization: bool,
+    mask: keras.KerasTensor | None = None,
+) -> keras.KerasTensor:
+    """Builds what follows the map of a hidden layer; arguments are those of `build_mlp`."""
+    if batch_normalization:
+        hidden = keras.layers.BatchNormalization(synchronized=True)(hidden, mask=mask)
+    hidden = activate(hidden, activation, mask)
+    return hidden if dropout is None else keras.layers.Dropout(dropout)(hidden)
 
 
 def build_output(hidden: keras.KerasTensor, start: float) -> keras.KerasTensor:
