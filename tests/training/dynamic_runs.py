@@ -91,6 +91,18 @@ def build_trainer(
     return Trainer(config, data, strategy, progress or NoProgress())
 
 
+def train_on_replicas(config: TrainConfig, version: Path, folder: Path) -> list[dict[str, Any]]:
+    """What is trained on one device and on two logical ones: all variables, by name."""
+    found = []
+    for replicas in (1, 2):
+        run = folder / str(replicas)
+        run.mkdir()
+        trainer = build_trainer(config, version, replicas=replicas)
+        trainer.fit(run, None)
+        found.append({n: v.numpy() for n, v in trainer.parts.model.named_variables.items()})
+    return found
+
+
 def read_state(trainer: Trainer) -> dict[str, np.ndarray]:
     """All that a checkpoint would hold."""
     from training.checkpoint.saved_tensors import MODEL, OPTIMIZERS, collect_state, copy_state

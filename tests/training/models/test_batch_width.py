@@ -62,16 +62,20 @@ def manifest(version: Path) -> Manifest:
     return read_manifest(version)
 
 
-@pytest.fixture(scope="module")
-def batch(version: Path, manifest: Manifest) -> Batch:
-    """Rows with histories of 0 to 3 items, in lists that are padded to 8."""
-    rows = next(iter(build_eval_dataset(version, manifest, "test", 6)))
-    kept = tf.constant(np.arange(8) < np.array([3, 0, 1, 3, 2, 1])[:, None])
+def read_short_histories(version: Path, manifest: Manifest, lengths: list[int]) -> Batch:
+    """Rows with histories of some lengths, in lists that are padded to 8."""
+    rows = next(iter(build_eval_dataset(version, manifest, "test", len(lengths))))
+    kept = tf.constant(np.arange(8) < np.array(lengths)[:, None])
     return {
         name: tf.where(kept, value, tf.zeros_like(value)) if name.startswith("history") else value
         for name, value in rows.items()
         if name != "seen"
     }
+
+
+@pytest.fixture(scope="module")
+def batch(version: Path, manifest: Manifest) -> Batch:
+    return read_short_histories(version, manifest, [3, 0, 1, 3, 2, 1])
 
 
 def compute(model: Model, batch: Batch, width: int | None = None) -> dict[str, np.ndarray]:

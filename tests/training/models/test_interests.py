@@ -20,7 +20,7 @@ from conf.schema import FeatureSchema
 from conf.training.models import ComiRecConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import TrainConfig
-from tests.training.dynamic_runs import build_trainer
+from tests.training.dynamic_runs import build_trainer, train_on_replicas
 from tests.training.networks.test_networks import Array, Weights, softmax
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.manager import CheckpointManager, restore_newest
@@ -254,13 +254,7 @@ def test_every_objective_trains_it_alike_on_two_replicas(
     }
     config = TrainConfig.model_validate({"dataset": "tiny", "name": "t", **sections})
     first = build_model(config.model, read_manifest(tiny_version), config.seed).named_variables
-    found = []
-    for replicas in (1, 2):
-        run = tmp_path / str(replicas)
-        run.mkdir()
-        trainer = build_trainer(config, tiny_version, replicas=replicas)
-        trainer.fit(run, None)
-        found.append({n: v.numpy() for n, v in trainer.parts.model.named_variables.items()})
-    for variable, value in found[0].items():
-        np.testing.assert_allclose(found[1][variable], value, atol=2e-4, err_msg=variable)
+    one, two = train_on_replicas(config, tiny_version, tmp_path)
+    for variable, value in one.items():
+        np.testing.assert_allclose(two[variable], value, atol=2e-4, err_msg=variable)
         assert np.abs(value - first[variable]).max() > 1e-3, variable

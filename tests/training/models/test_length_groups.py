@@ -14,9 +14,9 @@ import tensorflow as tf
 from conf.artefacts.dataset import read_manifest
 from conf.manifest import Manifest
 from conf.schema import FeatureSpec
-from tests.training.models.test_batch_width import MODELS, compute
+from tests.training.models.test_batch_width import MODELS, compute, read_short_histories
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
-from training.input.batches import Batch, build_eval_dataset
+from training.input.batches import Batch
 from training.models import length_groups
 from training.models.length_groups import GROUPS, encode_in_groups, plan_groups
 from training.models.registry import build_model
@@ -97,13 +97,7 @@ def manifest(version: Path) -> Manifest:
 
 @pytest.fixture(scope="module")
 def batch(version: Path, manifest: Manifest) -> Batch:
-    rows = next(iter(build_eval_dataset(version, manifest, "test", 7)))
-    kept = tf.constant(np.arange(8) < np.array(LENGTHS)[:, None])
-    return {
-        name: tf.where(kept, value, tf.zeros_like(value)) if name.startswith("history") else value
-        for name, value in rows.items()
-        if name != "seen"
-    }
+    return read_short_histories(version, manifest, LENGTHS)
 
 
 @pytest.mark.parametrize(

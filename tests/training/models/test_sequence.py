@@ -18,7 +18,7 @@ from conf.manifest import Manifest
 from conf.schema import FeatureSchema
 from conf.training.models import BSTConfig, GRUConfig, HSTUConfig, SASRecConfig
 from conf.training.train import CheckpointConfig, TrainConfig
-from tests.training.dynamic_runs import build_trainer
+from tests.training.dynamic_runs import build_trainer, train_on_replicas
 from tests.training.networks.test_networks import (
     Array,
     Weights,
@@ -447,12 +447,6 @@ def test_a_served_tower_gives_the_model_s_vectors(trained: TrainedModel, tmp_pat
 @pytest.mark.parametrize("name", MODELS)
 def test_two_replicas_train_as_one(name: str, tiny_version: Path, tmp_path: Path) -> None:
     config = configure(name, epochs=1, optimizer={"learning_rate": 0.01, "epsilon": 1e-4})
-    found = []
-    for replicas in (1, 2):
-        run = tmp_path / str(replicas)
-        run.mkdir()
-        trainer = build_trainer(config, tiny_version, replicas=replicas)
-        trainer.fit(run, None)
-        found.append({n: v.numpy() for n, v in trainer.parts.model.named_variables.items()})
-    for variable, value in found[0].items():
-        np.testing.assert_allclose(found[1][variable], value, atol=2e-4, err_msg=variable)
+    one, two = train_on_replicas(config, tiny_version, tmp_path)
+    for variable, value in one.items():
+        np.testing.assert_allclose(two[variable], value, atol=2e-4, err_msg=variable)
