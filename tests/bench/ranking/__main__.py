@@ -37,13 +37,8 @@ from tests.bench.measurements import (
     run_bench,
 )
 from tests.bench.train_step.peers import PeerTraining, open_peer
-from tests.bench.train_step.sections import (
-    GROWTH_LIMIT,
-    build_profile_table,
-    judge_wall_time,
-    profile_steps,
-    time_in_turns,
-)
+from tests.bench.train_step.products import count_din, count_mlp, report_products
+from tests.bench.train_step.sections import GROWTH_LIMIT, judge_wall_time, time_in_turns
 from tests.bench.train_step.trainings import ModelTraining
 from training.models.ranking import RankingModel, plan_tasks
 from training.objectives.objective import TaskLosses
@@ -122,6 +117,14 @@ class RowShape:
             "bench", "1", "", "Example", None, (), FeatureSchema(tuple(specs)), keys, (), "",
             {}, {}, SourceSnapshot((), None, {}, ""), RowCounts({}, {}, 0, {}, {}), "",
         )  # fmt: skip
+
+    def count_products(self, rows: int, dim: int) -> float:
+        """Returns the FLOP of the matrix products of a step."""
+        joined = self.ids * dim + self.numbers
+        if self.length is None:
+            return count_mlp(rows, (joined, *HIDDEN_UNITS, 1))
+        layers = {"attention": ATTENTION_UNITS, "hidden": HIDDEN_UNITS}
+        return count_din(rows, self.length, (dim, joined + dim), layers)
 
 
 HIDDEN_UNITS, ATTENTION_UNITS = (256, 128, 64), (80, 40)
@@ -242,13 +245,15 @@ def run(arguments: argparse.Namespace, console: Console) -> BenchReport:
     if "growth" in arguments.sections:
         measure_growth(report, console, arguments)
     if "profile" in arguments.sections:
-        for shape in (DEEPFM, DIN):
-            size = arguments.vocabulary_size
-            columns = shape.draw(arguments.batch, size)
-            training = build_training(shape, columns, size, arguments.dim)
-            ops = profile_steps(training, PROFILED_STEPS)
-            report.settings[f"profile of {shape.network}"] = {o.kind: o.ms_per_step for o in ops}
-            console.print(build_profile_table(f"a step of {shape.network}, all threads", ops))
+        size, dim, rows = arguments.vocabulary_size, arguments.dim, arguments.batch
+        trainings = {
+            shape.network: (
+                build_training(shape, shape.draw(rows, size), size, dim),
+                shape.count_products(rows, dim),
+            )
+            for shape in (DEEPFM, DIN)
+        }
+        report_products(report, console, trainings, PROFILED_STEPS)
     print_report(report, console, "bars (wall time per example)")
     return report
 

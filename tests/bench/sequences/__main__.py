@@ -26,7 +26,7 @@ from rich.console import Console
 
 from conf.manifest import DatasetKeys, Manifest, RowCounts, SourceSnapshot
 from conf.schema import FIRST_TOKEN_ID, FeatureSchema, FeatureSpec
-from conf.training.models import SASRecConfig
+from conf.training.models import NegativesConfig, SampledSoftmaxConfig, SASRecConfig
 from tests.bench.measurements import (
     Bar,
     BenchReport,
@@ -39,18 +39,22 @@ from tests.bench.measurements import (
     print_report,
     run_bench,
 )
-from tests.bench.sequences.products import measure_peak, sum_products
 from tests.bench.train_step.peers import PeerTraining, open_peer
-from tests.bench.train_step.sections import build_profile_table, profile_steps, time_in_turns
+from tests.bench.train_step.products import count_sasrec, report_products
+from tests.bench.train_step.sections import time_in_turns
 from tests.bench.train_step.trainings import ModelTraining
+from training.loop.step import StepOptions
 from training.models.sequence import SequenceModel
 from training.objectives.item_catalog import ItemFeatures
-from training.objectives.item_objectives import CatalogSoftmax, ItemData
+from training.objectives.item_objectives import CatalogSoftmax, ItemData, SampledSoftmax
+from training.objectives.objective import Objective
+from training.objectives.samplers import build_sampler
 
-SECTIONS = ("torch", "profile")
+SECTIONS = ("torch", "variants", "profile")
 SPEEDUPS = {"real": 3.0, "full": 1.5}
 """Aims beside PyTorch, by the lengths of sequences."""
 DISTINCT_BATCHES = 16
+_FLOAT32 = StepOptions(seed=1)
 
 
 @dataclass(frozen=True)
@@ -103,16 +107,34 @@ class SequenceShape:
         )  # fmt: skip
 
 
-def build_sasrec(shape: SequenceShape, columns: dict[str, np.ndarray]) -> ModelTraining:
-    """Returns Sluice's training of SASRec on drawn batches."""
+def build_sasrec(
+    shape: SequenceShape,
+    columns: dict[str, np.ndarray],
+    negatives: int | None = None,
+    options: StepOptions = _FLOAT32,
+) -> ModelTraining:
+    """Returns Sluice's training of SASRec on drawn batches.
+
+    Args:
+        shape: Of the batches.
+        columns: The batches.
+        negatives: Uniform ones that a batch's positions share; None: softmax over all items.
+        options: How a step is computed.
+    """
     manifest = shape.describe(columns)
     config = SASRecConfig(embedding_dim=shape.dim, dropout=None)
     model = SequenceModel(config, manifest, seed=1)
-    catalog = np.arange(FIRST_TOKEN_ID, shape.items + FIRST_TOKEN_ID)
+    size = shape.items + FIRST_TOKEN_ID
+    catalog = np.arange(FIRST_TOKEN_ID, size)
     items = ItemData("item", ItemFeatures(Path(), manifest, ["item"]), None)
-    objective = CatalogSoftmax(items, catalog, shape.items + FIRST_TOKEN_ID)
+    objective: Objective = CatalogSoftmax(items, catalog, size)
+    if negatives is not None:
+        drawn = NegativesConfig(source="uniform", count=negatives)
+        sampled = SampledSoftmaxConfig(negatives=drawn, logq_correction=0.0)
+        sampler = build_sampler(drawn, catalog, None, size)
+        objective = SampledSoftmax(sampled, items, sampler, None)
     batches = tf.data.Dataset.from_tensor_slices(columns).repeat().prefetch(2)
-    return ModelTraining(model, objective, batches, "adam")
+    return ModelTraining(model, objective, batches, "adam", options)
 
 
 def open_torch(
@@ -157,16 +179,52 @@ def measure_beside_torch(
     console.print(build_table(f"{found[0].section}: {found[0].shape}, per step", found))
 
 
-def measure_profile(
+def measure_variants(
     report: BenchReport, console: Console, shape: SequenceShape, arguments: argparse.Namespace
 ) -> None:
-    """Where the time of a step goes, and the share of matrix products."""
-    ops = profile_steps(build_sasrec(shape, shape.draw()), arguments.steps)
-    share = sum_products(ops)
-    report.settings[f"profile, {shape.lengths}"] = {o.kind: o.ms_per_step for o in ops}
-    report.settings[f"share of products, {shape.lengths}"] = share
-    title = f"a step on {shape.lengths} lengths, all threads; matrix products {share:.0%}"
-    console.print(build_profile_table(title, ops))
+    """Steps with fewer negatives, in half precision and compiled by XLA, in turns."""
+    columns, plain = shape.draw(), "softmax over all items"
+    shared = f"{arguments.negatives:,} shared negatives"
+    trainings = {
+        plain: build_sasrec(shape, columns),
+        shared: build_sasrec(shape, columns, arguments.negatives),
+        "bfloat16": build_sasrec(shape, columns, options=StepOptions(1, tf.bfloat16)),
+        "XLA": build_sasrec(shape, columns, options=StepOptions(1, xla=True)),
+    }
+    found = time_in_turns(
+        "variants",
+        f"{shape.lengths} lengths: {shape.rows} x {shape.length}, {shape.items:,} items",
+        trainings,
+        batch_rows=shape.rows,
+        steps=dict.fromkeys(trainings, arguments.steps),
+        repeats=arguments.repeats,
+    )
+    report.measurements += found
+    bars = [Bar(name, plain, None) for name in trainings if name != plain]
+    report.verdicts += judge(found[0].shape, found, bars)
+    console.print(build_table(f"{found[0].section}: {found[0].shape}, per step", found))
+
+
+def count_flop(shape: SequenceShape, columns: dict[str, np.ndarray]) -> float:
+    """FLOP of the matrix products of a mean step, padding left out."""
+    lengths = (columns["history"] > 0).sum(axis=-1)
+    positions, pairs = lengths.sum(axis=1).mean(), (lengths**2).sum(axis=1).mean()
+    return count_sasrec(float(positions), float(pairs), shape.dim, shape.items)
+
+
+def measure_profiles(
+    report: BenchReport, console: Console, shapes: list[SequenceShape], steps: int
+) -> None:
+    """Where the time of a step goes, and how fast its matrix products are."""
+    drawn = [(shape, shape.draw()) for shape in shapes]
+    trainings = {
+        f"sasrec, {shape.lengths} lengths": (
+            build_sasrec(shape, columns),
+            count_flop(shape, columns),
+        )
+        for shape, columns in drawn
+    }
+    report_products(report, console, trainings, steps)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -180,6 +238,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--length", type=int, default=50, help="longest sequence")
     add("--mean", type=float, default=9.0, help="mean length of real sequences, before the cut")
     add("--items", type=int, default=10_000, help="items of the catalogue")
+    add("--negatives", type=int, default=3000, help="variants: negatives that are shared")
     add("--dim", type=int, default=64, help="numbers of a vector")
     add("--steps", type=int, default=10, help="steps of a round")
     add("--repeats", type=int, default=5, help="rounds of each, in turns; the fastest counts")
@@ -189,7 +248,9 @@ def build_parser() -> argparse.ArgumentParser:
 def check_arguments(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Ends with a message where a value makes no sense."""
     check_positive(
-        parser, arguments, ("batch", "length", "items", "dim", "steps", "repeats", "mean")
+        parser,
+        arguments,
+        ("batch", "length", "items", "dim", "negatives", "steps", "repeats", "mean"),
     )
     if arguments.torch is not None and not arguments.torch.is_file():
         parser.error(f"--torch: no file {arguments.torch}")
@@ -204,12 +265,11 @@ def run(arguments: argparse.Namespace, console: Console) -> BenchReport:
         else:
             for shape in plan_shapes(arguments):
                 measure_beside_torch(report, console, shape, arguments)
-    if "profile" in arguments.sections:
-        peak = measure_peak()
-        report.settings["peak of a product, FLOP for each CPU-second"] = peak
-        console.print(f"products of two square matrices: {peak / 1e9:.0f} GFLOP for a CPU-second")
+    if "variants" in arguments.sections:
         for shape in plan_shapes(arguments):
-            measure_profile(report, console, shape, arguments)
+            measure_variants(report, console, shape, arguments)
+    if "profile" in arguments.sections:
+        measure_profiles(report, console, plan_shapes(arguments), arguments.steps)
     print_report(report, console)
     return report
 

@@ -149,6 +149,9 @@ def build_dynamic_table(dim: int, capacity: int) -> DynamicTable:
     return DynamicTable("item", KeySpace("item", capacity=capacity), dim, seed=1)
 
 
+_OPTIONS = StepOptions(seed=1)
+
+
 class ModelTraining:
     """A model in training, that reads its batches where it left off.
 
@@ -160,16 +163,21 @@ class ModelTraining:
         objective: What it learns.
         dataset: Its batches.
         sparse: Kind of the tables' optimizer.
+        options: How a step is computed.
     """
 
     def __init__(
-        self, model: Model, objective: Objective, dataset: tf.data.Dataset, sparse: str
+        self,
+        model: Model,
+        objective: Objective,
+        dataset: tf.data.Dataset,
+        sparse: str,
+        options: StepOptions = _OPTIONS,
     ) -> None:
         config = OptimizerConfig.model_validate({"sparse": {"kind": sparse}})
         self._optimizers = Optimizers(config, model, TOTAL_STEPS)
         self._lookups = plan_lookups(model.lookups)
         self._keyed = plan_keyed_features(model.embedded_features, model.tables)
-        options = StepOptions(seed=1)
         step = TrainStep(model, objective, self._optimizers, options, self._lookups, self._keyed)
         self._run_steps = build_run_steps(tf.distribute.get_strategy(), step)
         self.read(dataset)

@@ -1,0 +1,81 @@
+"""Matrix products of a step are counted as TensorFlow's own profiler counts those of the graph."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.bench.sequences.__main__ import main as measure_sequences
+from tests.bench.train_step.products import ProductSpeed, count_din, count_mlp, count_sasrec
+
+ROWS, LENGTH, DIM = 6, 5, 4
+
+
+def count_by_tensorflow(*products: tuple[tuple[int, ...], tuple[int, ...]]) -> int:
+    """FLOP of products of matrices of these shapes, once each."""
+    from tensorflow.python.profiler.model_analyzer import profile
+    from tensorflow.python.profiler.option_builder import ProfileOptionBuilder
+
+    with tf.Graph().as_default() as graph:
+        for left, right in products:
+            tf.matmul(tf.zeros(left), tf.zeros(right))
+    options = ProfileOptionBuilder(ProfileOptionBuilder.float_operation())
+    found = profile(graph, options=options.with_empty_output().build())
+    return int(found.total_float_ops)
+
+
+def test_an_mlp() -> None:
+    forward = count_by_tensorflow(((ROWS, 8), (8, 3)), ((ROWS, 3), (3, 1)))
+    assert count_mlp(ROWS, (8, 3, 1)) == 3 * forward
+
+
+def test_din_reads_the_target_once_a_row() -> None:
+    positions = ROWS * LENGTH
+    forward = count_by_tensorflow(
+        ((positions, 2 * DIM), (2 * DIM, 7)),
+        ((ROWS, DIM), (DIM, 7)),
+        ((positions, 7), (7, 3)),
+        ((positions, 3), (3, 1)),
+        *[((1, LENGTH), (LENGTH, DIM))] * ROWS,
+        ((ROWS, 20), (20, 9)),
+        ((ROWS, 9), (9, 1)),
+    )
+    layers = {"attention": (7, 3), "hidden": (9,)}
+    assert count_din(ROWS, LENGTH, (DIM, 20), layers) == 3 * forward
+
+
+def test_sasrec_scores_all_items_once_more_on_its_way_back() -> None:
+    lengths, items = np.array([5, 2]), 11
+    positions = int(lengths.sum())
+    of_block = [((positions, DIM), (DIM, DIM))] * 6
+    of_block += [((n, DIM), (DIM, n)) for n in lengths.tolist()]
+    of_block += [((n, n), (n, DIM)) for n in lengths.tolist()]
+    block = count_by_tensorflow(*of_block)
+    scores = count_by_tensorflow(((positions, DIM), (DIM, items)))
+    found = count_sasrec(positions, float((lengths**2).sum()), DIM, items)
+    assert found == 3 * 2 * block + 4 * scores
+
+
+def test_speeds_are_beside_the_peak() -> None:
+    speed = ProductSpeed("din", flop=6e9, cpu_s=0.1, share=0.75, peak=100e9)
+    assert speed.of_peak == pytest.approx(0.6)
+    assert speed.of_peak_in_products == pytest.approx(0.8)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_the_bench_of_sequences_prints_its_figures(tmp_path, monkeypatch) -> None:
+    file = tmp_path / "figures.json"
+    options = "--sections variants profile --batch 16 --length 6 --mean 3 --items 60 --dim 8"
+    options += " --negatives 20 --steps 1 --repeats 1"
+    monkeypatch.setattr(sys, "argv", ["bench", *options.split(), "--json", str(file)])
+    measure_sequences()
+    figures = json.loads(file.read_text())
+    assert len(figures["measurements"]) == 2 * 4
+    products = figures["settings"]["products of sasrec, full lengths"]
+    assert products["flop"] == count_sasrec(16 * 6, 16 * 36, 8, 60)
+    assert 0 < products["share"] < 1
