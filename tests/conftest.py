@@ -6,7 +6,6 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,9 +20,8 @@ if TYPE_CHECKING:
 
     from conf.etl.build import BuildConfig
     from etl.build import BuildResult
-    from tests.fake_store import FakeStore
-    from tests.object_servers import ObjectServer, Servers
 
+pytest_plugins = ("tests.store_places",)
 java.set_options()
 # How wide and colourful a terminal is, and which proxy leads outside, is said by tests alone.
 for _name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "PY_COLORS"):
@@ -65,15 +63,6 @@ def _guess_seconds(item: pytest.Item) -> int:
     if item.get_closest_marker("slow"):
         return 20
     return 3 if "spark" in getattr(item, "fixturenames", ()) else 0
-
-
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStore]:
-    """A fresh store, reached as `s3://bucket/...`; requests come one by one."""
-    from tests.fake_store import reached_as
-
-    with reached_as("s3", monkeypatch) as store:
-        yield store
 
 
 @pytest.fixture
@@ -142,25 +131,3 @@ def built(
     folder = tmp_path_factory.mktemp("built")
     config = build_config(write_logs(folder / "logs"), folder / "datasets")
     return build_dataset(spark, config), config
-
-
-@pytest.fixture(scope="session")
-def servers() -> Iterator[Servers]:
-    """Servers of object stores, one per scheme, that the tests share."""
-    from tests.object_servers import Servers
-
-    with ExitStack() as stack:
-        yield Servers(stack)
-
-
-@pytest.fixture
-def server_of(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ObjectServer]:
-    """Finds the server of a scheme, which the environment then names for the test."""
-
-    def find(scheme: str) -> ObjectServer:
-        server = servers.get(scheme)
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        return server
-
-    return find

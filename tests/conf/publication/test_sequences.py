@@ -24,7 +24,7 @@ from conf.artefacts.export import EXPORT_FILE, read_versions, roll_back
 from conf.artefacts.run import write_json
 from conf.errors import ConfigError, UpstreamNotReadyError
 from conf.publication import claim
-from conf.publication.numbered import hold_numbers
+from conf.publication.numbered import hold_numbers, list_complete, list_numbered
 from conf.publication.working_copy import WORK_DIR_VARIABLE
 from conf.storage import processes
 from conf.storage.locations import find_path
@@ -151,6 +151,7 @@ class DatasetPlace:
         with hold_dataset(find_dataset(self.root, "d")) as paths:
             sweep_leftovers(paths)
             publish(paths, name)
+            assert not list(paths.versions.glob(".*"))
             meanwhile()
 
     def read(self) -> State:
@@ -187,6 +188,8 @@ class ModelPlace:
             write_json(
                 staging / EXPORT_FILE, {**card, "files": {"saved_model.pb": {"bytes": len(name)}}}
             )
+        place = find_path(f"{self.root}/m")  # Nothing is left of those whose process died.
+        assert list_numbered(place) == list_complete(place, EXPORT_FILE)
 
     def read(self) -> State:
         try:
@@ -342,6 +345,7 @@ DEATHS = [
     for disk, changes in (("first", dead), (("first", "second")[dead % 2], None))
 ]
 MOVES = [
+    ("roll_back", "first", None),
     *[("publish", disk, None) for disk in ("first", "second", "second")],
     *[("roll_back", "second", changes) for changes in (3, 9, None)],
     *[("publish", "first", None), ("roll_back", "first", None), ("collect", "second", 2)],

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from conf.artefacts.dataset import DatasetPaths, read_manifest, resolve_version
+from conf.artefacts.dataset import DatasetPaths, read_manifest
 from conf.encoders import ENCODERS_DIR
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.etl.build import BuildConfig
@@ -20,7 +20,6 @@ from conf.etl.imported import ImportConfig
 from conf.manifest import MANIFEST_FILE
 from conf.publication.entries import FOREIGN_STALE_S
 from conf.publication.working_copy import WORK_DIR_VARIABLE, describe_place
-from conf.storage.locations import find_path
 from etl.build import BuildResult, build_dataset
 from etl.import_dataset import import_dataset
 from etl.tfrecord.table import write_table
@@ -59,12 +58,6 @@ def build(version_id: str, meanwhile: Callable[[], object] = lambda: None) -> No
         meanwhile()
 
 
-def build_elsewhere(version_id: str, machine: Machine) -> None:
-    machine("second")
-    build(version_id)
-    machine("first")
-
-
 def build_nothing(name: str = "d", *, takes_shards: bool = False) -> DatasetPaths:
     with hold_dataset(dataset(name), takes_shards=takes_shards) as paths:
         return paths
@@ -75,21 +68,6 @@ def held(store: FakeStore, *versions: str) -> bool:
     objects = store.objects("bucket/datasets/d")
     whole = {f"versions/{v}/{file}" for v in versions for file in (SHARD, MANIFEST_FILE)}
     return objects == {"CURRENT", *whole}
-
-
-def test_a_version_gets_there_whole_and_the_pointer_last(
-    store: FakeStore, machine: Machine
-) -> None:
-    build("v1")
-    build("v2")
-    assert held(store, "v1", "v2")
-    puts = [line.rpartition("/datasets/d/")[2] for line in store.log if line.startswith("put")]
-    steps = [(f"versions/{v}/{SHARD}", f"versions/{v}/manifest.json") for v in ("v1", "v2")]
-    assert puts == [*steps[0], "CURRENT", *steps[1], "CURRENT"]
-    version = resolve_version(find_path(f"{ROOT}/d"))
-    assert str(version) == f"{ROOT}/d/versions/v2"
-    assert read_manifest(version).parent == "v1"
-    assert describe_place(dataset().here.version("v2")) == str(version)
 
 
 def test_another_machine_goes_on_and_fetches_shards_when_it_reads_them(
@@ -110,18 +88,6 @@ def test_another_machine_goes_on_and_fetches_shards_when_it_reads_them(
     machine("first")
     build("v3")
     assert [read_manifest(dataset().version(v)).parent for v in ("v2", "v3")] == ["v1", "v2"]
-
-
-def test_the_slower_of_two_builds_publishes_nothing(store: FakeStore, machine: Machine) -> None:
-    build("v1")
-    with pytest.raises(UpstreamNotReadyError, match="nothing was published") as told:
-        build("v2", meanwhile=lambda: build_elsewhere("v3", machine))
-    assert told.value.exit_code == 4
-    assert held(store, "v1", "v3")
-    assert read_current(dataset().here) == "v1"
-    assert not dataset().here.version("v2").exists()
-    build("v4")
-    assert read_manifest(dataset().version("v4")).parent == "v3"
 
 
 class Killed(BaseException):

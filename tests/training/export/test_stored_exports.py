@@ -223,36 +223,6 @@ def test_a_second_exporter_is_refused(
     assert store.objects("bucket/models") - before <= {"t/1/index/.lease"}
 
 
-@pytest.mark.parametrize("after", [1, 2, 3])
-def test_a_version_whose_export_was_killed_is_none(
-    store: FakeStore, machine: Machine, model: str, after: int
-) -> None:
-    model += str(after)
-    publish(model)
-    puts = 0
-
-    def kill(name: str) -> None:
-        nonlocal puts
-        if name.startswith("put") and "/2/" in name:
-            puts += 1
-            if puts >= after:
-                raise Killed
-
-    store.hook = kill
-    with pytest.raises(Killed):
-        publish(model)
-    store.hook = lambda name: None
-    place = find_place(model)
-    assert list_versions(place) == [1]
-    machine("third")
-    number = publish(model)
-    assert list_versions(place) == [1, number]
-    assert number == (2 if after == 1 else 3)  # What was begun has its number for good.
-    folders = {key.split("/")[0] for key in store.objects(model.removeprefix("s3://"))}
-    assert folders == {"1", str(number), ".lease"}
-    assert publish(model) == number + 1
-
-
 def test_a_roll_back_is_seen_and_can_be_gone_on_with(
     store: FakeStore, machine: Machine, model: str
 ) -> None:

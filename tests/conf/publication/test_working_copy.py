@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
-import time
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from conf.errors import ConfigError, UpstreamNotReadyError
-from conf.publication import lease as lease_module
-from conf.publication.lease import LAPSE_S, LEASE_KEY, hold_lease, read_holder
-from conf.publication.pointer import move_pointer, read_pointer, set_pointer
+from conf.errors import ConfigError
+from conf.publication.lease import hold_lease
+from conf.publication.pointer import read_pointer
 from conf.publication.working_copy import (
     WORK_DIR_VARIABLE,
     WorkingCopy,
@@ -26,7 +22,6 @@ from conf.publication.working_copy import (
     remove_folder,
 )
 from conf.storage.object_store import Storage
-from conf.storage.processes import Owner
 from tests.fake_store import FakeStore
 
 
@@ -107,7 +102,7 @@ def test_a_large_file_arrives_whole(
 
 
 def test_only_what_has_changed_travels(store: FakeStore, tmp_path: Path) -> None:
-    copy = WorkingCopy(Storage("fake", "bucket/data"), tmp_path / "here")
+    copy = WorkingCopy(Storage("s3", "bucket/data"), tmp_path / "here")
     write(copy, a="1", b="2")
     copy.push()
     store.log.clear()
@@ -120,7 +115,7 @@ def test_only_what_has_changed_travels(store: FakeStore, tmp_path: Path) -> None
 
 
 def test_a_marker_comes_last_and_goes_first(store: FakeStore, tmp_path: Path) -> None:
-    copy = WorkingCopy(Storage("fake", "bucket/data"), tmp_path / "here")
+    copy = WorkingCopy(Storage("s3", "bucket/data"), tmp_path / "here")
     names = ("run_card.json", "last/1/checkpoint.json", "last/1/state", "history.json")
     for name in names:
         file = copy.local / name
@@ -173,7 +168,7 @@ class Killed(BaseException):
 def test_a_push_that_was_killed_is_ended_by_the_next_one(
     store: FakeStore, tmp_path: Path, after: int
 ) -> None:
-    copy = WorkingCopy(Storage("fake", "bucket/data"), tmp_path / "here")
+    copy = WorkingCopy(Storage("s3", "bucket/data"), tmp_path / "here")
     write(copy, a="old", b="old", c="old")
     copy.push()
     write(copy, a="newer", b="newer", c="newer")
@@ -219,7 +214,7 @@ def test_files_that_never_change_are_known_by_their_sizes(
 
 
 def test_a_damaged_note_costs_a_comparison_alone(store: FakeStore, tmp_path: Path) -> None:
-    copy = WorkingCopy(Storage("fake", "bucket/data"), tmp_path / "here")
+    copy = WorkingCopy(Storage("s3", "bucket/data"), tmp_path / "here")
     write(copy, a="1")
     copy.push()
     (copy.local / ".copy.json").write_text("[")
@@ -227,35 +222,13 @@ def test_a_damaged_note_costs_a_comparison_alone(store: FakeStore, tmp_path: Pat
     assert held(copy) == {"a": "1"}
 
 
-def test_the_pointer_moves_unless_another_one_was_faster(any_root: Storage) -> None:
-    assert read_pointer(any_root) is None
-    move_pointer(any_root, "v1", before=None)
-    move_pointer(any_root, "v2", before="v1")
-    with pytest.raises(UpstreamNotReadyError, match="another version has become current"):
-        move_pointer(any_root, "v3", before="v1")
-    assert read_pointer(any_root) == "v2"
-
-
-def test_a_pointer_that_moves_in_between_is_looked_at_again(store: FakeStore) -> None:
-    root, faster = Storage("fake", "bucket/data"), ["v0", "v0"]
-    set_pointer(root, "v0")
-
-    def move(name: str) -> None:
-        if name.startswith("put") and faster:
-            root.put("CURRENT", f"{faster.pop()}\n".encode())
-
-    store.hook = move
-    move_pointer(root, "v1", before="v0")
-    assert (read_pointer(root), faster) == ("v1", [])
-
-
 def test_paths_here_stand_for_places_there(
     store: FakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(WORK_DIR_VARIABLE, str(tmp_path))
-    uri = "fake://bucket/runs/demo"
+    uri = "s3://bucket/runs/demo"
     copy = WorkingCopy.at(uri)
-    assert copy.local == find_working_path(uri) == tmp_path / "fake/bucket/runs/demo"
+    assert copy.local == find_working_path(uri) == tmp_path / "s3/bucket/runs/demo"
     copy.begin()
     assert find_working_copy(copy.local) == copy
     assert describe_place(copy.local) == uri
@@ -270,10 +243,10 @@ def test_an_unreachable_store_is_named(store: FakeStore, tmp_path: Path) -> None
         raise OSError("no route")
 
     store.hook = refuse
-    copy = WorkingCopy(Storage("fake", "bucket/data"), tmp_path / "here")
+    copy = WorkingCopy(Storage("s3", "bucket/data"), tmp_path / "here")
     write(copy, a="1")
     for call in (copy.pull, copy.push, partial(read_pointer, copy.remote)):
-        with pytest.raises(ConfigError, match="fake://bucket/data cannot be reached"):
+        with pytest.raises(ConfigError, match="s3://bucket/data cannot be reached"):
             call()
     with pytest.raises(ConfigError, match="cannot be reached"), hold_lease(copy.remote, "me"):
         pass
@@ -281,83 +254,7 @@ def test_an_unreachable_store_is_named(store: FakeStore, tmp_path: Path) -> None
 
 def test_a_directory_that_cannot_be_made_is_named(store: FakeStore, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    copy = WorkingCopy(Storage("fake", "bucket/data"), tmp_path / "file" / "here")
+    copy = WorkingCopy(Storage("s3", "bucket/data"), tmp_path / "file" / "here")
     with pytest.raises(ConfigError, match="worked in here") as refused:
         copy.pull()
     assert WORK_DIR_VARIABLE in str(refused.value)
-
-
-def test_one_process_at_a_time_holds_a_lease(any_root: Storage) -> None:
-    assert read_holder(any_root) is None
-    with hold_lease(any_root, "first") as lease:
-        lease.check()
-        with pytest.raises(UpstreamNotReadyError), hold_lease(any_root, "second"):
-            pass
-        lease.renew()
-        lease.check()
-    assert read_holder(any_root) == "first"
-    with hold_lease(any_root, "second"):
-        assert read_holder(any_root) == "second"
-
-
-def put_note(root: Storage, owner: Owner | None) -> None:
-    note = {"holder": "other", "owner": None if owner is None else asdict(owner)}
-    root.put(LEASE_KEY, json.dumps(note).encode())
-
-
-def test_a_lease_of_a_process_that_ended_here_is_taken_over(
-    store: FakeStore, root: Storage, dead_owner: Owner, live_owner: Owner
-) -> None:
-    put_note(root, dead_owner)
-    with hold_lease(root, "me") as lease:
-        lease.check()
-    put_note(root, live_owner)
-    with pytest.raises(UpstreamNotReadyError, match="another process"), hold_lease(root, "me"):
-        pass
-
-
-def test_a_lease_of_another_machine_lapses(store: FakeStore, root: Storage) -> None:
-    put_note(root, None)
-    with pytest.raises(UpstreamNotReadyError), hold_lease(root, "me"):
-        pass
-    store.age(f"data/{LEASE_KEY}", LAPSE_S + 1)
-    with hold_lease(root, "me"):
-        pass
-
-
-def test_who_was_taken_over_finds_out(store: FakeStore, root: Storage) -> None:
-    with hold_lease(root, "me") as lease:
-        put_note(root, None)
-        lease.renew()
-        with pytest.raises(UpstreamNotReadyError, match="took this one for dead"):
-            lease.check()
-    assert read_holder(root) == "other"
-
-
-def test_a_lease_is_renewed_in_the_background(
-    store: FakeStore, root: Storage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lease_module, "RENEWAL_S", 0.01)
-    with hold_lease(root, "me") as lease:
-        puts = lambda: sum(line.startswith("put") for line in store.log)  # noqa: E731
-        end = time.monotonic() + 20
-        while puts() < 4 and time.monotonic() < end:
-            time.sleep(0.01)
-        assert puts() >= 4
-        lease.check()
-
-
-def test_a_renewal_whose_answer_got_lost_keeps_the_lease(store: FakeStore, root: Storage) -> None:
-    with hold_lease(root, "me") as lease:
-        real = store.put
-
-        def put(path: str, data: bytes, over: object) -> None:
-            real(path, data, over)
-            raise FileExistsError("the retry met its own first try")
-
-        store.put = put  # type: ignore[method-assign]
-        lease.renew()
-        store.put = real  # type: ignore[method-assign]
-        lease.check()
-        lease.renew()
-        lease.check()
