@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.dates import PART_SIZES, PERIOD_SECONDS
-from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn, VocabularySpec
+from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
 from conf.encoders.bags import Length, MultiHot, SparseIndices, VectorBytes, Weights
 from conf.encoders.dates import Cyclical, DatePart
 from conf.encoders.declaration import (
@@ -35,6 +34,7 @@ from etl.encoders.base import row_encoders
 from etl.encoders.pipeline import read_pipeline
 from etl.encoders.target import build_statistic_table, write_statistic_table
 from etl.encoders.vocabulary import write_vocabulary
+from tests.contract.encoder_plans import plan_feature, write_tokens
 from tests.machine import examples
 from training.encoders.execution import executions as tensor_executions
 from training.export.serving_encoders import FLOAT_NULL_TOKEN, build_serving_encoders
@@ -110,54 +110,31 @@ def cases() -> dict[str, tuple[Operation, tuple[RawColumn, ...]]]:
     return made
 
 
-def describe(name: str, operation: Operation, columns: tuple[RawColumn, ...]) -> FeatureSpec:
-    output = operation.output
-    crosses = isinstance(operation, Cross)
-    is_list = any(column.is_list for column in (columns if crosses else columns[:1]))
-    shape = ((None,) if is_list else ()) if output.shape is None else output.shape
-    return FeatureSpec(
-        name,
-        output.dtype,
-        "context",
-        shape,
-        max_len=MAX_LEN if shape == (None,) else None,
-        encoding=f"{operation.kind}:{name}",
-        vocabulary_size=output.vocabulary_size,
-        pad_value=output.pad_value,
-    )
-
-
-def write_tokens(tokens: list, path: Path) -> VocabularySpec:
-    count = len(tokens)
-    table = pa.table({"token": tokens, "id": range(2, 2 + count), "count": [9] * count})
-    return write_vocabulary(table, path)
-
-
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
     """The pipeline, and the graph as it is served: one trace for batches of any size."""
     version = tmp_path_factory.mktemp("version")
     directory = version / "encoders"
     directory.mkdir()
-    table = pa.table(
-        {"token": pa.array(TOKENS), "id": pa.array(range(2, 6)), "count": pa.array([1] * 4)}
-    )
-    number = write_vocabulary(table, directory / "number.parquet")
+    number = write_tokens(TOKENS, directory / "number.parquet")
     values = np.random.default_rng(0).random((6, 3))
     statistic = write_statistic_table(
         build_statistic_table(values), directory / "rate.table.parquet"
     )
     specs, columns = [], []
     for name, (operation, inputs) in cases().items():
-        specs.append(describe(name, operation, inputs))
-        columns.append(
-            ColumnEncoding(
-                name, inputs[0].name, inputs[0].dtype, specs[-1].encoding, operation, inputs
-            )
-        )
-    growing = table.set_column(1, "id", pa.array(range(7, 11)))
-    growing = growing.append_column("last_seen", pa.nulls(4, pa.date32()))
-    growing = growing.append_column("is_retired", pa.array([False, True, False, False]))
+        spec, column = plan_feature(name, operation, inputs, MAX_LEN)
+        specs.append(spec)
+        columns.append(column)
+    growing = pa.table(
+        {
+            "token": pa.array(TOKENS),
+            "id": pa.array(range(7, 11)),
+            "count": pa.array([1] * 4),
+            "last_seen": pa.nulls(4, pa.date32()),
+            "is_retired": pa.array([False, True, False, False]),
+        }
+    )
     buckets = write_vocabulary(growing, directory / "bucketed.parquet", oov_buckets=5)
     extremes = write_tokens(INTS, directory / "extremes.parquet")
     texts = write_tokens(TEXTS[:5], directory / "texts.parquet")
@@ -341,11 +318,9 @@ def vectors(tmp_path_factory):
         ("doubles", "many_double", "float64"), ("singles", "many_float", "float32"),
         ("widened", "many_float", "float64"),
     ):  # fmt: skip
-        operation, inputs = VectorBytes(dtype, 3), (raw(column),)
-        specs.append(describe(name, operation, inputs))
-        columns.append(
-            ColumnEncoding(name, column, inputs[0].dtype, specs[-1].encoding, operation, inputs)
-        )
+        spec, encoding = plan_feature(name, VectorBytes(dtype, 3), (raw(column),), MAX_LEN)
+        specs.append(spec)
+        columns.append(encoding)
     plan = EncoderPlan(FeatureSchema(tuple(specs)), tuple(columns), (), ())
     (directory / "encoders.json").write_text(plan.dumps())
     return read_pipeline(directory), build_serving_encoders(version, plan, plan.schema.names)

@@ -1,6 +1,10 @@
+"""Inputs of a served graph: their names, what pads them and what stands for a missing value.
+
+What the graph makes of them is compared with the ETL in tests/contract/test_encoder_skew.py.
+"""
+
 from __future__ import annotations
 
-import datetime
 import math
 from pathlib import Path
 
@@ -8,8 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn, VocabularySpec
 from conf.encoders.bags import Weights
@@ -30,7 +32,6 @@ from training.export.serving_encoders import (
     pad_token,
 )
 from training.raw_inputs.input_columns import InputColumn
-from training.raw_inputs.raw_columns import RawColumns
 from training.raw_inputs.vocabularies import Vocabulary, read_plan
 
 
@@ -76,16 +77,6 @@ def test_the_null_token_is_never_a_token():
     assert null_token(Vocabulary("v", "int64", pa.array([-(2**61)]))) == -(2**60)
 
 
-SECONDS = [1_577_836_800, 1_580_000_000]
-MILLISECONDS = [1000 * time for time in SECONDS]
-
-
-def read_times(unit: str, values: list, kind: pa.DataType | None = None):
-    (item,) = inputs(DatePart("hour", unit), RawColumn("at", "int64"))
-    rows = RawColumns([item], "rows.parquet")
-    return rows.build({name: pa.array(values, kind) for name in rows.choose(["at", "f"])}, 1)["f"]
-
-
 def test_dates_know_the_unit_of_their_column():
     found = inputs(
         Cross(9, (None, DatePart("hour", "s"))), RawColumn("a", "int64"), RawColumn("at", "int64")
@@ -99,98 +90,6 @@ def test_dates_know_the_unit_of_their_column():
     assert cyclical.time_unit == "us"
 
 
-@pytest.mark.parametrize(("unit", "values"), [("ms", SECONDS), ("s", MILLISECONDS)])
-def test_times_in_another_unit_than_the_build_s_are_refused(unit, values):
-    with pytest.raises(InputDataError, match="holds times in") as refused:
-        read_times(unit, [*values, None])
-    assert "2020-01-01 to 2020-01-26" in refused.value.render()
-
-
-def test_times_that_may_be_of_the_unit_are_taken():
-    assert read_times("s", SECONDS).tolist() == SECONDS
-    assert read_times("ms", [*MILLISECONDS, 0]).tolist() == [*MILLISECONDS, 0]
-    assert read_times("ms", SECONDS[:1]).tolist() == SECONDS[:1]  # one day of January 1970
-    assert read_times("ms", [*SECONDS, 5]).tolist() == [*SECONDS, 5]  # counts from 0
-
-
-@pytest.mark.parametrize("kind", [pa.timestamp("us"), pa.timestamp("ms", "UTC"), pa.date32()])
-def test_times_with_a_unit_of_their_own_are_turned_into_the_build_s(kind):
-    moment = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
-    given = (
-        moment.date() if kind == pa.date32() else moment if kind.tz else moment.replace(tzinfo=None)
-    )
-    for unit, expected in (("s", SECONDS[0]), ("ms", MILLISECONDS[0])):
-        assert read_times(unit, [given, None], kind).tolist()[0] == expected
-
-
-MAX_LEN = 3
-INTS = st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 5)
-TEXTS = st.text(max_size=4) | st.sampled_from(["", "a", "é", "\x00", "<sluice:pad>"])
-
-
-def _encoders(tokens: list, dtype: str) -> ServingEncoders:
-    vocabulary = Vocabulary(
-        "v", dtype, pa.array(tokens, pa.int64() if dtype == "int64" else pa.string())
-    )
-    features = (
-        FeatureSpec("one", "int64", "user", encoding="v", vocabulary_size=vocabulary.size),
-        FeatureSpec("many", "int64", "user", (None,), MAX_LEN, "v", vocabulary.size),
-    )
-    columns = tuple(ColumnEncoding(f.name, f.name, dtype, "v") for f in features)
-    plan = EncoderPlan(
-        FeatureSchema(features),
-        columns,
-        (VocabularySpec("v", dtype, "v.parquet", vocabulary.size, ""),),
-    )
-    return ServingEncoders(plan, ("one", "many"), {"v": vocabulary})
-
-
-def _check(tokens: list, dtype: str, scalars: list, lists: list[list]) -> None:
-    encoders = _encoders(tokens, dtype)
-    padding = encoders.inputs[1].pad_token
-    assert padding not in tokens
-    ids = {token: 2 + i for i, token in enumerate(tokens)}
-    width = max((len(row) for row in lists), default=0)
-    padded = [row + [padding] * (width - len(row)) for row in lists]
-    kind = tf.int64 if dtype == "int64" else tf.string
-    found = encoders.encode(
-        {
-            "one": tf.constant(scalars, kind, shape=[len(scalars)]),
-            "many": tf.constant(padded, kind, shape=[len(lists), width]),
-        }
-    )
-    assert found["one"].numpy().tolist() == [ids.get(token, 1) for token in scalars]
-    for row, encoded in zip(lists, found["many"].numpy().tolist(), strict=True):
-        expected = [0 if token == padding else ids.get(token, 1) for token in row][:MAX_LEN]
-        assert encoded == expected + [0] * (MAX_LEN - len(expected))
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(INTS, unique=True, max_size=8),
-    st.lists(INTS, max_size=6),
-    st.lists(st.lists(INTS, max_size=5), max_size=4),
-)
-def test_integers_encode_as_a_dictionary_would(
-    tokens: list[int], scalars: list[int], lists: list[list[int]]
-) -> None:
-    if {-(2**62), -(2**63)} <= set(tokens):
-        return
-    _check(tokens, "int64", scalars + tokens, [*lists, tokens[:5]])
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(TEXTS, unique=True, max_size=8),
-    st.lists(TEXTS, max_size=6),
-    st.lists(st.lists(TEXTS, max_size=5), max_size=4),
-)
-def test_strings_encode_as_a_dictionary_would(
-    tokens: list[str], scalars: list[str], lists: list[list[str]]
-) -> None:
-    _check(tokens, "string", scalars + tokens, [*lists, tokens[:5]])
-
-
 def test_the_pad_token_is_never_a_token() -> None:
     least, marker = -(2**63), "<sluice:pad>"
     assert pad_token(Vocabulary("v", "int64", pa.array([1, 2]))) == least
@@ -201,20 +100,27 @@ def test_the_pad_token_is_never_a_token() -> None:
         pad_token(Vocabulary("v", "int64", pa.array([-(2**62), -(2**63)])))
 
 
-@pytest.mark.parametrize(
-    ("tokens", "dtype", "values"),
-    [([5, 6], "int64", [-1, 0, -2]), (["a"], "string", ["", "<pad>", " ", "null"])],
-)
-def test_values_that_sources_hold_are_oov_in_lists_and_never_padding(
-    tokens: list, dtype: str, values: list
-) -> None:
-    encoders = _encoders(tokens, dtype)
-    kind = tf.int64 if dtype == "int64" else tf.string
-    raw = {"one": tf.constant(values, kind), "many": tf.constant([[v] for v in values], kind)}
-    found = encoders.encode(raw)
-    assert (
-        found["many"].numpy()[:, 0].tolist() == found["one"].numpy().tolist() == [1] * len(values)
+@pytest.mark.parametrize("dtype", ["int64", "string"])
+def test_nothing_is_known_where_the_vocabulary_is_empty_and_lists_need_hold_nothing(dtype) -> None:
+    kinds = {"int64": (pa.int64(), tf.int64), "string": (pa.string(), tf.string)}[dtype]
+    vocabulary = Vocabulary("v", dtype, pa.array([], kinds[0]))
+    features = (
+        FeatureSpec("one", "int64", "user", encoding="v", vocabulary_size=vocabulary.size),
+        FeatureSpec("many", "int64", "user", (None,), 3, "v", vocabulary.size),
     )
+    columns = tuple(ColumnEncoding(f.name, f.name, dtype, "v") for f in features)
+    specs = (VocabularySpec("v", dtype, "v.parquet", vocabulary.size, ""),)
+    plan = EncoderPlan(FeatureSchema(features), columns, specs)
+    encoders = ServingEncoders(plan, ("one", "many"), {"v": vocabulary})
+    value = 7 if dtype == "int64" else "a"
+    found = encoders.encode(
+        {
+            "one": tf.constant([value, value], kinds[1]),
+            "many": tf.constant([], kinds[1], shape=[2, 0]),
+        }
+    )
+    assert found["one"].numpy().tolist() == [1, 1]
+    assert found["many"].numpy().tolist() == [[0, 0, 0]] * 2
 
 
 def test_plain_values_pass_and_are_cast() -> None:

@@ -1,4 +1,4 @@
-"""A bare TensorFlow process gives what the trainer gives, for every model and every encoder.
+"""No train/serve skew of models: a bare TensorFlow process gives what the trainer gives, for each.
 
 Raw rows are encoded by the ETL's Arrow execution into records; models read the records, the
 process of the SavedModel the raw rows.
@@ -28,7 +28,7 @@ from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.train import TrainConfig
 from etl.encoders.pipeline import read_pipeline
 from etl.encoders.target import build_statistic_table, write_statistic_table
-from etl.encoders.vocabulary import write_vocabulary
+from tests.contract.encoder_plans import plan_feature, write_tokens
 from tests.training.every_model import (
     RANKING_MODELS,
     RETRIEVAL_MODELS,
@@ -100,16 +100,6 @@ def list_operations() -> dict[str, tuple[str, Operation, tuple[RawColumn, ...]]]
     }
 
 
-def _describe(name: str, role: str, operation: Operation, columns: tuple) -> FeatureSpec:
-    output = operation.output
-    is_list = any(c.is_list for c in (columns if isinstance(operation, Cross) else columns[:1]))
-    shape = ((None,) if is_list else ()) if output.shape is None else output.shape
-    return FeatureSpec(
-        name, output.dtype, role, shape, MAX_LEN if shape == (None,) else None,
-        f"{operation.kind}:{name}", output.vocabulary_size, pad_value=output.pad_value,
-    )  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def raw_rows() -> list[dict]:
     return draw_rows(ROWS)
@@ -127,12 +117,7 @@ def version(tmp_path_factory, raw_rows) -> Path:
         ("item", list(range(ITEMS)), None),
         ("user", [f"u{number}" for number in range(USERS)], 3),
     ):
-        first = 2 + (buckets or 0)
-        table = pa.table(
-            {"token": tokens, "id": range(first, first + len(tokens)), "count": [1] * len(tokens)}
-        )
-        file = directory / f"{name}.parquet"
-        spec = write_vocabulary(table, file, **({"oov_buckets": buckets} if buckets else {}))
+        spec = write_tokens(tokens, directory / f"{name}.parquet", buckets)
         vocabularies.append(spec)
         specs.append(FeatureSpec(name, "int64", name, (), None, name, spec.size))
         columns.append(ColumnEncoding(name, name, spec.token_dtype, name))
@@ -140,11 +125,9 @@ def version(tmp_path_factory, raw_rows) -> Path:
                              vocabularies[0].size, "item", 0))  # fmt: skip
     columns.append(ColumnEncoding("history", "history", "int64", "item"))
     for name, (role, operation, inputs) in list_operations().items():
-        specs.append(_describe(name, role, operation, inputs))
-        encoding = specs[-1].encoding
-        columns.append(
-            ColumnEncoding(name, inputs[0].name, inputs[0].dtype, encoding, operation, inputs)
-        )
+        feature, column = plan_feature(name, operation, inputs, MAX_LEN, role)
+        specs.append(feature)
+        columns.append(column)
     values = np.random.default_rng(0).random((vocabularies[0].size, 3))
     rate = write_statistic_table(build_statistic_table(values), directory / "rate.table.parquet")
     specs.append(FeatureSpec("label", "float32", "label"))
