@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ from conf.errors import ConfigError, TrainingInterruptedError, UpstreamNotReadyE
 from conf.load import override_config
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import TrainConfig
+from tests.training import killed_run
+from tests.training.processes import start_forked
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training import refit
 from training.fit import fit_run
@@ -168,6 +171,22 @@ def test_what_was_interrupted_goes_on_to_the_same_run(
     base = Path(config.root) / "r"
     assert len(list(base.glob("refits/*"))) == len(list(base.glob("runs/*"))) == 1
     assert all(len(list(path.iterdir())) == 1 for path in base.glob("refits/*/trials/*/runs"))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("loops", [2, 4, 7, 14])  # In each trial or between two, and in the run.
+def test_what_was_killed_goes_on_to_the_same_run(
+    loops: int, config: TrainConfig, tmp_path: Path
+) -> None:
+    config = with_space(config, **{"fit.early_stopping.patience": 9})
+    whole = fit_chosen(config.model_copy(update={"root": str(tmp_path / "whole")}), NoProgress())
+    process = start_forked(killed_run.refit, config, loops)
+    process.join(300)
+    assert process.exitcode == -signal.SIGKILL
+    run = fit_chosen(config, NoProgress(), resume=True)
+    assert read_losses(run) == read_losses(whole)
+    cards = [read_json(path / "run_card.json")["refit"]["trials"] for path in (run, whole)]
+    assert cards[0] == cards[1]
 
 
 def test_what_has_finished_is_trained_again_but_not_with_once(config: TrainConfig) -> None:
