@@ -117,6 +117,8 @@ class RunInfo:
 
 MANIFEST_FILE = "manifest.json"
 MANIFEST_FORMAT_VERSION = 1
+SEQUENCE_RECORDS = "SequenceExample"
+"""Record type whose lists may stand in feature lists, a step each value."""
 _LATER_KEYS = (
     (None, "spark"),
     (None, "train_counts"),
@@ -298,6 +300,8 @@ class Manifest:
             one was written.
         train_counts: By key (`user`, `item`), the file that counts its ids in the train split, with
             `COUNT_COLUMNS`; empty where an earlier release built the version.
+        feature_lists: Features in the feature lists of SequenceExamples, where that was found in
+            the records; None: the build's config says it, see `find_feature_lists`.
     """
 
     dataset_name: str
@@ -327,6 +331,7 @@ class Manifest:
     vocabularies: Mapping[str, int] = field(default_factory=dict)
     spark: Mapping[str, str] = field(default_factory=dict)
     train_counts: Mapping[str, FileInfo] = field(default_factory=dict)
+    feature_lists: tuple[str, ...] | None = None
     format_version: int = MANIFEST_FORMAT_VERSION
 
     @property
@@ -407,6 +412,20 @@ class Manifest:
         """Returns the mean of a label by split; empty where it is not known."""
         return self.label_rate if label == self.keys.label else self.label_rates.get(label, {})
 
+    def find_feature_lists(self) -> frozenset[str]:
+        """Returns the features that stand in the feature lists of SequenceExamples.
+
+        A build's `output.feature_lists` names them; where it does not, all lists are.
+        """
+        if self.record_type != SEQUENCE_RECORDS:
+            return frozenset()
+        named = self.feature_lists
+        if named is None:
+            named = self.source.config.get("output", {}).get("feature_lists")
+        if named is None:
+            return frozenset(spec.name for spec in self.schema.features if spec.is_list)
+        return frozenset(named)
+
     def find_weight(self) -> str | None:
         """Returns the feature that rows are weighted by, or None."""
         if self.keys.weight is not None:
@@ -454,6 +473,8 @@ class Manifest:
             held = data if part is None else data[part]
             if not held[key]:
                 del held[key]
+        if self.feature_lists is None:
+            del data["feature_lists"]
         return data
 
     def dumps(self) -> str:
@@ -513,7 +534,7 @@ def _manifest_fields(data: dict[str, Any], origin: str) -> dict[str, Any]:
             fix="the file was edited or damaged; build the dataset again",
         )
     source, run = fields.pop("source"), fields.pop("run", None)
-    listed = fields.get("statistics_file")
+    listed, lists = fields.get("statistics_file"), fields.get("feature_lists")
     time_range = source.pop("event_ts_ms_range")
     return {
         **fields,
@@ -536,6 +557,7 @@ def _manifest_fields(data: dict[str, Any], origin: str) -> dict[str, Any]:
         "statistics_file": None if listed is None else FileInfo(**listed),
         "contract": tuple(fields.get("contract", ())),
         "slots": tuple(PackedSlot(**slot) for slot in fields.get("slots", ())),
+        "feature_lists": None if lists is None else tuple(lists),
         "train_counts": {
             name: FileInfo(**item) for name, item in fields.get("train_counts", {}).items()
         },

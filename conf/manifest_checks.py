@@ -55,6 +55,10 @@ def check_values(manifest: Manifest, origin: str) -> None:
     for name in ("read", "kept", "dropped", "drawn", "matched"):
         _check_counts(origin, f"counts.{name}", getattr(manifest.counts, name))
     _check_counts(origin, "vocabularies", manifest.vocabularies)
+    lists = [spec.name for spec in manifest.schema.features if spec.is_list]
+    for name in manifest.feature_lists or ():
+        if name not in lists:
+            _refuse(origin, "feature_lists", name, f"lists of the schema: {', '.join(lists)}")
     sizes = [shard.bytes for split in manifest.splits for shard in split.shards]
     _check_lengths(origin, manifest.statistics, min(max(sizes, default=0) * ratio, MOST_VALUES))
 

@@ -1,8 +1,8 @@
 """TFRecord files of one's own as a dataset version: surveyed, linked, published by a manifest.
 
-No record is written anew, unless ids move (`imported_ids.py`). One pass over the files verifies
-their checksums, decodes every declared feature and gathers the statistics; what the config leaves
-open (types, lists, highest ids) is found by it. Needs no Spark.
+No record is written anew, unless ids move (`imported/ids.py`) or lists turn. One pass over the files
+verifies their checksums, decodes every declared feature and gathers the statistics; what the config
+leaves open (types, lists, highest ids) is found by it. Needs no Spark.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from conf.encoders import ENCODERS_DIR, ENCODERS_FILE, ColumnEncoding, EncoderPl
 from conf.errors import ConfigError, InputDataError, read_code_version
 from conf.etl.imported import ImportConfig
 from conf.manifest import (
+    SEQUENCE_RECORDS,
     DatasetKeys,
     Manifest,
     RowCounts,
@@ -169,7 +170,7 @@ def _describe(survey: Survey, files: Files, surveyed: Mapping[str, Sequence[Surv
         dataset_name=config.name,
         dataset_version="",
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        record_type="Example",
+        record_type=features.record_type,
         compression=_find_compression(surveyed),
         splits=tuple(
             SplitInfo(split, tuple(shard.info for shard in found))
@@ -198,8 +199,9 @@ def _describe(survey: Survey, files: Files, surveyed: Mapping[str, Sequence[Surv
         counts=RowCounts({"files": events}, {"files": {}}, events, rows, {}),
         code_version=read_code_version(),
         statistics_file=statistics_file,
-        slots=() if config.moves_ids else features.slots,
+        slots=() if config.writes_anew else features.slots,
         train_counts=write_counts(survey.staging, counts),
+        feature_lists=features.feature_lists if features.record_type == SEQUENCE_RECORDS else None,
     )
 
 

@@ -127,11 +127,12 @@ def import_files(
     resolved = load_config(ImportConfig, "import", config, settings)
     if dry_run:
         files = find_files(resolved)
-        wire = plan_features(resolved, files).wire
+        found = plan_features(resolved, files)
         planned = {
             "config": resolved.resolved(),
             "files": {split: [file.path for file in listed] for split, listed in files.items()},
-            "features": {f.name: f"list of {f.kind}" if f.is_list else f.kind for f in wire},
+            "record_type": found.record_type,
+            "features": {f.name: f"list of {f.kind}" if f.is_list else f.kind for f in found.wire},
         }
         print(json.dumps(planned, indent=None if log_format is LogFormat.JSON else 1))
         return
@@ -142,7 +143,7 @@ def import_files(
         print(json.dumps(card))
         return
     rows = ", ".join(f"{count:,} {split}" for split, count in kept.items())
-    state = ", written anew as ids move" if resolved.moves_ids else ""
+    state = ", written anew as ids move or lists turn" if resolved.writes_anew else ""
     state = state if result.is_new else "; nothing has changed since this version was imported"
     print(f"version: {place}: {rows} records{state}")
 

@@ -20,7 +20,11 @@ MOST_ROWS = 1 << 40
 class ImportedFeatureConfig(Strict):
     """A feature of the records; what is left out is found by reading them."""
 
-    name: str = Field(min_length=1, description="Key of the feature in tf.train.Example.")
+    name: str = Field(
+        min_length=1,
+        description="Key of the feature in tf.train.Example, or in the context or the feature "
+        "lists of tf.train.SequenceExample.",
+    )
     role: Role = Field(
         description="Which side of a model reads it; `id` is carried along and read by none."
     )
@@ -50,6 +54,11 @@ class ImportedFeatureConfig(Strict):
     pad_value: int | float | str | None = Field(
         None, description="Value where a record lacks the feature; None: records must have it."
     )
+    order: Literal["latest_first", "oldest_first"] = Field(
+        "latest_first",
+        description="How the files order a list over time. Models want the latest first, and "
+        "`max_len` keeps the first values: lists of the other order are turned round.",
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> ImportedFeatureConfig:
@@ -63,6 +72,8 @@ class ImportedFeatureConfig(Strict):
             raise ValueError(f"feature {self.name!r} has a vocabulary_size; keys have none")
         if self.are_keys and self.offset:
             raise ValueError(f"feature {self.name!r} has an offset; keys stay as they are")
+        if self.length is not None and self.turns:
+            raise ValueError(f"feature {self.name!r} has a `length`; only lists over time turn")
         if (self.are_ids or self.are_keys) and self.dtype not in (None, "int64"):
             raise ValueError(f"feature {self.name!r} is {self.dtype}; ids are int64")
         return self
@@ -77,6 +88,11 @@ class ImportedFeatureConfig(Strict):
         """Whether the config says that values are ids of a vocabulary."""
         is_said = self.vocabulary_size is not None or self.offset is not None
         return self.ids is True or (is_said and not self.are_keys)
+
+    @property
+    def turns(self) -> bool:
+        """Whether its lists are turned round."""
+        return self.order == "oldest_first"
 
     def reads_as_ids(self, dtype: DType) -> bool:
         """Whether values of a type are ids of a vocabulary."""
@@ -113,7 +129,7 @@ class ImportOutputConfig(Strict):
         "link",
         description="link: a second name of the file, or a symbolic link where it lies on another "
         "file system; a program that writes into the file changes the version. copy: independent. "
-        "Where ids move by an offset, files are always written anew.",
+        "Where ids move by an offset or lists are turned round, files are always written anew.",
     )
 
 
@@ -125,7 +141,17 @@ class ImportConfig(Strict):
     splits: dict[SplitName, tuple[str, ...]] = Field(
         description="Files, folders or globs of each split; train is one of them."
     )
+    record_type: Literal["Example", "SequenceExample"] | None = Field(
+        None,
+        description="What a record is: tf.train.Example or SequenceExample; None: found in the "
+        "records. Named, files of SequenceExamples may lack feature lists altogether.",
+    )
     features: tuple[ImportedFeatureConfig, ...] = Field(min_length=1)
+    aligned: tuple[tuple[str, ...], ...] = Field(
+        (),
+        description="Groups of lists that are equally long in each record, such as items and their "
+        "times.",
+    )
     packed: dict[str, tuple[str, ...]] = Field(
         default_factory=dict,
         description="By key of a list in the records: the scalars that it holds, in their order.",
@@ -148,7 +174,20 @@ class ImportConfig(Strict):
             if name is not None and name not in names:
                 raise ValueError(f"keys.{part}: {name!r} is no declared feature")
         self._check_packed(set(names))
+        self._check_aligned()
         return self
+
+    def _check_aligned(self) -> None:
+        """Refuses groups of lists that cannot be aligned."""
+        features = {feature.name: feature for feature in self.features}
+        for group in self.aligned:
+            for name in group:
+                if name not in features:
+                    raise ValueError(f"aligned: {name!r} is no declared feature")
+            if len(set(group)) < max(2, len(group)):
+                raise ValueError(f"aligned: a group has two or more lists, not {list(group)}")
+            if len({features[name].order for name in group}) > 1:
+                raise ValueError(f"aligned: give {', '.join(group)} the same `order`")
 
     def _check_tables(self) -> None:
         """Refuses features of one table whose equal values are different ids."""
@@ -179,9 +218,9 @@ class ImportConfig(Strict):
         return named or next((f.name for f in self.features if f.role == role), None)
 
     @property
-    def moves_ids(self) -> bool:
-        """Whether records are written anew, with other ids."""
-        return any(feature.offset for feature in self.features)
+    def writes_anew(self) -> bool:
+        """Whether records are written anew: ids move, or lists turn."""
+        return any(feature.offset or feature.turns for feature in self.features)
 
     def declares_ids(self, feature: ImportedFeatureConfig) -> bool:
         """Whether an `offset` says what 0 and 1 are in a feature, or in another of its table."""

@@ -1,18 +1,25 @@
-"""How declared features lie in records: what is declared, and what the records tell."""
+"""How declared features lie in records: what is declared, and what the records tell.
+
+A `tf.train.SequenceExample` without feature lists has the bytes of a `tf.train.Example`: the type
+of records is that of whole files.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import Literal
 
 from conf.errors import InputDataError, did_you_mean
 from conf.etl.imported import ImportConfig
-from conf.manifest import CountedKeys
+from conf.manifest import SEQUENCE_RECORDS, CountedKeys, InputFile
 from conf.schema import PackedSlot
 from etl.imported.files import Files
 from etl.quality.label_statistics import LabelFocus
 from etl.records.train_counts import TrainCounter
-from etl.tfrecord.codec.infer import infer_features
+from etl.tfrecord.codec.framing import read_record_blocks
+from etl.tfrecord.codec.infer import FeatureCollector, count_feature_lists
 from etl.tfrecord.types.features import WireFeature
 
 
@@ -24,11 +31,49 @@ class ImportedFeatures:
         config: The config.
         wire: What is decoded, in the order of the config.
         slots: Places of scalars that share a list.
+        record_type: What a record is.
     """
 
     config: ImportConfig
     wire: tuple[WireFeature, ...]
     slots: tuple[PackedSlot, ...]
+    record_type: Literal["Example", "SequenceExample"] = "Example"
+
+    @property
+    def feature_lists(self) -> tuple[str, ...]:
+        """Features that stand in the feature lists of SequenceExamples."""
+        return tuple(feature.name for feature in self.wire if feature.is_sequence)
+
+    def check_file(self, split: str, path: str, rows: int, with_lists: int) -> None:
+        """Refuses a file of the other record type.
+
+        Args:
+            split: Its split.
+            path: Where it lies.
+            rows: Its records.
+            with_lists: Those that hold feature lists.
+
+        Raises:
+            InputDataError: It is one.
+        """
+        if self.record_type != SEQUENCE_RECORDS and with_lists:
+            raise InputDataError(
+                f"{path} holds tf.train.SequenceExample: its feature lists would be left out",
+                received=f"feature lists in {with_lists:,} of {rows:,} records",
+                allowed="files of tf.train.Example",
+                fix="set `record_type: SequenceExample`, or leave it out, if all files hold them; "
+                "else import two datasets",
+            )
+        # Records of items alone need no sequence.
+        is_free = split == "catalog" or self.config.record_type is not None
+        if self.record_type == SEQUENCE_RECORDS and rows and not with_lists and not is_free:
+            raise InputDataError(
+                f"{path} holds tf.train.Example, and other files tf.train.SequenceExample",
+                received=f"feature lists in none of {rows:,} records",
+                allowed="files of one record type",
+                fix="import two datasets; if they are SequenceExamples without a step, set "
+                "`record_type: SequenceExample`",
+            )
 
     @property
     def focus(self) -> LabelFocus | None:
@@ -67,9 +112,10 @@ def plan_features(config: ImportConfig, files: Files) -> ImportedFeatures:
     """Plans how the features are read; looks into the files for types that are not declared.
 
     Raises:
-        CorruptRecordError: A file is damaged, or holds no `tf.train.Example`.
-        InputDataError: No record holds a feature, records hold several kinds of values, or other
-            than whole numbers as ids.
+        CorruptRecordError: A file is damaged, or holds records of no such type.
+        InputDataError: No record holds a feature, records hold several kinds of values, other
+            than whole numbers as ids, or a scalar where a list is wanted; or files hold records of
+            two types.
     """
     slots = tuple(
         PackedSlot(name, packed, offset)
@@ -77,10 +123,11 @@ def plan_features(config: ImportConfig, files: Files) -> ImportedFeatures:
         for offset, name in enumerate(names)
     )
     keys = {slot.feature: slot.packed for slot in slots}
+    record_type = config.record_type or _find_record_type(files)
     known: dict[str, WireFeature] = {}
-    if any(feature.dtype is None for feature in config.features):
-        paths = [file.path for listed in files.values() for file in listed]
-        known = {found.name: found for found in infer_features(paths)}
+    if record_type == SEQUENCE_RECORDS or any(f.dtype is None for f in config.features):
+        names = {keys.get(feature.name, feature.name) for feature in config.features}
+        known = _look_into(files, ImportedFeatures(config, (), slots, record_type), names)
     wire = []
     for feature in config.features:
         dtype, is_list = feature.dtype, feature.length is not None or feature.max_len is not None
@@ -95,8 +142,53 @@ def plan_features(config: ImportConfig, files: Files) -> ImportedFeatures:
                 allowed="int64",
                 fix="leave out its `ids`, `offset` and `vocabulary_size`",
             )
-        wire.append(WireFeature(feature.name, dtype, is_list))
-    return ImportedFeatures(config, tuple(wire), slots)
+        is_sequence = feature.name in known and known[feature.name].is_sequence
+        wire.append(WireFeature(feature.name, dtype, is_list or is_sequence, is_sequence))
+    _require_lists(config, wire)
+    return ImportedFeatures(config, tuple(wire), slots, record_type)
+
+
+def _find_record_type(files: Files) -> Literal["Example", "SequenceExample"]:
+    """Looks into the beginning of each file, until one has feature lists."""
+    for file in _list_files(files):
+        for block in islice(read_record_blocks(file.path), 1):
+            if count_feature_lists(block):
+                return SEQUENCE_RECORDS
+    return "Example"
+
+
+def _list_files(files: Files) -> list[InputFile]:
+    return [file for listed in files.values() for file in listed]
+
+
+def _look_into(files: Files, planned: ImportedFeatures, names: set[str]) -> dict[str, WireFeature]:
+    """Reads files through, and returns what they hold of some features."""
+    collector = FeatureCollector(planned.record_type)
+    for split, listed in files.items():
+        for file in listed:
+            before, with_lists = collector.records, 0
+            for block in read_record_blocks(file.path):
+                collector.update(block, file.path)
+                with_lists += count_feature_lists(block)
+            planned.check_file(split, file.path, collector.records - before, with_lists)
+    return {found.name: found for found in collector.features(names)}
+
+
+def _require_lists(config: ImportConfig, wire: Sequence[WireFeature]) -> None:
+    """Refuses what is asked of lists alone."""
+    lists = {feature.name for feature in wire if feature.is_list}
+    asked = {
+        "aligned": [name for group in config.aligned for name in group],
+        "order": [feature.name for feature in config.features if feature.turns],
+    }
+    for key, names in asked.items():
+        scalars = [name for name in names if name not in lists]
+        if scalars:
+            raise InputDataError(
+                f"`{key}` is of lists, and feature {scalars[0]!r} holds one value",
+                allowed=", ".join(sorted(lists)) or "no feature is a list",
+                fix="leave it out there, or give the feature its max_len",
+            )
 
 
 def _require(known: Mapping[str, WireFeature], name: str) -> WireFeature:

@@ -20,14 +20,16 @@ from etl.imported.ids import (
     TokenCounts,
     plan_moved_ids,
 )
+from etl.imported.records import RecordReader
 from etl.quality.statistics import (
     StatisticsAccumulator,
 )
 from etl.tfrecord.codec.crc32c import describe_file
-from etl.tfrecord.codec.decode import build_decoder
 from etl.tfrecord.codec.framing import HEADER_BYTES, detect_compression, read_record_blocks
+from etl.tfrecord.codec.infer import count_feature_lists
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import TableWriter
+from etl.tfrecord.types.values import nest_lists, nest_schema
 
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
 
@@ -62,26 +64,30 @@ class Survey:
     def read(self, split: str, number: int, file: InputFile) -> Surveyed:
         """Reads a file, and links, copies or writes it anew."""
         source, config = Path(file.path), self.features.config
-        decoder = build_decoder(self.features.wire, "Example", self.features.slots)
-        statistics, rows = StatisticsAccumulator(decoder.schema, self.features.focus), 0
+        reader, lists = RecordReader(self.features), self.features.feature_lists
+        statistics = StatisticsAccumulator(reader.schema, self.features.focus)
+        rows, with_lists = 0, 0
         target = self.staging / split / f"{number:05d}-{source.name}"
         target.parent.mkdir(exist_ok=True)
         compression = _read_compression(source)
         with contextlib.ExitStack() as stack:
             writer = None
-            if config.moves_ids:
-                options = ShardOptions(compression=compression)
-                writer = stack.enter_context(TableWriter(target, decoder.schema, options))
+            if config.writes_anew:
+                options = ShardOptions(self.features.record_type, compression=compression)
+                schema = nest_schema(reader.schema, lists)
+                writer = stack.enter_context(TableWriter(target, schema, options))
             for block in read_record_blocks(file.path):
-                batch = self._moved.apply(decoder.decode_block(block, file.path))
+                batch = self._moved.apply(reader.read(block, file.path))
                 statistics.update(batch)
                 rows += batch.num_rows
+                with_lists += count_feature_lists(block)
                 if split == "train":
                     self.counts.update(batch)
                     self.keys.update(batch)
                 if writer is not None:
-                    writer.write(batch)
-        if not config.moves_ids:
+                    writer.write(nest_lists(batch, lists))
+            self.features.check_file(split, file.path, rows, with_lists)
+        if not config.writes_anew:
             _bring(source, target, config.output.files)
         described = describe_file(self.staging, target)
         info = ShardInfo(described.path, rows, described.bytes, described.crc32c)

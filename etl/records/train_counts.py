@@ -369,7 +369,7 @@ def count_shards(
     """
     keys = find_counted(manifest.keys, manifest.schema, manifest.source.config)
     names = [name for name in (keys.user, keys.item, keys.label, keys.history) if name is not None]
-    lists = _find_feature_lists(manifest)
+    lists = manifest.find_feature_lists()
     wire = [
         WireFeature(name, spec.dtype, spec.is_list, name in lists)
         for name, spec in ((name, manifest.schema[name]) for name in dict.fromkeys(names))
@@ -382,13 +382,6 @@ def count_shards(
         for batch in read_batches(path, wire, record_type=record_type, slots=manifest.slots):
             counter.update(batch)
     return counter.result()
-
-
-def _find_feature_lists(manifest: Manifest) -> set[str]:
-    if manifest.record_type != "SequenceExample":
-        return set()
-    named = manifest.source.config.get("output", {}).get("feature_lists")
-    return {s.name for s in manifest.schema.features if s.is_list} if named is None else set(named)
 
 
 def count_kept(

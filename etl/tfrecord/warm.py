@@ -11,7 +11,7 @@ from etl.tfrecord.codec.crc32c import crc32c
 from etl.tfrecord.codec.decode import build_decoder
 from etl.tfrecord.codec.encode import PackedEncoder, build_encoder
 from etl.tfrecord.codec.framing import RecordBlock, index_records
-from etl.tfrecord.codec.infer import FeatureCollector
+from etl.tfrecord.codec.infer import FeatureCollector, count_feature_lists
 from etl.tfrecord.codec.rows import RowWriter
 from etl.tfrecord.types.features import RECORD_TYPES, WireFeature
 
@@ -36,6 +36,7 @@ def warm_kernels() -> None:
         index = index_records(data)
         collector = FeatureCollector(record_type)
         collector.update(RecordBlock(data, index, 0, 0))
+        count_feature_lists(RecordBlock(data, index, 0, 0))
         features = collector.features()
         build_decoder(features, record_type).decode(data, np.ascontiguousarray(index))
     _warm_packed()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,3 +147,17 @@ def test_a_training_ends_with_3(tiny_version: Path, tmp_path: Path, capsys, name
     assert code == ExitCode.INPUT_REFUSED
     assert "cannot be true" in said
     assert "Traceback" not in said
+
+
+def test_feature_lists_are_those_that_were_found_else_those_of_the_config(text: str) -> None:
+    tiny_manifest = Manifest.loads(text)
+    assert tiny_manifest.find_feature_lists() == frozenset()
+    sequences = replace(tiny_manifest, record_type="SequenceExample")
+    assert sequences.find_feature_lists() == {"history", "genres", "seen"}
+    source = replace(sequences.source, config={"output": {"feature_lists": ["history"]}})
+    configured = replace(sequences, source=source)
+    assert configured.find_feature_lists() == {"history"}
+    assert "feature_lists" not in configured.to_json()
+    for found in ((), ("genres",)):
+        read = Manifest.loads(replace(configured, feature_lists=found).dumps())
+        assert read.find_feature_lists() == set(found)

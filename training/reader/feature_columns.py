@@ -33,7 +33,6 @@ def list_length(spec: FeatureSpec) -> int | None:
     return spec.max_len if spec.is_ragged else spec.shape[0]
 
 
-SEQUENCE_RECORDS = "SequenceExample"
 PAD_OF_DTYPE: dict[str, int | float | str] = {"int64": 0, "float32": 0.0, "bytes": ""}
 
 
@@ -113,7 +112,7 @@ def plan_columns(
         specs: The features.
         ragged: Names of those to leave ragged although their length is bounded.
     """
-    lists = feature_lists(manifest)
+    lists = manifest.find_feature_lists()
     return tuple(
         FeatureColumn(
             spec,
@@ -122,19 +121,6 @@ def plan_columns(
         )
         for spec in specs
     )
-
-
-def feature_lists(manifest: Manifest) -> frozenset[str]:
-    """Names of the features that stand in the feature lists of a SequenceExample.
-
-    The build's `output.feature_lists` names them; where it does not, all lists are.
-    """
-    if manifest.record_type != SEQUENCE_RECORDS:
-        return frozenset()
-    named = manifest.source.config.get("output", {}).get("feature_lists")
-    if named is None:
-        return frozenset(spec.name for spec in manifest.schema.features if spec.is_list)
-    return frozenset(named)
 
 
 def select_features(

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -115,6 +115,28 @@ def collect_features(
     return OK, len(index), found
 
 
+@kernel
+def count_messages(base, index, message_tag):
+    """Number of records that hold a message of this tag.
+
+    Args:
+        base: Address of the buffer.
+        index: Start and length of each record, int64 `[rows, 2]`.
+        message_tag: Tag of a message in a record.
+    """
+    found = np.int64(0)
+    for row in range(len(index)):
+        p = base + index[row, 0]
+        end = p + index[row, 1]
+        while p < end:
+            tag, _, stop = read_field(p, end)
+            if tag == message_tag and stop >= 0:
+                found += 1
+                break
+            p = end if stop < 0 else stop
+    return found
+
+
 _FIRST_ROOM = 1024
 
 
@@ -214,11 +236,14 @@ class FeatureCollector:
         keys = [key for collector in self._maps for key in collector.found]
         return [key.decode("utf-8", errors="replace") for key in keys]
 
-    def features(self) -> list[WireFeature]:
+    def features(self, names: Collection[str] | None = None) -> list[WireFeature]:
         """Returns the features found so far, in the order in which they first occurred.
 
         A feature that never held more than one value is a scalar, any other a list. One that
         never held a list of any kind is left out. The context stands before the feature lists.
+
+        Args:
+            names: Names of features to look at; None: all.
 
         Raises:
             InputDataError: A feature held different kinds of values, or a name is both in the
@@ -230,6 +255,8 @@ class FeatureCollector:
         for is_sequence, collector in enumerate(self._maps):
             for key, found in collector.found.items():
                 name = key.decode("utf-8", errors="replace")
+                if names is not None and name not in names:
+                    continue
                 present = [kind for kind, code in KIND_CODES.items() if found.kinds >> code & 1]
                 if len(present) > 1:
                     raise _refuse(
@@ -255,6 +282,15 @@ class FeatureCollector:
 def _refuse(what: str, received: str, allowed: str) -> InputDataError:
     fix = "give the features to read, without this one"
     return InputDataError(what, received=received, allowed=allowed, fix=fix)
+
+
+def count_feature_lists(block: RecordBlock) -> int:
+    """Returns how many records of a block hold feature lists, as SequenceExamples alone do.
+
+    A SequenceExample without feature lists has the bytes of an Example with its context.
+    """
+    data, index = np.ascontiguousarray(block.data), np.ascontiguousarray(block.index)
+    return int(count_messages(data.ctypes.data, index, FEATURE_LISTS_TAG))
 
 
 def infer_features(

@@ -12,7 +12,6 @@ from training.reader.feature_columns import (
     bound_list,
     check_binary,
     check_specs,
-    feature_lists,
     fill_absent,
     list_length,
     plan_columns,
@@ -53,14 +52,6 @@ def test_what_a_feature_becomes(tiny_manifest: Manifest) -> None:
     [left] = plan_columns(tiny_manifest, [schema["history"]], ["history"])
     assert left.is_ragged
     assert not left.is_dense
-
-
-def test_lists_of_sequence_records(tiny_manifest: Manifest) -> None:
-    assert feature_lists(tiny_manifest) == frozenset()
-    sequences = replace(tiny_manifest, record_type="SequenceExample")
-    assert feature_lists(sequences) == {"history", "genres", "seen"}
-    source = replace(sequences.source, config={"output": {"feature_lists": ["history"]}})
-    assert feature_lists(replace(sequences, source=source)) == {"history"}
 
 
 def test_absent_and_padding_values(tiny_manifest: Manifest) -> None:

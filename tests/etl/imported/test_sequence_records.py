@@ -1,0 +1,348 @@
+"""Files of `tf.train.SequenceExample`: found out by their bytes, checked, turned, or refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from conf.artefacts.dataset import read_manifest
+from conf.errors import InputDataError, SluiceError
+from conf.etl.imported import ImportConfig
+from conf.manifest import Manifest
+from etl.import_dataset import import_dataset
+from jobs.cli import main
+from tests.datasets import read_train_records
+
+Lists = dict[str, list[Any]]
+"""Steps by name: values, or lists of values."""
+FEATURES: list[dict[str, Any]] = [
+    {"name": "user", "role": "user", "offset": 0},
+    {"name": "item", "role": "item", "offset": 0},
+    {"name": "history", "role": "user", "max_len": 4, "table": "item"},
+    {"name": "times", "role": "context", "max_len": 4},
+    {"name": "click", "role": "label"},
+]
+ROWS = 24
+
+
+def fill(feature: tf.train.Feature, values: Sequence[Any]) -> None:
+    if values and isinstance(values[0], float):
+        feature.float_list.value.extend(values)
+    elif values and isinstance(values[0], bytes):
+        feature.bytes_list.value.extend(values)
+    else:
+        feature.int64_list.value.extend(values)
+
+
+def make_sequence(context: dict[str, Any], lists: Lists) -> bytes:
+    """A record as TensorFlow's own class writes it."""
+    example = tf.train.SequenceExample()
+    for name, value in context.items():
+        fill(example.context.feature[name], value if isinstance(value, list) else [value])
+    for name, steps in lists.items():
+        feature_list = example.feature_lists.feature_list[name]
+        for step in steps:
+            fill(feature_list.feature.add(), step if isinstance(step, list) else [step])
+    return example.SerializeToString()
+
+
+def make_plain(context: dict[str, Any], lists: Lists) -> bytes:
+    """The same values as a `tf.train.Example`."""
+    example = tf.train.Example()
+    for name, value in context.items():
+        fill(example.features.feature[name], [value])
+    for name, values in lists.items():
+        feature = example.features.feature[name]
+        (feature.float_list if name == "times" else feature.int64_list).value.extend(values)
+    return example.SerializeToString()
+
+
+def make_row(i: int) -> tuple[dict[str, Any], Lists]:
+    steps = i % 6
+    context = {"user": 2 + i % 7, "item": 2 + i % 9, "click": i % 2}
+    lists = {
+        "history": [2 + (i + step) % 9 for step in range(steps)],
+        "times": [float(100 * i + step) for step in range(steps)],
+    }
+    return context, lists
+
+
+def write(path: Path, records: Sequence[bytes], compression: str | None = None) -> None:
+    path.parent.mkdir(exist_ok=True)
+    with tf.io.TFRecordWriter(str(path), compression) as writer:
+        for record in records:
+            writer.write(record)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    folder = tmp_path / "files"
+    for name in ("train-0", "train-1", "test"):
+        write(folder / f"{name}.tfrecord", [make_sequence(*make_row(i)) for i in range(ROWS)])
+    return folder
+
+
+def build(files: Path, **changes: Any) -> ImportConfig:
+    data = {
+        "name": "sessions",
+        "data_dir": str(files),
+        "splits": {"train": ["train-*"], "test": ["test.tfrecord"]},
+        "features": FEATURES,
+        "aligned": [["history", "times"]],
+        "keys": {"user": "user", "item": "item", "history": "history"},
+        "output": {"root": str(files.parent / "datasets")},
+    }
+    return ImportConfig.model_validate({**data, **changes})
+
+
+def read_rows(version: Path, manifest: Manifest) -> list[dict[str, list[Any]]]:
+    return list(read_train_records(version, manifest))
+
+
+@pytest.mark.parametrize("declared", [None, "SequenceExample"])
+def test_sequences_are_found_linked_and_counted_like_examples(files, declared):
+    result = import_dataset(build(files, record_type=declared))
+    manifest = read_manifest(result.version)
+    assert manifest == result.manifest
+    assert (manifest.record_type, manifest.feature_lists) == (
+        "SequenceExample", ("history", "times")
+    )  # fmt: skip
+    assert dict(manifest.counts.kept) == {"train": 2 * ROWS, "test": ROWS}
+    shards = manifest.split("train").shards
+    assert (result.version / shards[0].path).samefile(files / "train-0.tfrecord")
+    plain = files.parent / "plain"
+    for name in ("train-0", "train-1", "test"):
+        write(plain / f"{name}.tfrecord", [make_plain(*make_row(i)) for i in range(ROWS)])
+    as_examples = import_dataset(build(plain, name="plain")).manifest
+    assert as_examples.record_type == "Example"
+    assert as_examples.feature_lists is None
+    assert manifest.schema == as_examples.schema
+    assert manifest.statistics == as_examples.statistics
+    assert manifest.label_rate == as_examples.label_rate
+    counts = {name: (file.bytes, file.crc32c) for name, file in manifest.train_counts.items()}
+    assert counts == {n: (f.bytes, f.crc32c) for n, f in as_examples.train_counts.items()}
+    # The same files again are no new version, a changed one is.
+    assert not import_dataset(build(files, record_type=declared)).is_new
+    write(files / "test.tfrecord", [make_sequence(*make_row(i)) for i in range(ROWS + 1)])
+    assert import_dataset(build(files, record_type=declared)).is_new
+
+
+def test_features_without_a_type_are_found_in_context_and_feature_lists(files):
+    features = [
+        {"name": name, "role": role, "offset": 0 if name in ("user", "item", "history") else None}
+        for name, role in (
+            ("user", "user"), ("item", "item"), ("history", "user"), ("times", "context"),
+            ("click", "label"),
+        )
+    ]  # fmt: skip
+    manifest = import_dataset(build(files, features=features)).manifest
+    assert {f.name: (f.dtype, f.shape) for f in manifest.schema.features} == {
+        "user": ("int64", ()),
+        "item": ("int64", ()),
+        "history": ("int64", (None,)),
+        "times": ("float32", (None,)),
+        "click": ("int64", ()),
+    }
+
+
+def test_a_list_of_the_context_stays_there(files):
+    records = [
+        make_sequence({**make_row(i)[0], "tags": [3, 4, 5][: i % 4]}, make_row(i)[1])
+        for i in range(ROWS)
+    ]
+    write(files / "only.tfrecord", records)
+    tags = {"name": "tags", "role": "item", "max_len": 3}
+    for features, lists in ((FEATURES[:3], ("history",)), (FEATURES[:2], ())):
+        config = build(
+            files, name=f"tags{len(lists)}", splits={"train": ["only*"]}, aligned=[],
+            features=[*features, tags, FEATURES[-1]],
+            keys={"user": "user", "item": "item"},
+        )  # fmt: skip
+        result = import_dataset(config)
+        manifest = read_manifest(result.version)
+        assert manifest.feature_lists == lists
+        assert manifest.find_feature_lists() == set(lists)
+
+
+@pytest.mark.parametrize("compression", [None, "GZIP"])
+def test_lists_turn_and_ids_move_in_records_written_anew(files, compression):
+    records = [make_sequence(*make_row(i)) for i in range(ROWS)]
+    write(files / "turned.tfrecord", records, compression)
+    features = [
+        {**f, "offset": 1} if f["name"] in ("item", "history") else f for f in FEATURES
+    ]  # fmt: skip
+    features = [
+        {**f, "order": "oldest_first"} if f["name"] in ("history", "times") else f for f in features
+    ]  # fmt: skip
+    result = import_dataset(build(files, splits={"train": ["turned*"]}, features=features))
+    assert result.manifest.record_type == "SequenceExample"
+    rows = read_rows(result.version, result.manifest)
+    assert len(rows) == ROWS
+    for i, row in enumerate(rows):
+        context, lists = make_row(i)
+        assert row["user"] == [context["user"]]
+        assert row["item"] == [context["item"] + 1]
+        assert row.get("history", []) == [value + 1 for value in reversed(lists["history"])]
+        assert row.get("times", []) == list(reversed(lists["times"]))
+
+
+def test_lists_of_examples_turn_too(tmp_path):
+    files = tmp_path / "files"
+    write(files / "train-0.tfrecord", [make_plain(*make_row(i)) for i in range(ROWS)])
+    features = [*FEATURES[:2], {**FEATURES[2], "order": "oldest_first"}, FEATURES[-1]]
+    config = build(files, splits={"train": ["train-*"]}, features=features, aligned=[])
+    result = import_dataset(config)
+    rows = read_rows(result.version, result.manifest)
+    assert [row.get("history", []) for row in rows] == [
+        list(reversed(make_row(i)[1]["history"])) for i in range(ROWS)
+    ]
+
+
+def longer_by_one(i: int) -> bytes:
+    context, lists = make_row(i)
+    times = [*lists["times"], 7.0] if i == 9 else lists["times"]
+    return make_sequence(context, {**lists, "times": times})
+
+
+def with_lists(**changes: Any) -> bytes:
+    context, lists = make_row(5)
+    return make_sequence(context, {**lists, **changes})
+
+
+@pytest.mark.parametrize(
+    ("records", "message", "received"),
+    [
+        ([longer_by_one(i) for i in range(ROWS)], "not equally long",
+         "history 3, times 4 values, in record 9; 1 such records"),
+        ([with_lists(), with_lists(times=[[1.0, 2.0], 1.0, 2.0, 3.0, 4.0])],
+         "'times' has a step of other than one value", "2 values, in record 1"),
+        ([with_lists(), with_lists(), with_lists(history=[2, [], 3, 4, 5])],
+         "'history' has a step of other than one value", "0 values, in record 2"),
+        ([with_lists(times=[1, 2, 3, 4, 5])], "'times' holds different kinds of values",
+         "float32, int64"),
+        ([make_plain(*make_row(i)) for i in range(ROWS)],
+         "holds tf.train.Example, and other files tf.train.SequenceExample", "in none of 24"),
+        ([with_lists(history=[2, 3, 4, 5, -6])], "negative ids", "-6"),
+        ([with_lists(history=[2, 3, 4, 5, 1])], "absent value", "1 (1 times), in 49 records"),
+        ([b"\x0a\x05abc"], "not a tf.train.SequenceExample", None),
+    ],
+)  # fmt: skip
+def test_records_that_do_not_fit_are_refused_and_nothing_is_published(
+    files, records, message, received
+):
+    write(files / "train-1.tfrecord", records)
+    features = FEATURES
+    if "absent" in message:
+        features = [{k: v for k, v in f.items() if k != "offset"} for f in features]
+    with pytest.raises(InputDataError, match=message) as refused:
+        import_dataset(build(files, features=features))
+    if received is not None:
+        assert received in str(refused.value.received)
+    base = files.parent / "datasets" / "sessions"
+    assert not (base / "CURRENT").exists()
+    assert not list((base / "versions").glob(".staging-*"))
+
+
+def test_other_types_than_declared_and_missing_lists_are_refused(files):
+    wrong = [*FEATURES[:3], {**FEATURES[3], "dtype": "int64"}, FEATURES[4]]
+    with pytest.raises(InputDataError, match="'times' holds another kind of values"):
+        import_dataset(build(files, features=wrong))
+    missing = [*FEATURES, {"name": "words", "role": "user", "dtype": "bytes", "max_len": 3}]
+    with pytest.raises(InputDataError, match="no record holds feature 'words'"):
+        import_dataset(build(files, features=missing))
+    scalar = [*FEATURES[:4], {**FEATURES[4], "order": "oldest_first"}]
+    with pytest.raises(InputDataError, match="`order` is of lists, and feature 'click'"):
+        import_dataset(build(files, features=scalar))
+    with pytest.raises(InputDataError, match="`aligned` is of lists, and feature 'click'"):
+        import_dataset(build(files, aligned=[["history", "click"]]))
+
+
+def test_a_truncated_file_is_refused(files):
+    path = files / "train-1.tfrecord"
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(InputDataError, match="truncated"):
+        import_dataset(build(files))
+
+
+def test_a_feature_both_in_context_and_in_feature_lists_is_refused(files):
+    context, lists = make_row(5)
+    write(files / "train-1.tfrecord", [make_sequence({**context, "history": [2]}, lists)])
+    with pytest.raises(InputDataError, match="'history' occurs twice"):
+        import_dataset(build(files))
+    other = {**context, "note": 1}
+    write(files / "train-1.tfrecord", [make_sequence(other, {**lists, "note": [1.5]})])
+    import_dataset(build(files))  # Nobody asked for `note`.
+
+
+def test_feature_lists_where_examples_are_declared_are_refused(files):
+    with pytest.raises(InputDataError, match="feature lists would be left out") as refused:
+        import_dataset(build(files, record_type="Example", features=FEATURES[:2], aligned=[],
+                             keys={"user": "user"}))  # fmt: skip
+    assert "feature lists in 24 of 24 records" in str(refused.value.received)
+
+
+def test_sequences_without_a_step_are_taken_where_that_is_declared(files):
+    bare = [make_sequence(make_row(i)[0], {}) for i in range(4)]
+    assert bare == [make_plain(make_row(i)[0], {}) for i in range(4)]
+    write(files / "train-1.tfrecord", bare)
+    with pytest.raises(InputDataError, match="feature lists in none of 4 records"):
+        import_dataset(build(files))
+    manifest = import_dataset(build(files, record_type="SequenceExample")).manifest
+    assert manifest.statistics["train"]["history"]["missing"] == 4
+
+
+def test_a_catalogue_of_items_needs_no_sequence(files):
+    write(files / "items.tfrecord", [make_plain({"item": 2 + i}, {}) for i in range(9)])
+    splits = {"train": ["train-*"], "catalog": ["items*"]}
+    manifest = import_dataset(build(files, splits=splits)).manifest
+    assert dict(manifest.counts.kept) == {"train": 2 * ROWS, "catalog": 9}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"aligned": [["history", "gone"]]}, "aligned: 'gone' is no declared feature"),
+        ({"aligned": [["history"]]}, "two or more lists"),
+        ({"aligned": [["history", "history"]]}, "two or more lists"),
+        ({"features": [*FEATURES[:3], {**FEATURES[3], "order": "oldest_first"}, FEATURES[4]]},
+         "the same `order`"),
+        ({"features": [{**FEATURES[3], "max_len": None, "length": 2, "order": "oldest_first"}]},
+         "only lists over time turn"),
+        ({"record_type": "ByteArray"}, "Example"),
+    ],
+)  # fmt: skip
+def test_configs_that_contradict_themselves_are_refused(files, change, message):
+    with pytest.raises(ValueError, match=message):
+        build(files, **change)
+
+
+def test_a_manifest_that_names_feature_lists_that_are_none_is_refused(files):
+    result = import_dataset(build(files))
+    file = result.version / "manifest.json"
+    manifest = json.loads(file.read_text())
+    manifest["feature_lists"] = ["history", "user"]
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(SluiceError, match="feature_lists"):
+        read_manifest(result.version)
+
+
+def test_the_command_shows_the_type_of_the_records_and_imports(files, tmp_path, capsys):
+    config = tmp_path / "sessions.yaml"
+    config.write_text(json.dumps(build(files).model_dump(mode="json", exclude={"data_dir"})))
+    arguments = ["data", "import", str(config), "--data", str(files)]
+    assert main([*arguments, "--dry-run", "--log-format", "json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["record_type"] == "SequenceExample"
+    assert planned["features"]["history"] == "list of int64"
+    assert main(arguments) == 0
+    assert "48 train, 24 test records" in capsys.readouterr().out
+    write(files / "train-1.tfrecord", [longer_by_one(i) for i in range(ROWS)])
+    logging.getLogger("sluice").setLevel(logging.WARNING)
+    assert main(arguments) == 3
+    assert "not equally long" in capsys.readouterr().err
