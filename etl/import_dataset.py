@@ -1,8 +1,8 @@
 """TFRecord files of one's own as a dataset version: surveyed, linked, published by a manifest.
 
-No record is written anew, unless ids move (`imported/ids.py`) or lists turn. One pass over the files
-verifies their checksums, decodes every declared feature and gathers the statistics; what the config
-leaves open (types, lists, highest ids) is found by it. Needs no Spark.
+No record is written anew, unless ids move (`imported/ids.py`) or lists turn. One pass over the
+files verifies their checksums, decodes every declared feature and gathers the statistics; what the
+config leaves open (types, lists, highest ids) is found by it. Needs no Spark.
 """
 
 from __future__ import annotations

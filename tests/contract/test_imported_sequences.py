@@ -1,4 +1,4 @@
-"""SequenceExamples that TensorFlow wrote, imported: training reads what TensorFlow's parser reads."""
+"""SequenceExamples that TensorFlow wrote, imported: batches hold what its parser reads."""
 
 from __future__ import annotations
 
