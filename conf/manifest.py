@@ -117,7 +117,7 @@ class RunInfo:
 
 MANIFEST_FILE = "manifest.json"
 MANIFEST_FORMAT_VERSION = 1
-SEQUENCE_RECORDS = "SequenceExample"
+SEQUENCE_RECORDS: Literal["SequenceExample"] = "SequenceExample"
 """Record type whose lists may stand in feature lists, a step each value."""
 _LATER_KEYS = (
     (None, "spark"),
