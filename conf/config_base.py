@@ -24,6 +24,8 @@ from conf.paths import WRITABLE_STORES
 COLUMN_NAME_PATTERN = r"^[A-Za-z][A-Za-z0-9_]*$"
 Name = Annotated[str, Field(pattern=COLUMN_NAME_PATTERN, max_length=100)]
 """Name of a source, column or feature: plain, since it becomes a path, a key or an identifier."""
+OWN_CODE_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+"""`package.module:function` of one's own."""
 
 
 class Strict(BaseModel):
@@ -103,3 +105,21 @@ def default_tag(tag: str, default: str, *, alone: bool = False) -> BeforeValidat
         return value if named else {tag: default, **value}
 
     return BeforeValidator(add_tag)
+
+
+def keep_apart(
+    params: dict[str, Any], *given: str, advice: str = "leave it out of params"
+) -> dict[str, Any]:
+    """Returns the parameters of a function of one's own.
+
+    Args:
+        params: Its parameters.
+        given: Those that Sluice sets.
+        advice: What to do with one of these.
+
+    Raises:
+        ValueError: One of `given` is among them.
+    """
+    if taken := sorted(set(given) & set(params)):
+        raise ValueError(f"{', '.join(taken)}: Sluice sets it; {advice}")
+    return params

@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from conf.config_base import PublishedRoot, StrictFinite
+from conf.config_base import OWN_CODE_PATTERN, PublishedRoot, StrictFinite, keep_apart
 from conf.errors import ConfigError
 from conf.metrics import OWN_PREFIX, build_stopping_pattern, register_metric
 from conf.training.input import FilterConfig, InputConfig
-from conf.training.models import OWN_CODE_PATTERN, DSSMConfig, ModelConfig, keep_apart
+from conf.training.models import DSSMConfig, ModelConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.refit import RefitConfig
 

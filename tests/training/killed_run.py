@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from conf.artefacts.dataset import read_manifest
 from conf.training.input import InputConfig
-from conf.training.models import DSSMConfig, NegativesConfig, RankingConfig, SampledSoftmaxConfig
+from conf.training.models import DSSMConfig, RankingConfig
+from conf.training.objectives import NegativesConfig, SampledSoftmaxConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import (
     CheckpointConfig,

@@ -24,7 +24,8 @@ from conf.errors import ConfigError, InputDataError, TooFewRowsError, did_you_me
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.training.input import FilterConfig, InputConfig, describe_conditions
-from conf.training.models import BinaryConfig, ModelConfig
+from conf.training.models import ModelConfig
+from conf.training.objectives import BinaryConfig
 from training.evaluation.item_index import BLOCK_CELLS, ItemIndex, read_cells
 from training.evaluation.metrics import (
     MISSING,

@@ -16,7 +16,8 @@ from conf.errors import ConfigError, TooFewRowsError
 from conf.manifest import Manifest
 from conf.metrics import LOSS_METRIC
 from conf.training.input import FilterConfig, describe_conditions
-from conf.training.models import BinaryConfig, RankingConfig
+from conf.training.models import RankingConfig
+from conf.training.objectives import BinaryConfig
 from conf.training.train import TrainConfig
 from training.evaluation.evaluate import FullRanking, evaluate_full
 from training.evaluation.label_metrics import LabelScores

@@ -14,7 +14,7 @@ import tensorflow as tf
 from conf.errors import ConfigError, InputDataError
 from conf.manifest import Manifest
 from conf.schema import FIRST_TOKEN_ID, FeatureSpec
-from conf.training.models import (
+from conf.training.objectives import (
     BinaryConfig,
     BPRConfig,
     DrawnNegativesConfig,

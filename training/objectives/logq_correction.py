@@ -14,7 +14,7 @@ import tensorflow as tf
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.training.input import FilterConfig, InputConfig
-from conf.training.models import SampledSoftmaxConfig
+from conf.training.objectives import SampledSoftmaxConfig
 from training.input.train_counts import read_train_counts
 from training.networks.network import TrainingPass
 from training.objectives.samplers import Sampler

@@ -11,7 +11,8 @@ from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.training.input import InputConfig
-from conf.training.models import BinaryConfig, ModelConfig, RankingConfig, SoftmaxConfig
+from conf.training.models import ModelConfig, RankingConfig
+from conf.training.objectives import BinaryConfig, SoftmaxConfig
 from training.input.batches import Batch
 from training.models.model import Model
 from training.models.ranking import RankingModel, Task

@@ -15,7 +15,7 @@ import tensorflow as tf
 from conf.errors import ConfigError, did_you_mean
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
-from conf.training.models import OwnLossConfig
+from conf.training.objectives import OwnLossConfig
 from training.input.batches import Batch, build_eval_dataset, read_batches
 from training.models.model import find_feature
 from training.networks.own_code import (

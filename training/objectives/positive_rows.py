@@ -7,7 +7,7 @@ import numpy as np
 from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.training.input import InputConfig
-from conf.training.models import ItemSettings
+from conf.training.objectives import ItemSettings
 from training.objectives.user_items import TrainRows, read_train_columns
 from training.reader.filters import passes
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from conf.training.models import NegativesConfig
+from conf.training.objectives import NegativesConfig
 from training.networks.network import TrainingPass
 
 DISTORTIONS = {"uniform": 0.0, "frequency": 0.75, "adaptive": 1.0, "mixed": 0.0}

@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from conf.errors import ConfigError
 from conf.manifest import Manifest
-from conf.training.models import ModelConfig, SequenceConfig, SoftmaxConfig
+from conf.training.models import ModelConfig, SequenceConfig
+from conf.training.objectives import SoftmaxConfig
 from training.distribution.tensorflow_runtime import free_memory_bytes
 from training.models.sequence import count_queries
 from training.objectives.catalog_softmax import BLOCK_ITEMS

@@ -10,7 +10,8 @@ from conf.artefacts.run import RUN_CARD_FILE, read_json, update_run_card, write_
 from conf.errors import ConfigError, ExitCode
 from conf.load import load_config
 from conf.training.input import InputConfig
-from conf.training.models import DSSMConfig, MFConfig, NegativesConfig, SampledSoftmaxConfig
+from conf.training.models import DSSMConfig, MFConfig
+from conf.training.objectives import NegativesConfig, SampledSoftmaxConfig
 from conf.training.optimizer import (
     ExponentialSchedule,
     LinearSchedule,

@@ -15,7 +15,8 @@ import tensorflow as tf
 from conf.artefacts.dataset import read_manifest
 from conf.artefacts.run import read_json, resolve_run
 from conf.training.input import InputConfig
-from conf.training.models import DSSMConfig, SampledSoftmaxConfig
+from conf.training.models import DSSMConfig
+from conf.training.objectives import SampledSoftmaxConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import CheckpointConfig, DevicesConfig, FitConfig, StepRange, TrainConfig
 from tests.training.killed_run import KEYS, row_keys

@@ -12,13 +12,8 @@ import tensorflow as tf
 from conf.errors import ConfigError, InputDataError
 from conf.manifest import Manifest
 from conf.training.input import InputConfig
-from conf.training.models import (
-    BinaryConfig,
-    DSSMConfig,
-    MFConfig,
-    RankingConfig,
-    SampledSoftmaxConfig,
-)
+from conf.training.models import DSSMConfig, MFConfig, RankingConfig
+from conf.training.objectives import BinaryConfig, SampledSoftmaxConfig
 from conf.training.train import EarlyStoppingConfig, EvaluationConfig, FitConfig, TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.fit import fit_run, plan_run

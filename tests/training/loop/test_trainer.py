@@ -13,7 +13,8 @@ from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError, ExitCode, InputDataError, TrainingDivergedError
 from conf.manifest import Manifest
 from conf.training.input import InputConfig
-from conf.training.models import DSSMConfig, MFConfig, SampledSoftmaxConfig
+from conf.training.models import DSSMConfig, MFConfig
+from conf.training.objectives import SampledSoftmaxConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import DevicesConfig, EarlyStoppingConfig, FitConfig, TrainConfig
 from training.checkpoint.checkpoint_files import list_checkpoints

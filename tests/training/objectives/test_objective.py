@@ -13,15 +13,8 @@ from conf.errors import ConfigError, InputDataError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.input import InputConfig
-from conf.training.models import (
-    BinaryConfig,
-    BPRConfig,
-    DSSMConfig,
-    MFConfig,
-    SampledSoftmaxConfig,
-    SASRecConfig,
-    SoftmaxConfig,
-)
+from conf.training.models import DSSMConfig, MFConfig, SASRecConfig
+from conf.training.objectives import BinaryConfig, BPRConfig, SampledSoftmaxConfig, SoftmaxConfig
 from conf.training.optimizer import OptimizerConfig
 from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
 from training.input.batches import Batch, build_eval_dataset, build_train_dataset

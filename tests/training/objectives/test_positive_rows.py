@@ -12,12 +12,12 @@ import pytest
 from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.training.input import InputConfig
-from conf.training.models import (
+from conf.training.models import MFConfig
+from conf.training.objectives import (
     BinaryConfig,
     BPRConfig,
     DrawnNegativesConfig,
     ItemSettings,
-    MFConfig,
     SampledSoftmaxConfig,
     SoftmaxConfig,
 )

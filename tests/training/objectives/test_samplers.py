@@ -14,7 +14,7 @@ from conf.errors import ConfigError, InputDataError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema
 from conf.training.input import InputConfig
-from conf.training.models import NegativesConfig
+from conf.training.objectives import NegativesConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.input.batches import build_eval_dataset
 from training.networks.network import TrainingPass

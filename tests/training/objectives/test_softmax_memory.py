@@ -9,14 +9,8 @@ import pytest
 
 from conf.errors import ConfigError
 from conf.manifest import Manifest
-from conf.training.models import (
-    HSTUConfig,
-    MFConfig,
-    RankingConfig,
-    SampledSoftmaxConfig,
-    SASRecConfig,
-    SoftmaxConfig,
-)
+from conf.training.models import HSTUConfig, MFConfig, RankingConfig, SASRecConfig
+from conf.training.objectives import SampledSoftmaxConfig, SoftmaxConfig
 from conf.training.train import TrainConfig
 from training.fit import fit_run, plan_run
 from training.monitoring.progress import NoProgress
