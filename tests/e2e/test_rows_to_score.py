@@ -35,7 +35,7 @@ from jobs.support.run_app import run_app
 from training.checkpoint.restore import TrainedModel
 from training.export.saved_model import write_export
 from training.input.batches import build_eval_dataset
-from training.models.ranking import RankingModel
+from training.models.ranking import NetworkRankingModel
 from training.prediction.scores import write_scores
 from training.raw_inputs.raw_rows import RawFile
 from training.scoring.executor import PART, RowSource, score_partition
@@ -222,7 +222,7 @@ def trained(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> TrainedMode
     run = TrainConfig.model_validate(
         {"dataset": "d", "name": "n", "model": MODEL, "evaluation": evaluation}
     )
-    return TrainedModel(folder, RankingModel(run.model, manifest, 5), run, manifest, version)
+    return TrainedModel(folder, NetworkRankingModel(run.model, manifest, 5), run, manifest, version)
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from training.checkpoint.saved_tensors import MODEL, collect_state, restore_stat
 from training.checkpoint.stored_runs import find_run
 from training.embedding.key_space import holding_whole_tables
 from training.models.model import Model
-from training.models.ranking import RankingModel
+from training.models.ranking import NetworkRankingModel
 from training.models.registry import build_model, undo_balance
 
 
@@ -80,7 +80,7 @@ def load_run(
         model = build_model(config.model, manifest, config.seed)
     metadata, _ = restore_newest(directory, collect_state(**{MODEL: model}))
     undo_balance(model, config.input, manifest)
-    if is_calibrated and isinstance(model, RankingModel) and requires_fit(config.model):
+    if is_calibrated and isinstance(model, NetworkRankingModel) and requires_fit(config.model):
         if metadata is None:
             raise TypeError("a checkpoint that was listed is gone")
         model.calibrate(read_calibrations(run_dir, metadata.resume_state.position))

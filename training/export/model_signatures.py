@@ -38,7 +38,7 @@ from training.export.source_facts import (
     find_pair_features,
     read_source_facts,
 )
-from training.models.ranking import RankingModel, Task
+from training.models.ranking import NetworkRankingModel, Task
 from training.models.retrieval import RetrievalModel, score_catalogue
 from training.raw_inputs.vocabularies import read_plan
 
@@ -185,7 +185,7 @@ def _free_names(names: tuple[str, ...], taken: Mapping[str, object]) -> dict[str
 
 
 def build_ranking_signatures(
-    trained: TrainedModel, model: RankingModel, encoders: ServingEncoders
+    trained: TrainedModel, model: NetworkRankingModel, encoders: ServingEncoders
 ) -> dict[str, Signature]:
     """Builds the signatures of a ranking model; arguments as of `build_retrieval_signatures`."""
     forms = _build_forms(trained, encoders)
@@ -213,7 +213,7 @@ def describe_order(task: Task) -> str:
     return f"log-odds that {task.label} is 1" if task.is_binary else describe_output(task)
 
 
-def _build_example_apis(model: RankingModel, form: InputForm) -> dict[str, Signature]:
+def _build_example_apis(model: NetworkRankingModel, form: InputForm) -> dict[str, Signature]:
     """Builds what TensorFlow Serving's `:classify` and `:regress` call; tensors have its names."""
     binary = [task.name for task in model.tasks if task.is_binary]
     first = model.tasks[0]
@@ -237,7 +237,7 @@ def _build_example_apis(model: RankingModel, form: InputForm) -> dict[str, Signa
 
 
 def _build_candidates(
-    trained: TrainedModel, model: RankingModel, forms: FormBuilder
+    trained: TrainedModel, model: NetworkRankingModel, forms: FormBuilder
 ) -> dict[str, Signature]:
     """Builds the signatures that score several items of a row; none where it has no items."""
     manifest = trained.manifest
@@ -262,7 +262,7 @@ def _build_candidates(
     return {**found, **_build_item_scores(trained, model, forms, of_items, outputs)}
 
 
-def explain_no_item_scores(trained: TrainedModel, model: RankingModel) -> str | None:
+def explain_no_item_scores(trained: TrainedModel, model: NetworkRankingModel) -> str | None:
     """Says why a ranking model has no `score_items`; None: it has one.
 
     What the catalogue inside the graph does not hold of an item cannot be made of its key, and one
@@ -283,7 +283,7 @@ def explain_no_item_scores(trained: TrainedModel, model: RankingModel) -> str | 
 
 
 def _score_pairs(
-    model: RankingModel,
+    model: NetworkRankingModel,
     of_items: frozenset[str],
     first: str,
     features: dict[str, tf.Tensor],
@@ -296,7 +296,7 @@ def _score_pairs(
 
 def _build_item_scores(
     trained: TrainedModel,
-    model: RankingModel,
+    model: NetworkRankingModel,
     forms: FormBuilder,
     of_items: list[str],
     outputs: dict[str, str],

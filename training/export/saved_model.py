@@ -61,7 +61,7 @@ from training.export.tables import (
     write_tables,
 )
 from training.export.warmup import write_warmup
-from training.models.ranking import RankingModel, Task
+from training.models.ranking import NetworkRankingModel, Task
 from training.models.retrieval import RetrievalModel, require_retrieval
 
 
@@ -121,7 +121,7 @@ def write_version(
     sort_keys(model)
     encoders = build_encoders(trained)
     parts: dict[str, Any]
-    if isinstance(model, RankingModel):
+    if isinstance(model, NetworkRankingModel):
         signatures = build_ranking_signatures(trained, model, encoders)
         parts = {"outputs": [_describe_task(model, task) for task in model.tasks],
                  "score": "one output per task, named after it, float32"}  # fmt: skip
@@ -132,7 +132,7 @@ def write_version(
         parts = {"score": describe_score(model)}
     save_signatures(str(staging), signatures, encoders)
     warmup = write_warmup(staging, identity["name"], signatures)
-    if not isinstance(model, RankingModel):
+    if not isinstance(model, NetworkRankingModel):
         embeddings = staging / EMBEDDINGS_DIR
         parts["embeddings"] = write_embeddings(embeddings, trained, index)
     elif (reason := explain_no_item_scores(trained, model)) is None:
@@ -184,7 +184,7 @@ def _index_items(trained: TrainedModel, model: RetrievalModel) -> ItemIndex | No
     return build_item_index(model, trained.version_dir, trained.manifest, batch_size)
 
 
-def _describe_task(model: RankingModel, task: Task) -> dict[str, Any]:
+def _describe_task(model: NetworkRankingModel, task: Task) -> dict[str, Any]:
     found = model.calibrations.get(task.name)
     return {
         "name": task.name,

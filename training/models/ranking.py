@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -59,6 +60,53 @@ class Task:
 
 
 class RankingModel(Model):
+    """One score for each task, from everything in a row.
+
+    Args:
+        name: Its name.
+        tasks: What it scores.
+
+    Attributes:
+        tasks: What it scores.
+        calibrations: By task, what its log-odds go through outside of training.
+    """
+
+    calibrations: Mapping[str, Calibration] = MappingProxyType({})
+
+    def __init__(self, name: str, tasks: tuple[Task, ...]) -> None:
+        super().__init__(name=name)
+        self.tasks = tasks
+
+    @abstractmethod
+    def compute_logits(
+        self, features: Features, training: TrainingPass | None = None
+    ) -> dict[str, tf.Tensor]:
+        """Returns what the model says of each task: log-odds, or the label's value; `[batch]`.
+
+        Log-odds are calibrated, but for those that a training step learns by.
+
+        Args:
+            features: At least `inputs`: scalars `[batch]`, lists `[batch, length]` padded with 0,
+                ragged, or sparse.
+            training: The pass of a training step; None elsewhere.
+        """
+
+    @abstractmethod
+    def compute_uncalibrated_logits(self, features: Features) -> dict[str, tf.Tensor]:
+        """Returns the same before it is calibrated."""
+
+    def predict(self, features: Features) -> dict[str, tf.Tensor]:
+        """Returns the score of each task, `[batch]`: a probability, or the label's value."""
+        return self._finish(self.compute_logits(features))
+
+    def _finish(self, logits: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        return {
+            task.name: tf.sigmoid(logits[task.name]) if task.is_binary else logits[task.name]
+            for task in self.tasks
+        }
+
+
+class NetworkRankingModel(RankingModel):
     """A network over the embedded features of a row; one score for each task.
 
     Args:
@@ -68,23 +116,18 @@ class RankingModel(Model):
         dtype: Type that the network computes in.
 
     Attributes:
-        tasks: What it scores.
         network: The network.
         left_out: Features of the dataset that the network does not read.
-        calibrations: By task, what its log-odds go through outside of training.
 
     Raises:
         ConfigError: The config names features, labels or a network that do not fit.
     """
 
-    calibrations: Mapping[str, Calibration] = MappingProxyType({})
-
     def __init__(
         self, config: RankingConfig, manifest: Manifest, seed: int, dtype: tf.DType = tf.float32
     ) -> None:
-        super().__init__(name="ranking")
+        super().__init__("ranking", plan_tasks(config, manifest))
         self._name = config.network
-        self.tasks = plan_tasks(config, manifest)
         kind = find_network(config.network)
         specs = _find_features(config, manifest)
         builder = TableBuilder(config, manifest, specs, seed)
@@ -158,25 +201,13 @@ class RankingModel(Model):
     def compute_logits(
         self, features: Features, training: TrainingPass | None = None
     ) -> dict[str, tf.Tensor]:
-        """Returns what the model says of each task: log-odds, or the label's value; `[batch]`.
-
-        Log-odds are calibrated, but for those that a training step learns by.
-
-        Args:
-            features: At least `inputs`: scalars `[batch]`, lists `[batch, length]` padded with 0,
-                ragged, or sparse.
-            training: The pass of a training step; None elsewhere.
-        """
+        """Returns what the network says of each task; outside of training it is calibrated."""
         logits = self._name_logits(self.network(self._inputs(features), training))
         return logits if training is not None else self._apply_calibrations(logits)
 
     def compute_uncalibrated_logits(self, features: Features) -> dict[str, tf.Tensor]:
         """Returns what the network says of each task, as `compute_logits`."""
         return self._name_logits(self.network(self._inputs(features)))
-
-    def predict(self, features: Features) -> dict[str, tf.Tensor]:
-        """Returns the score of each task, `[batch]`: a probability, or the label's value."""
-        return self._finish(self.compute_logits(features))
 
     def predict_candidates(
         self, rows: Features, items: Features, shape: tf.Tensor
@@ -215,12 +246,6 @@ class RankingModel(Model):
     def _apply_calibrations(self, logits: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         found = self.calibrations
         return {n: found[n].apply(v) if n in found else v for n, v in logits.items()}
-
-    def _finish(self, logits: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        return {
-            task.name: tf.sigmoid(logits[task.name]) if task.is_binary else logits[task.name]
-            for task in self.tasks
-        }
 
 
 def plan_tasks(config: RankingConfig, manifest: Manifest) -> tuple[Task, ...]:
@@ -279,7 +304,7 @@ def find_base_scores(tasks: Sequence[Task], manifest: Manifest) -> dict[str, flo
     scores = {}
     for task in tasks:
         mean = manifest.find_label_mean(task.label, "train")
-        if mean is None:  # Better than 0; `RankingModel.notes` says it.
+        if mean is None:  # Better than 0; `NetworkRankingModel.notes` says it.
             mean = manifest.statistics.get("train", {}).get(task.label, {}).get("mean") or 0.0
         if task.is_binary:
             mean = math.log(mean / (1.0 - mean)) if 0.0 < mean < 1.0 else 0.0

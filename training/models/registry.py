@@ -16,7 +16,7 @@ from conf.training.models import (
 from training.models.dssm import DSSM, build_youtube_dnn
 from training.models.mf import MatrixFactorization
 from training.models.model import Model
-from training.models.ranking import RankingModel, find_balance_calibrations
+from training.models.ranking import NetworkRankingModel, find_balance_calibrations
 from training.models.sequence import SequenceModel
 
 
@@ -35,7 +35,7 @@ def build_model(
         ConfigError: The model names features that it cannot read.
     """
     if isinstance(config, RankingConfig):
-        return RankingModel(config, manifest, seed, dtype)
+        return NetworkRankingModel(config, manifest, seed, dtype)
     if isinstance(config, DSSMConfig):
         return DSSM(config, manifest, seed, dtype)
     if isinstance(config, YouTubeDNNConfig):
@@ -57,7 +57,7 @@ def undo_balance(model: Model, config: InputConfig, manifest: Manifest) -> list[
         What to tell of probabilities that stay those of balanced rows.
     """
     balance = config.class_balance
-    if balance is None or not isinstance(model, RankingModel):
+    if balance is None or not isinstance(model, NetworkRankingModel):
         return []
     model.calibrate(find_balance_calibrations(model.tasks, config, manifest))
     tasks = [one.name for one in model.tasks if one.is_binary and one.label == balance.feature]
@@ -71,6 +71,6 @@ def undo_balance(model: Model, config: InputConfig, manifest: Manifest) -> list[
 
 
 def copy_calibrations(source: Model, target: Model) -> None:
-    """Sets the calibrations of a model that is another one's copy; see `RankingModel`."""
-    if isinstance(source, RankingModel) and isinstance(target, RankingModel):
+    """Sets the calibrations of a model that is another one's copy; see `NetworkRankingModel`."""
+    if isinstance(source, NetworkRankingModel) and isinstance(target, NetworkRankingModel):
         target.calibrate(source.calibrations)

@@ -130,8 +130,8 @@ class RawRanking(RankingModel):
     """A ranking model some of whose inputs are made of raw values."""
 
     def __init__(self, model: RankingModel, own: OwnEncoders) -> None:
-        tf.Module.__init__(self, name="raw")
-        self.tasks, self.tables = model.tasks, model.tables
+        super().__init__("raw", model.tasks)
+        self.tables = model.tables
         self._model, self._own = model, own
 
     @property
@@ -143,7 +143,14 @@ class RawRanking(RankingModel):
         self, features: Features, training: TrainingPass | None = None
     ) -> dict[str, tf.Tensor]:
         """Returns the logits of each task."""
-        return self._model.compute_logits(self._own.encode(features, self._model.inputs), training)
+        return self._model.compute_logits(self._encode(features), training)
+
+    def compute_uncalibrated_logits(self, features: Features) -> dict[str, tf.Tensor]:
+        """Returns the logits of each task before they are calibrated."""
+        return self._model.compute_uncalibrated_logits(self._encode(features))
+
+    def _encode(self, features: Features) -> dict[str, Any]:
+        return self._own.encode(features, self._model.inputs)
 
 
 class RawTowers(RetrievalModel):

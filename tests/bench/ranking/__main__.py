@@ -40,7 +40,7 @@ from tests.bench.train_step.peers import PeerTraining, open_peer
 from tests.bench.train_step.products import count_din, count_mlp, report_products
 from tests.bench.train_step.sections import GROWTH_LIMIT, judge_wall_time, time_in_turns
 from tests.bench.train_step.trainings import ModelTraining
-from training.models.ranking import RankingModel, plan_tasks
+from training.models.ranking import NetworkRankingModel, plan_tasks
 from training.objectives.objective import TaskLosses
 
 SECTIONS = ("deepctr", "growth", "profile")
@@ -142,7 +142,7 @@ def build_training(
     data = {"kind": "ranking", "network": shape.network, "embedding_dim": dim}
     config = RankingConfig.model_validate({**data, "params": dict(shape.params)})
     manifest = shape.describe(vocabulary_size)
-    model = RankingModel(config, manifest, seed=1)
+    model = NetworkRankingModel(config, manifest, seed=1)
     batches = tf.data.Dataset.from_tensor_slices(dict(columns)).repeat().prefetch(2)
     return ModelTraining(model, TaskLosses(plan_tasks(config, manifest)), batches, "adam")
 

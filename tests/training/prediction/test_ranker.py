@@ -31,7 +31,7 @@ from training.evaluation.evaluate import evaluate_split
 from training.export.saved_model import write_export
 from training.input.batches import build_eval_dataset
 from training.loop.assembly import refuse_lost_order
-from training.models.ranking import RankingModel
+from training.models.ranking import NetworkRankingModel
 from training.prediction.predict import write_recommendations
 from training.prediction.rows_to_rank import ListSource, carries_candidates, choose_split
 from training.prediction.scores import write_scores
@@ -58,7 +58,9 @@ def build_trained(version: Path, run: Path, model: dict = MODEL, **changes) -> T
     config = TrainConfig.model_validate(
         {"dataset": "d", "name": "n", "model": model, "evaluation": evaluation}
     )
-    return TrainedModel(run, RankingModel(config.model, manifest, 5), config, manifest, version)
+    return TrainedModel(
+        run, NetworkRankingModel(config.model, manifest, 5), config, manifest, version
+    )
 
 
 @pytest.fixture(scope="module")
@@ -497,7 +499,7 @@ def check_order(sparse: TrainedModel) -> None:
             config=config,
             data=SimpleNamespace(version_dir=sparse.version_dir, manifest=sparse.manifest),
         )
-        ranking = RankingModel(config.model, sparse.manifest, 1)
+        ranking = NetworkRankingModel(config.model, sparse.manifest, 1)
         with pytest.raises(ConfigError, match="sorts the ids") if is_read else nullcontext():
             refuse_lost_order(task, ranking, ranking.inputs)
 
