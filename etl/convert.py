@@ -27,10 +27,10 @@ from conf.schema import PackedSlot
 from conf.storage.atomic_output import atomic_file
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import TableWriter, infer_table_schema, read_table_batches
-from etl.tfrecord.types.policies import TypeOptions
+from etl.tfrecord.types.column_policies import TypeOptions
+from etl.tfrecord.types.conversion_rules import is_binary
+from etl.tfrecord.types.conversions import is_list
 from etl.tfrecord.types.row_errors import refuse_unknown
-from etl.tfrecord.types.value_rules import is_binary
-from etl.tfrecord.types.values import is_list
 
 Format = Literal["tfrecord", "parquet", "csv"]
 FORMATS: tuple[Format, ...] = get_args(Format)

@@ -37,7 +37,7 @@ from etl.events.most_frequent import add_most_frequent
 from etl.events.sample_filter import NOT_SAMPLED_COLUMN, check_where
 from etl.events.splits import is_inside
 from etl.quality.time_units import count_sources
-from etl.row_files import RECORD_FILE, ROWS_SUFFIX, describe_rows, write_row_files
+from etl.rows_to_score_files import RECORD_FILE, ROWS_SUFFIX, describe_rows, write_row_files
 from etl.sources.bad_rows import check_bad_rows, check_columns
 from etl.sources.snapshot import check_inputs_unchanged, read_inputs
 from etl.unlabelled_rows import choose_columns, label_columns, leave_out_labels

@@ -21,10 +21,10 @@ from etl.convert import (
     list_inputs,
     parse_type,
 )
-from etl.row_estimate import estimate_rows
+from etl.row_count_estimate import estimate_rows
 from etl.tfrecord.files.writer import ShardOptions
+from etl.tfrecord.types.column_policies import TYPE_OPTIONS, parse_type_options
 from etl.tfrecord.types.features import RECORD_TYPES
-from etl.tfrecord.types.policies import TYPE_OPTIONS, parse_type_options
 from jobs.support.terminal import ListSeparator, show_progress
 
 app = typer.Typer(help=__doc__, add_completion=False)

@@ -37,7 +37,7 @@ from jobs.support.trained_run import (
     restore_run,
     timed,
 )
-from training.prediction.row_files import ROW_FORMATS, check_format
+from training.prediction.result_files import ROW_FORMATS, check_format
 from training.raw_inputs.raw_rows import RawFile
 
 if TYPE_CHECKING:

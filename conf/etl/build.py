@@ -26,7 +26,7 @@ from conf.etl.references import check_contract_references, check_references
 from conf.etl.sources import SourceConfig
 from conf.etl.spark_session import SparkConfig
 from conf.etl.split import SplitConfig
-from conf.etl.time_units import check_time_units, settle_time_units
+from conf.etl.time_columns import check_time_units, settle_time_units
 
 LABEL = "label"
 WEIGHT = "weight"

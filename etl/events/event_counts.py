@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from conf.dates import DateRange
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
-from conf.etl.time_units import ms_per_unit
+from conf.etl.time_columns import ms_per_unit
 from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN
 from etl.events.joins import MATCHED, count_matches, read_matches
 from etl.events.labels import IMMATURE, UNLABELLED, ConversionCounts, find_until_ms, is_immature

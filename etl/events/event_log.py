@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from conf.dates import DateRange
 from conf.etl.build import BuildConfig
-from conf.etl.time_units import ms_per_unit
+from conf.etl.time_columns import ms_per_unit
 from etl.events.down_sampling import mark_not_sampled
 from etl.events.histories import condition_columns
 from etl.events.identity import (

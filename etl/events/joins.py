@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from conf.errors import InputDataError, InternalError
 from conf.etl.build import BuildConfig
 from conf.etl.events import AsOfConfig, JoinConfig
-from conf.etl.time_units import ms_per_unit
+from conf.etl.time_columns import ms_per_unit
 from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN, drop_events
 from etl.sources.source import ORDER_COLUMN, Source
 

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from conf.etl.build import BuildConfig
 from conf.etl.events import EventConditionConfig
 from conf.etl.labels import ConversionConfig, LabelConfig
-from conf.etl.time_units import ms_per_unit
+from conf.etl.time_columns import ms_per_unit
 from etl.events.histories import matches
 from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN
 from etl.events.sample_filter import NOT_SAMPLED_COLUMN, leave_out_samples

@@ -11,7 +11,7 @@ from conf.dates import DateRange, read_duration
 from conf.errors import ConfigError
 from conf.etl.build import BuildConfig
 from conf.etl.split import SplitConfig
-from conf.etl.time_units import ms_per_unit
+from conf.etl.time_columns import ms_per_unit
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _HOUR_MS, _DAY_MS = 3_600_000, 86_400_000

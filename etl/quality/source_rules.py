@@ -21,7 +21,7 @@ from conf.etl.contract import (
     UniqueRule,
     VolumeRule,
 )
-from conf.etl.time_units import ms_per_unit
+from conf.etl.time_columns import ms_per_unit
 from etl.quality.rules import (
     RuleResult,
     build_result,

@@ -19,7 +19,7 @@ from conf.dates import PER_SECOND, UNIT_WORDS, find_date_unit, show_time
 from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.sources import EPOCH_UNITS
-from conf.etl.time_units import (
+from conf.etl.time_columns import (
     SPLIT_BOUNDS,
     TimeColumn,
     find_time_columns,

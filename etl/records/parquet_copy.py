@@ -79,7 +79,7 @@ def write_parquet(export: ParquetExport, shard: str) -> FileInfo:
     import pyarrow.parquet as pq
 
     from etl.tfrecord.codec.decode import build_decoder, read_batches
-    from etl.tfrecord.types.values import flatten_lists
+    from etl.tfrecord.types.conversions import flatten_lists
 
     root = Path(export.version)
     target = root / parquet_path(shard)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         write_frame,
         write_table,
     )
-    from etl.tfrecord.types.policies import ColumnPolicy, TypeOptions
+    from etl.tfrecord.types.column_policies import ColumnPolicy, TypeOptions
 
 __all__ = [
     "ColumnPolicy",
@@ -46,10 +46,10 @@ __all__ = [
 
 _TABLE = "table"
 _MODULES = {
-    "ColumnPolicy": "types.policies",
+    "ColumnPolicy": "types.column_policies",
     "ShardOptions": "files.writer",
     "TableWriter": _TABLE,
-    "TypeOptions": "types.policies",
+    "TypeOptions": "types.column_policies",
     "WriteConfig": "spark.writer",
     "read_frame": _TABLE,
     "read_table": _TABLE,

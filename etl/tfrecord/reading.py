@@ -17,7 +17,7 @@ from etl.tfrecord.codec.framing import (
 )
 from etl.tfrecord.codec.infer import infer_features
 from etl.tfrecord.codec.kernels import inlined, kernel
-from etl.tfrecord.codec.rows import RowWriter, allocate, join_steps, list_lengths
+from etl.tfrecord.codec.row_placement import RowWriter, allocate, join_steps, list_lengths
 from etl.tfrecord.types.features import WireFeature
 
 __all__ = [

@@ -12,7 +12,7 @@ from etl.tfrecord.codec.decode import build_decoder
 from etl.tfrecord.codec.encode import PackedEncoder, build_encoder
 from etl.tfrecord.codec.framing import RecordBlock, index_records
 from etl.tfrecord.codec.infer import FeatureCollector, count_feature_lists
-from etl.tfrecord.codec.rows import RowWriter
+from etl.tfrecord.codec.row_placement import RowWriter
 from etl.tfrecord.types.features import RECORD_TYPES, WireFeature
 
 

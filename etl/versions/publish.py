@@ -26,7 +26,7 @@ from conf.publication.entries import (
 )
 from conf.publication.pointer import CLAIM_FILE, publish_entry, read_pointer
 from conf.storage.atomic_output import UNFINISHED_SUFFIX, write_text_atomic
-from etl.tfrecord.commit.job import TEMPORARY_PREFIX
+from etl.tfrecord.commit.commit_plan import TEMPORARY_PREFIX
 
 
 @contextmanager

@@ -27,7 +27,7 @@ def plan(config: BuildConfig, request: RunRequest) -> dict[str, Any]:
         InputDataError: A source file is missing or empty.
     """
     from conf.storage.locations import find_path
-    from etl.estimate import declared_shards, estimate_sizes
+    from etl.build_estimate import declared_shards, estimate_sizes
     from etl.events.split_bounds import plan_spans
 
     dates = request.dates

@@ -26,8 +26,8 @@ from conf.etl.build import BuildConfig
 from conf.training.train import TrainConfig
 from etl import rows_to_score
 from etl.build import build_dataset
-from etl.row_files import RECORD_FILE
 from etl.rows_to_score import write_rows_to_score
+from etl.rows_to_score_files import RECORD_FILE
 from etl.unlabelled_rows import choose_columns, leave_out_labels
 from etl.versions.run_fingerprint import RunRequest
 from jobs.build_dataset import app

@@ -22,7 +22,7 @@ from training.evaluation.metrics import MISSING, IntArray
 from training.evaluation.users_as_of import is_named, take_rows
 from training.export.serving_encoders import ServingEncoders
 from training.input.batches import Batch
-from training.prediction.row_files import render_ids
+from training.prediction.result_files import render_ids
 from training.prediction.scores import read_encoders
 from training.raw_inputs.input_columns import InputColumn
 from training.raw_inputs.raw_rows import RawFile, RawReader

@@ -2,9 +2,9 @@
 
     {"user": <raw token>, "items": [<raw token>, …], "scores": [<float>, …]}
 
-One object per row, items best first; how it is written stands in `row_files.py`. Where rows have no
-user, `row` is the row's number, from 1; rows of a file may bring an `id`. Scores are dot products,
-or of a ranking model what it predicts of its task. The same run gives the same bytes.
+One object per row, items best first; `result_files.py` writes it. Where rows have no user, `row` is
+the row's number, from 1; rows of a file may bring an `id`. Scores are dot products, or of a ranking
+model what it predicts of its task. The same run gives the same bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from conf.storage.atomic_output import atomic_file
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import ItemIds, TopK
 from training.prediction.rankers import NamedRows, build_ranker
-from training.prediction.row_files import RowWriter, check_format
+from training.prediction.result_files import ResultWriter, check_format
 from training.prediction.rows_to_rank import ListSource, check_mask, read_lists
 from training.raw_inputs.raw_rows import RawFile
 
@@ -81,7 +81,7 @@ def write_recommendations(
     ranker = build_ranker(trained, task, candidates)
     rows = read_lists(trained, ranker, source, mask_seen, has_pool=candidates is not None)
     total = written = 0
-    with atomic_file(target) as unfinished, RowWriter(unfinished, target.name) as writer:
+    with atomic_file(target) as unfinished, ResultWriter(unfinished, target.name) as writer:
         for batch in rows:
             ranked = ranker.rank(batch, k)
             lists = build_lists(batch, ranked, ranker.items, ranker.tokens)

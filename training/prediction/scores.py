@@ -1,7 +1,7 @@
 """Scores of rows, of a file or a split, in the rows' order.
 
 A row of the output has its number (`row`, from 1) or the id of the file, and a float32 per score;
-how it is written stands in `row_files.py`. A ranking model gives one per task: the probability of
+`result_files.py` writes it. A ranking model gives one per task: the probability of
 label 1, or the label's value. A retrieval model gives `score`, the dot product of the row's user
 and its item, which orders its lists too.
 """
@@ -32,7 +32,7 @@ from training.input.batches import Features, build_eval_dataset, read_batches
 from training.models.model import Model
 from training.models.ranking import RankingModel
 from training.models.retrieval import RetrievalModel
-from training.prediction.row_files import RowWriter, check_format, to_arrow
+from training.prediction.result_files import ResultWriter, check_format, to_arrow
 from training.raw_inputs.raw_rows import RawFile, RawReader
 from training.raw_inputs.vocabularies import read_plan
 
@@ -77,7 +77,7 @@ def write_scores(
     check_output(target, name, names)
     rows = read_split_rows(trained, split) if file is None else read_file_rows(trained, file)
     total = 0
-    with atomic_file(target) as unfinished, RowWriter(unfinished, target.name) as writer:
+    with atomic_file(target) as unfinished, ResultWriter(unfinished, target.name) as writer:
         for batch in rows:
             scores = {n: np.asarray(v, np.float32) for n, v in compute(batch.features).items()}
             check_numbers(scores, batch.first)

@@ -20,7 +20,6 @@ from conf.training.input import InputConfig
 from training.raw_inputs.vocabularies import read_plan
 from training.reader.damage import InputCounts
 from training.reader.decoded_rows import DecodedRows, regroup
-from training.reader.epoch_plan import BatchPart
 from training.reader.feature_columns import (
     FeatureColumn,
     bound_list,
@@ -29,6 +28,7 @@ from training.reader.feature_columns import (
 )
 from training.reader.mixing import build_mixed_reader
 from training.reader.row_sampling import bucket_batches, skip_batches
+from training.reader.shares import BatchShare
 from training.reader.shuffle_buffer import ReadPlan, read_epoch
 from training.reader.split_source import InputOptions, SplitSource, build_size_error, count_steps
 
@@ -83,23 +83,23 @@ class BatchPlan:
             return self.remade(epoch, first_batch)
         return read_epoch(self.rows, epoch, first_batch * self.shape.batch_size)
 
-    def read_part(self, epoch: int, first_batch: int, part: BatchPart) -> Iterator[DecodedRows]:
+    def read_part(self, epoch: int, first_batch: int, share: BatchShare) -> Iterator[DecodedRows]:
         """Reads a part of each batch, or of every so manieth, from a batch on.
 
         Rows of the other parts are not decoded, unless rows are left out or drawn anew: only then
         it is known which rows a batch has.
         """
         size, drop = self.shape.batch_size, self.shape.drop_remainder
-        if not part.is_whole and self.remade is None and self.rows.can_skip:
+        if not share.is_whole and self.remade is None and self.rows.can_skip:
             rows = self.rows.rows - (self.rows.rows % size if drop else 0)
-            own = size // part.ranks
-            read = read_epoch(self.rows, epoch, first_batch * size, (part, rows))
+            own = size // share.ranks
+            read = read_epoch(self.rows, epoch, first_batch * size, (share, rows))
             yield from regroup(read, own, own, drop_remainder=False)
             return
         batches = regroup(self.read(epoch, first_batch), size, size, drop)
         for number, batch in enumerate(batches):
-            first, last = part.find_rows(batch.count)
-            if number % part.workers == part.worker and first < last:
+            first, last = share.find_rows(batch.count)
+            if number % share.workers == share.worker and first < last:
                 yield batch.slice(first, last)
 
 

@@ -26,9 +26,9 @@ from training.reader.batch_plan import (
 )
 from training.reader.damage import InputCounts, explain_error
 from training.reader.decoded_rows import DecodedRows, RaggedList
-from training.reader.epoch_plan import BatchPart
 from training.reader.feature_columns import select_features, split_features
 from training.reader.mixing import find_mixed
+from training.reader.shares import BatchShare
 
 Arrays = dict[str, np.ndarray | RaggedList]
 """A batch: numbers `[batch]` or `[batch, length]`, byte strings as objects, lists of any length."""
@@ -87,7 +87,7 @@ class BatchReader:
 
     Args:
         batches: What is read.
-        part: Part of each batch that this process takes.
+        share: Part of each batch that this process takes.
         first_epoch: Epoch to begin with.
 
     Attributes:
@@ -97,8 +97,8 @@ class BatchReader:
             reading tells.
     """
 
-    def __init__(self, batches: RequestedBatches, part: BatchPart, first_epoch: int = 0) -> None:
-        self._batches, self._part = batches, part
+    def __init__(self, batches: RequestedBatches, share: BatchShare, first_epoch: int = 0) -> None:
+        self._batches, self._share = batches, share
         self.epoch, self.batch = first_epoch, 0
         self.batches_per_epoch = batches.count()
         # What does not fit the dataset is said here, not by the first batch.
@@ -133,15 +133,15 @@ class BatchReader:
             InputDataError: As for an iterator.
         """
         _check_number("worker", (worker, workers))
-        part = replace(self._part, worker=worker, workers=workers)
+        share = replace(self._share, worker=worker, workers=workers)
         # Where the reader stands now, not where it stands when the first batch is taken.
-        return self._read(self.epoch, self.batch, part)
+        return self._read(self.epoch, self.batch, share)
 
-    def _read(self, epoch: int, batch: int, part: BatchPart) -> Iterator[Arrays]:
+    def _read(self, epoch: int, batch: int, share: BatchShare) -> Iterator[Arrays]:
         counts, source = InputCounts(), self._batches.source
-        plan = _plan_for_worker(self._batches, counts, part.workers)
+        plan = _plan_for_worker(self._batches, counts, share.workers)
         try:
-            for rows in plan.read_part(epoch, batch, part):
+            for rows in plan.read_part(epoch, batch, share):
                 yield _build_arrays(plan.shape, rows)
         except SluiceError as error:
             explain_error(error, source.version_dir, source.manifest, source.split)
@@ -270,8 +270,8 @@ def open_batches(
         manifest = read_manifest(version_dir, config.tolerates)
     names = _choose_features(manifest, split) if features is None else features
     chosen = build_source(version_dir, manifest, config, request)
-    part = BatchPart(*rank)
-    return BatchReader(request_batches(chosen, request, names), part, first_epoch)
+    share = BatchShare(*rank)
+    return BatchReader(request_batches(chosen, request, names), share, first_epoch)
 
 
 def _choose_features(manifest: Manifest, split: str) -> list[str]:

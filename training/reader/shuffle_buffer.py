@@ -30,7 +30,7 @@ from etl.tfrecord.reading import (
 )
 from training.reader.damage import DamagePolicy
 from training.reader.decoded_rows import LENGTH_COLUMN, DecodedRows
-from training.reader.epoch_plan import BatchPart, BufferPlan, ShardRange, plan_buffers
+from training.reader.epoch_plan import BufferPlan, ShardRange, plan_buffers
 from training.reader.feature_columns import FeatureColumn, check_binary, fill_absent
 from training.reader.filters import RowFilter
 from training.reader.shards import (
@@ -45,6 +45,7 @@ from training.reader.shards import (
     decode_shard,
     find_shard_damage,
 )
+from training.reader.shares import BatchShare
 
 _ORDER, _BUFFER = 0, 1  # streams of random numbers
 
@@ -382,7 +383,7 @@ def read_epoch(
     plan: ReadPlan,
     epoch: int,
     first_row: int = 0,
-    share: tuple[BatchPart, int] | None = None,
+    share: tuple[BatchShare, int] | None = None,
 ) -> Iterator[DecodedRows]:
     """Reads an epoch's rows, buffer by buffer; the next one fills while one is used.
 
@@ -455,7 +456,7 @@ def _share_out(
     buffer: BufferPlan,
     indices: np.ndarray,
     first_row: int,
-    share: tuple[BatchPart, int],
+    share: tuple[BatchShare, int],
 ) -> np.ndarray:
     """The output indices among the rows of a part; below 0 for rows of the others."""
     part, rows = share

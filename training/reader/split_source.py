@@ -24,11 +24,12 @@ from conf.storage.atomic_output import write_text_atomic
 from conf.training.input import ClassBalanceConfig, FilterConfig, InputConfig
 from training.reader.damage import DamagePolicy, InputCounts, warn_unlisted
 from training.reader.decoded_rows import DecodedRows
-from training.reader.epoch_plan import limit_rows, shard_for
+from training.reader.epoch_plan import limit_rows
 from training.reader.feature_columns import FeatureColumn
 from training.reader.filters import build_row_filter
 from training.reader.row_sampling import balance_classes
 from training.reader.shards import WIRE_COMPRESSIONS, Shard, ShardCache, check_format, filled_shards
+from training.reader.shares import divide_shards
 from training.reader.shuffle_buffer import ReadPlan, read_epoch
 
 MAX_THREADS = 8
@@ -96,7 +97,7 @@ class SplitSource:
     def ranges(self, worker: int) -> tuple[tuple[int, int], ...]:
         """First record and number of records that a worker reads of each filled shard."""
         rows = limit_rows(self._possible_rows, self.config.take)
-        return shard_for(rows, worker, self.options.worker[1])
+        return divide_shards(rows, worker, self.options.worker[1])
 
     @cached_property
     def _possible_rows(self) -> list[int]:

@@ -40,7 +40,7 @@ from training.prediction.rankers import (
     finish_scores,
     rank_all,
 )
-from training.prediction.row_files import RowWriter, to_arrow
+from training.prediction.result_files import ResultWriter, to_arrow
 from training.prediction.scores import check_numbers
 from training.raw_inputs.input_columns import InputColumn
 from training.raw_inputs.raw_columns import Columns, RawColumns, decode_columns, parse_line, regroup
@@ -196,7 +196,7 @@ def score_partition(
         )
     served = _keep_one((directory, task), lambda: Served(task, Path(directory)))
     count = 0
-    with atomic_file(target) as unfinished, RowWriter(unfinished, target.name) as writer:
+    with atomic_file(target) as unfinished, ResultWriter(unfinished, target.name) as writer:
         for rows in read_rows(task, Path(directory), part, chain([first], batches)):
             writer.write(_compute(task, served, rows))
             count += len(rows.ids)

@@ -22,9 +22,9 @@ from etl.tfrecord.codec.encode_columns import (
 )
 from etl.tfrecord.codec.encode_kernels import BINARY, measure
 from etl.tfrecord.codec.framing import FOOTER_BYTES, HEADER_BYTES, MAX_RECORD_BYTES
+from etl.tfrecord.types.conversions import buffer_address
 from etl.tfrecord.types.features import RECORD_TYPES, RecordType
 from etl.tfrecord.types.packed_slots import SlotPacking
-from etl.tfrecord.types.values import buffer_address
 
 # Rows encoded into one buffer at a time: small enough for the cache, large enough for the calls.
 CHUNK_ROWS = 2048

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.codec import encode_kernels as k
-from etl.tfrecord.types.values import buffer_address
+from etl.tfrecord.types.conversions import buffer_address
 from etl.tfrecord.types.wire_kinds import find_wire_kind
 
 _ALLOWED = (

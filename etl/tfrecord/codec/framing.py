@@ -21,7 +21,7 @@ from conf.errors import ConfigError, InputDataError
 from conf.storage.locations import ByteSource, Compression, Opener, is_intact, open_local
 from etl.tfrecord.codec.crc32c import masked_crc
 from etl.tfrecord.codec.kernels import inlined, kernel, load_u32, load_u64
-from etl.tfrecord.codec.rows import allocate
+from etl.tfrecord.codec.row_placement import allocate
 
 HEADER_BYTES = 12
 FOOTER_BYTES = 4

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from conf.storage.object_store import Storage
 from conf.storage.processes import Owner
-from etl.tfrecord.commit.job import JobPlan, SaveMode, TaskResult, refuse_output
+from etl.tfrecord.commit.commit_plan import JobPlan, SaveMode, TaskResult, refuse_output
 from etl.tfrecord.commit.local_commit import (
     begin_job,
     create_temporary,

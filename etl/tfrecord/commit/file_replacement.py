@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from conf.storage.atomic_output import remove_unfinished, sync_directory, write_text_atomic
-from etl.tfrecord.commit.job import SUCCESS_FILE
+from etl.tfrecord.commit.commit_plan import SUCCESS_FILE
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE
 from etl.tfrecord.files.data_files import list_folders, make_folders
 

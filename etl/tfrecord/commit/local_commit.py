@@ -19,13 +19,7 @@ from conf.errors import ConfigError, InternalError
 from conf.paths import open_sizes
 from conf.storage.atomic_output import write_text_atomic
 from conf.storage.processes import Owner, is_dead
-from etl.tfrecord.commit.file_replacement import (
-    ReplacementPlan,
-    lock_directory,
-    recover_interrupted,
-    replace_files,
-)
-from etl.tfrecord.commit.job import (
+from etl.tfrecord.commit.commit_plan import (
     STALE_HOURS,
     SUCCESS_FILE,
     TEMPORARY_PREFIX,
@@ -37,6 +31,12 @@ from etl.tfrecord.commit.job import (
     plan_commit,
     plan_moves,
     take_baseline,
+)
+from etl.tfrecord.commit.file_replacement import (
+    ReplacementPlan,
+    lock_directory,
+    recover_interrupted,
+    replace_files,
 )
 from etl.tfrecord.commit.local_view import view_local
 from etl.tfrecord.commit.output_manifest import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.errors import ConfigError, InputDataError
-from etl.tfrecord.commit.job import SUCCESS_FILE
+from etl.tfrecord.commit.commit_plan import SUCCESS_FILE
 from etl.tfrecord.commit.output_manifest import (
     COMMIT_FILE,
     OutputManifest,

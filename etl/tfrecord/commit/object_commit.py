@@ -19,7 +19,7 @@ from conf.errors import ConfigError, InternalError, SluiceError, UpstreamNotRead
 from conf.storage.object_store import READ_ONLY_SCHEMES, Storage
 from conf.storage.processes import Owner, is_dead
 from conf.storage.store_clients import Version
-from etl.tfrecord.commit.job import (
+from etl.tfrecord.commit.commit_plan import (
     STALE_HOURS,
     SUCCESS_FILE,
     TEMPORARY_PREFIX,

@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from conf.storage.processes import find_jvm
-from etl.tfrecord.commit.job import TaskResult
+from etl.tfrecord.commit.commit_plan import TaskResult
 from etl.tfrecord.spark.loaded_code import freeze_planner
 from etl.tfrecord.spark.options import parse_read_options, parse_write_options
 from etl.tfrecord.spark.schema import describe_columns, to_arrow_schema
@@ -86,7 +86,7 @@ class TFRecordDataSource(DataSource):
     `maxBytesPerFile`; `index`, `statistics`, `statisticsLabel`, `statisticsSlices`,
     `statisticsWeight`, `statisticsWeighted`, `statisticsCounts`, `encoders`,
     `deterministicNames`; `saveMode`; `storage` or `fs.<setting>` for object stores; and those of
-    `etl.tfrecord.types.policies`. `encoders` and `statistics*` need their hooks.
+    `etl.tfrecord.types.column_policies`. `encoders` and `statistics*` need their hooks.
 
     Attributes:
         hooks: What others add to a write.

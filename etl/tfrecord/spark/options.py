@@ -22,16 +22,16 @@ from conf.storage.locations import (
 )
 from conf.storage.object_store import Storage
 from conf.storage.store_clients import Settings
-from etl.tfrecord.commit.job import SaveMode
+from etl.tfrecord.commit.commit_plan import SaveMode
 from etl.tfrecord.files.data_files import ShardLimits, ShardRange, check_indexable
 from etl.tfrecord.files.partitions import parse_names
-from etl.tfrecord.types.features import RECORD_TYPES, RecordType
-from etl.tfrecord.types.policies import (
+from etl.tfrecord.types.column_policies import (
     TYPE_OPTIONS,
     TypeOptions,
     parse_json_option,
     parse_type_options,
 )
+from etl.tfrecord.types.features import RECORD_TYPES, RecordType
 
 _COMPRESSIONS: Mapping[str, Compression | None] = {
     "none": None,

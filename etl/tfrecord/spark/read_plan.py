@@ -21,6 +21,7 @@ from etl.tfrecord.files.data_files import DataFile
 from etl.tfrecord.spark.input_files import InputListing
 from etl.tfrecord.spark.options import ReadOptions
 from etl.tfrecord.spark.schema import restore_columns, to_arrow_schema, to_spark_schema
+from etl.tfrecord.types.column_policies import parse_type_options
 from etl.tfrecord.types.features import BYTE_ARRAY_COLUMN, WireFeature
 from etl.tfrecord.types.from_example import (
     FeatureNames,
@@ -29,7 +30,6 @@ from etl.tfrecord.types.from_example import (
     plan_from_example,
     read_names,
 )
-from etl.tfrecord.types.policies import parse_type_options
 from etl.tfrecord.types.to_example import read_description
 
 _COMPARISONS: Mapping[type, Callable[[Any, Any], bool]] = {

@@ -16,7 +16,7 @@ from pyspark import TaskContext
 
 from conf.manifest import ShardInfo
 from conf.storage.processes import find_this_process
-from etl.tfrecord.commit.job import TaskResult
+from etl.tfrecord.commit.commit_plan import TaskResult
 from etl.tfrecord.commit.output_manifest import TaskShard
 from etl.tfrecord.files.data_files import WrittenShard, find_stem
 from etl.tfrecord.spark.loaded_code import freeze_loaded_code

@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 
 from conf.errors import ConfigError
+from etl.tfrecord.commit.commit_plan import JobPlan
 from etl.tfrecord.commit.committer import (
     Committer,
     LocalCommitter,
     ObjectCommitter,
     StagedCommitter,
 )
-from etl.tfrecord.commit.job import JobPlan
 from etl.tfrecord.commit.output_manifest import (
     OutputManifest,
     describe_features,
 )
 from etl.tfrecord.files.partitions import check_partition_columns
 from etl.tfrecord.spark.options import WriteOptions
+from etl.tfrecord.types.conversions import nest_schema
 from etl.tfrecord.types.packed_slots import SlotPacking
 from etl.tfrecord.types.to_example import plan_to_example
-from etl.tfrecord.types.values import nest_schema
 
 if TYPE_CHECKING:
     from etl.tfrecord.files.writer import ShardStatistics

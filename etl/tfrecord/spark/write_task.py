@@ -18,9 +18,9 @@ from etl.tfrecord.files.partitions import PartitionValues, partition_path, split
 from etl.tfrecord.files.writer import RollingPlan, RollingWriter, ShardOptions
 from etl.tfrecord.spark.options import WriteOptions
 from etl.tfrecord.spark.write_plan import NO_HOOKS, RowEncoder, WriteHooks
+from etl.tfrecord.types.conversions import nest_lists
 from etl.tfrecord.types.row_errors import locate_rows
 from etl.tfrecord.types.to_example import plan_to_example
-from etl.tfrecord.types.values import nest_lists
 
 # Each costs a file descriptor and up to half a megabyte of buffers.
 MAX_OPEN_FILES = 64

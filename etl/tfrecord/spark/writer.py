@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from conf.errors import ConfigError, did_you_mean
-from etl.tfrecord.commit.job import SaveMode
+from etl.tfrecord.commit.commit_plan import SaveMode
 from etl.tfrecord.commit.output_manifest import OutputManifest
 from etl.tfrecord.spark.datasource import find_source
 from etl.tfrecord.spark.failures import translate_failure
@@ -23,8 +23,8 @@ from etl.tfrecord.spark.options import SAVE_MODES, parse_write_options
 from etl.tfrecord.spark.schema import describe_columns, to_arrow_schema
 from etl.tfrecord.spark.write_job import run_write
 from etl.tfrecord.spark.write_plan import WritePlan, build_committer, plan_write
+from etl.tfrecord.types.column_policies import ColumnPolicy, option_name
 from etl.tfrecord.types.features import RecordType
-from etl.tfrecord.types.policies import ColumnPolicy, option_name
 from etl.tfrecord.types.row_errors import refuse_unknown
 
 if TYPE_CHECKING:

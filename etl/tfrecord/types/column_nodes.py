@@ -11,7 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import InputDataError
-from etl.tfrecord.types.values import ListRows, ValueConversion, as_numbers, fill_nulls, split_lists
+from etl.tfrecord.types.conversions import (
+    ListRows,
+    ValueConversion,
+    as_numbers,
+    fill_nulls,
+    split_lists,
+)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,9 @@ import pyarrow as pa
 
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.types.column_nodes import is_vector
+from etl.tfrecord.types.column_policies import ColumnPolicy, TypeOptions
+from etl.tfrecord.types.conversion_rules import UnfitError
+from etl.tfrecord.types.conversions import is_list
 from etl.tfrecord.types.features import Kind, WireFeature
 from etl.tfrecord.types.from_example_nodes import (
     DecodedBranch,
@@ -26,7 +29,6 @@ from etl.tfrecord.types.from_example_nodes import (
     join_vector,
     join_vector_bytes,
 )
-from etl.tfrecord.types.policies import ColumnPolicy, TypeOptions
 from etl.tfrecord.types.to_example import (
     MAP_KEYS,
     MAP_VALUES,
@@ -36,8 +38,6 @@ from etl.tfrecord.types.to_example import (
     read_description,
     read_renames,
 )
-from etl.tfrecord.types.value_rules import UnfitError
-from etl.tfrecord.types.values import is_list
 
 
 def find_name(name: str, known: Iterable[str]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from conf.errors import InputDataError
 from etl.tfrecord.types.column_nodes import DOUBLE_BYTES
-from etl.tfrecord.types.values import ListRows, is_list, split_lists
+from etl.tfrecord.types.conversions import ListRows, is_list, split_lists
 
 _BYTES, _TEXT = pa.binary(), pa.string()
 

@@ -28,15 +28,15 @@ from etl.tfrecord.types.column_nodes import (
     split_struct,
     split_vector_bytes,
 )
-from etl.tfrecord.types.policies import ColumnPolicy, TypeOptions, option_name
-from etl.tfrecord.types.value_rules import (
+from etl.tfrecord.types.column_policies import ColumnPolicy, TypeOptions, option_name
+from etl.tfrecord.types.conversion_rules import (
     UnfitError,
     is_binary,
     parse_default,
     plan_value,
     value_options,
 )
-from etl.tfrecord.types.values import ConvertLists, ValueConversion, holds_same, is_list
+from etl.tfrecord.types.conversions import ConvertLists, ValueConversion, holds_same, is_list
 
 
 def write_description(options: TypeOptions) -> dict[str, Any]:

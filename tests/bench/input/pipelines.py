@@ -18,7 +18,7 @@ from tests.bench.shapes import SHAPES, RowShape, build_batch
 from training.input.batches import build_train_dataset
 from training.reader.batch_plan import BatchRequest, build_source, request_batches
 from training.reader.batch_reader import Arrays, BatchReader
-from training.reader.epoch_plan import BatchPart
+from training.reader.shares import BatchShare
 
 _PIECE_ROWS = 20_000
 
@@ -233,7 +233,7 @@ class _Own:
         request = BatchRequest(seed=_SEED, drop_remainder=True)
         source = build_source(self.files.directory, manifest, config, request)
         batches = request_batches(source, request, manifest.schema.names)
-        return lambda: ArrayBatches(BatchReader(batches, BatchPart()))
+        return lambda: ArrayBatches(BatchReader(batches, BatchShare()))
 
     def _build_config(self, count: int) -> InputConfig:
         return InputConfig.model_validate(

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from conf.encoders import VocabularySpec
 from conf.encoders.bags import Length
 from conf.errors import ConfigError
-from etl.estimate import estimate_sizes
+from etl.build_estimate import estimate_sizes
 from etl.events.histories import condition_columns
 from etl.features.encoder_plan import build_plan
 from etl.features.plan import made_history_columns, plan_features

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
-from conf.etl.time_units import find_time_columns
+from conf.etl.time_columns import find_time_columns
 from etl.events.event_log import prepare_events
 from etl.quality.time_units import check_units, count_sources, judge_times
 from etl.sources.bad_rows import SourceCounts

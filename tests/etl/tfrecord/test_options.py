@@ -13,7 +13,7 @@ from conf.errors import ConfigError, InternalError
 from conf.storage.locations import resolve_local_path
 from etl.tfrecord.files.data_files import ShardRange, find_stem
 from etl.tfrecord.spark.options import parse_read_options, parse_write_options
-from etl.tfrecord.types.policies import (
+from etl.tfrecord.types.column_policies import (
     TYPE_OPTIONS,
     ColumnPolicy,
     TypeOptions,
@@ -267,7 +267,7 @@ def test_option_names_of_fields() -> None:
 
 def test_needs_the_standard_library_alone() -> None:
     code = (
-        "import sys, etl.tfrecord.types.policies; "
+        "import sys, etl.tfrecord.types.column_policies; "
         "sys.exit(bool({'numpy', 'pyarrow', 'pyspark', 'numba'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import TableWriter, read_frame, read_table, write_frame, write_table
-from etl.tfrecord.types.policies import ColumnPolicy, TypeOptions
+from etl.tfrecord.types.column_policies import ColumnPolicy, TypeOptions
 from etl.tfrecord.types.row_errors import locate_rows, refuse_unknown
 from tests.machine import some_of
 

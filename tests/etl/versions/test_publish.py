@@ -21,8 +21,8 @@ from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.manifest import ShardInfo, SplitInfo
 from conf.publication import entries, pointer
 from conf.publication.pointer import CLAIM_FILE
+from etl.tfrecord.commit.commit_plan import JobPlan, TaskResult
 from etl.tfrecord.commit.committer import StagedCommitter
-from etl.tfrecord.commit.job import JobPlan, TaskResult
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE, OutputManifest, read_output_manifest
 from etl.tfrecord.spark.options import WriteOptions
 from etl.tfrecord.spark.write_task import WriteTask

@@ -15,7 +15,8 @@ from conf.manifest import Manifest
 from conf.training.input import InputConfig
 from tests.machine import IS_EXHAUSTIVE
 from training.input.batches import build_train_dataset
-from training.reader.epoch_plan import limit_rows, plan_buffers, shard_for
+from training.reader.epoch_plan import limit_rows, plan_buffers
+from training.reader.shares import divide_shards
 from training.reader.shuffle_buffer import ShuffleBuffer
 from training.reader.split_source import InputOptions
 
@@ -65,7 +66,7 @@ def test_take_limits_the_first_shards(rows, take):
 
 @given(rows=ROWS, workers=st.integers(1, 6))
 def test_workers_read_each_record_once(rows, workers):
-    parts = [shard_for(rows, worker, workers) for worker in range(workers)]
+    parts = [divide_shards(rows, worker, workers) for worker in range(workers)]
     for shard, count in enumerate(rows):
         covered = sorted(part[shard] for part in parts if part[shard][1])
         at = 0
@@ -79,10 +80,10 @@ def test_workers_read_each_record_once(rows, workers):
 
 def test_files_are_shared_out_evenly():
     rows = [50, 10, 10, 10, 10, 10]
-    loads = [sum(n for _, n in shard_for(rows, worker, 2)) for worker in range(2)]
+    loads = [sum(n for _, n in divide_shards(rows, worker, 2)) for worker in range(2)]
     assert loads == [50, 50]
     with pytest.raises(ValueError, match="worker 2 of 2"):
-        shard_for(rows, 2, 2)
+        divide_shards(rows, 2, 2)
 
 
 BASE = {"batch_size": 32, "shuffle_buffer": 200, "interleave_shards": 3}

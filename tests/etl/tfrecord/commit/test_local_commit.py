@@ -14,7 +14,7 @@ import pytest
 from conf.errors import ConfigError, InputDataError, InternalError, UpstreamNotReadyError
 from conf.storage.processes import describe_process
 from etl.tfrecord.commit import local_commit
-from etl.tfrecord.commit.job import Baseline, JobPlan, TaskResult
+from etl.tfrecord.commit.commit_plan import Baseline, JobPlan, TaskResult
 from etl.tfrecord.commit.local_commit import (
     begin_job,
     create_temporary,

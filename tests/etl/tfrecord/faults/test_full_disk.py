@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from etl.tfrecord.commit.job import JobPlan, TaskResult
+from etl.tfrecord.commit.commit_plan import JobPlan, TaskResult
 from etl.tfrecord.commit.local_commit import (
     begin_job,
     discard_temporary,

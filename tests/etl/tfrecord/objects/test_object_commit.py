@@ -14,8 +14,8 @@ from conf.errors import ConfigError, InputDataError, InternalError, UpstreamNotR
 from conf.storage import object_store as storage_module
 from conf.storage.object_store import Storage
 from conf.storage.processes import Owner
+from etl.tfrecord.commit.commit_plan import SaveMode
 from etl.tfrecord.commit.committer import ObjectCommitter
-from etl.tfrecord.commit.job import SaveMode
 from etl.tfrecord.commit.object_commit import (
     hold_object_attempt,
     sweep_dead_jobs,

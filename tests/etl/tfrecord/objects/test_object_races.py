@@ -10,7 +10,7 @@ import pytest
 
 from conf.errors import UpstreamNotReadyError
 from conf.storage.object_store import Storage
-from etl.tfrecord.commit.job import SaveMode
+from etl.tfrecord.commit.commit_plan import SaveMode
 from etl.tfrecord.commit.object_commit import JOB_FILE, temporary_storage
 from tests.etl.tfrecord.objects.word_jobs import Job, leftovers, read_words
 from tests.fake_store import FakeStore

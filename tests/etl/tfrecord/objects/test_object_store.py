@@ -18,8 +18,8 @@ from conf.storage.locations import _KEPT_BYTES, FileOpener, StoredPath
 from conf.storage.object_store import Storage
 from conf.storage.store_clients import CONNECTORS, HdfsClient, StoredObject
 from etl.tfrecord.codec.framing import read_record_blocks
+from etl.tfrecord.commit.commit_plan import JobPlan, TaskResult
 from etl.tfrecord.commit.committer import ObjectCommitter
-from etl.tfrecord.commit.job import JobPlan, TaskResult
 from etl.tfrecord.commit.object_commit import JOB_FILE, temporary_storage
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE
 from etl.tfrecord.spark.input_files import InputListing, list_input_files, plan_splits

@@ -8,7 +8,7 @@ from collections.abc import Set
 from conf.manifest import ShardInfo
 from conf.storage.object_store import Storage
 from conf.storage.processes import find_this_process
-from etl.tfrecord.commit.job import JobPlan, SaveMode, TaskResult
+from etl.tfrecord.commit.commit_plan import JobPlan, SaveMode, TaskResult
 from etl.tfrecord.commit.object_commit import begin_object_job, hold_object_attempt, publish_objects
 from etl.tfrecord.commit.object_view import read_object_manifest, view_directory
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE, OutputManifest, TaskShard

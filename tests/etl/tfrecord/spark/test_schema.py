@@ -28,10 +28,10 @@ from etl.tfrecord.spark.schema import (
 )
 from etl.tfrecord.spark.writer import write_tfrecords
 from etl.tfrecord.types.column_nodes import VECTOR_STORAGE, is_vector
+from etl.tfrecord.types.column_policies import ColumnPolicy
+from etl.tfrecord.types.conversions import holds_same
 from etl.tfrecord.types.features import WireFeature
-from etl.tfrecord.types.policies import ColumnPolicy
 from etl.tfrecord.types.to_example import plan_to_example
-from etl.tfrecord.types.values import holds_same
 from tests.machine import growth
 
 

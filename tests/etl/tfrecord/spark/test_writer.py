@@ -24,7 +24,7 @@ from etl.tfrecord.spark import write_task
 from etl.tfrecord.spark.options import WriteOptions, parse_write_options
 from etl.tfrecord.spark.write_task import WriteTask
 from etl.tfrecord.spark.writer import WriteConfig
-from etl.tfrecord.types.policies import ColumnPolicy, TypeOptions
+from etl.tfrecord.types.column_policies import ColumnPolicy, TypeOptions
 from tests.machine import growth
 from tests.tfrecord_files import read_index, read_records
 
@@ -195,7 +195,7 @@ def test_index_limits_and_compression(spark, tmp_path: Path, write_tfrecords) ->
 
 
 def test_sequence_examples_and_policies(spark, tmp_path: Path, write_tfrecords) -> None:
-    from etl.tfrecord.types.policies import ColumnPolicy
+    from etl.tfrecord.types.column_policies import ColumnPolicy
 
     frame = spark.range(2, numPartitions=1).selectExpr(
         "id", "array(array(id, 7L), array()) as nested", "date'1970-01-03' as day"

@@ -10,7 +10,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from etl.tfrecord.types.column_nodes import VECTOR_METADATA, VECTOR_STORAGE
-from etl.tfrecord.types.policies import ColumnPolicy, TypeOptions
+from etl.tfrecord.types.column_policies import ColumnPolicy, TypeOptions
 
 EPOCH = datetime.datetime(1970, 1, 1)
 MICROSECOND = datetime.timedelta(microseconds=1)

@@ -18,10 +18,10 @@ from etl.tfrecord.types.column_nodes import (
     ColumnLeaf,
     FeatureColumn,
 )
-from etl.tfrecord.types.policies import ColumnPolicy, TypeOptions
+from etl.tfrecord.types.column_policies import ColumnPolicy, TypeOptions
+from etl.tfrecord.types.conversion_rules import narrow_unsigned
+from etl.tfrecord.types.conversions import ValueRule
 from etl.tfrecord.types.to_example import plan_to_example
-from etl.tfrecord.types.value_rules import narrow_unsigned
-from etl.tfrecord.types.values import ValueRule
 
 
 def test_a_leaf_that_does_nothing_gives_the_column_itself() -> None:

@@ -18,12 +18,12 @@ from etl.tfrecord.codec.decode import ExampleDecoder
 from etl.tfrecord.codec.encode import encode
 from etl.tfrecord.codec.framing import index_records
 from etl.tfrecord.types.column_nodes import VECTOR_METADATA, VECTOR_STORAGE
+from etl.tfrecord.types.column_policies import ColumnPolicy, TypeOptions
+from etl.tfrecord.types.conversion_rules import UnfitError
 from etl.tfrecord.types.features import WireFeature
 from etl.tfrecord.types.from_example import FeatureNames, find_name, plan_from_example
 from etl.tfrecord.types.from_example_nodes import cast_values
-from etl.tfrecord.types.policies import ColumnPolicy, TypeOptions
 from etl.tfrecord.types.to_example import plan_to_example, read_description
-from etl.tfrecord.types.value_rules import UnfitError
 from tests.etl.tfrecord.types.reference import as_decoded, batches
 from tests.machine import examples
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.codec.encode_columns import plan_columns
 from etl.tfrecord.types.column_nodes import ColumnBranch, ColumnLeaf
-from etl.tfrecord.types.policies import ColumnPolicy, TypeOptions
+from etl.tfrecord.types.column_policies import ColumnPolicy, TypeOptions
 from etl.tfrecord.types.to_example import ToExamplePlanner, plan_to_example, read_description
 from tests.etl.tfrecord.types.reference import batches, features_of
 from tests.machine import examples

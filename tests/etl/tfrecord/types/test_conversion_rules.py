@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etl.tfrecord.types.policies import ColumnPolicy
-from etl.tfrecord.types.value_rules import (
+from etl.tfrecord.types.column_policies import ColumnPolicy
+from etl.tfrecord.types.conversion_rules import (
     FLOAT32_MAX,
     UnfitError,
     dates_to_days,

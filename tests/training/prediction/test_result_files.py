@@ -15,7 +15,7 @@ import pytest
 from conf.errors import ConfigError
 from jobs.score import RowFormat
 from training.evaluation.prediction_files import read_entries
-from training.prediction.row_files import ROW_FORMATS, RowWriter, check_format, to_arrow
+from training.prediction.result_files import ROW_FORMATS, ResultWriter, check_format, to_arrow
 
 TOKENS = pa.array(["a", 'say "b"', "\u65e5\u672c", "d"])
 
@@ -40,7 +40,7 @@ def build_batches() -> list[dict[str, pa.Array]]:
 
 
 def write(path: Path) -> Path:
-    with RowWriter(path, path.name) as writer:
+    with ResultWriter(path, path.name) as writer:
         for batch in build_batches():
             writer.write(batch)
     return path
@@ -81,7 +81,7 @@ def test_each_format_holds_the_same(tmp_path):
 
 def test_names_of_rows_are_json_whatever_their_type(tmp_path):
     ids = pa.array([b"a\xff", b"b"])
-    with RowWriter(tmp_path / "x.json", "x.json") as writer:
+    with ResultWriter(tmp_path / "x.json", "x.json") as writer:
         writer.write({"id": ids, "click": to_arrow(np.float32([0.5, 1e-7]))})
     lines = (tmp_path / "x.json").read_text().splitlines()
     assert lines == ['{"id": "a\\ufffd", "click": 0.5}', '{"id": "b", "click": 1e-7}'] or (

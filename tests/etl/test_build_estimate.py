@@ -18,7 +18,7 @@ from pyarrow import orc
 
 from conf.dates import DateRange
 from conf.etl.build import BuildConfig
-from etl.estimate import SizeEstimate, estimate_sizes
+from etl.build_estimate import SizeEstimate, estimate_sizes
 from etl.stages.run_stages import check_config
 from etl.versions.run_fingerprint import RunRequest
 from jobs.support.build_plan import find_inputs, list_lines, plan

@@ -14,7 +14,7 @@ import pytest
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.storage import processes
 from conf.storage.processes import Owner, describe_process, find_jvm, is_dead
-from etl.tfrecord.commit.job import Baseline, check_baseline, take_baseline
+from etl.tfrecord.commit.commit_plan import Baseline, check_baseline, take_baseline
 from etl.tfrecord.commit.local_view import view_local
 from etl.tfrecord.commit.output_manifest import (
     OutputManifest,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from conf.errors import ConfigError
 from etl.tfrecord.codec.encode import build_encoder
-from etl.tfrecord.types.value_rules import narrow_doubles
-from etl.tfrecord.types.values import (
+from etl.tfrecord.types.conversion_rules import narrow_doubles
+from etl.tfrecord.types.conversions import (
     ConvertLists,
     ValueRule,
     as_numbers,

@@ -49,7 +49,7 @@ def check_format(target: Path) -> None:
         )
 
 
-class RowWriter:
+class ResultWriter:
     """Writes rows batch by batch.
 
     Args:
@@ -64,7 +64,7 @@ class RowWriter:
         self._parquet: pq.ParquetWriter | None = None
         self._rendered: tuple[pa.Array, NDArray[np.object_]] | None = None
 
-    def __enter__(self) -> RowWriter:
+    def __enter__(self) -> ResultWriter:
         plain = self._stack.enter_context(self._path.open("wb"))
         self._file: IO[bytes] | gzip.GzipFile = plain
         if self._is_gzip:  # No name and no time in it, so that the same give the same.

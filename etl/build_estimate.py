@@ -11,7 +11,7 @@ from conf.dates import DateRange
 from conf.etl.build import BuildConfig
 from conf.etl.encodings import FeatureConfig
 from conf.etl.sources import is_list_type
-from conf.etl.time_units import ms_per_unit
+from conf.etl.time_columns import ms_per_unit
 from conf.manifest import InputFile
 from etl.events.sample_filter import find_where_columns
 from etl.events.splits import TRAIN, record_splits

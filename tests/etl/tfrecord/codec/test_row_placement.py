@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etl.tfrecord.codec import rows
-from etl.tfrecord.codec.rows import RowWriter, allocate, join_steps, list_lengths
+from etl.tfrecord.codec import row_placement
+from etl.tfrecord.codec.row_placement import RowWriter, allocate, join_steps, list_lengths
 
 
 def test_memory_is_aligned():
@@ -21,7 +21,8 @@ def test_memory_is_aligned():
 
 
 def test_memory_is_used_again_only_when_every_view_has_gone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rows, "_FREE", [])  # else what other tests gave back may come first
+    # Else what other tests gave back may come first.
+    monkeypatch.setattr(row_placement, "_FREE", [])
     shapes = {"a": ((40_000_000,), np.dtype(np.uint8))}
     array = allocate(shapes)["a"]
     place = array.ctypes.data
@@ -73,7 +74,7 @@ def test_arrays_beyond_the_cache_hold_the_same(kind, sizes, length, shift):
     )
     RowWriter([near], [-1]).write([column], places)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "_FAR_BYTES", 0)
+        patch.setattr(row_placement, "_FAR_BYTES", 0)
         RowWriter([far], [-1]).write([column], places)
     np.testing.assert_array_equal(far, near)
 

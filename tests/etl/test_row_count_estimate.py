@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from etl.row_estimate import estimate_rows
+from etl.row_count_estimate import estimate_rows
 
 ROWS = 200_000
 

@@ -1,4 +1,4 @@
-"""The rule that converts values of each type: integers, floats, decimals, dates, timestamps."""
+"""The rule of conversion for each type of value: integers, floats, decimals, dates, timestamps."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etl.tfrecord.types.policies import ColumnPolicy
-from etl.tfrecord.types.values import (
+from etl.tfrecord.types.column_policies import ColumnPolicy
+from etl.tfrecord.types.conversions import (
     Converted,
     Refusal,
     ValueRule,

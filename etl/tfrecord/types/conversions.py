@@ -1,4 +1,4 @@
-"""Values and lists of one Arrow type converted to another, and what refuses to be."""
+"""Conversions of values and lists from one Arrow type to another, and what refuses them."""
 
 from __future__ import annotations
 
