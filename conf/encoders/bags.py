@@ -31,6 +31,7 @@ class MultiHot(Operation):
 
     kind = "multi_hot"
     accepts = (*NUMBERS, *TEXT)
+    raw_values = "compared"
     written_where_set = ("is_weighted",)
     vocabulary: str
     size: int

@@ -61,6 +61,7 @@ class Cyclical(Operation):
 
     kind = "cyclical"
     accepts = ("int64",)
+    raw_values = "kept"
     output = OperationOutput("float32", shape=(2,))
     period: Period
     unit: TimeUnit = "ms"

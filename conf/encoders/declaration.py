@@ -68,6 +68,10 @@ class Operation:
         kind: Its name in `encoders.json`.
         accepts: Types of the raw values that it reads.
         output: Type and shape of the result.
+        raw_values: What a version knows of a feature's raw values. `counted`: how many are missing,
+            as the results tell the rest. `kept`: their statistics too, as the results do not tell
+            them. `compared`: drift goes by these statistics besides, as each build fits anew what
+            the values become.
         written_where_set: Fields that were added later: they stand in the JSON object only where
             they are used, so what was written before keeps its bytes and its fingerprint.
         family: Name of the file that declares it, and of those that execute it.
@@ -75,6 +79,7 @@ class Operation:
 
     kind: ClassVar[str]
     accepts: ClassVar[tuple[str, ...]]
+    raw_values: ClassVar[Literal["counted", "kept", "compared"]] = "counted"
     written_where_set: ClassVar[tuple[str, ...]] = ()
     family: ClassVar[str]
 

@@ -29,6 +29,7 @@ class Bucketize(Operation):
 
     kind = "bucketize"
     accepts = NUMBERS
+    raw_values = "compared"
     boundaries: tuple[float, ...]
 
     @property
@@ -77,6 +78,7 @@ class Normalize(Operation):
 
     kind = "normalize"
     accepts = NUMBERS
+    raw_values = "compared"
     output = OperationOutput("float32")
     fill: float | None = None
     minimum: float | None = None

@@ -21,6 +21,7 @@ class Statistic(Operation):
 
     kind = "statistic"
     accepts = ("int64", *TEXT)
+    raw_values = "compared"
     output = OperationOutput("float32", shape=())
     vocabulary: str
     table: str

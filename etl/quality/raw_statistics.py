@@ -17,18 +17,11 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from conf.encoders import IDENTITY, EncoderPlan
-from conf.encoders.bags import MultiHot
-from conf.encoders.dates import Cyclical
-from conf.encoders.numbers import Bucketize, Normalize
-from conf.encoders.target import Statistic
 from conf.schema import FIRST_TOKEN_ID
 from etl.encoders.arrow_columns import cast_values, flatten_lists, is_list_type
 from etl.encoders.base import RAW_TYPES
 from etl.encoders.pipeline import raw_inputs
 from etl.quality.statistics import FeatureAccumulator, build_feature
-
-KEPT_VALUES = (Normalize, Bucketize, Statistic, MultiHot, Cyclical)
-"""Operations whose results do not tell what the raw values were; the values themselves are kept."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +63,8 @@ def plan_raw_features(plan: EncoderPlan) -> tuple[RawFeature, ...]:
                 value_type=RAW_TYPES[raw.dtype],
                 is_list=raw.is_list,
                 max_len=spec.max_len if spec.is_ragged else None,
-                keeps_values=isinstance(column.operation, KEPT_VALUES),
+                keeps_values=column.operation is not None
+                and column.operation.raw_values != "counted",
                 first_token_id=vocabulary.first_token_id
                 if vocabulary is not None and vocabulary.oov_buckets
                 else None,

@@ -12,9 +12,8 @@ from typing import Any
 from conf.artefacts.dataset import DatasetPaths, resolve_version
 from conf.artefacts.encoder_files import read_plan_file
 from conf.encoders import ENCODERS_DIR, ColumnEncoding, EncoderPlan
-from conf.encoders.bags import MultiHot, SparseIndices
-from conf.encoders.numbers import Bucketize, Normalize
-from conf.encoders.target import Statistic
+from conf.encoders.bags import SparseIndices
+from conf.encoders.declaration import NUMBERS
 from conf.errors import InputDataError, SluiceError
 from conf.json_text import parse_json
 from conf.manifest import MANIFEST_FILE, FileInfo, Manifest
@@ -151,9 +150,9 @@ class VersionView:
         if isinstance(column.operation, SparseIndices):
             return {INDICES: _name_indices(feature, plain, column)}
         found = {}
-        if isinstance(column.operation, _RAW_KINDS) and "values" in feature.get("raw", {}):
+        if column.operation.raw_values == "compared" and "values" in feature.get("raw", {}):
             raw = feature["raw"]
-            are_numbers = isinstance(column.operation, Normalize | Bucketize)
+            are_numbers = set(column.operation.accepts) <= set(NUMBERS)
             found[RAW_VALUES] = build_distribution(
                 raw["values"], are_numbers=are_numbers, nulls=raw["null_values"]
             )
@@ -172,7 +171,6 @@ class VersionView:
 
 
 TOKENS, RAW_VALUES, INDICES = "tokens", "raw values", "indices"
-_RAW_KINDS = (Normalize, Bucketize, Statistic, MultiHot)
 
 
 def _name_indices(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +21,9 @@ from training.reader.batch_plan import (
     build_source,
     request_batches,
 )
-from training.reader.damage import InputCounts
+from training.reader.damage import InputCounts, warn_of_losses
 from training.reader.decoded_rows import DecodedRows
 from training.reader.feature_columns import select_features, split_features
-
-_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -160,8 +157,7 @@ def _count_epochs(
         counts, epoch = InputCounts(), next(epochs)
         yield from batches.plan(counts).read(epoch)
         if source.config.on_corrupt != "fail":
-            for line in counts.describe():
-                _LOGGER.warning("split %r, epoch %d: %s", source.split, epoch, line)
+            warn_of_losses(counts, source.split, epoch)
 
     return read_next
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from training.reader.batch_plan import (
     build_source,
     request_batches,
 )
-from training.reader.damage import InputCounts, explain_error
+from training.reader.damage import InputCounts, explain_error, warn_of_losses
 from training.reader.decoded_rows import DecodedRows, RaggedList
 from training.reader.feature_columns import select_features, split_features
 from training.reader.mixing import find_mixed
@@ -34,7 +33,6 @@ Arrays = dict[str, np.ndarray | RaggedList]
 """A batch: numbers `[batch]` or `[batch, length]`, byte strings as objects, lists of any length."""
 T = TypeVar("T")
 
-_LOGGER = logging.getLogger(__name__)
 _FORMAT = 1
 # A number in JSON is exact up to 2^53, which is 13 digits of 16.
 _DIGITS = 13
@@ -147,8 +145,7 @@ class BatchReader:
             explain_error(error, source.version_dir, source.manifest, source.split)
             raise
         if source.config.on_corrupt != "fail":
-            for line in counts.describe():
-                _LOGGER.warning("split %r, epoch %d: %s", source.split, epoch, line)
+            warn_of_losses(counts, source.split, epoch)
         self.epoch, self.batch = epoch + 1, 0
 
     def track(self, batches: Iterable[T]) -> Iterator[T]:

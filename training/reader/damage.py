@@ -90,6 +90,12 @@ class InputCounts:
             return lines
 
 
+def warn_of_losses(counts: InputCounts, split: str, epoch: int) -> None:
+    """Warns of what an epoch of a split left out."""
+    for line in counts.describe():
+        _LOGGER.warning("split %r, epoch %d: %s", split, epoch, line)
+
+
 @dataclass(frozen=True)
 class DamagePolicy:
     """What becomes of damage.
