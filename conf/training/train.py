@@ -108,7 +108,9 @@ class WarmStartConfig(StrictFinite):
         None, description="A run, a series of runs (its last finished one) or a checkpoint"
     )
     tables: dict[str, str] = Field(
-        {}, description="By a table's name, a file of its rows: Parquet or text of an export."
+        {},
+        description="By a table's name, its rows: Parquet or text of an export, files of TFRA, a "
+        "folder of mxRec, or `<checkpoint>#<table>`.",
     )
     moments: Literal["reset", "transfer"] = Field(
         "reset", description="transfer: the optimizers' state, their step count included."

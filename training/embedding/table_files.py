@@ -3,7 +3,8 @@
     <name>.parquet   key int64, vector list<float32>; exact
     any other name   key<TAB>v1,v2,…   one line per key, eight decimals, no header
 
-Files are read by what they hold, whatever their names. Either is written whole or not at all.
+Files are read by what they hold, whatever their names. Either is written whole or not at all. What
+other systems saved is read too (`training.foreign_tables`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import pyarrow.parquet as pq
 from conf.errors import ConfigError, InputDataError
 from conf.schema import PAD_ID
 from conf.storage.atomic_output import atomic_file
+from training.foreign_tables.bare_files import ForeignRows
+from training.foreign_tables.find import find_foreign_table
 
 PARQUET, TEXT = ".parquet", ".txt"
 _PARQUET_MAGIC = b"PAR1"
@@ -57,13 +60,18 @@ def read_table(path: Path, dim: int) -> Iterator[TableRows]:
     """Reads the rows of a table, a part after the other.
 
     Args:
-        path: A file that `write_table` wrote, under any name.
+        path: A file that `write_table` wrote, under any name, or what `find_foreign_table` takes.
         dim: Length of a row.
 
     Raises:
-        ConfigError: No such file.
+        ConfigError: No such file, or several tables under the path.
         InputDataError: The file is damaged, a row has another length, or a number is not finite.
     """
+    foreign = find_foreign_table(path)
+    if foreign is not None:
+        for part in foreign:
+            yield from (_check_numbers(rows, dim) for rows in part.read(dim))
+        return
     if not path.is_file():
         raise ConfigError("no such file of a table", received=path)
     try:
@@ -188,7 +196,16 @@ def _check_rows(path: Path, unit: str, first: int, batch: pa.RecordBatch, dim: i
     return batch["key"].to_numpy(zero_copy_only=False), numbers
 
 
-def _bad_row(path: Path, unit: str, number: int, shown: str, dim: int) -> InputDataError:
+def _check_numbers(part: ForeignRows, dim: int) -> TableRows:
+    is_wrong = ~np.isfinite(part.rows).all(axis=1)
+    if is_wrong.any():
+        bad = int(np.argmax(is_wrong))
+        shown = f"key {part.keys[bad]}: {part.rows[bad].tolist()}"
+        raise _bad_row(part.where, "row", part.first + bad + 1, shown, dim)
+    return part.keys, part.rows
+
+
+def _bad_row(path: Path | str, unit: str, number: int, shown: str, dim: int) -> InputDataError:
     return InputDataError(
         f"{path}, {unit} {number:,}: no row of this table",
         received=shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…",

@@ -179,11 +179,15 @@ class TableStore:
     def load(self, path: str | Path) -> int:
         """Replaces all keys and rows by those of a file that `save` or `sluice export` wrote.
 
+        Args:
+            path: A file, or what TFRA, DeepRec or mxRec saved: files, a folder of one table, or
+                `<checkpoint>#<table>`.
+
         Returns:
             Number of keys.
 
         Raises:
-            ConfigError: No such file.
+            ConfigError: No such file, or several tables under the path.
             InputDataError: A row is damaged or has another length, or a key occurs twice; what was
                 there stays.
         """

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
@@ -26,6 +28,7 @@ from training.checkpoint.restore import load_run
 from training.checkpoint.saved_tensors import TrainingState
 from training.embedding import TableStore
 from training.embedding.dynamic_table import DynamicTable
+from training.embedding.key_index import FIRST_ROW
 from training.embedding.key_space import KeySpace
 from training.embedding.ruled_key_space import RuledKeySpace
 from training.export.tables import describe_tables, read_table_rows, write_tables
@@ -37,6 +40,7 @@ from training.models.carried_tables import (
     match_dynamic_table,
     read_table_files,
     set_keys,
+    set_table_files,
 )
 from training.monitoring.progress import NoProgress
 from training.raw_inputs.vocabularies import (
@@ -437,6 +441,60 @@ def test_files_stand_beside_a_run(ruled_run: Path, tiny_version: Path, tmp_path:
     slots = dict(zip(sorted(trainer.parts.model.tables), moments, strict=True))
     assert not slots["user_id"].numpy().any()  # those of the file's keys start anew
     assert slots["gender"].numpy().any()
+
+
+def write_elsewhere(folder: Path, keys: np.ndarray, rows: np.ndarray) -> dict[str, Path]:
+    """A table as other programs write it."""
+    for name, values in (("users-keys", keys), ("users-values", rows)):
+        (folder / name).write_bytes(values.tobytes())
+    for kind, values in (("key", keys), ("embedding", rows), ("LazyAdam_momentum", rows)):
+        (folder / "mxrec" / kind).mkdir(parents=True)
+        (folder / "mxrec" / kind / "slice.data").write_bytes(values.tobytes())
+    pq.write_table(
+        pa.table({"vector": rows.tolist(), "key": keys, "count": keys}), folder / "users.parquet"
+    )
+    lines = [
+        f"{k}\t{','.join(map(str, row))}\n" for k, row in zip(keys, rows.tolist(), strict=True)
+    ]
+    (folder / "users.tsv").write_text("".join(lines))
+    tf.raw_ops.SaveV2(
+        prefix=str(folder / "model"), tensor_names=["users-keys", "users-values"],
+        shape_and_slices=["", ""], tensors=[tf.constant(keys), tf.constant(rows)],
+    )  # fmt: skip
+    paths = ("users", "mxrec", "users.parquet", "users.tsv", "model", "model#users")
+    return {name: folder / name for name in paths}
+
+
+def test_tables_start_from_what_other_programs_wrote(ruled_run: Path, tmp_path: Path) -> None:
+    keys, ids = np.array([1 << 60, -5, 7]), np.array([5, 40, 2])
+    rows = np.arange(12, dtype=np.float32).reshape(3, 4) / 16
+    model = load_run(ruled_run).model
+    for table, known in (("user_id", keys), ("movie_id", ids)):
+        for name, path in write_elsewhere(_made(tmp_path / table), known, rows).items():
+            set_table_files(model, {table: (known[:1], rows[:1] + 9)})
+            set_table_files(model, read_table_files(model, {table: str(path)}))
+            found = model.tables[table].lookup(tf.constant(known)).numpy()
+            np.testing.assert_array_equal(found, rows, err_msg=name)
+    assert model.tables["user_id"].keys.find_on_host(np.array([11]))[0] < FIRST_ROW
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def test_a_run_starts_from_tables_of_others_and_its_file_says_from_where(
+    ruled_run: Path, tiny_version: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = np.arange(12, dtype=np.float32).reshape(3, 4) / 16
+    paths = write_elsewhere(tmp_path, np.array([1 << 60, 5, 7]), rows)
+    warm = {"tables": {"user_id": str(paths["mxrec"])}}
+    report = warm_start_build(configure(tiny_version, tmp_path, RULED, warm)).warm_start()
+    assert report.rows["user_id"] == {"rows": 5, "transferred": 3}
+    assert "mxrec" in report.render()
+    short = np.ones((3, 3), np.float32)
+    (tmp_path / "mxrec" / "embedding" / "slice.data").write_bytes(short.tobytes())
+    refuse(configure(tiny_version, tmp_path / "refused", RULED, warm), InputDataError, "a row of")
 
 
 BAD_FILES: list[tuple[str, str | None, type[SluiceError], str]] = [

@@ -1,0 +1,1 @@
+"""Tables that other systems saved: found under a path, and read as keys and rows."""

@@ -1,0 +1,87 @@
+"""What another system saved under a path: files of TFRA or mxRec, or tensors of a checkpoint."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from conf.errors import ConfigError
+from training.foreign_tables.bare_files import (
+    KEYS,
+    VALUES,
+    BareFiles,
+    list_shards,
+    list_slices,
+    pair_shards,
+    require_both,
+)
+from training.foreign_tables.checkpoint_tensors import (
+    TABLE_MARK,
+    CheckpointTensors,
+    find_checkpoint,
+    pick_table,
+)
+
+Sources = tuple[BareFiles | CheckpointTensors, ...]
+
+
+def find_foreign_table(path: Path) -> Sources | None:
+    """Finds what another system saved under a path.
+
+    Args:
+        path: Of TFRA the folder or the common beginning of its files (`rows/user` of
+            `rows/user_mht_…`); of checkpoints the prefix, the folder or a SavedModel, then
+            `#<table>` where there are several; of mxRec the folder of the table.
+
+    Returns:
+        Its parts, or None: there is no such thing.
+
+    Raises:
+        ConfigError: There are several tables, or none of that name.
+        InputDataError: A part is missing.
+    """
+    plain, mark, table = str(path).partition(TABLE_MARK)
+    if mark and not path.exists():
+        prefix = find_checkpoint(Path(plain))
+        return None if prefix is None else (pick_table(prefix, table),)
+    if path.is_dir():
+        return _find_in_folder(path)
+    stem = path.with_name(re.sub(r"-(keys|values)$", "", path.name))
+    bare = BareFiles(stem.with_name(stem.name + KEYS), stem.with_name(stem.name + VALUES))
+    there = [file.is_file() for file in (bare.keys, bare.rows)]
+    if all(there) or (any(there) and not path.exists()):
+        return (require_both(bare),)
+    if path.exists() and path.suffix != ".index":
+        return None
+    prefix = find_checkpoint(path)
+    if prefix is not None:
+        return (pick_table(prefix, ""),)
+    shards = list_shards(path.parent, path.name)
+    return pair_shards(shards[path.name]) if path.name in shards else None
+
+
+def _find_in_folder(path: Path) -> Sources:
+    if (path / "key").is_dir() and (path / "embedding").is_dir():
+        return list_slices(path)
+    prefix = find_checkpoint(path)
+    if prefix is not None:
+        return (pick_table(prefix, ""),)
+    shards = list_shards(path, "")
+    if len(shards) == 1:
+        return pair_shards(*shards.values())
+    if shards:
+        raise ConfigError(
+            "the folder holds files of several tables",
+            received=path,
+            allowed=", ".join(str(path / name) for name in sorted(shards)),
+            fix="name one of them",
+        )
+    inside = sorted(f.parent for f in path.glob("**/key") if (f.parent / "embedding").is_dir())
+    raise ConfigError(
+        "the folder is no table that Sluice reads",
+        received=path,
+        allowed=", ".join(map(str, inside[:5]))
+        or "a file of `sluice export --tables` or TableStore.save; files of TFRA, or a folder of "
+        "them; a checkpoint or SavedModel with tables; mxRec's folder of a table (key, embedding)",
+        fix="name the folder of one table" if inside else "correct the path",
+    )
