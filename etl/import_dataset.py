@@ -34,7 +34,7 @@ from etl.imported.files import Files, check_unchanged, find_files
 from etl.imported.ids import write_vocabularies
 from etl.imported.schema import build_schema
 from etl.imported.survey import Survey, Surveyed
-from etl.quality.mistakes import find_not_finite, refuse_negative_weights
+from etl.quality.mistakes import find_not_finite, find_unscaled, refuse_negative_weights
 from etl.quality.statistics import (
     merge_statistics,
     summarize_statistics,
@@ -165,6 +165,12 @@ def _describe(survey: Survey, files: Files, surveyed: Mapping[str, Sequence[Surv
     refuse_negative_weights(schema, merged)
     for line in find_not_finite(merged):
         logger.warning("%s", line)
+    if unscaled := find_unscaled(schema, merged):
+        logger.warning(
+            "numbers far from 1 reach models as they are, which learn badly from them: %s; write "
+            "them scaled, as (x - mean) / deviation or log(1 + x), or leave them out of the model",
+            "; ".join(f"{name} ({text})" for name, text in unscaled.items()),
+        )
     keys = {**dict(config.keys), **{r: config.find_key(r) for r in ("label", "weight")}}
     return Manifest(
         dataset_name=config.name,

@@ -8,7 +8,7 @@ files: what shows or takes raw values, such as an exported model, speaks of thos
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -212,35 +212,49 @@ def _refuse_many(config: ImportedFeatureConfig, size: int) -> None:
     )
 
 
-def refuse_special_ids(
-    config: ImportedFeatureConfig, found: Statistics, *, is_list: bool, is_declared: bool
-) -> None:
-    """Refuses ids that would be read as padding or as an absent value, unless it is said so.
+def describe_special_ids(found: Statistics, *, is_list: bool) -> str | None:
+    """Returns how often a feature holds what would be padding or an absent value, or None.
 
     In a list, 0 may well be padding.
 
     Args:
-        config: The feature.
-        found: Its statistics.
+        found: Statistics of the feature.
         is_list: Whether it is a list.
-        is_declared: Whether an `offset` says what 0 and 1 are.
-
-    Raises:
-        InputDataError: It holds 1, or as a scalar 0.
     """
     zeros, ones = (sum(one[key] for one in found) for key in ("zeros", "oov"))
     counts = {0: 0 if is_list else zeros, 1: ones}
     held = [f"{value} ({count:,} times)" for value, count in counts.items() if count]
-    if is_declared or not held:
+    if not held:
+        return None
+    return f"{' and '.join(held)}, in {sum(one['rows'] for one in found):,} records"
+
+
+def refuse_special_ids(held: Mapping[str, str], keys: Collection[str]) -> None:
+    """Refuses ids that would be read as padding or as an absent value.
+
+    Args:
+        held: By feature of which nothing says what 0 and 1 are, what it holds of them.
+        keys: Those of the features that are 64-bit keys.
+
+    Raises:
+        InputDataError: There are such features; names all of them.
+    """
+    if not held:
         return
+    names = ", ".join(map(repr, held))
     fix = "set `offset`: 2 where ids start at 0, 1 where they start at 1 and 0 is none, 0 where 0 "
     fix += "and 1 are none already; or `ids: false` if the values are numbers"
-    if config.are_keys:
+    allowed = "ids from 2"
+    if set(held) <= set(keys):
         fix = "set `offset: 0` if they stand for none, or write other keys in their place"
+        allowed = "keys other than 0 and 1"
+    shown = [text if len(held) == 1 else f"{name}: {text}" for name, text in held.items()]
     raise InputDataError(
-        f"feature {config.name!r} holds what Sluice reads as padding (0) or as an absent value (1)",
-        received=f"{' and '.join(held)}, in {sum(one['rows'] for one in found):,} records",
-        allowed="keys other than 0 and 1" if config.are_keys else "ids from 2",
+        f"feature {names} holds what Sluice reads as padding (0) or as an absent value (1)"
+        if len(held) == 1
+        else f"features {names} hold what Sluice reads as padding (0) or as an absent value (1)",
+        received="; ".join(shown),
+        allowed=allowed,
         fix=fix,
     )
 

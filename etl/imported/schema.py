@@ -13,6 +13,7 @@ from conf.schema import OOV_ID, PAD_ID, FeatureSchema, FeatureSpec
 from etl.imported.features import ImportedFeatures
 from etl.imported.ids import (
     count_ids,
+    describe_special_ids,
     refuse_special_ids,
     warn_of_sparse_ids,
 )
@@ -35,6 +36,7 @@ def build_schema(
         InputDataError: Records lack a declared feature, or hold ids that have another meaning.
     """
     specs = []
+    special: dict[str, str] = {}
     for config, wire in zip(features.config.features, features.wire, strict=True):
         held = [
             by_feature[config.name]
@@ -42,7 +44,12 @@ def build_schema(
             if _ROLE_OF_SPLIT.get(split, config.role) == config.role
         ]
         _check_present(config, wire, held)
-        specs.append(_build_spec(config, wire, held, features.config.declares_ids(config)))
+        specs.append(_build_spec(config, wire, held))
+        are_ids = config.reads_as_ids(wire.kind) or config.are_keys
+        found = describe_special_ids(held, is_list=wire.is_list) if are_ids else None
+        if found is not None and not features.config.declares_ids(config):
+            special[config.name] = found
+    refuse_special_ids(special, [f.name for f in features.config.features if f.are_keys])
     return FeatureSchema(_share_sizes(specs))
 
 
@@ -50,7 +57,6 @@ def _build_spec(
     config: ImportedFeatureConfig,
     wire: WireFeature,
     found: Sequence[Mapping[str, Any]],
-    is_declared: bool,
 ) -> FeatureSpec:
     shape: tuple[int | None, ...] = (config.length,) if wire.is_list else ()
     are_ids = config.reads_as_ids(wire.kind)
@@ -66,7 +72,6 @@ def _build_spec(
     )
     if not are_ids and not config.are_keys:
         return spec
-    refuse_special_ids(config, found, is_list=wire.is_list, is_declared=is_declared)
     warn_of_sparse_ids(spec, found)
     if are_ids:
         return spec

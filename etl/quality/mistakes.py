@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from conf.encoders import IDENTITY
 from conf.encoders.dates import DatePartConfig
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 MIN_ROWS = 10
 """In fewer rows than that a value may be the same by chance."""
+UNSCALED = 10
+"""Mean or deviation beyond which a number is far from 1, where weights are drawn for."""
 _WITHIN_A_DAY = ("minute", "hour")
 _HOUR_MS = 3_600_000
 _CHANCE = 1e-3
@@ -225,6 +228,30 @@ def find_not_finite(statistics: Mapping[str, Mapping[str, Any]]) -> list[str]:
                     f"feature {feature!r}, split {split}: {counts['nan']:,} values are NaN and "
                     f"{counts['infinite']:,} infinite; training on it ends with exit code 5"
                 )
+    return found
+
+
+def find_unscaled(
+    schema: FeatureSchema, statistics: Mapping[str, Mapping[str, Any]]
+) -> dict[str, str]:
+    """Finds numbers far from 1, which models read as they are and learn badly from.
+
+    Args:
+        schema: The features.
+        statistics: By split and feature.
+
+    Returns:
+        Mean and deviation in train of each such feature that models read.
+    """
+    found = {}
+    for spec in schema.by_role("user", "item", "context"):
+        values = statistics["train"].get(spec.name, {})
+        is_number = spec.dtype != "bytes" and spec.vocabulary_size is None
+        mean, std = values.get("mean"), values.get("std")
+        if not is_number or spec.encoding != IDENTITY or mean is None or std is None:
+            continue
+        if max(abs(mean), std) > UNSCALED:
+            found[spec.name] = f"mean {mean:.3g}, deviation {std:.3g}"
     return found
 
 

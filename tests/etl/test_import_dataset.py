@@ -215,6 +215,28 @@ def test_values_that_are_no_numbers_are_said(files, caplog):
     assert "2 values are NaN and 2 infinite" in said[0]
 
 
+def test_numbers_far_from_1_are_warned_of_and_scaled_ones_are_not(files, caplog):
+    import_dataset(build(files))
+    [said] = [line for line in caplog.messages if "far from 1" in line]
+    assert "profile (mean 0, deviation 22.7); age (mean 39.5, deviation 11.5); write" in said
+    caplog.clear()
+    narrow = [{"name": n, "role": r} for n, r in (("price", "item"), ("click", "label"))]
+    for name in ("train-0", "train-1", "test"):
+        prices = pa.array([i / ROWS for i in range(ROWS)], pa.float32())
+        write_table(make_table(price=prices), files / f"{name}.tfrecord")
+    import_dataset(build(files, features=narrow, packed={}, keys={}))
+    assert not [line for line in caplog.messages if "far from 1" in line]
+
+
+def test_all_features_whose_ids_need_an_offset_are_named_at_once(files):
+    features = [{k: v for k, v in f.items() if k != "offset"} for f in FEATURES]
+    with pytest.raises(InputDataError, match="features 'user', 'item', 'history' hold") as refused:
+        import_dataset(build(files, features=features))
+    assert "user: 0 (18 times) and 1 (18 times), in 120 records; item: 0" in str(
+        refused.value.received
+    )
+
+
 def test_unfinished_empty_and_unlike_files_are_refused(files):
     config = build(files)
     last = files / "test.tfrecord"
