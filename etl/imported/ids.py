@@ -242,6 +242,7 @@ def refuse_special_ids(held: Mapping[str, str], keys: Collection[str]) -> None:
     if not held:
         return
     names = ", ".join(map(repr, held))
+    who = f"feature {names} holds" if len(held) == 1 else f"features {names} hold"
     fix = "set `offset`: 2 where ids start at 0, 1 where they start at 1 and 0 is none, 0 where 0 "
     fix += "and 1 are none already; or `ids: false` if the values are numbers"
     allowed = "ids from 2"
@@ -250,9 +251,7 @@ def refuse_special_ids(held: Mapping[str, str], keys: Collection[str]) -> None:
         allowed = "keys other than 0 and 1"
     shown = [text if len(held) == 1 else f"{name}: {text}" for name, text in held.items()]
     raise InputDataError(
-        f"feature {names} holds what Sluice reads as padding (0) or as an absent value (1)"
-        if len(held) == 1
-        else f"features {names} hold what Sluice reads as padding (0) or as an absent value (1)",
+        f"{who} what Sluice reads as padding (0) or as an absent value (1)",
         received="; ".join(shown),
         allowed=allowed,
         fix=fix,

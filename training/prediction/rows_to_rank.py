@@ -109,7 +109,8 @@ def check_mask(
             + (f"split {split} does not carry them" if is_built else "this dataset does not carry "
                "them"),
             received="predict.mask_seen=true",
-            fix=("choose another split" if is_built else "build it with `seen: true`; of imported files declare `keys.seen`")
+            fix=("choose another split" if is_built else "build it with `seen: true`, import it "
+                 "with `keys.seen`")
             + ", or pass --set predict.mask_seen=false",
         )  # fmt: skip
     return True
