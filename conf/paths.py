@@ -102,7 +102,7 @@ def no_such_bucket(place: object) -> ConfigError:
 ReadablePathT = TypeVar("ReadablePathT", bound=ReadablePath)
 
 CURRENT_FILE = "CURRENT"
-WRITABLE_STORES = ("s3", "s3a", "gs", "az")
+WRITABLE_STORES = ("s3", "s3a", "gs", "az", "hdfs")
 """Schemes of stores that published directories may lie in."""
 
 

@@ -14,7 +14,8 @@ from typing import BinaryIO
 import pytest
 
 from conf.storage import object_store
-from conf.storage.store_clients import CONNECTORS, StoredObject
+from conf.storage.store_clients import CONNECTORS
+from conf.storage.store_interface import StoredObject
 
 
 class _Upload(io.BytesIO):
@@ -107,15 +108,21 @@ class FakeStore:
     def open_output(self, path: str) -> _Upload:
         return _Upload(self, path)
 
-    def copy(self, source: str, target: str) -> None:
+    def move(self, source: str, target: str) -> None:
         self.step(f"copy bucket/{target}")
         with self._lock:
             self._write(target, self._objects[source].data)
 
-    def delete(self, path: str) -> None:
+    def delete(self, path: str, within: str) -> None:
         self.step(f"delete bucket/{path}")
         with self._lock:
             self._objects.pop(path, None)
+
+    def remove_folder(self, folder: str) -> None:
+        pass
+
+    def remove_uploads(self, folder: str) -> None:
+        pass
 
 
 class _NoBucket(FakeStore):
@@ -132,6 +139,6 @@ def reached_as(
     connect = lambda bucket, _: handler if bucket == "bucket" else _NoBucket()  # noqa: E731
     monkeypatch.setitem(CONNECTORS, scheme, connect)
     monkeypatch.setattr(object_store, "REQUESTS", 1)
-    object_store._client.cache_clear()
+    object_store.find_client.cache_clear()
     yield handler
-    object_store._client.cache_clear()
+    object_store.find_client.cache_clear()

@@ -10,6 +10,7 @@ import hmac
 import os
 import socket
 import subprocess
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ import pytest
 
 from conf.storage.object_store import Storage
 from tests.gcs_emulator import run_front
+from tests.hdfs_cluster import require_hdfs, run_cluster
 
 BUCKET = "bucket"
 ACCESS_KEY = "key-that-must-not-leak"
@@ -47,7 +49,7 @@ class ObjectServer:
     """A running server, with an empty bucket.
 
     Attributes:
-        scheme: `s3`, `gs` or `az`.
+        scheme: `s3`, `gs`, `az` or `hdfs`.
         endpoint: Its URL.
     """
 
@@ -55,8 +57,15 @@ class ObjectServer:
     endpoint: str
 
     @property
+    def base(self) -> str:
+        """The first part of its paths: the bucket, or the NameNode."""
+        return self.endpoint.removeprefix("hdfs://") if self.scheme == "hdfs" else BUCKET
+
+    @property
     def settings(self) -> dict[str, str]:
         """The `storage` setting that reaches it."""
+        if self.scheme == "hdfs":
+            return {}
         more = {"gs": {"anonymous": "true"}, "az": {"account": ACCOUNT}}
         return {"endpoint_override": self.endpoint, **more.get(self.scheme, {})}
 
@@ -68,6 +77,8 @@ class ObjectServer:
     @property
     def environment(self) -> dict[str, str]:
         """Variables that reach it without any setting."""
+        if self.scheme == "hdfs":
+            return {}
         if self.scheme == "gs":
             return {"STORAGE_EMULATOR_HOST": self.endpoint}
         if self.scheme == "az":
@@ -76,7 +87,7 @@ class ObjectServer:
 
     def place(self, name: str) -> Storage:
         """A directory of the bucket, reached by the environment."""
-        return Storage(self.scheme, f"{BUCKET}/{name}")
+        return Storage(self.scheme, f"{self.base}/{name}")
 
 
 def upload(folder: Path, place: Storage) -> str:
@@ -122,16 +133,26 @@ _PROGRAMS = {
     "gs": _Program("SLUICE_GCS_EMULATOR", "fake-gcs-server", _gcs),
     "az": _Program("SLUICE_AZURITE", "azurite-blob", _azurite),
 }
-SCHEMES = tuple(_PROGRAMS)
+BUCKET_SCHEMES = tuple(_PROGRAMS)
+SCHEMES = (*BUCKET_SCHEMES, "hdfs")
 
 
 def require_program(scheme: str) -> str:
     """Returns the program of a server; skips the test where it is not on this machine."""
+    if scheme == "hdfs":
+        require_hdfs()
+        return "java"
     wanted = _PROGRAMS[scheme]
     program = os.environ.get(wanted.variable)
     if not program:
         pytest.skip(f"{wanted.variable} names no {wanted.name} to test {scheme}:// against")
     return program
+
+
+@contextmanager
+def _run_hdfs() -> Iterator[ObjectServer]:
+    with tempfile.TemporaryDirectory() as folder, run_cluster(Path(folder)) as cluster:
+        yield ObjectServer("hdfs", cluster.uri)
 
 
 @contextmanager
@@ -209,7 +230,8 @@ class Servers:
     """Servers that run from their first use on."""
 
     def __init__(self, stack: ExitStack) -> None:
-        self._run = {scheme: partial(stack.enter_context, run_server(scheme)) for scheme in SCHEMES}
+        servers = {scheme: run_server(scheme) for scheme in BUCKET_SCHEMES} | {"hdfs": _run_hdfs()}
+        self._run = {name: partial(stack.enter_context, run) for name, run in servers.items()}
         self._running: dict[str, ObjectServer] = {}
 
     def get(self, scheme: str) -> ObjectServer:

@@ -18,7 +18,7 @@ from typing import Any
 from conf.errors import UpstreamNotReadyError
 from conf.storage.object_store import Storage, reaching
 from conf.storage.processes import describe_self, has_surely_ended
-from conf.storage.store_clients import Version
+from conf.storage.store_interface import Version
 
 LEASE_KEY = ".lease"
 RENEWAL_S = 30.0

@@ -30,13 +30,8 @@ from conf.paths import CURRENT_FILE
 from conf.storage.atomic_output import PRIVATE, atomic_file, write_text_atomic
 from conf.storage.locations import is_remote, parse_storage
 from conf.storage.locks import hold_file_lock
-from conf.storage.object_store import (
-    READ_ONLY_SCHEMES,
-    Storage,
-    StoredObject,
-    reaching,
-    run_all,
-)
+from conf.storage.object_store import Storage, reaching, run_all
+from conf.storage.store_interface import StoredObject
 
 WORK_DIR_VARIABLE = "SLUICE_WORK_DIR"
 COPY_FILE = ".copy.json"
@@ -290,16 +285,11 @@ def working_directory(uri: str) -> Path:
         ConfigError: Such a store cannot be written, or the URI is not one.
     """
     remote = parse_storage(uri)
-    if remote.scheme in READ_ONLY_SCHEMES:
-        raise ConfigError(
-            f"{remote.scheme}:// is read, not written: it has no put with a condition",
-            received=uri,
-            allowed="s3://, gs:// and az://, or a mounted path",
-            fix="write to one of these",
-        )
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     base = os.environ.get(WORK_DIR_VARIABLE) or Path(caches) / "sluice" / "work"
-    return Path(base).absolute() / remote.scheme / remote.root
+    authority, _, path = remote.root.partition("/")
+    # Hadoop takes a name with a colon for a URI.
+    return Path(base).absolute() / remote.scheme / authority.replace(":", "+") / path
 
 
 def find_working_path(path: str | os.PathLike[str]) -> Path:
@@ -334,7 +324,7 @@ def remove_folder(folder: Storage) -> None:
     with reaching(folder):
         keys = list(folder.list_objects())
         folder.delete_all(filter(_is_marker, keys))
-        folder.delete_all(key for key in keys if not _is_marker(key))
+        folder.delete_tree()
 
 
 def move_folder(folder: Storage, target: Storage) -> None:
@@ -358,7 +348,7 @@ def _copy_object(
     folder: Storage, target: Storage, found: Mapping[str, StoredObject], key: str
 ) -> None:
     if found[key].bytes <= _STORE_COPY_BYTES:
-        folder.copy_to(key, target)
+        folder.move_to(key, target)
         return
     with folder.open_input(key) as source:
         upload = target.open_output(key)

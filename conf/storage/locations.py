@@ -23,14 +23,8 @@ import numpy as np
 from conf.errors import ConfigError, did_you_mean
 from conf.local_paths import local_path
 from conf.storage.object_store import Storage
-from conf.storage.store_clients import (
-    ANONYMOUS,
-    CONNECTORS,
-    Settings,
-    StoredObject,
-    split_endpoint,
-    unreachable,
-)
+from conf.storage.store_clients import ANONYMOUS, CONNECTORS, split_endpoint, unreachable
+from conf.storage.store_interface import Settings, StoredObject
 
 Compression = Literal["GZIP", "ZLIB"]
 Opener = Callable[[str | Path], BinaryIO]
@@ -291,7 +285,7 @@ def resolve_local_path(path: str) -> str:
             "not a local path",
             received=_without_credentials(path) or "no path",
             allowed="a path such as /data/train, or file:///data/train; where shards are read and "
-            "written also s3://, s3a://, gs:// and az://, and hdfs:// for reading",
+            "written also s3://, s3a://, gs://, az:// and hdfs://",
             fix="use one of these, or a file system that driver and executors share as a mount",
         )
     return str(Path(local).absolute())

@@ -1,7 +1,7 @@
 """A directory of an object store, or of HDFS, by keys relative to it.
 
-Everything works without rename, locks and directories: an object appears whole when its upload
-ends, or not at all, and a put may ask that nobody else was faster.
+Everything works without locks and directories: an object appears whole when its upload ends, or
+not at all, and a put may ask that nobody else was faster.
 """
 
 from __future__ import annotations
@@ -12,26 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
-from conf.storage.store_clients import (
-    ReadClient,
-    Settings,
-    StoreClient,
-    StoredObject,
-    Upload,
-    Version,
-    add_environment,
-    connect,
-    unreachable,
-)
+from conf.storage.store_clients import add_environment, connect, unreachable
+from conf.storage.store_interface import Settings, StoreClient, StoredObject, Upload, Version
 
-# Requests under way at a time when many objects are copied or deleted.
+# Requests under way at a time when many objects are moved or deleted.
 REQUESTS = 8
 
-READ_ONLY_SCHEMES = frozenset({"hdfs"})
-
-_client = functools.lru_cache(maxsize=16)(connect)
+find_client = functools.lru_cache(maxsize=16)(connect)
 
 
 @dataclass(frozen=True)
@@ -75,13 +64,9 @@ class Storage:
         return self.root.partition("/")[2]
 
     @property
-    def _reader(self) -> ReadClient:
+    def _client(self) -> StoreClient:
         settings = add_environment(self.scheme, self.settings)
-        return _client(self.scheme, self.root.partition("/")[0], settings)
-
-    @property
-    def _writer(self) -> StoreClient:
-        return cast(StoreClient, self._reader)
+        return find_client(self.scheme, self.root.partition("/")[0], settings)
 
     def _locate(self, key: str) -> str:
         return f"{self._path}/{key}".strip("/")
@@ -92,23 +77,23 @@ class Storage:
         Empty objects by which other tools mark a folder are left out.
         """
         start = len(self._path) + 1 if self._path else 0
-        objects = {path[start:]: item for path, item in self._reader.list_below(self._path)}
+        objects = {path[start:]: item for path, item in self._client.list_below(self._path)}
         folders = {str(folder) for key in objects for folder in PurePosixPath(key).parents}
         folders |= {key for key in objects if "=" in key.rpartition("/")[2]}
         return {key: item for key, item in objects.items() if item.bytes or key not in folders}
 
     def list_folders(self) -> set[str]:
         """Lists the folders in this one by name."""
-        return {path.rpartition("/")[2] for path in self._reader.list_folders(self._path)}
+        return {path.rpartition("/")[2] for path in self._client.list_folders(self._path)}
 
     def find(self, key: str = "") -> StoredObject | None:
         """Looks for one object; None where there is none, or a directory."""
         path = self._locate(key)
-        return self._reader.head(path) if path else None
+        return self._client.head(path) if path else None
 
     def has_bucket(self) -> bool:
         """Whether the bucket is there."""
-        return self._reader.has_bucket()
+        return self._client.has_bucket()
 
     def read(self, key: str) -> bytes | None:
         """Reads a small object as it is at one moment; None where there is none."""
@@ -117,13 +102,13 @@ class Storage:
     def read_version(self, key: str) -> tuple[bytes | None, Version | None]:
         """Reads a small object, and what `replace` asks for; None twice where there is none."""
         try:
-            return self._reader.get(self._locate(key))
+            return self._client.get(self._locate(key))
         except FileNotFoundError:
             return None, None
 
     def put(self, key: str, data: bytes) -> None:
         """Creates or replaces an object in one step."""
-        self._writer.put(self._locate(key), data, "any")
+        self._client.put(self._locate(key), data, "any")
 
     def replace(self, key: str, data: bytes, version: Version | None) -> bool:
         """Creates or replaces an object in one step, unless another one came meanwhile.
@@ -137,7 +122,7 @@ class Storage:
             Whether it was still of that version; else nothing has changed.
         """
         try:
-            self._writer.put(self._locate(key), data, version)
+            self._client.put(self._locate(key), data, version)
         except FileExistsError:
             return False
         except FileNotFoundError:
@@ -148,22 +133,22 @@ class Storage:
 
     def open_output(self, key: str) -> Upload:
         """Opens an upload; the object appears when it is closed."""
-        return self._writer.open_output(self._locate(key))
+        return self._client.open_output(self._locate(key))
 
     def open_input(self, key: str = "") -> BinaryIO:
         """Opens an object for reading and seeking."""
-        return self._reader.open_input(self._locate(key))
+        return self._client.open_input(self._locate(key))
 
-    def copy_all(self, names: Mapping[str, str]) -> None:
-        """Copies objects inside the store, from key to key."""
-        run_all(self._copy, names.items())
+    def move_all(self, names: Mapping[str, str]) -> None:
+        """Moves objects inside the store, from key to key; the sources may stay."""
+        run_all(self._move, names.items())
 
-    def _copy(self, names: tuple[str, str]) -> None:
-        self._writer.copy(self._locate(names[0]), self._locate(names[1]))
+    def _move(self, names: tuple[str, str]) -> None:
+        self._client.move(self._locate(names[0]), self._locate(names[1]))
 
-    def copy_to(self, key: str, target: Storage) -> None:
-        """Copies an object to the same key of another directory of its bucket."""
-        self._writer.copy(self._locate(key), target._locate(key))
+    def move_to(self, key: str, target: Storage) -> None:
+        """Moves an object to the same key of another directory of its bucket; it may stay."""
+        self._client.move(self._locate(key), target._locate(key))
 
     def delete_all(self, keys: Iterable[str]) -> None:
         """Deletes objects; those that are not there do no harm."""
@@ -171,11 +156,16 @@ class Storage:
 
     def delete(self, key: str) -> None:
         """Deletes an object, if it is there."""
-        self._writer.delete(self._locate(key))
+        self._client.delete(self._locate(key), self._path)
 
     def delete_tree(self) -> None:
         """Deletes all objects below."""
         self.delete_all(sorted(self.list_objects()))
+        self._client.remove_folder(self._path)
+
+    def remove_uploads(self) -> None:
+        """Removes uploads below that never ended, where nobody else is at work."""
+        self._client.remove_uploads(self._path)
 
 
 @contextlib.contextmanager

@@ -1,29 +1,32 @@
 """Object stores and HDFS, each reached by the library that knows it, behind one small interface.
 
-S3, Google Cloud Storage and Azure by `obstore`, which has conditional puts; HDFS, which is only
-read from, by `pyarrow`. Settings come from options, else from the environment.
+S3, Google Cloud Storage and Azure by `obstore`, which has conditional puts; HDFS by `hdfs_native`
+(`conf.storage.hdfs_client`). Settings come from options, else from the environment.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from conf.errors import ConfigError, install_hint
+from conf.storage.store_interface import (
+    Settings,
+    StoreClient,
+    StoredObject,
+    Upload,
+    Version,
+    open_ranges,
+)
 
 if TYPE_CHECKING:
-    from pyarrow import fs
-
-Settings = tuple[tuple[str, str], ...]
-Version = Mapping[str, str]
-"""Tells the contents that an object has had apart; what it holds is the store's affair."""
+    pass
 
 ANONYMOUS = "anonymous"
 # The libraries would go on for some minutes where nobody answers.
@@ -31,7 +34,6 @@ _RETRY_S = 60
 _RETRIES = 10
 # A copy of some GB inside a store answers at its end.
 _ANSWER_S = 600
-_READ_BYTES = 4 << 20
 # S3 takes 10,000 parts of an upload: objects of 78 GB.
 _PART_BYTES, _PARTS_AT_A_TIME = 8 << 20, 2
 
@@ -39,127 +41,11 @@ _FIX = (
     "check name, region, endpoint and credentials, and renew what has expired; credentials come "
     "from the environment of driver and executors, in the way of the store's own tools"
 )
-# Java inside of this process would answer SIGTERM by ending it, before a run is saved.
-_KEEP_SIGNALS = "-Xrs"
 _FIX_HDFS = (
-    "HDFS is reached through libhdfs: install a Hadoop client, and set for driver and executors "
-    "JAVA_HOME, HADOOP_HOME (or ARROW_LIBHDFS_DIR, the folder of libhdfs.so) and "
-    "CLASSPATH=$(hadoop classpath --glob); name the NameNode's host and port, or a name service "
-    "that the configuration on CLASSPATH knows"
+    "name the NameNode's host and port, or a name service that core-site.xml and hdfs-site.xml in "
+    "HADOOP_CONF_DIR know; the user is HADOOP_USER_NAME, else that of the process or, with "
+    "Kerberos, of its ticket (kinit)"
 )
-
-
-@dataclass(frozen=True)
-class StoredObject:
-    """An object as a listing shows it.
-
-    Attributes:
-        bytes: Its size.
-        mtime_ns: When it was written, by the store's clock; 0 where the store does not say.
-    """
-
-    bytes: int
-    mtime_ns: int
-
-
-class Upload(Protocol):
-    """An object on its way, which appears when this is closed."""
-
-    def write(self, data: Any, /) -> object:
-        """Appends bytes."""
-        ...
-
-    def close(self) -> None:
-        """Ends it."""
-        ...
-
-
-class ReadClient(Protocol):
-    """What is asked of a bucket or file system that is read; paths are relative to its root.
-
-    All raise an `OSError` where the store does not answer, or refuses.
-    """
-
-    def head(self, path: str) -> StoredObject | None:
-        """Looks for an object."""
-        ...
-
-    def list_below(self, folder: str) -> Iterator[tuple[str, StoredObject]]:
-        """Gives the path of each object below a folder."""
-        ...
-
-    def list_folders(self, folder: str) -> Iterator[str]:
-        """Gives the path of each folder in a folder."""
-        ...
-
-    def has_bucket(self) -> bool:
-        """Whether the bucket is there."""
-        ...
-
-    def get(self, path: str) -> tuple[bytes, Version]:
-        """Reads an object as it is at one moment; raises `FileNotFoundError` without one."""
-        ...
-
-    def open_input(self, path: str) -> BinaryIO:
-        """Opens an object for reading and seeking; raises `FileNotFoundError` without one."""
-        ...
-
-
-class StoreClient(ReadClient, Protocol):
-    """What is asked of a bucket that is written, too."""
-
-    def put(self, path: str, data: bytes, over: Version | Literal["any"] | None) -> None:
-        """Creates or replaces an object in one step.
-
-        Args:
-            path: The object.
-            data: Its content.
-            over: The version that it must have, None where there must be none.
-
-        Raises:
-            FileExistsError: There is another one.
-        """
-        ...
-
-    def open_output(self, path: str) -> Upload:
-        """Opens an upload."""
-        ...
-
-    def copy(self, source: str, target: str) -> None:
-        """Copies an object inside the store."""
-        ...
-
-    def delete(self, path: str) -> None:
-        """Deletes an object, if it is there."""
-        ...
-
-
-class _RangeReader(io.RawIOBase):
-    """Reads an object piece by piece."""
-
-    def __init__(self, size: int, fetch: Callable[[int, int], Any]) -> None:
-        self._size, self._fetch, self._position = size, fetch, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
-        self._position = start + offset
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        length = max(0, min(len(buffer), self._size - self._position))
-        if length:
-            buffer[:length] = memoryview(self._fetch(self._position, length))
-            self._position += length
-        return length
 
 
 @dataclass(frozen=True)
@@ -259,7 +145,7 @@ class ObstoreClient:
 
         with _translating():
             size = self._api.head(self.store, path)["size"]
-        return cast(BinaryIO, io.BufferedReader(_RangeReader(size, fetch), _READ_BYTES))
+        return open_ranges(size, fetch)
 
     def put(self, path: str, data: bytes, over: Version | Literal["any"] | None) -> None:
         """Creates or replaces an object in one step."""
@@ -276,68 +162,25 @@ class ObstoreClient:
                 )
             )
 
-    def copy(self, source: str, target: str) -> None:
-        """Copies an object inside the store."""
+    def move(self, source: str, target: str) -> None:
+        """Copies an object inside the store: there are no renames."""
         with _translating():
             self._api.copy(self.store, source, target)
 
-    def delete(self, path: str) -> None:
+    def delete(self, path: str, within: str) -> None:
         """Deletes an object, if it is there."""
         with _translating(), contextlib.suppress(FileNotFoundError):
             self._api.delete(self.store, path)
 
+    def remove_folder(self, folder: str) -> None:
+        """Does nothing: a folder is but a part of names."""
+
+    def remove_uploads(self, folder: str) -> None:
+        """Does nothing: no listing shows them; a rule of the bucket ends them."""
+
 
 def _describe(item: Mapping[str, Any]) -> StoredObject:
     return StoredObject(item["size"], int(item["last_modified"].timestamp() * 1e9))
-
-
-class HdfsClient:
-    """A NameNode's files."""
-
-    def __init__(self, system: fs.FileSystem) -> None:
-        """Wraps a file system of `pyarrow`."""
-        self._system = system
-
-    def _look(self, path: str) -> fs.FileInfo:
-        [info] = self._system.get_file_info([f"/{path}"])
-        return info
-
-    def head(self, path: str) -> StoredObject | None:
-        """Looks for a file."""
-        info = self._look(path)
-        return StoredObject(info.size, info.mtime_ns or 0) if info.is_file else None
-
-    def _list(self, folder: str, is_recursive: bool) -> list[fs.FileInfo]:
-        from pyarrow import fs
-
-        selector = fs.FileSelector(f"/{folder}", recursive=is_recursive, allow_not_found=True)
-        return cast("list[fs.FileInfo]", self._system.get_file_info(selector))
-
-    def list_below(self, folder: str) -> Iterator[tuple[str, StoredObject]]:
-        """Gives the path of each file below a folder."""
-        for info in self._list(folder, is_recursive=True):
-            if info.is_file:
-                yield info.path.lstrip("/"), StoredObject(info.size, info.mtime_ns or 0)
-
-    def list_folders(self, folder: str) -> Iterator[str]:
-        """Gives the path of each folder in a folder."""
-        for info in self._list(folder, is_recursive=False):
-            if not info.is_file:
-                yield info.path.lstrip("/")
-
-    def has_bucket(self) -> bool:
-        """There is but one root."""
-        return True
-
-    def get(self, path: str) -> tuple[bytes, Version]:
-        """Reads a file."""
-        with self._system.open_input_stream(f"/{path}", compression=None) as stream:
-            return cast(bytes, stream.read()), {}
-
-    def open_input(self, path: str) -> BinaryIO:
-        """Opens a file for reading and seeking."""
-        file = self._system.open_input_file(f"/{path}")
-        return cast(BinaryIO, io.BufferedReader(file, _READ_BYTES))
 
 
 def split_endpoint(settings: Mapping[str, str]) -> dict[str, str]:
@@ -396,7 +239,7 @@ def _limits() -> dict[str, Any]:
     return {"client_options": {"allow_http": True, **timeouts}, "retry_config": retries}
 
 
-def _connect_s3(bucket: str, settings: Settings) -> ReadClient:
+def _connect_s3(bucket: str, settings: Settings) -> StoreClient:
     from obstore.store import S3Store
 
     endpoint, config = _split_settings(settings)
@@ -424,7 +267,7 @@ def _find_profile() -> Any:
     return Boto3CredentialProvider()
 
 
-def _connect_gs(bucket: str, settings: Settings) -> ReadClient:
+def _connect_gs(bucket: str, settings: Settings) -> StoreClient:
     from obstore.store import GCSStore
 
     endpoint, config = _split_settings(settings)
@@ -435,7 +278,7 @@ def _connect_gs(bucket: str, settings: Settings) -> ReadClient:
     return ObstoreClient(GCSStore(bucket, config=config, **_limits()))
 
 
-def _connect_az(container: str, settings: Settings) -> ReadClient:
+def _connect_az(container: str, settings: Settings) -> StoreClient:
     from obstore.store import AzureStore
 
     endpoint, config = _split_settings(settings)
@@ -446,25 +289,16 @@ def _connect_az(container: str, settings: Settings) -> ReadClient:
     return ObstoreClient(AzureStore(container, config=config, **_limits()))
 
 
-def _connect_hdfs(authority: str, settings: Settings) -> ReadClient:
-    from pyarrow import fs
+def _connect_hdfs(authority: str, settings: Settings) -> StoreClient:
+    from conf.storage.hdfs_client import connect_hdfs
 
     if settings:
-        raise ValueError("HDFS is configured by the files on CLASSPATH, not by settings")
-    if not os.environ.get("CLASSPATH"):  # libhdfs would end the process in the middle of Java
-        raise OSError("CLASSPATH names no Hadoop client")
-    options = os.environ.get("LIBHDFS_OPTS", "").split()
-    if _KEEP_SIGNALS not in options:
-        os.environ["LIBHDFS_OPTS"] = " ".join([*options, _KEEP_SIGNALS])
-    system, _ = fs.FileSystem.from_uri(f"hdfs://{authority}/")
-    # A NameNode that does not answer looks like one that has nothing.
-    if system.get_file_info("/").type != fs.FileType.Directory:
-        raise OSError("the NameNode does not answer, or does not let this user look at /")
-    return HdfsClient(system)
+        raise ValueError("HDFS is configured by the files in HADOOP_CONF_DIR, not by settings")
+    return connect_hdfs(authority)
 
 
 # How to reach the store of each scheme; tests add one of their own.
-CONNECTORS: dict[str, Callable[[str, Settings], ReadClient]] = {
+CONNECTORS: dict[str, Callable[[str, Settings], StoreClient]] = {
     "s3": _connect_s3,
     "gs": _connect_gs,
     "az": _connect_az,
@@ -472,7 +306,7 @@ CONNECTORS: dict[str, Callable[[str, Settings], ReadClient]] = {
 }
 
 
-def connect(scheme: str, authority: str, settings: Settings) -> ReadClient:
+def connect(scheme: str, authority: str, settings: Settings) -> StoreClient:
     """Builds the client of a bucket or host.
 
     Args:

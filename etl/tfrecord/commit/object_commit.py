@@ -16,9 +16,9 @@ from dataclasses import asdict
 from typing import Any
 
 from conf.errors import ConfigError, InternalError, SluiceError, UpstreamNotReadyError
-from conf.storage.object_store import READ_ONLY_SCHEMES, Storage
+from conf.storage.object_store import Storage
 from conf.storage.processes import Owner, is_dead
-from conf.storage.store_clients import Version
+from conf.storage.store_interface import Version
 from etl.tfrecord.commit.commit_plan import (
     STALE_HOURS,
     SUCCESS_FILE,
@@ -153,7 +153,7 @@ def _remove(storage: Storage, job_id: str) -> None:
     if view.committed and view.jobs <= {job_id} and SUCCESS_FILE not in view.objects:
         storage.put(SUCCESS_FILE, b"")
     temporary.delete_all(sorted(temporary.list_objects().keys() - {JOB_FILE}))
-    temporary.delete(JOB_FILE)
+    temporary.delete_tree()
 
 
 def _close_job(temporary: Storage) -> list[str]:
@@ -210,21 +210,6 @@ def _has_job_ended(storage: Storage, job_id: str) -> bool:
         return False
 
 
-def check_writable(storage: Storage) -> None:
-    """Refuses stores in which a manifest cannot be replaced in one step.
-
-    Raises:
-        ConfigError: It is one of those.
-    """
-    if storage.scheme in READ_ONLY_SCHEMES:
-        raise ConfigError(
-            f"{storage.scheme}:// can be read from, not written to: it cannot replace a file in "
-            "one step, so a killed write could leave neither the old data nor the new",
-            received=storage.uri,
-            fix="write to an object store, or to a mount of that file system",
-        )
-
-
 def check_mode(storage: Storage, mode: SaveMode) -> ObjectView:
     """Looks at the output directory before a write.
 
@@ -249,7 +234,6 @@ def begin_object_job(storage: Storage, plan: JobPlan, owner: Owner | None) -> No
         ConfigError: The mode forbids the write, or the shards would not fit those that stay.
         InputDataError: The manifest of shards that stay is damaged.
     """
-    check_writable(storage)
     sweep_dead_jobs(storage)
     view = view_directory(storage, is_lenient=plan.mode == "overwrite")
     if plan.keeps_shards:
@@ -347,7 +331,7 @@ def _plan_commit(
 
 def _copy_attempts(storage: Storage, job_id: str, moves: Mapping[str, str]) -> None:
     source = f"{TEMPORARY_PREFIX}{job_id}"
-    storage.copy_all({f"{source}/{attempt}": key for key, attempt in moves.items()})
+    storage.move_all({f"{source}/{attempt}": key for key, attempt in moves.items()})
 
 
 def _note_replaced(storage: Storage, job_id: str, keys: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from conf.errors import InputDataError
 from conf.storage.object_store import Storage
-from conf.storage.store_clients import StoredObject, Version
+from conf.storage.store_interface import StoredObject, Version
 from etl.tfrecord.commit.commit_plan import SUCCESS_FILE, TEMPORARY_PREFIX
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE, OutputManifest
 from etl.tfrecord.files.data_files import is_data_file, is_partition

@@ -21,7 +21,7 @@ import numpy as np
 from conf.errors import ConfigError, InputDataError
 from conf.storage.locations import Compression, FileOpener, is_remote, parse_storage
 from conf.storage.object_store import Storage
-from conf.storage.store_clients import Settings, StoredObject
+from conf.storage.store_interface import Settings, StoredObject
 from etl.tfrecord.commit.file_replacement import is_publishing
 from etl.tfrecord.commit.object_view import ObjectView, find_writer, view_directory
 from etl.tfrecord.commit.output_manifest import (

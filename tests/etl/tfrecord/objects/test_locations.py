@@ -34,7 +34,7 @@ from tests.object_servers import (
     AWS_CREDENTIALS,
     AZURE_CREDENTIALS,
     BUCKET,
-    SCHEMES,
+    BUCKET_SCHEMES,
     ObjectServer,
     put_for_everybody,
     run_server,
@@ -175,7 +175,7 @@ def test_an_endpoint_of_s3_alone_comes_before_that_of_all_services(
 
 
 @pytest.mark.usefixtures("_no_environment")
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", BUCKET_SCHEMES)
 def test_reading_without_credentials(
     server_of: Callable[[str], ObjectServer], monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
@@ -252,7 +252,7 @@ class _Expired(BaseHTTPRequestHandler):
 
 
 @pytest.mark.usefixtures("_no_environment")
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", BUCKET_SCHEMES)
 def test_expired_credentials_and_nobody_there(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
     for name, value in {**AWS_CREDENTIALS, **AZURE_CREDENTIALS}.items():
         monkeypatch.setenv(name, value)

@@ -11,12 +11,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyarrow import fs
 
 from conf.errors import ConfigError, InputDataError
 from conf.storage.locations import _KEPT_BYTES, FileOpener, StoredPath
 from conf.storage.object_store import Storage
-from conf.storage.store_clients import CONNECTORS, HdfsClient, StoredObject
+from conf.storage.store_interface import StoredObject
 from etl.tfrecord.codec.framing import read_record_blocks
 from etl.tfrecord.commit.commit_plan import JobPlan, TaskResult
 from etl.tfrecord.commit.committer import ObjectCommitter
@@ -82,9 +81,9 @@ def test_a_buffer_may_be_used_again_after_a_write(any_root: Storage) -> None:
 
 def test_copies_deletes_and_levels(any_root: Storage) -> None:
     any_root.child("d").put("x", b"1")
-    any_root.copy_all({"d/x": "e/y"})
-    assert sorted(any_root.list_objects()) == ["d/x", "e/y"]
-    assert any_root.list_folders() == {"d", "e"}
+    any_root.move_all({"d/x": "e/y"})
+    assert any_root.read("e/y") == b"1"
+    assert "e" in any_root.list_folders()
     any_root.delete_all(["d/x", "none"])
     assert sorted(any_root.list_objects()) == ["e/y"]
     assert isinstance(any_root.list_objects()["e/y"], StoredObject)
@@ -277,8 +276,8 @@ def test_without_a_manifest_all_that_is_shown_counts(object_input_root: Storage)
     write(object_input_root, BATCH.drop_columns(["d"]))
     object_input_root.delete(COMMIT_FILE)
     [name] = [key for key in object_input_root.list_objects() if key.startswith("part-")]
-    object_input_root.copy_all({name: "any.name", "_SUCCESS": "_hidden/x"})
-    object_input_root.copy_all({name: "sub/x"})
+    object_input_root.move_all({name: "any.name", "_SUCCESS": "_hidden/x"})
+    object_input_root.move_all({name: "sub/x"})
     assert [f.path.rpartition("/")[2] for f in listing(object_input_root.uri).files] == [
         "any.name",
         name,
@@ -339,37 +338,6 @@ def test_a_failed_task_leaves_nothing(object_input_root: Storage) -> None:
     assert not [key for key in object_input_root.list_objects() if "attempt-0" in key]
     committer.discard(plan.job.job_id)
     assert object_input_root.list_objects() == {}
-
-
-def test_hdfs_is_read_as_a_store_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: FakeStore, root: Storage, owner
-) -> None:
-    """By a file system of this machine behind the same interface; tests/contract has a real one."""
-    write(root, partitionBy="d", index="true")
-    for key in root.list_objects():
-        file = tmp_path / "data" / key
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(root.read(key) or b"")
-    client = HdfsClient(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()))
-    monkeypatch.setitem(CONNECTORS, "hdfs", lambda *_: client)
-    place = Storage("hdfs", "host:8020/data")
-    assert place.list_objects().keys() == root.list_objects().keys()
-    assert place.list_folders() == root.list_folders() == {"_index", "d=x", "d=y"}
-    for key in root.list_objects():
-        assert place.read(key) == root.read(key)
-        found, wanted = place.find(key), root.find(key)
-        assert found is not None
-        assert wanted is not None
-        assert found.bytes == wanted.bytes
-    assert place.find("d=x") is place.find("none") is place.read("none") is None
-    with pytest.raises(FileNotFoundError):
-        place.open_input("none")
-    assert payloads(listing(place.uri)) == payloads(listing(root.uri))
-    (tmp_path / "data" / COMMIT_FILE).unlink()
-    assert payloads(listing(place.uri)) == payloads(listing(root.uri))
-    assert [f.partition for f in listing(place.uri).files] == [("x",), ("y",)]
-    with pytest.raises(ConfigError, match="can be read from, not written to"):
-        ObjectCommitter(place).check_mode("append")
 
 
 @OBJECT_INPUT_MARK

@@ -27,7 +27,6 @@ from tests.object_servers import (
     ACCESS_KEY,
     AWS_CREDENTIALS,
     AZURE_CREDENTIALS,
-    BUCKET,
     SCHEMES,
     SECRET,
     ObjectServer,
@@ -54,7 +53,7 @@ def server(request: pytest.FixtureRequest, servers: Servers) -> Iterator[ObjectS
 def place(server: ObjectServer, request: pytest.FixtureRequest) -> Storage:
     """A directory of the bucket for one test, as the product reaches it."""
     settings = check_settings(server.settings)
-    return Storage(server.scheme, f"{BUCKET}/{request.node.name}", settings)
+    return Storage(server.scheme, f"{server.base}/{request.node.name}", settings)
 
 
 def _reader(spark: Any, server: ObjectServer) -> Any:
@@ -145,7 +144,7 @@ def test_credentials_show_nowhere(
     with caplog.at_level(logging.DEBUG):
         write_tfrecords(spark.range(5), place.uri, storage=storage, index=True)
         with pytest.raises(Exception) as missing:
-            _reader(spark, server).load(f"{server.scheme}://{BUCKET}/nothing/here")
+            _reader(spark, server).load(f"{server.scheme}://{server.base}/nothing/here")
         with pytest.raises(Exception) as refused:
             spark.range(1).write.format("sluice").option("fs.secret_key", SECRET).mode(
                 "append"

@@ -1,0 +1,398 @@
+"""HDFS behind the interface of object stores, by `hdfs_native`, which needs no Java and no Hadoop.
+
+HDFS creates and renames in one step, but has no put with a condition. It is made of renames:
+
+.<name>.upload-<nonce>          a file on its way, renamed to its name when it is whole
+.<name>.next-<nonce>/<nonce>    the same, of a file that is replaced on a condition
+.<name>.after-<version>/<nonce>   what follows on one version of a file, renamed to its name at once
+
+A rename that may not replace lets one writer have the place after a version. Who finds it taken
+ends the rename of the one who took it, dead or alive: nobody waits, and nothing lapses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, BinaryIO, Literal, TypeVar, cast
+
+from conf.storage.store_interface import StoredObject, Upload, Version, open_ranges
+
+T = TypeVar("T")
+
+_CONNECT_S = 10.0
+_ANSWER_S = 90.0
+"""The library tries again for up to a minute; a NameNode that hangs it would wait for forever."""
+_SAFE_MODE_S = 45.0
+_PAUSE_S = 1.0
+_ATTEMPTS = "dfs.client.failover.max.attempts"
+_RETRIES = "7"
+"""With the library's pauses, which double, about a minute."""
+_LOOKS = 20
+_STALE_MS = 24 * 3600 * 1000
+_WRITE_BYTES = 4 << 20
+_UNFINISHED = re.compile(r"\.(.+)\.(upload|next|after)-[0-9a-f]{32}")
+_REMOTE_ERROR = re.compile(r'RPCError\("(?:[\w.$]*\.)?([\w$]+)", "(.*?)(?:\\n|"\))', re.DOTALL)
+
+
+def _ask(call: Callable[..., T], *arguments: Any, limit_s: float | None = None) -> T:
+    """Asks HDFS, and waits while it is in safe mode, as it is for a while after its start.
+
+    Raises:
+        OSError: It refuses, or does not answer.
+    """
+    end = time.monotonic() + _SAFE_MODE_S
+    while True:
+        try:
+            return _ask_once(call, arguments, limit_s or _ANSWER_S)
+        except OSError as error:
+            if "SafeModeException" not in str(error) or time.monotonic() > end:
+                raise
+        time.sleep(_PAUSE_S)
+
+
+def _ask_once(call: Callable[..., T], arguments: tuple[Any, ...], limit_s: float) -> T:
+    """Asks in a thread of its own: the library's calls cannot be ended, but left alone."""
+    answer: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(call(*arguments))
+        except BaseException as error:  # a panic of Rust is no Exception
+            answer.set_exception(error)
+
+    threading.Thread(target=work, name="hdfs", daemon=True).start()
+    try:
+        return answer.result(limit_s)
+    except TimeoutError as error:
+        if answer.done():  # the library's own
+            raise
+        raise OSError(f"no answer within {limit_s:.0f} s") from error
+    except OSError:
+        raise
+    except BaseException as error:
+        if not answer.done():  # this process was interrupted
+            raise
+        raise OSError(_explain(str(error))) from error
+
+
+def _explain(text: str) -> str:
+    found = _REMOTE_ERROR.search(text)
+    return f"{found[1]}: {found[2]}" if found else text
+
+
+def connect_hdfs(authority: str) -> HdfsClient:
+    """Reaches a NameNode, once and for a short time: a wrong address is said at once.
+
+    Args:
+        authority: Host and port, or a name service of the configuration in `HADOOP_CONF_DIR`.
+
+    Raises:
+        ModuleNotFoundError: The library is not installed.
+        OSError: The NameNode does not answer, or refuses.
+    """
+    import hdfs_native
+
+    uri = f"hdfs://{authority}"
+
+    def look() -> object:
+        return hdfs_native.Client(uri, {_ATTEMPTS: "1"}).get_file_info("/")
+
+    try:
+        _ask(look, limit_s=_CONNECT_S)
+    except OSError as error:
+        raise OSError(f"the NameNode does not answer: {error}") from error
+    return HdfsClient(hdfs_native.Client(uri, {_ATTEMPTS: _RETRIES}))
+
+
+class HdfsClient:
+    """A NameNode's files."""
+
+    def __init__(self, client: Any) -> None:
+        """Wraps a client of `hdfs_native`."""
+        self._client = client
+
+    def head(self, path: str) -> StoredObject | None:
+        """Looks for a file."""
+        status = self._find(path)
+        return None if status is None or status.isdir else _describe(status)
+
+    def list_below(self, folder: str) -> Iterator[tuple[str, StoredObject]]:
+        """Gives the path of each file below a folder; of those on their way, none."""
+        start = len(folder) + 1 if folder else 0
+        for status in self._list(folder, is_recursive=True):
+            path = status.path.strip("/")
+            is_shown = not any(map(_UNFINISHED.fullmatch, path[start:].split("/")))
+            if not status.isdir and path != folder and is_shown:
+                yield path, _describe(status)
+
+    def list_folders(self, folder: str) -> Iterator[str]:
+        """Gives the path of each folder in a folder."""
+        for status in self._list(folder):
+            path = status.path.strip("/")
+            if status.isdir and not _UNFINISHED.fullmatch(path.rpartition("/")[2]):
+                yield path
+
+    def has_bucket(self) -> bool:
+        """There is but one root."""
+        return True
+
+    def get(self, path: str) -> tuple[bytes, Version]:
+        """Reads a file as it is at one moment."""
+        for _ in range(_LOOKS):
+            before = self._status(path)
+            try:
+                data = _ask(lambda: cast(bytes, self._client.read(f"/{path}").read()))
+            except OSError:
+                if _state(self._status(path)) == _state(before):
+                    raise
+                continue
+            if _state(self._status(path)) == _state(before):
+                return data, _version(before, data)
+        raise OSError(f"/{path} is replaced faster than it can be read")
+
+    def open_input(self, path: str) -> BinaryIO:
+        """Opens a file for reading and seeking."""
+        file = _ask(self._client.read, f"/{path}")
+
+        def fetch(start: int, length: int) -> bytes:
+            return _ask(cast("Callable[..., bytes]", file.read_range), start, length)
+
+        return open_ranges(len(file), fetch)
+
+    def put(self, path: str, data: bytes, over: Version | Literal["any"] | None) -> None:
+        """Creates or replaces a file in one step."""
+        if over is not None and over != "any":
+            self._replace(path, data, over)
+            return
+        upload = _HdfsUpload(self._client, path, replaces=over == "any")
+        upload.write(data)
+        upload.close()
+
+    def open_output(self, path: str) -> Upload:
+        """Opens an upload."""
+        return _HdfsUpload(self._client, path, replaces=True)
+
+    def move(self, source: str, target: str) -> None:
+        """Renames a file, in place of what has the name."""
+        _ask(self._client.mkdirs, f"/{target.rpartition('/')[0]}", 0o755, True)
+        try:
+            _rename(self._client, source, target, replaces=True)
+        except FileNotFoundError:  # an answer got lost
+            if self.head(target) is None:
+                raise
+
+    def delete(self, path: str, within: str) -> None:
+        """Deletes a file, if it is there, and the folders that are empty then."""
+        with contextlib.suppress(FileNotFoundError):
+            _ask(self._client.delete, f"/{path}", False)
+        folder = path.rpartition("/")[0]
+        while folder.startswith(f"{within}/") and self._remove_empty(folder):
+            folder = folder.rpartition("/")[0]
+
+    def remove_folder(self, folder: str) -> None:
+        """Removes a folder with what is left of uploads to it."""
+        if folder:
+            _ask(self._client.delete, f"/{folder}", True)
+
+    def remove_uploads(self, folder: str) -> None:
+        """Removes the uploads below a folder that never ended."""
+        for status in self._list(folder, is_recursive=True):
+            found = _UNFINISHED.fullmatch(status.path.rpartition("/")[2])
+            if found is not None and found[2] == "upload":
+                _ask(self._client.delete, status.path, False)
+
+    def _status(self, path: str) -> Any:
+        status = _ask(self._client.get_file_info, f"/{path}")
+        if status.isdir:
+            raise FileNotFoundError(f"/{path} is a folder")
+        return status
+
+    def _find(self, path: str) -> Any:
+        try:
+            return _ask(self._client.get_file_info, f"/{path}")
+        except FileNotFoundError:
+            return None
+
+    def _list(self, folder: str, *, is_recursive: bool = False) -> list[Any]:
+        for _ in range(_LOOKS):
+            try:
+                return _ask(lambda: list(self._client.list_status(f"/{folder}", is_recursive)))
+            except FileNotFoundError:  # it, or a folder below it that has gone meanwhile
+                if self._find(folder) is None:
+                    return []
+        raise OSError(f"/{folder} changes while it is listed")
+
+    def _remove_empty(self, folder: str) -> bool:
+        try:
+            return _ask(cast("Callable[..., bool]", self._client.delete), f"/{folder}", False)
+        except OSError:  # it is not empty, or not ours to remove
+            return False
+
+    def _replace(self, path: str, data: bytes, over: Version) -> None:
+        """Replaces a file that is of a version.
+
+        Raises:
+            FileExistsError: It is of another one.
+        """
+        nonce = uuid.uuid4().hex
+        aside, after = _name(path, "next", nonce), _name_after(path, over)
+        _write(self._client, f"{aside}/{nonce}", data)
+        try:
+            _rename(self._client, aside, after)
+        except FileNotFoundError:  # An answer got lost; what is there is looked at below.
+            pass
+        except FileExistsError:
+            self._finish(path, after, over)
+            self.remove_folder(aside)
+            raise
+        # Once it has been seen here, only the one who has its place can follow on it.
+        if not self._is_at(path, over):
+            if self._read(path) == data:  # another one has ended it
+                return
+            self.remove_folder(after)
+            raise FileExistsError(f"/{path} has been replaced meanwhile")
+        self._finish(path, after, over)
+        self._sweep(path)
+
+    def _finish(self, path: str, after: str, over: Version) -> None:
+        """Gives the file in the place after a version its name, if it is still its turn."""
+        for status in self._list(after):
+            # In this order: who has the place while the version is there is the one to follow.
+            if not self._is_at(path, over):
+                return
+            with contextlib.suppress(FileNotFoundError):  # another one did it
+                _rename(self._client, status.path.strip("/"), path, replaces=True)
+        self._remove_empty(after)
+
+    def _is_at(self, path: str, version: Version) -> bool:
+        try:
+            return self.get(path)[1] == version
+        except FileNotFoundError:
+            return False
+
+    def _read(self, path: str) -> bytes | None:
+        try:
+            return self.get(path)[0]
+        except FileNotFoundError:
+            return None
+
+    def _sweep(self, path: str) -> None:
+        """Removes what killed writers of a file have left of conditions."""
+        folder, _, name = path.rpartition("/")
+        found = [status for status in self._list(folder) if status.isdir]
+        # Read after the listing: a file is never of a version again that it has had.
+        try:
+            current = self.get(path)[1]
+        except FileNotFoundError:
+            return
+        for status in found:
+            parts = _UNFINISHED.fullmatch(status.path.rpartition("/")[2])
+            if parts is None or parts[1] != name:
+                continue
+            age_ms = int(current["mtime_ms"]) - status.modification_time
+            is_after = parts[2] == "after" and status.path.strip("/") != _name_after(path, current)
+            if is_after or (parts[2] == "next" and age_ms > _STALE_MS):
+                self.remove_folder(status.path.strip("/"))
+
+
+class _HdfsUpload:
+    """A file on its way; it has its name when it is closed."""
+
+    def __init__(self, client: Any, path: str, *, replaces: bool) -> None:
+        self._client, self._path, self._replaces = client, path, replaces
+        self._unfinished = _name(path, "upload", uuid.uuid4().hex)
+        self._pending = bytearray()
+        self._file = _create(client, self._unfinished)
+        self._is_open = True
+
+    def write(self, data: Any, /) -> object:
+        self._pending += memoryview(data).cast("B")
+        if len(self._pending) >= _WRITE_BYTES:
+            with self._failing():
+                self._send()
+        return None
+
+    def close(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        with self._failing():
+            self._send()
+            _ask(self._file.close)
+            self._place(_ask(self._client.get_file_info, f"/{self._unfinished}"))
+
+    def _send(self) -> None:
+        data = bytes(self._pending)
+        self._pending.clear()
+        if data:
+            _ask(self._file.write, data)
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Removes what is there of the file if the block fails; the next lease does, if not."""
+        try:
+            yield
+        except BaseException:
+            self._is_open = False
+            with contextlib.suppress(OSError):
+                _ask_once(self._client.delete, (f"/{self._unfinished}", False), _CONNECT_S)
+            raise
+
+    def _place(self, before: Any) -> None:
+        try:
+            _rename(self._client, self._unfinished, self._path, replaces=self._replaces)
+        except FileNotFoundError:
+            found = _ask(self._client.get_file_info, f"/{self._path}")
+            if _state(found) != _state(before):  # else an answer got lost
+                raise
+
+
+def _create(client: Any, path: str) -> Any:
+    import hdfs_native
+
+    # Nobody else has the name: one that is there is of a call whose answer got lost.
+    options = hdfs_native.WriteOptions(create_parent=True, overwrite=True)
+    return _ask(client.create, f"/{path}", options)
+
+
+def _write(client: Any, path: str, data: bytes) -> None:
+    file = _create(client, path)
+    if data:
+        _ask(file.write, data)
+    _ask(file.close)
+
+
+def _rename(client: Any, source: str, target: str, *, replaces: bool = False) -> None:
+    _ask(client.rename, f"/{source}", f"/{target}", replaces)
+
+
+def _name(path: str, kind: str, nonce: str) -> str:
+    folder, slash, name = path.rpartition("/")
+    return f"{folder}{slash}.{name}.{kind}-{nonce}"
+
+
+def _name_after(path: str, version: Version) -> str:
+    text = "/".join(version[key] for key in sorted(version))
+    return _name(path, "after", hashlib.sha256(text.encode()).hexdigest()[:32])
+
+
+def _state(status: Any) -> tuple[int, int]:
+    return status.length, status.modification_time
+
+
+def _version(status: Any, data: bytes) -> Version:
+    return {
+        "mtime_ms": str(status.modification_time),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+
+
+def _describe(status: Any) -> StoredObject:
+    return StoredObject(status.length, status.modification_time * 1_000_000)

@@ -1,0 +1,94 @@
+"""A real HDFS on this machine: Hadoop's own cluster in one process, reached without Hadoop."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.services.recipes import find_java_home
+
+_CLASSPATH = "SLUICE_HDFS_CLASSPATH"
+_SOURCE = Path(__file__).with_name("HdfsCluster.java")
+
+
+@dataclass(frozen=True)
+class HdfsCluster:
+    """A running cluster.
+
+    Attributes:
+        ports: Of its NameNodes; of two the first is the active one.
+        process: It listens to commands, see `HdfsCluster.java`.
+    """
+
+    ports: tuple[int, ...]
+    process: subprocess.Popen[str]
+
+    @property
+    def authority(self) -> str:
+        """Host and port of the first NameNode."""
+        return f"localhost:{self.ports[0]}"
+
+    @property
+    def uri(self) -> str:
+        """Of its root."""
+        return f"hdfs://{self.authority}"
+
+    def order(self, command: str) -> None:
+        """Gives a command, and waits until it is obeyed."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(command, file=self.process.stdin, flush=True)
+        assert self.process.stdout.readline() == "done\n", command
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """It accepts connections in the block, and answers nothing."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
+
+def require_hdfs() -> None:
+    """Skips the test where this machine has no Hadoop for tests, or no client."""
+    if not os.environ.get(_CLASSPATH):
+        pytest.skip(f"a real HDFS needs {_CLASSPATH}")
+    if importlib.util.find_spec("hdfs_native") is None:
+        pytest.skip("a real HDFS needs hdfs-native, of the extra `stores`")
+
+
+@contextmanager
+def run_cluster(folder: Path, name_nodes: int = 1) -> Iterator[HdfsCluster]:
+    """Starts a cluster for the block; skips the test where this machine has no Hadoop.
+
+    Args:
+        folder: Where it keeps its blocks.
+        name_nodes: How many, 1 or 2.
+    """
+    require_hdfs()
+    command = [find_java_home() / "bin/java", "-Xmx512m", "-cp", os.environ[_CLASSPATH], _SOURCE]
+    with (
+        (folder / "cluster.log").open("w") as log,
+        subprocess.Popen(
+            [*command, folder / "dfs", str(name_nodes)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=folder,
+        ) as process,
+    ):  # fmt: skip
+        try:
+            assert process.stdout is not None
+            found = (re.search(r"^listening on (.+)", line) for line in process.stdout)
+            ports = next((match[1] for match in found if match), None)
+            assert ports is not None, (folder / "cluster.log").read_text()[-3000:]
+            yield HdfsCluster(tuple(map(int, ports.split())), process)
+        finally:
+            process.kill()
