@@ -121,7 +121,7 @@ class FakeStore:
     def remove_folder(self, folder: str) -> None:
         pass
 
-    def remove_uploads(self, folder: str) -> None:
+    def remove_uploads(self, folder: str, held: str) -> None:
         pass
 
 

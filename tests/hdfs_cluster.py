@@ -76,11 +76,12 @@ def run_cluster(folder: Path, name_nodes: int = 1) -> Iterator[HdfsCluster]:
         name_nodes: How many, 1 or 2.
     """
     require_hdfs()
-    command = [find_java_home() / "bin/java", "-Xmx512m", "-cp", os.environ[_CLASSPATH], _SOURCE]
+    options = ["-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]  # it lives shortly
+    java = [find_java_home() / "bin/java", *options, "-cp", os.environ[_CLASSPATH], _SOURCE]
     with (
         (folder / "cluster.log").open("w") as log,
         subprocess.Popen(
-            [*command, folder / "dfs", str(name_nodes)],
+            [*java, folder / "dfs", str(name_nodes)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=folder,
         ) as process,
     ):  # fmt: skip

@@ -140,17 +140,23 @@ def _keep(lease: Lease, ended: threading.Event) -> None:
 
 def _take(directory: Storage, holder: str) -> Lease:
     with reaching(directory):
-        data, version = directory.read_version(LEASE_KEY)
-        before = None if data is None else _Note.loads(data)
-        if before is not None and before.is_held and not _is_over(directory, before):
-            raise _refuse(directory)
+        before, version = _read_free(directory)
         note = _Note(holder, describe_self(), before.renewals + 1 if before else 0)
         if not directory.replace(LEASE_KEY, note.dumps(), version):
             raise _refuse(directory)
         found, taken = directory.read_version(LEASE_KEY)
         if found != note.dumps() or taken is None:
             raise _refuse(directory)
+        directory.remove_uploads(LEASE_KEY)
     return Lease(directory, note, taken, before is not None and before.holder == holder)
+
+
+def _read_free(directory: Storage) -> tuple[_Note | None, Version | None]:
+    data, version = directory.read_version(LEASE_KEY)
+    before = None if data is None else _Note.loads(data)
+    if before is not None and before.is_held and not _is_over(directory, before):
+        raise _refuse(directory)
+    return before, version
 
 
 def _is_over(directory: Storage, note: _Note) -> bool:

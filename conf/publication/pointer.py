@@ -47,7 +47,8 @@ def set_pointer(base: Base, entry: str) -> None:
     text = f"{entry}\n"
     if isinstance(base, Storage):
         with reaching(base):
-            base.put(CURRENT_FILE, text.encode())
+            while not base.replace(CURRENT_FILE, text.encode(), base.read_version(CURRENT_FILE)[1]):
+                pass  # Another one was faster; this one comes after it.
     else:
         write_text_atomic(base / CURRENT_FILE, text)
 

@@ -201,12 +201,15 @@ class HdfsClient:
         if folder:
             _ask(self._client.delete, f"/{folder}", True)
 
-    def remove_uploads(self, folder: str) -> None:
-        """Removes the uploads below a folder that never ended."""
-        for status in self._list(folder, is_recursive=True):
-            found = _UNFINISHED.fullmatch(status.path.rpartition("/")[2])
-            if found is not None and found[2] == "upload":
-                _ask(self._client.delete, status.path, False)
+    def remove_uploads(self, folder: str, held: str) -> None:
+        """Removes the uploads below a folder that never ended, and folders that are empty then."""
+        found = [item.path.strip("/") for item in self._list(folder, is_recursive=True)]
+        theirs = {path.rpartition("/")[0] for path in found if path.endswith(f"/{held}")} - {folder}
+        for path in found:
+            parts = _UNFINISHED.fullmatch(path.rpartition("/")[2])
+            is_theirs = any(path.startswith(f"{other}/") for other in theirs)
+            if parts is not None and parts[2] == "upload" and not is_theirs:
+                self.delete(path, folder)
 
     def _status(self, path: str) -> Any:
         status = _ask(self._client.get_file_info, f"/{path}")

@@ -163,9 +163,13 @@ class Storage:
         self.delete_all(sorted(self.list_objects()))
         self._client.remove_folder(self._path)
 
-    def remove_uploads(self) -> None:
-        """Removes uploads below that never ended, where nobody else is at work."""
-        self._client.remove_uploads(self._path)
+    def remove_uploads(self, held: str) -> None:
+        """Removes uploads below that never ended, where nobody else is at work.
+
+        Args:
+            held: Name of the object that shows that someone may be at work in a folder below.
+        """
+        self._client.remove_uploads(self._path, held)
 
 
 @contextlib.contextmanager

@@ -175,7 +175,7 @@ class ObstoreClient:
     def remove_folder(self, folder: str) -> None:
         """Does nothing: a folder is but a part of names."""
 
-    def remove_uploads(self, folder: str) -> None:
+    def remove_uploads(self, folder: str, held: str) -> None:
         """Does nothing: no listing shows them; a rule of the bucket ends them."""
 
 

@@ -108,10 +108,12 @@ class StoreClient(Protocol):
         """Removes a folder whose objects are gone, where folders are more than a part of names."""
         ...
 
-    def remove_uploads(self, folder: str) -> None:
+    def remove_uploads(self, folder: str, held: str) -> None:
         """Removes the uploads below a folder that never ended, where the store shows them.
 
-        Nobody else may be writing there.
+        Args:
+            folder: Nobody else is writing there,
+            held: but in folders below it that hold an object of this name, which are left alone.
         """
         ...
 

@@ -94,8 +94,9 @@ class StoredDataset:
         with self.copy.reaching():
             for name in sorted(versions.list_folders() - complete):
                 objects = versions.child(name).list_objects().values()
-                newest = max((item.mtime_ns for item in objects), default=0)
-                if time.time() - newest / 1e9 > FOREIGN_STALE_S:
+                newest = max((item.mtime_ns for item in objects), default=None)
+                # A folder without any is one whose first file is on its way.
+                if newest is not None and time.time() - newest / 1e9 > FOREIGN_STALE_S:
                     versions.child(name).delete_tree()
                     swept.append(name)
         return swept

@@ -64,6 +64,8 @@ def test_an_object_is_there_when_its_upload_is_closed(any_root: Storage) -> None
 
 
 def test_marks_of_folders_are_no_data(any_root: Storage) -> None:
+    if any_root.scheme == "hdfs":
+        pytest.skip("HDFS has folders, and no file of the same name")
     for key, data in {"d=1": b"", "d=1/e": b"", "d=1/e/x": b"1", "d=2": b"", "empty": b""}.items():
         any_root.put(key, data)
     assert sorted(any_root.list_objects()) == ["d=1/e/x", "empty"]
@@ -276,8 +278,9 @@ def test_without_a_manifest_all_that_is_shown_counts(object_input_root: Storage)
     write(object_input_root, BATCH.drop_columns(["d"]))
     object_input_root.delete(COMMIT_FILE)
     [name] = [key for key in object_input_root.list_objects() if key.startswith("part-")]
-    object_input_root.move_all({name: "any.name", "_SUCCESS": "_hidden/x"})
-    object_input_root.move_all({name: "sub/x"})
+    data = object_input_root.read(name) or b""
+    for key in ("any.name", "_hidden/x", "sub/x"):
+        object_input_root.put(key, data)
     assert [f.path.rpartition("/")[2] for f in listing(object_input_root.uri).files] == [
         "any.name",
         name,
