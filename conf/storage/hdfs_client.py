@@ -247,6 +247,7 @@ class HdfsClient:
         nonce = uuid.uuid4().hex
         aside, after = _name(path, "next", nonce), _name_after(path, over)
         _write(self._client, f"{aside}/{nonce}", data)
+        ours = _version(self._status(f"{aside}/{nonce}"), data)
         try:
             _rename(self._client, aside, after)
         except FileNotFoundError:  # An answer got lost; what is there is looked at below.
@@ -257,7 +258,7 @@ class HdfsClient:
             raise
         # Once it has been seen here, only the one who has its place can follow on it.
         if not self._is_at(path, over):
-            if self._read(path) == data:  # another one has ended it
+            if self._is_at(path, ours):  # another one has ended it
                 return
             self.remove_folder(after)
             raise FileExistsError(f"/{path} has been replaced meanwhile")
@@ -279,12 +280,6 @@ class HdfsClient:
             return self.get(path)[1] == version
         except FileNotFoundError:
             return False
-
-    def _read(self, path: str) -> bytes | None:
-        try:
-            return self.get(path)[0]
-        except FileNotFoundError:
-            return None
 
     def _sweep(self, path: str) -> None:
         """Removes what killed writers of a file have left of conditions."""

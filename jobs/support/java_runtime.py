@@ -96,7 +96,7 @@ def build_java_home(java: Path, cache: Path) -> Path:
     if launcher.is_file() and launcher.read_text(encoding="utf-8") == text:
         return home
     launcher.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(FileExistsError):  # where Arrow's client of HDFS looks for Java's library
+    with suppress(FileExistsError):  # where libraries that load Java into their process look for it
         (home / "lib").symlink_to(real.parents[1] / "lib")
     with atomic_file(launcher, durable=False) as unfinished:
         unfinished.write_text(text, encoding="utf-8")

@@ -44,6 +44,7 @@ EXTRAS = {
     "grpc": "serve",
     "optuna": "sweep",
     "sqlalchemy": "sweep",
+    "hdfs_native": "stores",
     "obstore": "stores",
     "openlineage": "lineage",
 }

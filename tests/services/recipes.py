@@ -23,10 +23,7 @@ HADOOP_JARS = (
     # What the cluster's class is compiled against.
     "org.mockito:mockito-core:4.11.0",
     "junit:junit:4.13.2",
-    # libhdfs names its classes, those of the client have other names.
-    "org.apache.commons:commons-lang3:3.18.0",
 )
-LIBHDFS = "0.3.1"
 # Of one Spark, which is older than ours: table formats follow its releases by months.
 LAKE_SPARK = "4.1.1"
 DELTA_JARS = ("io.delta:delta-spark_2.13:4.3.0", "io.delta:delta-storage:4.3.0")
@@ -164,39 +161,10 @@ def find_java_home() -> Path:
     return Path(compiler).resolve().parents[1]
 
 
-_CRATE = """[package]
-name = "libhdfs"
-version = "0.1.0"
-edition = "2021"
-[lib]
-path = "lib.rs"
-[dependencies]
-hdfs-sys = "={version}"
-"""
-
-
 def install_hdfs(folder: Path) -> dict[str, str]:
-    """Hadoop's cluster in one process, and libhdfs compiled from the sources that a crate has."""
-    java = find_java_home()
+    """Hadoop's cluster in one process."""
     jars = copy_jars(HADOOP_JARS, folder, is_transitive=True)
-    (folder / "Cargo.toml").write_text(_CRATE.format(version=LIBHDFS))
-    (folder / "lib.rs").touch()
-    call("cargo", "vendor", "--quiet", folder / "crates", cwd=folder)
-    shared = folder / "crates" / "hdfs-sys" / "libhdfs"
-    source = shared / "hdfs_3_3"
-    included = [shared, source, source / "include", source / "os", source / "os/posix",
-                java / "include", java / "include/linux"]  # fmt: skip
-    virtual_machine = java / "lib" / "server"
-    call(
-        "cc", "-shared", "-fPIC", "-O1", "-w", "-fcommon", *(f"-I{path}" for path in included),
-        *sorted(source.glob("*.c")), *sorted((source / "os/posix").glob("*.c")),
-        f"-L{virtual_machine}", "-ljvm", f"-Wl,-rpath,{virtual_machine}",
-        "-o", folder / "libhdfs.so", cwd=folder,
-    )  # fmt: skip
-    return {
-        "SLUICE_HDFS_CLASSPATH": os.pathsep.join(map(str, jars)),
-        "SLUICE_LIBHDFS_FOLDER": str(folder),
-    }
+    return {"SLUICE_HDFS_CLASSPATH": os.pathsep.join(map(str, jars))}
 
 
 def install_debian(packages: Iterable[str], folder: Path) -> None:

@@ -360,7 +360,6 @@ def test_a_server_follows_a_store(
     [
         (["models", "list", "s3://bucket/none"], 4, "has no exported version"),
         (["models", "list", "s3://other/models/t"], 2, "there is no such bucket"),
-        (["models", "list", "hdfs://node/models/t"], 2, "no put with a condition"),
         (["models", "rollback", "ftp://node/models/t"], 2, "must be on a file system"),
         (["models", "apply", f"{MODELS}/t", "--delta", "s3://other/d"], 2, "no such bucket"),
         (["models", "apply", f"{MODELS}/t", "--delta", "s3://bucket/d"], 4, "there is no delta"),
@@ -368,15 +367,12 @@ def test_a_server_follows_a_store(
         (["index", "--export", "s3:/bucket/models"], 2, "no place in an object store"),
         (["score", "--model", "s3://other/models", "--to", "x"], 2, "there is no such bucket"),
         (["serve", "--models", "s3://other/models", "--port", "0"], 2, "there is no such bucket"),
-        (["export", "--run", RUN, "--to", "hdfs://node/models"], 2, "no put with a condition"),
         (["export", "--run", RUN, "--to", "s3://other/models"], 2, "there is no such bucket"),
         (["evaluate", "--run", RUN, "--saved-model", "s3://bucket/no"], 4, "no exported model"),
         (["evaluate", "--run", "s3://bucket/runs/none"], 4, "there is no finished training run"),
         (["evaluate", "--run", "s3://other/runs/none"], 4, "there is no finished training run"),
-        (["train", "--set", "root=hdfs://node/runs"], 2, "in a store with conditional puts"),
         (["versions", "list", "s3://bucket/none"], 4, "no published dataset version here"),
         (["versions", "list", "s3://other/none"], 2, "there is no such bucket"),
-        (["versions", "gc", "hdfs://node/d", "--keep", "1"], 2, "read, not written"),
     ],
 )
 def test_what_is_not_there_ends_in_a_message(
@@ -414,6 +410,8 @@ def test_real_servers(
     assert main(["models", "list", uri]) == 0
     assert "- 3  /run3  on v1" in capsys.readouterr().out
     assert publish(uri) == 4
+    if scheme == "hdfs":  # It has no buckets.
+        return
     missing = uri.replace("bucket", "no-such-bucket")
     with pytest.raises(ConfigError, match="there is no such bucket"):
         publish(missing)
