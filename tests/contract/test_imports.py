@@ -117,6 +117,20 @@ def test_each_job_takes_one_side(path):
     assert len(sides) <= 1, sides
 
 
+def test_every_own_module_that_is_imported_is_there():
+    """Of tests and for type checking too: mypy lets imports pass that it does not find."""
+    missing = []
+    for path in (path for package in (*PACKAGES, "tests") for path in modules(package)):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            named = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            named += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for module in (name for name in named if top(name) in (*PACKAGES, "tests")):
+                place = ROOT / module.replace(".", "/")
+                if not (place.is_dir() or place.with_name(f"{place.name}.py").is_file()):
+                    missing.append(f"{path.relative_to(ROOT)}: {module}")
+    assert not missing
+
+
 def test_no_job_hides_a_module_of_the_standard_library():
     # spark-submit puts the script's own folder first on the path.
     assert not {path.stem for path in (ROOT / "jobs").glob("*.py")} & STDLIB
