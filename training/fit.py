@@ -18,9 +18,8 @@ from training.distribution.strategy import (
     build_strategy,
     describe_devices,
     plan_devices,
-    seed_everything,
 )
-from training.distribution.tensorflow_runtime import memory_errors
+from training.distribution.tensorflow_runtime import memory_errors, seed_everything
 from training.distribution.workers import Workers, lost_worker_errors
 from training.loop.early_stopping import find_used_metric
 from training.loop.interruption import stop_on_signals

@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
@@ -48,8 +49,12 @@ def modules(package: str) -> list[Path]:
     return sorted(path for path in found if path.parent != ROOT / "jobs" / "dags")
 
 
-def nodes_at_runtime(path: Path) -> Iterator[ast.AST]:
-    """Every node of a file but those for type checking only."""
+Imports = tuple[ast.Import | ast.ImportFrom, ...]
+
+
+@cache
+def read_imports(path: Path) -> tuple[Imports, Imports]:
+    """The imports of a file, and those of them that are not for type checking only."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     skipped = {
         id(inner)
@@ -57,15 +62,16 @@ def nodes_at_runtime(path: Path) -> Iterator[ast.AST]:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         for inner in ast.walk(node)
     }
-    return (node for node in ast.walk(tree) if id(node) not in skipped)
+    found = tuple(node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
+    return found, tuple(node for node in found if id(node) not in skipped)
 
 
 def imports_of(path: Path) -> Iterator[str]:
     """Every module that a file imports, lazily or not, except for type checking only."""
-    for node in nodes_at_runtime(path):
+    for node in read_imports(path)[1]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{path}: relative imports hide the layers"
             yield node.module or ""
 
@@ -121,9 +127,9 @@ def test_every_own_module_that_is_imported_is_there():
     """Of tests and for type checking too: mypy lets imports pass that it does not find."""
     missing = []
     for path in (path for package in (*PACKAGES, "tests") for path in modules(package)):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            named = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
-            named += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        for node in read_imports(path)[0]:
+            is_from = isinstance(node, ast.ImportFrom)
+            named = [node.module or ""] if is_from else [alias.name for alias in node.names]
             for module in (name for name in named if top(name) in (*PACKAGES, "tests")):
                 place = ROOT / module.replace(".", "/")
                 if not (place.is_dir() or place.with_name(f"{place.name}.py").is_file()):
@@ -324,12 +330,12 @@ def test_the_picture_of_the_layers_is_that_of_the_code():
 
 def local_imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
     """The modules of ours that a file imports, lazily or not."""
-    for node in nodes_at_runtime(path):
+    for node in read_imports(path)[1]:
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
                 yield from {full if full in known else node.module or ""} & known.keys()
-        elif isinstance(node, ast.Import):
+        else:
             yield from {alias.name for alias in node.names} & known.keys()
 
 

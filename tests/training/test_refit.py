@@ -34,11 +34,15 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def config(dataset: Path, tmp_path: Path) -> TrainConfig:
+    return build_config(dataset, tmp_path / "runs")
+
+
+def build_config(dataset: Path, root: Path) -> TrainConfig:
     return TrainConfig.model_validate(
         {
             "dataset": str(dataset),
             "name": "r",
-            "root": str(tmp_path / "runs"),
+            "root": str(root),
             "model": {"name": "mf", "embedding_dim": 4},
             "input": {"batch_size": 128, "validation": PAIRS},
             "optimizer": {"learning_rate": 0.05, "schedule": "cosine"},
@@ -51,6 +55,16 @@ def config(dataset: Path, tmp_path: Path) -> TrainConfig:
 def with_space(config: TrainConfig, **changes: object) -> TrainConfig:
     space = {"optimizer.learning_rate": [0.001, 0.05], "model.temperature": [0.05, 0.2]}
     return override_config(config, {"fit.refit": {"space": space}, **changes}, "of the test")
+
+
+PATIENT = {"fit.early_stopping.patience": 9}
+
+
+@pytest.fixture(scope="module")
+def whole(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of a choice among four trials that nothing disturbed."""
+    config = build_config(dataset, tmp_path_factory.mktemp("whole"))
+    return fit_chosen(with_space(config, **PATIENT), NoProgress())
 
 
 def read_losses(run: Path) -> list[float]:
@@ -105,12 +119,13 @@ def test_the_rate_follows_the_schedule_of_the_trial_up_to_the_chosen_epoch(
     assert build_run_config(config, {}, 10, data).optimizer.schedule.steps is None
 
 
-def test_keys_are_tried_one_after_the_other_each_with_the_best_so_far(config: TrainConfig) -> None:
-    config = with_space(config)
+def test_keys_are_tried_one_after_the_other_each_with_the_best_so_far(
+    config: TrainConfig, whole: Path
+) -> None:
+    config = with_space(config, **PATIENT)
     assert describe_plan(config, config.fit.refit)["trials"] == 4
     assert describe_plan(config, config.fit.refit)["epochs"] == 15
-    run = fit_chosen(config, NoProgress())
-    found = read_json(run / "run_card.json")
+    found = read_json(whole / "run_card.json")
     trials = found["refit"]["trials"]
     rate, temperature = "optimizer.learning_rate", "model.temperature"
     finished = [trial for trial in trials if trial["value"] is not None]
@@ -157,11 +172,9 @@ class Interrupts(NoProgress):
 
 @pytest.mark.parametrize("epochs", [1, 5, 13])  # In the first trial, the second, the run itself.
 def test_what_was_interrupted_goes_on_to_the_same_run(
-    epochs: int, config: TrainConfig, tmp_path: Path
+    epochs: int, config: TrainConfig, whole: Path
 ) -> None:
-    config = with_space(config, **{"fit.early_stopping.patience": 9})
-    elsewhere = config.model_copy(update={"root": str(tmp_path / "whole")})
-    whole = fit_chosen(elsewhere, NoProgress())
+    config = with_space(config, **PATIENT)
     with pytest.raises(TrainingInterruptedError):
         fit_chosen(config, Interrupts(epochs))
     run = fit_chosen(config, NoProgress(), resume=True)
@@ -176,10 +189,9 @@ def test_what_was_interrupted_goes_on_to_the_same_run(
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("loops", [2, 4, 7, 14])  # In each trial or between two, and in the run.
 def test_what_was_killed_goes_on_to_the_same_run(
-    loops: int, config: TrainConfig, tmp_path: Path
+    loops: int, config: TrainConfig, whole: Path
 ) -> None:
-    config = with_space(config, **{"fit.early_stopping.patience": 9})
-    whole = fit_chosen(config.model_copy(update={"root": str(tmp_path / "whole")}), NoProgress())
+    config = with_space(config, **PATIENT)
     process = start_forked(killed_run.refit, config, loops)
     process.join(300)
     assert process.exitcode == -signal.SIGKILL

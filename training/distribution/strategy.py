@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import random
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.eager import context
@@ -221,13 +219,6 @@ def distribute_batches(dataset: tf.data.Dataset, strategy: tf.distribute.Strateg
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return strategy.experimental_distribute_dataset(dataset.with_options(options))
-
-
-def seed_everything(seed: int) -> None:
-    """Seeds Python, NumPy and TensorFlow."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    tf.random.set_seed(seed)
 
 
 @functools.cache

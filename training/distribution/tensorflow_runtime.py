@@ -1,7 +1,8 @@
-"""TensorFlow's runtime: memory held, full disks and memory as errors of ours, open iterators."""
+"""TensorFlow's runtime: its seeds, the memory it holds, full disks and memory as errors of ours."""
 
 from __future__ import annotations
 
+import random
 import re
 import resource
 import sys
@@ -9,12 +10,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import tensorflow as tf
 
 from conf.errors import InternalError
 
 # What TensorFlow writes around the words of an error: the node before, the operation after.
 _NODE = re.compile(r"^\{\{[^}]*\}\}\s*|\s*\[Op:\w+\]")
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds Python, NumPy and TensorFlow."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    tf.random.set_seed(seed)
 
 
 @contextmanager

@@ -14,8 +14,8 @@ from training.distribution.strategy import (
     build_strategy,
     describe_devices,
     plan_devices,
-    seed_everything,
 )
+from training.distribution.tensorflow_runtime import seed_everything
 from training.distribution.workers import Workers, lost_worker_errors
 
 no_gpu = pytest.mark.skipif(

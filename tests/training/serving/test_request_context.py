@@ -59,8 +59,14 @@ def models(ranker, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def client(models) -> Iterator[TestClient]:
-    app = build_app(Server(ServerConfig(models, 60.0)))
+def server(models) -> Server:
+    """Both models; `client` closes it."""
+    return Server(ServerConfig(models, 60.0))
+
+
+@pytest.fixture(scope="module")
+def client(server) -> Iterator[TestClient]:
+    app = build_app(server)
     with TestClient(app, "http://localhost", raise_server_exceptions=False) as found:
         yield found
 
@@ -266,9 +272,7 @@ def test_a_new_retrieval_model_whose_items_cannot_be_ordered_is_not_served(rated
         server.close()
 
 
-def test_a_new_retrieval_version_must_fit_the_ranking_model(models) -> None:
-    server = Server(ServerConfig(models, 60.0))
-    server.close()
+def test_a_new_retrieval_version_must_fit_the_ranking_model(client, server) -> None:
     towers, check = server.store.get("towers"), server.recommender.check_version
     check(towers)
     other = copy.copy(towers)
@@ -314,12 +318,10 @@ def test_values_of_a_user_s_lists_are_counted() -> None:
     assert users.count_values(1, [*columns, "feature:other"]) == 0
 
 
-def test_a_ranking_model_of_other_items_is_refused(models, tmp_path) -> None:
+def test_a_ranking_model_of_other_items_is_refused(client, server) -> None:
     from training.serving.lists.list_models import explain_no_ranking
 
-    server = Server(ServerConfig(models, 60.0))
     towers, scores = server.store.get("towers"), server.store.get("scores")
-    server.close()
     assert explain_no_ranking(scores, towers) is None
     other = scores.__class__.__new__(scores.__class__)
     other.__dict__ = {**scores.__dict__, "known": replace(scores.known, position_of={"x": 0})}
