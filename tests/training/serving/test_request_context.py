@@ -30,6 +30,7 @@ from training.index.known import Known, Users
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
 from training.serving.app import Server, build_app
+from training.serving.models.served_version import ServedVersion
 from training.serving.models.server_config import RecommendConfig, ServerConfig
 
 RANKER = {"kind": "ranking", "network": "fm", "embedding_dim": 4, "embedding_stddev": 1.0}
@@ -40,6 +41,14 @@ def train(version: Path, folder: Path, name: str, model: dict[str, Any]) -> Trai
     config = TrainConfig.model_validate({"dataset": "d", "name": name, "model": model})
     manifest = read_manifest(version)
     return TrainedModel(folder, build_model(config.model, manifest, 3), config, manifest, version)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cold_start() -> Iterator[None]:
+    """No server here replays warm-up requests: each would compile all that a model answers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ServedVersion, "warm_up", lambda self: 0)
+        yield
 
 
 @pytest.fixture(scope="module")
