@@ -229,6 +229,11 @@ class DynamicTableConfig(TableSettings):
         description="Rows that the device holds, those that batches used last; all others are in "
         "host memory. None: it holds all.",
     )
+    shard: Literal["workers"] | None = Field(
+        None,
+        description="workers: each process of devices.strategy=multi_worker holds a part of the "
+        "rows and of their optimizer state. None: each process holds all.",
+    )
     admission: AdmissionConfig | None = Field(
         None, description="Which keys get a row; None: all, when they are met."
     )

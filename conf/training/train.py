@@ -6,7 +6,7 @@ The parts of models, optimizers and input have files of their own.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -473,6 +473,7 @@ class TrainConfig(StrictFinite):
                 f"dynamic tables (model.embeddings.{next(iter(tables))}) get rows in that order; "
                 "set devices.strategy to auto, none, mirrored or multi_worker"
             )
+        _check_sharded_tables(self, [name for name, table in tables.items() if table.shard])
         tiers = [name for name, table in tables.items() if table.device_rows]
         if tiers and self.devices.strategy == "multi_worker":
             raise ValueError(
@@ -484,3 +485,32 @@ class TrainConfig(StrictFinite):
     def resolved(self) -> dict[str, Any]:
         """Returns the config as plain JSON values."""
         return self.model_dump(mode="json")
+
+
+def _check_sharded_tables(config: TrainConfig, names: Sequence[str]) -> None:
+    """Refuses tables whose rows workers share where there are none, or no place to meet.
+
+    Raises:
+        ValueError: There is such a table, and something does not fit.
+    """
+    if not names:
+        return
+    key = f"model.embeddings.{names[0]}.shard"
+    if config.devices.strategy != "multi_worker":
+        raise ValueError(
+            f"{key}=workers deals rows out to the processes of devices.strategy=multi_worker, and "
+            f"the strategy is {config.devices.strategy}; leave `shard` out, or set "
+            "devices.strategy=multi_worker"
+        )
+    if "://" in config.root:
+        raise ValueError(
+            f"{key}=workers has each process write its rows into the run, and the root "
+            f"{config.root} is a store, which each would write a copy of; set root to a directory "
+            "that all processes see"
+        )
+    warm = config.fit.warm_start
+    if warm is not None and warm.tables:
+        raise ValueError(
+            f"{key}=workers takes no rows from files (fit.warm_start.tables); start from a run by "
+            "fit.warm_start.path, or leave `shard` out"
+        )

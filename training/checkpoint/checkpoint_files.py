@@ -1,6 +1,7 @@
 """Checkpoint files: tensors, resume state and checksums, written beside and moved into place.
 
 <directory>/state.index, state.data-…    tensors by name, for `tf.train.load_checkpoint`
+            rows-00000-of-00002.…        tensors of the rows that a worker owns, where they do
             checkpoint.json              resume state; size and SHA-256 of each file
 
 A checkpoint is written beside its siblings and moved among them by one rename: whatever is
@@ -25,10 +26,9 @@ from conf.errors import InputDataError
 from conf.json_text import parse_json
 from conf.schema import fingerprint
 from conf.storage.atomic_output import sync_directory, write_text_atomic
+from training.checkpoint.checkpoint_tensors import METADATA_FILE, STATE_PREFIX, write_tensors
 from training.checkpoint.resume_state import Position, ResumeState, parse_resume_state
 
-STATE_PREFIX = "state"
-METADATA_FILE = "checkpoint.json"
 FORMAT_VERSION = 1
 
 
@@ -79,22 +79,35 @@ def write_checkpoint(
         tf.errors.OpError: The same, met by TensorFlow.
     """
     directory.mkdir(parents=True)
-    names = list(tensors)
-    with tf.device("CPU:0"):
-        tf.raw_ops.SaveV2(
-            prefix=str(directory / STATE_PREFIX),
-            tensor_names=names,
-            shape_and_slices=[""] * len(names),
-            tensors=[tensors[name] for name in names],
-        )
-    files = {}
-    for file in sorted(directory.iterdir()):
-        with file.open("rb") as handle:
-            os.fsync(handle.fileno())
-        files[file.name] = _describe_file(file)
+    seal_checkpoint(directory, write_files(directory, STATE_PREFIX, tensors), metadata)
+
+
+def write_files(
+    directory: Path, prefix: str, tensors: Mapping[str, tf.Tensor]
+) -> dict[str, dict[str, Any]]:
+    """Writes tensors of a checkpoint; returns size and SHA-256 of each file by its name.
+
+    Args:
+        directory: An existing directory.
+        prefix: Name of the files without suffix.
+        tensors: By name.
+    """
+    return {file.name: _describe_file(file) for file in write_tensors(directory, prefix, tensors)}
+
+
+def seal_checkpoint(
+    directory: Path, files: Mapping[str, Mapping[str, Any]], metadata: CheckpointMetadata
+) -> None:
+    """Writes what makes files a checkpoint.
+
+    Args:
+        directory: Where they are.
+        files: What `write_files` has returned of all of them.
+        metadata: What the checkpoint says of itself.
+    """
     content = {
         "format_version": FORMAT_VERSION,
-        "files": files,
+        "files": dict(sorted(files.items())),
         "standing": asdict(metadata.resume_state),
         "layout": {
             "tables": list(metadata.layout.tables.items()),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from conf.artefacts.run import CHECKPOINTS_DIR
 from conf.errors import InputDataError
 from conf.training.train import CheckpointConfig
 from training.checkpoint.checkpoint_files import (
-    STATE_PREFIX,
     CheckpointLayout,
     CheckpointMetadata,
     link_checkpoint,
@@ -25,8 +25,11 @@ from training.checkpoint.checkpoint_files import (
     publish_checkpoint,
     read_checkpoint,
     remove_leftovers,
+    seal_checkpoint,
     write_checkpoint,
 )
+from training.checkpoint.checkpoint_parts import DISK_ERROR, CheckpointParts
+from training.checkpoint.checkpoint_tensors import STATE_PREFIX
 from training.checkpoint.resume_state import (
     Position,
     ResumeState,
@@ -39,6 +42,7 @@ from training.checkpoint.saved_tensors import (
     TrainingState,
     collect_state,
     copy_state,
+    copy_variables,
     find_non_finite,
     restore_state,
     share_state,
@@ -73,9 +77,14 @@ class BackgroundWriter:
         else:
             self._pending = self._executor.submit(write)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether no write is under way."""
+        return self._pending is None or self._pending.done()
+
     def check(self) -> None:
         """Raises what a write that has ended raised; does not wait."""
-        if self._pending is not None and self._pending.done():
+        if self.is_done:
             self.wait()
 
     def wait(self) -> None:
@@ -124,6 +133,9 @@ class CheckpointManager:
         self.state = collect_state(**{MODEL: model, OPTIMIZERS: optimizers})
         self.layout = describe_layout(self.state, model)
         self._writer = BackgroundWriter(self._config.asynchronous)
+        self._parts = CheckpointParts(self._directory / WRITING_DIR, self._workers)
+        # What the chief does once all processes have written their rows; None: nothing is written.
+        self._pending: Callable[[], None] | None = None
         self._unreadable: list[Path] = []
         self._saved: Position | None = None
 
@@ -147,18 +159,25 @@ class CheckpointManager:
         Raises:
             InputDataError: No checkpoint fits the model and can be read.
         """
+        if self.state.sharded:
+            self._parts.require_shared(self._directory.parent)
         restored = self._workers.share(lambda: self._restore_last(warn))
         if restored is None:
             return None
         share_state(self.state, self._workers)
-        resume_state = parse_resume_state(restored)
+        if self.state.sharded:
+            self._parts.restore(self.state, Path(restored["path"]))
+        resume_state = parse_resume_state(restored["state"])
         self._saved = resume_state.position
         return resume_state
 
     def _restore_last(self, warn: Callable[[str], None]) -> dict[str, Any] | None:
         remove_leftovers(self._directory)
-        metadata, self._unreadable = restore_newest(self._last, self.state, warn)
-        return None if metadata is None else asdict(metadata.resume_state)
+        restored, self._unreadable = restore_newest(self._last, self.state, warn)
+        if restored is None:
+            return None
+        state = restored.metadata.resume_state
+        return {"state": asdict(state), "path": str(restored.path)}
 
     def save(self, resume_state: ResumeState, *, best: bool = False) -> None:
         """Copies the state and writes it, after the write before has ended.
@@ -171,23 +190,51 @@ class CheckpointManager:
             InternalError: This write or the one before failed.
             TrainingDivergedError: A saved number is not finite; nothing was written.
         """
+        metadata = CheckpointMetadata(resume_state, self.layout)
+        if self.state.sharded:
+            self._save_parts(metadata, best)
+            return
         if not self._workers.is_chief:
             self._saved = resume_state.position
             return
         self._writer.wait()  # Two copies of the state are never held at once.
         tensors = copy_state(self.state)
         self._saved = resume_state.position
-        self._writer.submit(
-            lambda: self._write(tensors, CheckpointMetadata(resume_state, self.layout), best)
-        )
+        self._writer.submit(lambda: self._write(tensors, metadata, best))
+
+    def _save_parts(self, metadata: CheckpointMetadata, best: bool) -> None:
+        """Has each process write its rows, and the chief the rest; `_seal_parts` ends it."""
+        self.wait()
+        tensors = copy_state(self.state) if self._workers.is_chief else {}
+        own = copy_variables(self.state.sharded)
+        common = {name: tensor for name, tensor in tensors.items() if name not in own}
+        self._saved = metadata.resume_state.position
+        self._pending = lambda: self._seal(metadata, best)
+        self._writer.submit(lambda: self._parts.write(own, common, metadata.resume_state.position))
+        if not self._config.asynchronous:
+            self.wait()
 
     def check(self) -> None:
-        """Raises what a write in the background raised, if it has ended."""
-        self._writer.check()
+        """Raises what a write in the background raised, if it has ended.
+
+        Where each process writes rows, all call it together.
+        """
+        if self._pending is None:
+            self._writer.check()
+        elif self._workers.all(self._writer.is_done):
+            self.wait()
 
     def wait(self) -> None:
-        """Waits until all that was saved is on the disk, and raises what the write raised."""
-        self._writer.wait()
+        """Waits until all that was saved is on the disk, and raises what the write raised.
+
+        Where each process writes rows, all call it together.
+        """
+        if self._pending is None:
+            self._writer.wait()
+            return
+        seal, self._pending = self._pending, None
+        self._parts.wait(self._writer.wait, self._saved)
+        self._workers.share(seal)
 
     def close(self) -> None:
         """Lets the write under way end; raises nothing."""
@@ -200,32 +247,58 @@ class CheckpointManager:
         name = find_non_finite(tensors.items())
         if name is not None:
             raise build_divergence_error(f"{name} is not finite", position)
+        with self._writing() as writing:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(self._directory)
+            write_checkpoint(writing, tensors, metadata)
+            self._publish(writing, position, best)
+
+    def _seal(self, metadata: CheckpointMetadata, best: bool) -> None:
+        """Makes a checkpoint of what all processes have written."""
+        with self._writing() as writing:
+            seal_checkpoint(writing, self._parts.collect(), metadata)
+            self._publish(writing, metadata.resume_state.position, best)
+            remove_leftovers(self._directory)
+
+    @contextmanager
+    def _writing(self) -> Iterator[Path]:
+        """Yields where a checkpoint is written; removed where that fails."""
         writing = self._directory / WRITING_DIR
-        with disk_errors(
-            "cannot write a checkpoint; the one before is untouched",
-            "free some space (or check the permissions), then go on with --resume",
-        ):
+        with disk_errors(*DISK_ERROR):
             try:
-                self._directory.mkdir(parents=True, exist_ok=True)
-                remove_leftovers(self._directory)
-                write_checkpoint(writing, tensors, metadata)
-                if best:
-                    linked = writing.with_suffix(".best")
-                    link_checkpoint(writing, linked)
-                    publish_checkpoint(linked, self._best, position)
-                    prune_checkpoints(self._best, self._config.keep_best)
-                # The last one comes last: it is what says that an epoch is done.
-                publish_checkpoint(writing, self._last, position)
-                prune_checkpoints(self._last, self._config.keep_last, self._unreadable)
+                yield writing
             except BaseException:
                 shutil.rmtree(writing, ignore_errors=True)  # A full disk needs the room.
                 raise
         self._unreadable = []
 
+    def _publish(self, writing: Path, position: Position, best: bool) -> None:
+        if best:
+            linked = writing.with_suffix(".best")
+            link_checkpoint(writing, linked)
+            publish_checkpoint(linked, self._best, position)
+            prune_checkpoints(self._best, self._config.keep_best)
+        # The last one comes last: it is what says that an epoch is done.
+        publish_checkpoint(writing, self._last, position)
+        prune_checkpoints(self._last, self._config.keep_last, self._unreadable)
+
+
+@dataclass(frozen=True)
+class RestoredCheckpoint:
+    """A checkpoint that a state was set to.
+
+    Attributes:
+        path: Its directory.
+        metadata: What it says of itself.
+    """
+
+    path: Path
+    metadata: CheckpointMetadata
+
 
 def restore_newest(
     directory: Path, state: TrainingState, warn: Callable[[str], None] = _log.warning
-) -> tuple[CheckpointMetadata | None, list[Path]]:
+) -> tuple[RestoredCheckpoint | None, list[Path]]:
     """Sets the state to the newest checkpoint that can be read.
 
     Args:
@@ -234,8 +307,7 @@ def restore_newest(
         warn: Receives a message for each damaged checkpoint that is passed over.
 
     Returns:
-        The checkpoint's metadata, or None where there is none; and the checkpoints that were
-        passed over.
+        The checkpoint, or None where there is none; and the checkpoints that were passed over.
 
     Raises:
         InputDataError: There are checkpoints, and none fits the model and can be read.
@@ -251,7 +323,7 @@ def restore_newest(
             first = first or error
             warn(f"passing over checkpoint {entry.path}: {error.received}")
         else:
-            return metadata, refused
+            return RestoredCheckpoint(entry.path, metadata), refused
     if first is not None:
         raise first
     return None, []

@@ -15,11 +15,10 @@ from conf.storage.locations import is_remote
 from conf.training.train import TrainConfig
 from training.checkpoint.calibrations import read_calibrations, requires_fit
 from training.checkpoint.checkpoint_files import (
-    METADATA_FILE,
-    STATE_PREFIX,
     list_checkpoints,
     read_checkpoint,
 )
+from training.checkpoint.checkpoint_tensors import METADATA_FILE, STATE_PREFIX
 from training.checkpoint.manager import BEST_DIR, LAST_DIR, restore_newest
 from training.checkpoint.run_reference import RunReference
 from training.checkpoint.saved_tensors import MODEL, collect_state, restore_state
@@ -78,12 +77,12 @@ def load_run(
         )
     with holding_whole_tables():
         model = build_model(config.model, manifest, config.seed)
-    metadata, _ = restore_newest(directory, collect_state(**{MODEL: model}))
+    restored, _ = restore_newest(directory, collect_state(**{MODEL: model}))
     undo_balance(model, config.input, manifest)
     if is_calibrated and isinstance(model, NetworkRankingModel) and requires_fit(config.model):
-        if metadata is None:
+        if restored is None:
             raise TypeError("a checkpoint that was listed is gone")
-        model.calibrate(read_calibrations(run_dir, metadata.resume_state.position))
+        model.calibrate(read_calibrations(run_dir, restored.metadata.resume_state.position))
     return TrainedModel(run_dir, model, config, manifest, reference.version_dir)
 
 

@@ -17,10 +17,12 @@ import numpy as np
 import tensorflow as tf
 
 from conf.errors import InputDataError
+from training.checkpoint.checkpoint_tensors import CheckpointTensors
 from training.distribution.tensorflow_runtime import describe_error
 from training.distribution.workers import Workers
+from training.embedding.growing_rows import GrowingRows, ShardedRows
 from training.embedding.key_index import FIRST_ROW
-from training.embedding.key_space import SAVED_KEYS, GrowingRows
+from training.embedding.key_space import SAVED_KEYS
 from training.embedding.static_table import RowShards, TableRows, list_variables
 
 MODEL = "model"
@@ -67,6 +69,11 @@ class TrainingState:
 
     variables: dict[str, TableRows]
     saveables: dict[str, Saveable]
+
+    @property
+    def sharded(self) -> dict[str, ShardedRows]:
+        """Matrices of which each worker owns some rows."""
+        return {n: v for n, v in self.variables.items() if isinstance(v, ShardedRows)}
 
     def name_of(self, variable: TableRows) -> str:
         """Returns the name that a variable is saved under.
@@ -123,15 +130,22 @@ def _collect(root: tuple[str, Any], state: TrainingState, seen: set[int]) -> Non
 
 
 def copy_state(state: TrainingState) -> dict[str, tf.Tensor]:
-    """Returns the state as tensors in host memory that later steps do not change."""
-    tensors: dict[str, tf.Tensor] = {}
+    """Returns the state as tensors in host memory that later steps do not change.
+
+    Of matrices that workers own rows of, these are the rows of this worker.
+    """
+    tensors = copy_variables(state.variables)
     with tf.device("CPU:0"):
-        for name, variable in state.variables.items():
-            tensors[name] = tf.identity(variable.read_value())
         for name, saveable in state.saveables.items():
             for key, tensor in saveable.state_tensors().items():
                 tensors[f"{name}/{key}"] = tf.identity(tensor)
     return tensors
+
+
+def copy_variables(variables: Mapping[str, TableRows]) -> dict[str, tf.Tensor]:
+    """Returns variables as tensors in host memory that later steps do not change."""
+    with tf.device("CPU:0"):
+        return {name: tf.identity(variable.read_value()) for name, variable in variables.items()}
 
 
 def find_non_finite(tensors: Iterable[tuple[str, tf.Tensor]]) -> str | None:
@@ -153,7 +167,7 @@ def restore_state(state: TrainingState, prefix: Path) -> None:
         InputDataError: The files cannot be read, or a variable is missing or of another shape.
     """
     try:
-        reader = tf.train.load_checkpoint(str(prefix))
+        reader = CheckpointTensors(prefix)
         problems = _describe_problems(state, reader)
     except Exception as error:  # Damaged bytes end in whatever the code that trips raises.
         raise _build_refusal(prefix, describe_error(error)) from error
@@ -163,7 +177,7 @@ def restore_state(state: TrainingState, prefix: Path) -> None:
         raise _build_refusal(prefix, shown)
     try:
         for name, variable in state.variables.items():
-            variable.assign(reader.get_tensor(name))
+            _assign(variable, reader, name)
         shapes = reader.get_variable_to_shape_map()
         for name, saveable in state.saveables.items():
             start = f"{name}/"
@@ -175,16 +189,45 @@ def restore_state(state: TrainingState, prefix: Path) -> None:
         raise _build_refusal(prefix, describe_error(error)) from error
 
 
+def _assign(variable: TableRows, reader: CheckpointTensors, name: str) -> None:
+    if isinstance(variable, ShardedRows):
+        variable.assign_own(reader.read_rows(name, variable.owners))
+    else:
+        variable.assign(reader.get_tensor(name))
+
+
+def restore_rows(state: TrainingState, prefix: Path) -> None:
+    """Sets the rows that this worker owns to what a checkpoint holds; the chief has checked it.
+
+    Args:
+        state: The state.
+        prefix: The checkpoint's path without suffix.
+
+    Raises:
+        InputDataError: The files cannot be read.
+    """
+    try:
+        reader = CheckpointTensors(prefix)
+        for name, matrix in state.sharded.items():
+            _assign(matrix, reader, name)
+    except (tf.errors.OpError, OSError, ValueError, KeyError) as error:
+        raise _build_refusal(prefix, describe_error(error)) from error
+
+
 def share_state(state: TrainingState, workers: Workers) -> None:
-    """Sets the state, on all processes of a run, to what it is on the chief."""
+    """Sets the state, on all processes of a run, to what it is on the chief.
+
+    The rows that workers own are left alone.
+    """
     for saveable in state.saveables.values():
         tensors = workers.share_arrays(saveable.state_tensors)
         if not workers.is_chief:
             saveable.restore_tensors(tensors)
-    for variable in state.variables.values():
+    common = [v for v in state.variables.values() if not isinstance(v, ShardedRows)]
+    for variable in common:
         if isinstance(variable, GrowingRows) and not workers.is_chief:
             variable.assign(np.zeros(variable.shape, np.float32))  # As long as the chief's.
-    workers.share_variables(state.variables.values())
+    workers.share_variables(common)
 
 
 def _describe_problems(state: TrainingState, reader: Any) -> list[str]:

@@ -14,7 +14,6 @@ from conf.errors import ConfigError, InputDataError, InternalError
 from conf.training.train import DevicesConfig
 from training.distribution.cluster import (
     PARAMETER_SERVER_STRATEGY,
-    VARIABLE,
     WORKER,
     Cluster,
     ServerCluster,
@@ -50,7 +49,8 @@ def build_strategy(config: DevicesConfig) -> tf.distribute.Strategy:
     """Returns the strategy for this machine, or this process's part of one for several.
 
     One device needs no strategy: TensorFlow's default one does the same steps without the cost
-    of mirroring. With several processes it returns once all of them have come.
+    of mirroring. With several processes it returns once all of them have come; one worker alone
+    trains as with `auto`, so that a run may go on with fewer.
 
     Args:
         config: The kind of strategy, and how many replicas to run where there is no GPU.
@@ -59,8 +59,8 @@ def build_strategy(config: DevicesConfig) -> tf.distribute.Strategy:
         ConfigError: TensorFlow has started with fewer logical devices than are asked for, or
             `TF_CONFIG` does not name the processes.
     """
-    if config.strategy == "multi_worker":
-        return _join(read_cluster(), config.worker_timeout_s)
+    if config.strategy == "multi_worker" and len((cluster := read_cluster()).workers) > 1:
+        return _join(cluster, config.worker_timeout_s)
     if config.strategy == "parameter_server":
         return connect_servers(config.worker_timeout_s)
     gpus = tf.config.list_physical_devices("GPU")
@@ -70,7 +70,7 @@ def build_strategy(config: DevicesConfig) -> tf.distribute.Strategy:
         names = [device.name for device in tf.config.list_logical_devices("GPU")]
     else:
         names = _cpu_devices(config.cpu_replicas)
-    if config.strategy == "none" or (config.strategy == "auto" and len(names) == 1):
+    if config.strategy == "none" or (config.strategy != "mirrored" and len(names) == 1):
         return tf.distribute.get_strategy()
     return _mirror(tuple(names))
 
@@ -141,10 +141,10 @@ def plan_devices(config: DevicesConfig, batch_size: int) -> tuple[tf.distribute.
     if config.strategy == "parameter_server":
         devices = _describe_servers(read_server_cluster(), batch_size)
         return tf.distribute.get_strategy(), devices
-    if config.strategy != "multi_worker":
+    workers = len(read_cluster().workers) if config.strategy == "multi_worker" else 1
+    if workers == 1:
         strategy = build_strategy(config)
         return strategy, describe_devices(strategy, batch_size)
-    workers = len(read_cluster().workers)
     kind = _kind_of_device()
     local = max(1, len(tf.config.list_physical_devices(kind)))
     check_replicas(batch_size, workers * local)
@@ -236,12 +236,6 @@ def _join(cluster: Cluster, timeout_s: int) -> tf.distribute.Strategy:
     """One strategy per process: its server cannot be started twice."""
     for gpu in tf.config.list_physical_devices("GPU"):
         _allow_growth(gpu)
-    if len(cluster.workers) == 1:
-        raise ConfigError(
-            "devices.strategy=multi_worker needs several workers",
-            received=f"{VARIABLE} with one worker: {cluster.workers[0]}",
-            fix="name all of them, or set devices.strategy=auto",
-        )
     try:
         configure_heartbeat(cluster, timeout_s)
         return tf.distribute.MultiWorkerMirroredStrategy()

@@ -66,7 +66,11 @@ class Workers:
         """Returns whether the flag is set on any process."""
         if self.count == 1:
             return flag
-        return float(self._sum(tf.constant(float(flag)))) > 0
+        return float(self.sum(tf.constant(float(flag)))) > 0
+
+    def all(self, flag: bool) -> bool:
+        """Returns whether the flag is set on all processes."""
+        return not self.any(not flag)
 
     def share(self, decide: Callable[[], T]) -> T:
         """Returns on every process what the chief decides.
@@ -136,9 +140,10 @@ class Workers:
 
     def _from_chief(self, value: tf.Tensor) -> tf.Tensor:
         """Returns the chief's value, given one of the same shape on each process."""
-        return self._sum(value if self.is_chief else tf.zeros_like(value))
+        return self.sum(value if self.is_chief else tf.zeros_like(value))
 
-    def _sum(self, value: tf.Tensor) -> tf.Tensor:
+    def sum(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the sum of what each process gives, of one shape and of the types `SUMMED`."""
         spec = tf.TensorSpec(value.shape, value.dtype)
         if spec not in self._sums:
             # A partial of its own, or TensorFlow takes them for one function that it traces often.

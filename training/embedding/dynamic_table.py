@@ -14,12 +14,8 @@ import tensorflow as tf
 from conf.schema import OOV_ID
 from conf.training.tables import Initializer, NormalConfig, UniformConfig
 from etl.tfrecord.reading import inlined, kernel
-from training.embedding.key_space import (
-    GrowingRows,
-    KeySpace,
-    build_growing_rows,
-    is_reading_rows,
-)
+from training.embedding.growing_rows import GrowingRows, build_growing_rows
+from training.embedding.key_space import KeySpace, is_reading_rows
 from training.embedding.static_table import (
     FIRST_VALUES,
     EmbeddingTable,
@@ -159,8 +155,8 @@ class DynamicTable(EmbeddingTable):
 
     @property
     def variable(self) -> tf.Variable:
-        """The variable that holds the rows, and memory for more."""
-        return self.rows.variable
+        """The variable that a step looks rows up in."""
+        return self.rows.step_variable
 
     @property
     def is_drawn(self) -> bool:
@@ -197,8 +193,8 @@ class DynamicTable(EmbeddingTable):
         return self.rows.gather(rows)
 
     def _read(self, variable: tf.Variable | RowShards, ids: tf.Tensor) -> tf.Tensor:
-        is_tiered = self.keys.tier is not None and not is_reading_rows()
-        values = self.rows.gather(ids) if is_tiered else read_rows(variable, ids)
+        is_elsewhere = self.keys.is_in_parts and not is_reading_rows()
+        values = self.rows.gather(ids) if is_elsewhere else read_rows(variable, ids)
         if not self.keys.may_refuse:  # Then every key of a step has a row of its own.
             return values
         return values * tf.cast(tf.greater(ids, OOV_ID), tf.float32)[..., tf.newaxis]

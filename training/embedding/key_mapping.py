@@ -25,11 +25,12 @@ from conf.errors import ConfigError, InputDataError, did_you_mean
 from conf.manifest import Manifest
 from conf.schema import PAD_ID
 from conf.training.tables import EvictionConfig
-from training.embedding.device_tier import PLACE, PlacedBatch, place_nowhere
 from training.embedding.dynamic_table import DynamicTable
-from training.embedding.key_index import FIRST_ROW
+from training.embedding.growing_rows import GrowingRows, ShardedRows, read_length
 from training.embedding.key_rules import MappedBatch
-from training.embedding.key_space import GrowingRows, KeySpace, read_length
+from training.embedding.key_space import KeySpace
+from training.embedding.placement.device_tier import PLACE, PlacedBatch, place_nowhere
+from training.embedding.placement.row_exchange import RowExchange
 from training.embedding.ruled_key_space import RuledKeySpace
 from training.embedding.static_table import EmbeddingTable
 from training.input.batches import ARRIVALS
@@ -39,7 +40,7 @@ from training.input.open_iterators import close_iterators_at_exit
 _log = logging.getLogger("sluice.training.embedding")
 
 _NUMBERS = _ROWS, _BATCHES, _DISTINCT = "rows", "batches", "distinct"
-_NEW_ROWS, _SWAPS, _DRAWN = "new rows", "swaps", "drawn"
+_NEW_ROWS, _SWAPS, _OWN, _DRAWN = "new rows", "swaps", "own rows", "drawn"
 _KEPT = "keys of {}"
 _GROWTH = (3, 2)
 """Memory grows by half."""
@@ -69,7 +70,7 @@ class KeyedFeatures:
     @property
     def mapped_types(self) -> list[tf.DType]:
         """Types of what a mapper returns."""
-        return [tf.int64] * (1 + len(_NUMBERS) + 2) + [tf.float32] * len(self.drawn)
+        return [tf.int64] * (1 + len(_NUMBERS) + 3) + [tf.float32] * len(self.drawn)
 
 
 def plan_keyed_features(
@@ -224,12 +225,13 @@ def map_keys(
 
 def _name_arrivals(part: KeyedFeatures, values: Sequence[tf.Tensor]) -> dict[str, Any]:
     """Returns what a mapper says beside the rows, by name and with its shape."""
-    *numbers, new, swaps = values[: len(_NUMBERS) + 2]
-    drawn = values[len(_NUMBERS) + 2 :]
+    *numbers, new, swaps, own = values[: len(_NUMBERS) + 3]
+    drawn = values[len(_NUMBERS) + 3 :]
     return {
         **{name: tf.reshape(n, []) for name, n in zip(_NUMBERS, numbers, strict=True)},
         _NEW_ROWS: tf.ensure_shape(new, [None]),
         _SWAPS: tf.ensure_shape(swaps, [None, 4]),
+        _OWN: tf.ensure_shape(own, [None]),
         # No list: tf.data would make one tensor of it.
         _DRAWN: tuple(
             tf.ensure_shape(rows, [None, table.dim])
@@ -258,7 +260,7 @@ def read_keys(batch: Mapping[str, Any], feature: str) -> Any:
 def admit_arrivals(arrivals: Mapping[str, Any], keyed: Sequence[KeyedFeatures]) -> None:
     """Gives the new rows of a batch memory and their first values, in a replica context.
 
-    Rows of two tiers are brought to the device before.
+    Rows of two tiers are brought to the device before; those that other workers own, after that.
 
     Args:
         arrivals: The rows that `map_keys` added to the batch.
@@ -271,9 +273,32 @@ def admit_arrivals(arrivals: Mapping[str, Any], keyed: Sequence[KeyedFeatures]) 
         new = found[_NEW_ROWS]
         admit = _build_admission(part, new, found[_ROWS], _first_values(part, new, found[_DRAWN]))
         tf.cond(tf.size(new) > 0, admit, tf.no_op)
+        if part.space.exchange is not None:
+            _gather_rows(part.space, part.space.exchange, found)
         if isinstance(part.space, RuledKeySpace):
             batches = part.space.known_batches.handle
             tf.raw_ops.AssignVariableOp(resource=batches, value=found[_BATCHES])
+
+
+def _gather_rows(space: KeySpace, exchange: RowExchange, found: Mapping[str, Any]) -> None:
+    """Puts the rows of a batch together from all workers, for its lookups."""
+    # Rows may be new at other workers alone.
+    tf.raw_ops.AssignVariableOp(resource=space.known_rows.handle, value=found[_ROWS])
+    exchange.begin(found[_OWN])
+    pairs = [
+        (matrix.variable, matrix.batch_rows)
+        for matrix in space.matrices
+        if isinstance(matrix, ShardedRows) and matrix.batch_rows is not None
+    ]
+    blocks = [
+        tf.ensure_shape(
+            tf.raw_ops.ResourceGather(resource=own.handle, indices=exchange.own, dtype=own.dtype),
+            [None, own.shape[1]],
+        )
+        for own, _ in pairs
+    ]
+    for (_, of_batch), rows in zip(pairs, exchange.gather(blocks), strict=True):
+        tf.raw_ops.AssignVariableOp(resource=of_batch.handle, value=rows, validate_shape=False)
 
 
 def _swap_rows(
@@ -322,7 +347,7 @@ def _build_admission(
         for matrix in grown:
             # One after the other: memory for two copies of one of them, not of all.
             with tf.control_dependencies(done):
-                done = [_reserve(matrix, count)]
+                done = [_reserve(matrix, matrix.count_held(count))]
         with tf.control_dependencies(done):
             done = [
                 tf.raw_ops.ResourceScatterUpdate(
@@ -364,8 +389,8 @@ def reserve_rows(matrix: GrowingRows, count: tf.Tensor) -> list[tf.Operation]:
     handle, dtype = matrix.variable.handle, matrix.dtype
     held = read_capacity(matrix)
     ahead = count // _GROWTH[1] * _GROWTH[0]
-    if matrix.keys.max_rows is not None:
-        ahead = tf.minimum(ahead, matrix.keys.max_rows + FIRST_ROW)
+    if matrix.most_rows is not None:
+        ahead = tf.minimum(ahead, matrix.most_rows)
     rows = tf.range(tf.maximum(ahead, count))
     # New rows are copies of that of padding, which holds the first value.
     grown = tf.raw_ops.ResourceGather(
@@ -394,12 +419,16 @@ def _build_mapper(
         placed = place(found, is_trained)
         left = None if left is None else max(0, left - 1)
         numbers = (found.row_count, found.batches, placed.distinct)
-        drawn = [table.draw_rows(found.new_keys) for table in part.drawn]
+        new_keys = found.new_keys
+        if placed.is_own is not None:
+            new_keys = new_keys[placed.is_own]
+        drawn = [table.draw_rows(new_keys) for table in part.drawn]
         return [
             placed.places,
             *(np.array(number, np.int64) for number in numbers),
             placed.new_places,
             placed.swaps,
+            placed.own,
             *drawn,
         ]
 
@@ -409,7 +438,16 @@ def _build_mapper(
 def _build_placer(
     space: KeySpace, *, is_new_epoch: bool
 ) -> Callable[[MappedBatch, bool], PlacedBatch]:
-    """Returns the function of a batch's rows to where its step finds them: places of a tier."""
+    """Returns the function of a batch's rows to where its step finds them.
+
+    These are places of a tier, or of the matrix that workers put together for a batch.
+    """
+    if space.exchange is not None:
+        exchange = space.exchange
+        exchange.begin_plans(is_new_epoch=is_new_epoch)
+        return lambda found, is_trained: exchange.plan(
+            found.rows, found.new_rows, is_counted=is_trained
+        )
     if space.tier is None:
         return lambda found, is_trained: PlacedBatch(found.rows, found.new_rows)
     place = space.tier.begin(is_new_epoch=is_new_epoch)

@@ -1,23 +1,22 @@
-"""Key spaces: the keys that a table, its optimizer state and its bias share their rows by.
-
-`GrowingRows` is one such matrix, with a row for each key.
-"""
+"""Key spaces: the keys that a table, its optimizer state and its bias share their rows by."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 import numpy as np
 import tensorflow as tf
 
 from conf.schema import OOV_ID, PAD_ID
-from training.embedding.device_tier import NO_ROW, DeviceTier, HostRows
+from training.embedding.growing_rows import GrowingRows, list_copies
 from training.embedding.key_index import FIRST_ROW, KeyIndex
 from training.embedding.key_rules import MappedBatch
+from training.embedding.placement.device_tier import DeviceTier
+from training.embedding.placement.row_exchange import RowExchange
 
 SAVED_KEYS = "by_row"
 _log = logging.getLogger("sluice.training.embedding")
@@ -37,6 +36,7 @@ class KeySpace(tf.Module):
         max_rows: Keys that get a row, at most; None: no limit.
         capacity: Rows that memory is reserved for from the start.
         device_rows: Rows that the device holds of those in host memory; None: it holds all.
+        exchange: The rows that other workers own; None: this process holds all.
 
     Attributes:
         refused: Lookups of keys that got no row, as the table was full, since `begin`.
@@ -50,6 +50,7 @@ class KeySpace(tf.Module):
         max_rows: int | None = None,
         capacity: int = 1,
         device_rows: int | None = None,
+        exchange: RowExchange | None = None,
     ) -> None:
         super().__init__(name="key_space")
         self.label, self.max_rows = name, max_rows
@@ -60,6 +61,7 @@ class KeySpace(tf.Module):
         self.tier: DeviceTier | None = None
         if device_rows is not None and not self.is_on_host:
             self.tier = DeviceTier(name, device_rows)
+        self.exchange = None if _is_whole.get() else exchange
         self._members = _Members()
         self._session = 0
         self._turn = threading.Lock()  # A session's batch is mapped whole, or no longer.
@@ -77,6 +79,11 @@ class KeySpace(tf.Module):
     def sets_all_rows(self) -> bool:
         """Whether a new key's row may hold another one's numbers, also in optimizer state."""
         return self.tier is not None
+
+    @property
+    def is_in_parts(self) -> bool:
+        """Whether the device holds a part of the rows."""
+        return self.tier is not None or self.exchange is not None
 
     @property
     def row_count(self) -> int:
@@ -193,25 +200,33 @@ class KeySpace(tf.Module):
         return {
             "keys": self.row_count - FIRST_ROW,
             "bytes": self.index.bytes + self.matrix_bytes,
-            **self.describe_tier(),
+            **self.describe_parts(),
         }
 
-    def describe_tier(self) -> dict[str, int]:
-        """Returns what is on the device, and how often a batch found it there; {}: all is."""
+    def describe_parts(self) -> dict[str, int]:
+        """Returns what is here, and how often a batch found it here; {}: all is."""
+        if self.exchange is not None:
+            return self.exchange.describe()
         if self.tier is None:
             return {}
         device_bytes = sum(matrix.device_bytes for matrix in self.matrices)
         return {"device_bytes": device_bytes, **self.tier.describe()}
 
     def render(self) -> list[str]:
-        """Returns what is worth saying of an epoch: that the table is full, or in two tiers."""
-        lines = [] if self.tier is None else self.tier.render()
+        """Returns what is worth saying of an epoch: that the table is full, or in parts."""
+        lines = self.render_parts()
         if self.refused:
             lines.append(
                 f"table {self.label} is full: {self.refused:,} lookups of keys without a row read "
                 f"zeros (model.embeddings.{self.label}.max_rows = {self.max_rows:,})"
             )
         return lines
+
+    def render_parts(self) -> list[str]:
+        """Returns `describe_parts` in words."""
+        if self.exchange is not None:
+            return self.exchange.render(self.label)
+        return [] if self.tier is None else self.tier.render()
 
     def state_tensors(self) -> dict[str, tf.Tensor]:
         """Returns the keys that training has met."""
@@ -267,13 +282,6 @@ def build_lookup(keys: np.ndarray, rows: np.ndarray) -> tf.lookup.experimental.M
     lookup.insert(tf.constant([PAD_ID], tf.int64), tf.constant([PAD_ID], tf.int64))
     lookup.insert(tf.constant(keys), tf.constant(rows))
     return lookup
-
-
-def list_copies(variable: tf.Variable) -> tuple[tf.Variable, ...]:
-    """Returns the copy of a variable on each replica, outside of replicas."""
-    if not isinstance(variable, tf.distribute.DistributedValues):
-        return (variable,)
-    return tuple(variable.distribute_strategy.experimental_local_results(variable))
 
 
 class _Members:
@@ -335,160 +343,3 @@ def reading_rows() -> Iterator[None]:
 def is_reading_rows() -> bool:
     """Whether this is in a block of `reading_rows`."""
     return _translate.get() is _are_rows
-
-
-class GrowingRows(tf.Module):
-    """A matrix `[rows, dim]` in a variable that is longer, so that it grows in steps.
-
-    Rows that no key has yet hold the first value in all places, and so does that of padding, which
-    nothing trains.
-
-    Args:
-        keys: Whose rows they are.
-        dim: Length of a row.
-        name: Name of the variable.
-        fill: First value.
-        trainable: Whether the variable has gradients.
-    """
-
-    def __init__(
-        self, keys: KeySpace, dim: int, name: str, *, fill: float = 0.0, trainable: bool = True
-    ) -> None:
-        super().__init__(name="growing_rows")
-        self.keys, self.dim, self.fill = keys, dim, fill
-        length = keys.capacity if keys.tier is None else len(keys.tier.held)
-        with tf.device("CPU:0") if keys.is_on_host else nullcontext():
-            self.variable = tf.Variable(
-                tf.fill([length, dim], fill),
-                shape=tf.TensorShape([None, dim]),
-                trainable=trainable,
-                name=name,
-            )
-        keys.join(self)
-
-    @property
-    def shape(self) -> tf.TensorShape:
-        """Shape of the matrix as it is."""
-        return tf.TensorShape([self.keys.row_count, self.dim])
-
-    @property
-    def dtype(self) -> tf.DType:
-        """Type of a number."""
-        return self.variable.dtype
-
-    @property
-    def bytes(self) -> int:
-        """Memory that one copy takes, that for rows to come included."""
-        return self.device_bytes
-
-    @property
-    def device_bytes(self) -> int:
-        """The same of the device alone."""
-        return int(read_length(self._copies[0])) * self.dim * self.dtype.size
-
-    def gather(self, rows: tf.Tensor) -> tf.Tensor:
-        """Returns rows as the steps so far have left them, outside of steps.
-
-        Args:
-            rows: int64, any shape.
-
-        Returns:
-            `rows.shape + [dim]`.
-        """
-        return tf.gather(self._copies[0], rows)
-
-    def read_value(self) -> tf.Tensor:
-        """Returns the matrix, without the rows that no key has."""
-        copy = self._copies[0]
-        return tf.gather(copy, tf.range(self.keys.row_count))
-
-    def numpy(self) -> np.ndarray:
-        """Returns the matrix."""
-        return np.asarray(self.read_value())
-
-    def assign(self, values: tf.Tensor | np.ndarray) -> None:
-        """Sets the matrix; the rows of other keys are cut off.
-
-        Args:
-            values: float32 `[rows, dim]`; the key space is set to as many rows by itself.
-        """
-        missing = max(0, self.keys.capacity - len(values))
-        padded = np.pad(values, ((0, missing), (0, 0)), constant_values=self.fill)
-        for copy in self._copies:
-            copy.assign(padded)
-
-    def fill_like(self, value: float, name: str) -> GrowingRows:
-        """Returns another matrix of the same keys and row length that is not trained."""
-        return build_growing_rows(self.keys, self.dim, name, fill=value, trainable=False)
-
-    @property
-    def _copies(self) -> tuple[tf.Variable, ...]:
-        return list_copies(self.variable)
-
-
-class TieredRows(GrowingRows):
-    """A matrix whose rows are in host memory, but for those that `keys.tier` has on the device.
-
-    The variable is as long as the device has places. Args are those of `GrowingRows`.
-    """
-
-    def __init__(
-        self, keys: KeySpace, dim: int, name: str, *, fill: float = 0.0, trainable: bool = True
-    ) -> None:
-        super().__init__(keys, dim, name, fill=fill, trainable=trainable)
-        if keys.tier is None:
-            raise ValueError("these keys have all rows on the device")
-        most = None if keys.max_rows is None else keys.max_rows + FIRST_ROW
-        self._tier, self._written = keys.tier, 0
-        self._host = HostRows(keys.capacity, dim, fill, most)
-        keys.tier.add(self._host)
-
-    @property
-    def bytes(self) -> int:
-        """Memory that the device's copy and the host's take."""
-        return self.device_bytes + self._host.values.nbytes
-
-    def gather(self, rows: tf.Tensor) -> tf.Tensor:
-        """As `GrowingRows.gather`: from host memory."""
-        self.write_back()
-        return tf.constant(self._host.values[np.asarray(rows)])
-
-    def read_value(self) -> tf.Tensor:
-        """Returns the matrix, without the rows that no key has."""
-        self.write_back()
-        return tf.constant(self._host.values[: self.keys.row_count].copy())
-
-    def assign(self, values: tf.Tensor | np.ndarray) -> None:
-        """Sets the matrix; the device's places are empty then, those of all matrices.
-
-        Args:
-            values: float32 `[rows, dim]`; the key space is set to as many rows by itself.
-        """
-        self.keys.leave_device()
-        self._host.reserve(len(values))
-        self._host.values[: len(values)] = values
-        for copy in self._copies:
-            copy.scatter_update(tf.IndexedSlices(values[:FIRST_ROW], tf.range(FIRST_ROW)))
-
-    def write_back(self) -> None:
-        """Writes the rows on the device to host memory, where steps have run since."""
-        if self._written == self._tier.swaps:
-            return
-        self._host.reserve(self.keys.row_count)
-        places = np.flatnonzero(self._tier.held != NO_ROW)
-        rows = tf.gather(self._copies[0], places)
-        self._host.values[self._tier.held[places]] = rows.numpy()
-        self._written = self._tier.swaps
-
-
-def build_growing_rows(
-    keys: KeySpace, dim: int, name: str, *, fill: float = 0.0, trainable: bool = True
-) -> GrowingRows:
-    """Returns a matrix with a row for each key, in two tiers if the keys have them."""
-    cls = GrowingRows if keys.tier is None else TieredRows
-    return cls(keys, dim, name, fill=fill, trainable=trainable)
-
-
-def read_length(variable: tf.Variable) -> tf.Tensor:
-    """Returns the rows that a variable has now, int64 scalar."""
-    return tf.raw_ops.VariableShape(input=variable.handle, out_type=tf.int64)[0]

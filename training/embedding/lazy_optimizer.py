@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
 import tensorflow as tf
@@ -22,6 +23,7 @@ from conf.training.optimizer import (
     SparseOptimizerConfig,
 )
 from training.embedding.distinct_rows import sum_rows
+from training.embedding.growing_rows import ShardedRows
 from training.embedding.static_table import TableRows, fill_like, list_variables, read_rows
 
 Slots = Mapping[str, tf.Tensor]
@@ -230,6 +232,30 @@ def sum_repeated_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     return tf.IndexedSlices(summed, unique, slices.dense_shape)
 
 
+def sum_own_rows(
+    slices: tf.IndexedSlices | None, matrix: ShardedRows, number: int
+) -> tf.IndexedSlices | None:
+    """Returns the gradient of the rows that this worker owns, summed over all workers.
+
+    Args:
+        slices: This worker's share, by place in the matrix of the batch; may repeat.
+        matrix: The rows.
+        number: Of the table.
+
+    Returns:
+        Rows that any worker's share names, each once, where they lie here.
+    """
+    exchange = matrix.keys.exchange
+    if slices is None or exchange is None:
+        return None
+    # The last column counts: a row that is named moves, even where its gradient is zero.
+    named = tf.concat([slices.values, tf.ones([tf.size(slices.indices), 1])], axis=1)
+    shares = sum_rows(named, slices.indices, exchange.places)
+    total = exchange.sum_at_owner(tf.ensure_shape(shares, [None, matrix.dim + 1]), number)
+    kept = tf.where(total[:, -1] > 0.0)[:, 0]
+    return tf.IndexedSlices(tf.gather(total[:, :-1], kept), tf.gather(exchange.own, kept))
+
+
 class LazyOptimizer(tf.Module):
     """Rules on the rows that gradients name; all other rows keep every bit.
 
@@ -256,6 +282,10 @@ class LazyOptimizer(tf.Module):
         each = [rules] * len(tables) if isinstance(rules, TableRule) else list(rules)
         self._clip_value, self._rules = clip_value, each
         self._parts = [len(list_variables(table)) for table in tables]
+        # No dict: what looks for variables would look into it.
+        self._sharded = MappingProxyType(
+            {number: rows for number, rows in enumerate(tables) if isinstance(rows, ShardedRows)}
+        )
         names = dict.fromkeys(name for own in each for name in own.rule.slots)
         # Lists are tracked in order: a checkpoint finds each table's state by position.
         self.slots = {
@@ -289,9 +319,11 @@ class LazyOptimizer(tf.Module):
         # loop must keep their shape from step to step, and the number of unique ids does not.
         context = tf.distribute.get_replica_context()
         rows = [None] * len(tables) if known is None else list(known)
-        context.merge_call(
-            self._apply_merged, args=(list(gradients), list(tables), are_unique, rows)
-        )
+        found, targets = list(gradients), list(tables)
+        for number, matrix in self._sharded.items():
+            found[number] = sum_own_rows(found[number], matrix, number)
+            targets[number] = matrix.variable
+        context.merge_call(self._apply_merged, args=(found, targets, are_unique, rows))
 
     def _apply_merged(
         self,
@@ -306,18 +338,21 @@ class LazyOptimizer(tf.Module):
             for number, (slices, table) in enumerate(zip(gradients, tables, strict=True))
             if slices is not None
         ]
-        reduced = [slices for slices, _, _ in pairs]
-        if pairs and strategy.num_replicas_in_sync > 1:
-            reduced = strategy.extended.batch_reduce_to(
-                tf.distribute.ReduceOp.SUM, [(slices, table) for slices, table, _ in pairs]
+        reduced = {number: slices for slices, _, number in pairs}
+        shares = [pair for pair in pairs if pair[2] not in self._sharded]
+        if shares and strategy.num_replicas_in_sync > 1:
+            sums = strategy.extended.batch_reduce_to(
+                tf.distribute.ReduceOp.SUM, [(slices, table) for slices, table, _ in shares]
             )
+            reduced |= {number: total for (_, _, number), total in zip(shares, sums, strict=True)}
         updates = self._list_updates()
         step = tf.convert_to_tensor(self.iterations)
         rates = {id(own): own.find_rate(step) for own in self._rules}
-        for (_, table, number), slices in zip(pairs, reduced, strict=True):
+        for _, table, number in pairs:
             own, state = updates[number]
-            moment = (rates[id(own)], tf.cast(step, tf.float32), are_unique)
-            arguments = (slices, own.rule, state, *moment, known[number])
+            is_summed = are_unique or number in self._sharded
+            moment = (rates[id(own)], tf.cast(step, tf.float32), is_summed)
+            arguments = (reduced[number], own.rule, state, *moment, known[number])
             strategy.extended.update(table, self._update_rows, args=arguments)
         strategy.extended.update(self.iterations, lambda variable: variable.assign_add(1))
 

@@ -9,10 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from conf.schema import PAD_ID
+from training.embedding.growing_rows import list_copies
 from training.embedding.key_index import FIRST_ROW
 from training.embedding.key_records import KEY, META, TIME, WAITING, pack_meta, unpack_meta
 from training.embedding.key_rules import IndexCounters, KeyRules, MappedBatch, RuledIndex
-from training.embedding.key_space import SAVED_KEYS, KeySpace, MapBatch, list_copies
+from training.embedding.key_space import SAVED_KEYS, KeySpace, MapBatch
+from training.embedding.placement.row_exchange import RowExchange
 
 COUNTS, WAITING_KEYS, COUNTERS = "counts", "waiting", "moment"  # As checkpoints name them.
 TIMES, STEPS = "times", "steps"
@@ -32,13 +34,23 @@ class RuledKeySpace(KeySpace):
         rules: The rules.
         capacity: Rows that memory is reserved for from the start.
         device_rows: Rows that the device holds of those in host memory; None: it holds all.
+        exchange: The rows that other workers own; None: this process holds all.
     """
 
     def __init__(
-        self, rules: KeyRules, *, capacity: int = 1, device_rows: int | None = None
+        self,
+        rules: KeyRules,
+        *,
+        capacity: int = 1,
+        device_rows: int | None = None,
+        exchange: RowExchange | None = None,
     ) -> None:
         super().__init__(
-            rules.table, max_rows=rules.max_rows, capacity=capacity, device_rows=device_rows
+            rules.table,
+            max_rows=rules.max_rows,
+            capacity=capacity,
+            device_rows=device_rows,
+            exchange=exchange,
         )
         self.rules, self.ruled = rules, RuledIndex(rules)
         self.known_batches = tf.Variable(
@@ -242,7 +254,7 @@ class RuledKeySpace(KeySpace):
             "waiting": known - keys,
             **{name: getattr(counters, name) for name in counts},
             "bytes": own_bytes + self.matrix_bytes,
-            **self.describe_tier(),
+            **self.describe_parts(),
         }
 
     def render(self) -> list[str]:
@@ -257,7 +269,7 @@ class RuledKeySpace(KeySpace):
         if described["refused"]:
             refused = described["refused"]
             line += f"; full (max_rows = {self.max_rows:,}): {refused:,} lookups read zeros"
-        return [line] if self.tier is None else [line, *self.tier.render()]
+        return [line, *self.render_parts()]
 
 
 def build_waiting(waiting: np.ndarray) -> np.ndarray:

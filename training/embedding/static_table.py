@@ -19,7 +19,7 @@ from conf.training.tables import Initializer, NormalConfig, UniformConfig
 from training.distribution.parameter_server import ParameterServers
 from training.distribution.tensorflow_runtime import free_memory_bytes
 from training.embedding.distinct_rows import FoundRows, current_rows, spread_rows
-from training.embedding.key_space import GrowingRows
+from training.embedding.growing_rows import GrowingRows
 
 MIN_CHECKED_BYTES = 256 << 20
 """Smaller tables are built without a look at the memory that is left."""
@@ -158,9 +158,9 @@ def fill_like(rows: TableRows, value: float, name: str) -> TableRows:
 
 
 def list_variables(rows: TableRows) -> list[tf.Variable]:
-    """Returns the variables that a matrix lies in."""
+    """Returns the variables that a step looks a matrix up in."""
     if isinstance(rows, GrowingRows):
-        return [rows.variable]
+        return [rows.step_variable]
     return rows.shards if isinstance(rows, RowShards) else [rows]
 
 

@@ -18,8 +18,9 @@ import numpy as np
 
 from conf.schema import PAD_ID
 from training.embedding.dynamic_table import DynamicTable
+from training.embedding.growing_rows import GrowingRows
 from training.embedding.key_index import FIRST_ROW
-from training.embedding.key_space import GrowingRows, KeySpace
+from training.embedding.key_space import KeySpace
 from training.embedding.static_table import EmbeddingTable
 from training.embedding.table_delta import fingerprint_rows
 from training.embedding.table_files import PARQUET, TEXT, TableRows, write_table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ import tensorflow as tf
 from conf.errors import TrainingDivergedError
 from training.checkpoint.manager import CheckpointManager
 from training.checkpoint.resume_state import Position, ResumeState, build_divergence_error
+from training.checkpoint.saved_tensors import find_non_finite
 from training.distribution.run_steps import RunSteps
 from training.distribution.workers import NullWriter, Workers
 from training.loop.diverged_batch import DivergedStep, write_diverged_batch
@@ -166,6 +167,20 @@ class EpochRunner:
         raise self.context.stop.build_error(
             f"after step {position.batch} of epoch {position.epoch + 1}"
         )
+
+    def require_finite(self, done: Position, variables: Mapping[str, tf.Variable]) -> None:
+        """Ends training where a variable is not finite, at this process or another one.
+
+        Args:
+            done: Where training is.
+            variables: What to look at, by name.
+
+        Raises:
+            TrainingDivergedError: One is not finite.
+        """
+        name = find_non_finite(variables.items())
+        if self.context.workers.any(name is not None):
+            self.diverge(done, f"{name or 'a row of another worker'} is not finite")
 
     def diverge(self, done: Position, received: str) -> NoReturn:
         """Ends training whose state is not finite; writes the batch of the last step.

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from conf.errors import ConfigError
 from conf.training.train import ComputeConfig, TrainConfig
+from training.distribution.strategy import count_workers
 from training.embedding.distinct_rows import BatchRows, Lookups, plan_lookups, sharing_rows
 from training.embedding.key_mapping import KeyedFeatures, admit_arrivals
 from training.embedding.key_space import reading_rows
@@ -177,11 +178,12 @@ def build_step_options(config: TrainConfig, strategy: tf.distribute.Strategy) ->
 
     Raises:
         ConfigError: XLA or batches of several lengths on several replicas, XLA with features of
-            bytes, a batch that does not fall into equal parts, or gradients to check that are
-            scaled.
+            bytes, a batch that does not fall into equal parts, gradients to check that are
+            scaled, or workers with several devices and a share of a table's rows.
     """
     dtype = _compute_dtype(config.compute)
     replicas = strategy.num_replicas_in_sync
+    _check_sharded_tables(config, strategy)
     if config.compute.xla and replicas > 1:
         raise ConfigError(
             "compute.xla works on one device: XLA compiles no collectives between replicas here",
@@ -222,6 +224,18 @@ def build_step_options(config: TrainConfig, strategy: tf.distribute.Strategy) ->
         config.compute.xla,
         config.fit.check_gradients,
     )
+
+
+def _check_sharded_tables(config: TrainConfig, strategy: tf.distribute.Strategy) -> None:
+    tables = config.model.embeddings.items()
+    sharded = [name for name, table in tables if table.kind == "dynamic" and table.shard]
+    workers = count_workers(strategy)
+    if sharded and workers > 1 and strategy.num_replicas_in_sync > workers:
+        raise ConfigError(
+            f"model.embeddings.{sharded[0]}.shard=workers takes one device for each worker",
+            received=f"{strategy.num_replicas_in_sync} devices of {workers} workers",
+            fix="start a worker for each GPU, with CUDA_VISIBLE_DEVICES set to its own",
+        )
 
 
 def plan_shared_rows(

@@ -15,15 +15,9 @@ from conf.metrics import LOSS_METRIC
 from conf.training.train import EarlyStoppingConfig, StepRange, TrainConfig
 from training.checkpoint.manager import CheckpointManager
 from training.checkpoint.resume_state import EpochSums, Position, ResumeState
-from training.checkpoint.saved_tensors import (
-    MODEL,
-    OPTIMIZERS,
-    collect_state,
-    find_non_finite,
-    share_state,
-)
 from training.distribution.tensorflow_runtime import disk_errors
 from training.distribution.workers import NullWriter, Workers
+from training.embedding.placement.served_rows import ServedRows
 from training.loop.assembly import TrainingTask, assemble
 from training.loop.early_stopping import (
     find_best_epoch,
@@ -35,7 +29,7 @@ from training.loop.epochs import EpochRunner, RunContext
 from training.loop.interruption import StopNowError, StopRequest
 from training.loop.step_validation import StepPlan, StepValidations
 from training.loop.validation import Validate
-from training.loop.warm_start import WarmStartReport, WarmTarget, transfer_weights
+from training.loop.warm_start import WarmStartReport, WarmTarget, start_from
 from training.monitoring.epoch_records import (
     EpochRecord,
     StepValidation,
@@ -88,6 +82,7 @@ class Trainer:
         self._metric = selection_metric(config)
         self.parts = assemble(self.task, profile)
         self._workers = Workers(strategy)
+        self._served = ServedRows(self._workers, self.parts.model.tables)
         self._warm_start: WarmStartReport | None = None
         self._shown: list[str] = []
         self._graph_writer: GraphWriter | None = None
@@ -152,10 +147,7 @@ class Trainer:
         """
         if self._warm_start is None and self.task.config.fit.warm_start is not None:
             target = WarmTarget(self.parts.model, self.parts.optimizers, self.task.data)
-            report = self._workers.share(lambda: asdict(transfer_weights(self.task.config, target)))
-            self._warm_start = WarmStartReport(**report)
-            state = collect_state(**{MODEL: self.parts.model, OPTIMIZERS: self.parts.optimizers})
-            share_state(state, self._workers)
+            self._warm_start = start_from(self.task.config, target, self._workers)
         return self._warm_start
 
     @property
@@ -300,9 +292,8 @@ class Trainer:
         The chief validates for all: numbers that differ in the last bit on other machines would
         have the processes stop at different epochs.
         """
-        name = find_non_finite(self.parts.model.named_variables.items())
-        if name is not None:
-            runner.diverge(state.position, f"{name} is not finite")
+        variables = self.parts.model.named_variables | self._served.variables
+        runner.require_finite(state.position, variables)
 
         def measure() -> dict[str, float] | None:
             try:
@@ -311,7 +302,7 @@ class Trainer:
             except StopNowError:
                 return None
 
-        found = self._workers.share(measure)
+        found = self._served.share(measure)
         if found is None:
             runner.save_and_stop(state)
         return found
@@ -367,9 +358,10 @@ class Trainer:
         state = ResumeState(Position(record.epoch, 0), EpochSums(), self.task.config.seed)
         runner.save(state, best=best)
         shown = self.task.config.fit.histograms
-        samples = (
-            None if shown is None else read_weight_samples(self.parts.model, shown.sampled_rows)
-        )
+        samples = None
+        if shown is not None:
+            model, rows = self.parts.model, shown.sampled_rows
+            samples = self._served.read(lambda: read_weight_samples(model, rows))
         runner.context.epoch_log.write(record, self._count_trained(history), samples)
         self.task.progress.epoch(record, best and metric is not None, metric)
         return state

@@ -8,27 +8,35 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
-import tensorflow as tf
 
 from conf.artefacts.dataset import ToleratesShard
 from conf.errors import ConfigError, InputDataError
 from conf.training.train import TrainConfig, WarmStartConfig
 from training.checkpoint.checkpoint_files import (
-    STATE_PREFIX,
     CheckpointLayout,
     read_checkpoint,
 )
+from training.checkpoint.checkpoint_tensors import STATE_PREFIX, CheckpointTensors
 from training.checkpoint.manager import describe_layout
 from training.checkpoint.restore import find_run_of, resolve_checkpoint
 from training.checkpoint.run_reference import RunReference
-from training.checkpoint.saved_tensors import MODEL, OPTIMIZERS, TrainingState, collect_state
+from training.checkpoint.saved_tensors import (
+    MODEL,
+    OPTIMIZERS,
+    TrainingState,
+    collect_state,
+    share_state,
+)
+from training.distribution.workers import Workers
 from training.embedding.dynamic_table import DynamicTable
+from training.embedding.growing_rows import ShardedRows
 from training.embedding.key_space import SAVED_KEYS, KeySpace
+from training.embedding.static_table import TableRows
 from training.loop.optimizers import Optimizers
 from training.models.carried_tables import (
     MatchedKeys,
@@ -240,6 +248,27 @@ class _EarlierRun:
         return {name.removeprefix(start): self.read(name) for name in names}
 
 
+def start_from(config: TrainConfig, target: WarmTarget, workers: Workers) -> WarmStartReport:
+    """Sets the new model of all processes of a run, as `transfer_weights` does.
+
+    Args:
+        config: The resolved config, with `fit.warm_start`.
+        target: The new model.
+        workers: The processes.
+
+    Raises:
+        SluiceError: As for `transfer_weights`, on all processes.
+    """
+    state = collect_state(**{MODEL: target.model, OPTIMIZERS: target.optimizers})
+    if state.sharded:  # Each process takes the rows that it owns.
+        report = transfer_weights(config, target)
+    else:
+        found = workers.share(lambda: asdict(transfer_weights(config, target)))
+        report = WarmStartReport(**found)
+    share_state(state, workers)
+    return report
+
+
 def transfer_weights(
     config: TrainConfig, target: WarmTarget, new_rows: int | None = None
 ) -> WarmStartReport:
@@ -355,7 +384,7 @@ def _open_source(path: str, tolerates: ToleratesShard) -> _EarlierRun:
             received=f"{error.what}: {error.received}",
             fix="restore that version, or start from a run whose version is there",
         ) from error
-    reader = tf.train.load_checkpoint(str(directory / STATE_PREFIX))
+    reader = CheckpointTensors(directory / STATE_PREFIX)
     return _EarlierRun(directory, layout, version, reader, reader.get_variable_to_shape_map())
 
 
@@ -434,9 +463,14 @@ def _set_slot(
     return True
 
 
-def _set_rows(variable: tf.Variable, before: np.ndarray, rows: np.ndarray) -> None:
+def _set_rows(variable: TableRows, before: np.ndarray, rows: np.ndarray) -> None:
     """Sets the rows of known tokens; the others keep their first values."""
     values = variable.numpy().copy()
+    if isinstance(variable, ShardedRows):
+        rows = rows[variable.owners.list_rows(len(rows))]
     known = rows != NO_ROW
     values[known] = before[rows[known]]
-    variable.assign(values)
+    if isinstance(variable, ShardedRows):
+        variable.assign_own(values)
+    else:
+        variable.assign(values)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import tensorflow as tf
+
 from conf.encoders import KEY_PREFIX
 from conf.errors import ConfigError, did_you_mean
 from conf.manifest import Manifest
@@ -15,6 +17,7 @@ from conf.training.tables import DynamicTableConfig, Initializer, NormalConfig, 
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_rules import KeyRules
 from training.embedding.key_space import KeySpace
+from training.embedding.placement.row_exchange import RowExchange, find_owners
 from training.embedding.ruled_key_space import RuledKeySpace
 from training.embedding.static_table import EmbeddingTable, RowUpdates
 from training.models.embedded_inputs import BIAS_SUFFIX, EmbeddedInputs, InputFeature
@@ -232,10 +235,18 @@ class TableBuilder:
         config = table.config
         rules = KeyRules.read(table.name, config, self._seed)
         capacity, device_rows = config.capacity, config.device_rows
+        owners = find_owners(tf.distribute.get_strategy()) if config.shard else None
+        exchange = None if owners is None else RowExchange(owners, len(self._keys))
         if rules is not None:
-            return RuledKeySpace(rules, capacity=capacity, device_rows=device_rows)
+            return RuledKeySpace(
+                rules, capacity=capacity, device_rows=device_rows, exchange=exchange
+            )
         return KeySpace(
-            table.name, max_rows=config.max_rows, capacity=capacity, device_rows=device_rows
+            table.name,
+            max_rows=config.max_rows,
+            capacity=capacity,
+            device_rows=device_rows,
+            exchange=exchange,
         )
 
     def _add(self, table: _Dynamic, specs: Mapping[str, FeatureSpec]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,134 +10,14 @@ import numpy as np
 import pytest
 
 from conf.artefacts.run import read_json, resolve_run
-from conf.training.train import TrainConfig
-from tests.training.processes import find_addresses, start_forked
 from tests.training.tiny_dataset import write_tiny_dataset
-from tests.training.worker_run import Worker, fit_and_keep, run_worker
+from tests.training.worker_cluster import Ended, expect_end, find_run, losses, run, run_alone
 from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.restore import load_run
-from training.monitoring.progress import NoProgress
-from training.monitoring.run_logs import read_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
-WORKERS = 2
-TIMEOUT_S = 300
-KEYED = {
-    "capacity": 4,
-    "admission": {"count": 2},
-    "eviction": {"unused_steps": 2, "every": 2},
-}
 KILLED_STEP, STOPPED_STEP = 13, 18  # of two epochs of twelve steps
-
-
-@dataclass(frozen=True)
-class Ended:
-    code: int | None
-    errors: str
-    weights: list[np.ndarray]
-
-
-def build_config(version: Path, root: Path, changes: dict[str, Any]) -> TrainConfig:
-    settings = {
-        "dataset": str(version),
-        "name": "t",
-        "root": str(root),
-        "model": {
-            "name": "dssm",
-            "embedding_dim": 4,
-            "user_hidden_units": [8],
-            "objective": {"kind": "sampled_softmax", "uniform_negatives": 4},
-            "embeddings": {"user_id": KEYED},
-        },
-        "input": {"batch_size": 64, "shuffle_buffer": 300},
-        "optimizer": {"learning_rate": 0.01, "clip_norm": 0.5},
-        "fit": {
-            "epochs": 2,
-            "early_stopping": None,
-            "steps_per_loop": 1,
-            "checkpoint": {"every_steps": 5},
-        },
-    }
-    return TrainConfig.model_validate(merge(settings, changes))
-
-
-def merge(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    inner = {
-        key: merge(settings[key], value)
-        for key, value in changes.items()
-        if isinstance(value, dict) and key in settings and "kind" not in value
-    }
-    return {**settings, **changes, **inner}
-
-
-def run(
-    version: Path,
-    where: Path,
-    resume: bool = False,
-    stop: tuple[int, str] = (0, "SIGTERM"),
-    changes: dict[str, Any] | None = None,
-) -> list[Ended]:
-    """Runs both workers to their end; each has a root of its own.
-
-    Args:
-        resume: Whether they go on with the run.
-        stop: Step and signal that the second worker sends itself; step 0: it does not.
-    """
-    addresses = find_addresses(WORKERS)
-    devices = {"devices": {"strategy": "multi_worker", "worker_timeout_s": 30}}
-    where.mkdir(exist_ok=True)
-    processes = []
-    for index in range(WORKERS):
-        config = where / f"{index}.json"
-        own = build_config(version, where / str(index), {**(changes or {}), **devices})
-        config.write_text(own.model_dump_json())
-        task = {"type": "worker", "index": index}
-        worker = Worker(
-            config,
-            json.dumps({"cluster": {"worker": addresses}, "task": task}),
-            where / f"{index}.err",
-            resume,
-            where / f"{index}.npz",
-            stop if index == WORKERS - 1 else (0, "SIGTERM"),
-        )
-        processes.append(start_forked(run_worker, worker))
-    try:
-        for process in processes:
-            process.join(TIMEOUT_S)
-    finally:
-        for process in processes:
-            process.kill()
-    codes = [process.exitcode for process in processes]
-    return [
-        Ended(code, (where / f"{index}.err").read_text(), read_weights(where / f"{index}.npz"))
-        for index, code in enumerate(codes)
-    ]
-
-
-def run_alone(
-    version: Path, where: Path, changes: dict[str, Any] | None = None
-) -> list[np.ndarray]:
-    """Trains in this process, without a strategy; returns the weights."""
-    where.mkdir()
-    config = build_config(version, where / "0", changes or {})
-    fit_and_keep(config, NoProgress(), where / "0.npz")
-    return read_weights(where / "0.npz")
-
-
-def read_weights(file: Path) -> list[np.ndarray]:
-    if not file.exists():
-        return []
-    with np.load(file) as arrays:
-        return [arrays[name] for name in arrays.files]
-
-
-def losses(where: Path) -> list[float]:
-    return [record.loss for record in read_steps(find_run(where))]
-
-
-def find_run(where: Path) -> Path:
-    return next((where / "0" / "t" / "runs").iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -215,12 +94,6 @@ def test_a_run_that_a_worker_ends_goes_on(tiny_version: Path, runs: Path, two: l
     for whole, *parts in zip(two[0].weights, *(worker.weights for worker in resumed), strict=True):
         np.testing.assert_array_equal(parts[0], parts[1])
         np.testing.assert_allclose(parts[0], whole, rtol=1e-4, atol=1e-6)
-
-
-def expect_end(ended: list[Ended], codes: list[int], message: str) -> None:
-    assert [worker.code for worker in ended] == codes, ended
-    assert message in ended[0].errors
-    assert "--resume" in ended[0].errors
 
 
 def test_a_ranking_network_with_batch_normalization_trains_as_in_one_process(

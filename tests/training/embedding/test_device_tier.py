@@ -17,12 +17,12 @@ from pydantic import TypeAdapter, ValidationError
 from conf.training.tables import DynamicTableConfig, TableConfig
 from conf.training.train import TrainConfig
 from tests.machine import IS_EXHAUSTIVE, some_of
-from training.embedding.device_tier import DevicePlaces, HostRows, PlacedBatch
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_mapping import admit_arrivals, map_keys, plan_keyed_features
 from training.embedding.key_rules import IndexCounters, KeyRules
 from training.embedding.key_space import KeySpace, holding_whole_tables, reading_rows
 from training.embedding.lazy_optimizer import LazyAdam, LazyOptimizer, TableRule
+from training.embedding.placement.device_tier import DevicePlaces, HostRows, PlacedBatch
 from training.embedding.ruled_key_space import RuledKeySpace
 from training.input.batches import ARRIVALS
 

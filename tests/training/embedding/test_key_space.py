@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from conf.training.train import DevicesConfig
 from training.distribution.strategy import build_strategy
 from training.embedding.dynamic_table import DynamicTable
+from training.embedding.growing_rows import GrowingRows
 from training.embedding.key_index import FIRST_ROW, MIN_SLOTS, KeyIndex
 from training.embedding.key_mapping import (
     KeyedFeatures,
@@ -21,12 +22,7 @@ from training.embedding.key_mapping import (
     read_capacity,
     reserve_rows,
 )
-from training.embedding.key_space import (
-    GrowingRows,
-    KeySpace,
-    reading_rows,
-    translating,
-)
+from training.embedding.key_space import KeySpace, reading_rows, translating
 from training.embedding.static_table import EmbeddingTable
 from training.input.batches import ARRIVALS
 

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from conf.errors import ConfigError
+from conf.schema import FIRST_TOKEN_ID as FIRST_ROW
 from etl.tfrecord.reading import inlined, kernel
-from training.embedding.key_index import FIRST_ROW
 
 NO_ROW = -1
 _MIN_ROWS = 1 << 10
@@ -27,6 +27,7 @@ PLACE, COMES, LEAVES, IS_READ = 0, 1, 2, 3
 host memory has values of the one that comes; a new row has none yet."""
 
 NO_SWAPS = np.empty((0, 4), np.int64)
+NO_ROWS = np.empty(0, np.int64)
 
 
 class PlacedBatch(NamedTuple):
@@ -37,12 +38,16 @@ class PlacedBatch(NamedTuple):
         new_places: Places of the rows that are new in the batch, int64 `[new]`.
         swaps: What changes places before the step, int64 `[swaps, 4]`.
         distinct: Distinct rows of the batch.
+        own: Rows that this process brings to the exchange between workers, int64 `[block]`.
+        is_own: Which of the new rows this process owns, bool `[all new]`; None: it owns all.
     """
 
     places: np.ndarray
     new_places: np.ndarray
     swaps: np.ndarray = NO_SWAPS
     distinct: int = 0
+    own: np.ndarray = NO_ROWS
+    is_own: np.ndarray | None = None
 
 
 PlaceBatch = Callable[[np.ndarray, np.ndarray], PlacedBatch]
