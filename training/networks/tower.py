@@ -10,6 +10,7 @@ import keras
 
 from conf.errors import ConfigError, did_you_mean
 from conf.training.models import OwnTowerConfig
+from training.networks.dice import Dice
 from training.networks.network import NetworkInputs, find_read_inputs
 from training.networks.own_code import OwnCode, call_build, import_function
 
@@ -169,35 +170,6 @@ def activate(
     if activation == "prelu":  # A slope for each unit, not for each position too.
         return keras.layers.PReLU(shared_axes=list(range(1, len(hidden.shape) - 1)))(hidden)
     return keras.layers.Activation(activation)(hidden)
-
-
-@keras.saving.register_keras_serializable("sluice")
-class Dice(keras.layers.Layer):
-    """`p x + (1 - p) a x`: p the sigmoid of x normalized by the batch, a trained (DIN, equation 4).
-
-    At a = 0 it is the unit's own gate; the kink of a PReLU moves to where the batch's mean is.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.normalize = keras.layers.BatchNormalization(
-            center=False, scale=False, epsilon=1e-8, synchronized=True
-        )
-
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Makes the slopes, one for each unit."""
-        self.normalize.build(input_shape)
-        self.slope = self.add_weight(shape=(input_shape[-1],), initializer="zeros", name="slope")
-
-    def call(
-        self,
-        inputs: keras.KerasTensor,
-        training: bool | None = None,
-        tokens: keras.KerasTensor | None = None,
-    ) -> keras.KerasTensor:
-        """Returns the activation of `[batch, …, units]`; `tokens` is the mask of `build_mlp`."""
-        gate = keras.ops.sigmoid(self.normalize(inputs, training=training, mask=tokens))
-        return inputs * (gate + (1.0 - gate) * self.slope)
 
 
 def concatenate(tensors: Sequence[keras.KerasTensor]) -> keras.KerasTensor:
