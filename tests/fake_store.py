@@ -118,6 +118,9 @@ class FakeStore:
         with self._lock:
             self._objects.pop(path, None)
 
+    def move_folder(self, source: str, target: str) -> bool:
+        return False
+
     def remove_folder(self, folder: str) -> None:
         pass
 

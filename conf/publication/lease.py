@@ -140,10 +140,11 @@ def _keep(lease: Lease, ended: threading.Event) -> None:
 
 def _take(directory: Storage, holder: str) -> Lease:
     with reaching(directory):
-        before, version = _read_free(directory)
-        note = _Note(holder, describe_self(), before.renewals + 1 if before else 0)
-        if not directory.replace(LEASE_KEY, note.dumps(), version):
-            raise _refuse(directory)
+        is_taken = False
+        while not is_taken:  # Of two that find it free the slower one finds it held next.
+            before, version = _read_free(directory)
+            note = _Note(holder, describe_self(), before.renewals + 1 if before else 0)
+            is_taken = directory.replace(LEASE_KEY, note.dumps(), version)
         found, taken = directory.read_version(LEASE_KEY)
         if found != note.dumps() or taken is None:
             raise _refuse(directory)

@@ -338,6 +338,8 @@ def move_folder(folder: Storage, target: Storage) -> None:
         ConfigError: The store cannot be reached or refuses.
     """
     with reaching(folder):
+        if folder.move_tree(target):
+            return
         objects = folder.list_objects()
         for keys in ([k for k in objects if not _is_marker(k)], list(filter(_is_marker, objects))):
             run_all(partial(_copy_object, folder, target, objects), keys)

@@ -6,8 +6,8 @@ HDFS creates and renames in one step, but has no put with a condition. It is mad
 .<name>.next-<nonce>/<nonce>    the same, of a file that is replaced on a condition
 .<name>.after-<version>/<nonce>   what follows on one version of a file, renamed to its name at once
 
-A rename that may not replace lets one writer have the place after a version. Who finds it taken
-ends the rename of the one who took it, dead or alive: nobody waits, and nothing lapses.
+A rename that may not replace lets one writer have the place after a version. Who finds it taken,
+a reader too, ends the rename of the one who took it, dead or alive: nobody waits, nothing lapses.
 """
 
 from __future__ import annotations
@@ -144,18 +144,18 @@ class HdfsClient:
         return True
 
     def get(self, path: str) -> tuple[bytes, Version]:
-        """Reads a file as it is at one moment."""
+        """Reads a file as it is at one moment; ends a replacement that is under way, or was."""
+        data, version = self._get(path)
         for _ in range(_LOOKS):
-            before = self._status(path)
+            after = _name_after(path, version)
+            if self._find(after) is None:
+                break
             try:
-                data = _ask(lambda: cast(bytes, self._client.read(f"/{path}").read()))
-            except OSError:
-                if _state(self._status(path)) == _state(before):
-                    raise
-                continue
-            if _state(self._status(path)) == _state(before):
-                return data, _version(before, data)
-        raise OSError(f"/{path} is replaced faster than it can be read")
+                self._finish(path, after, version)
+            except OSError:  # Who may only read finds what is there.
+                break
+            data, version = self._get(path)
+        return data, version
 
     def open_input(self, path: str) -> BinaryIO:
         """Opens a file for reading and seeking."""
@@ -196,6 +196,16 @@ class HdfsClient:
         while folder.startswith(f"{within}/") and self._remove_empty(folder):
             folder = folder.rpartition("/")[0]
 
+    def move_folder(self, source: str, target: str) -> bool:
+        """Renames a folder."""
+        _ask(self._client.mkdirs, f"/{target.rpartition('/')[0]}", 0o755, True)
+        try:
+            _rename(self._client, source, target)
+        except FileNotFoundError:  # an answer got lost
+            if self._find(target) is None:
+                raise
+        return True
+
     def remove_folder(self, folder: str) -> None:
         """Removes a folder with what is left of uploads to it."""
         if folder:
@@ -210,6 +220,19 @@ class HdfsClient:
             is_theirs = any(path.startswith(f"{other}/") for other in theirs)
             if parts is not None and parts[2] == "upload" and not is_theirs:
                 self.delete(path, folder)
+
+    def _get(self, path: str) -> tuple[bytes, Version]:
+        for _ in range(_LOOKS):
+            before = self._status(path)
+            try:
+                data = _ask(lambda: cast(bytes, self._client.read(f"/{path}").read()))
+            except OSError:
+                if _state(self._status(path)) == _state(before):
+                    raise
+                continue
+            if _state(self._status(path)) == _state(before):
+                return data, _version(before, data)
+        raise OSError(f"/{path} is replaced faster than it can be read")
 
     def _status(self, path: str) -> Any:
         status = _ask(self._client.get_file_info, f"/{path}")
@@ -277,7 +300,7 @@ class HdfsClient:
 
     def _is_at(self, path: str, version: Version) -> bool:
         try:
-            return self.get(path)[1] == version
+            return self._get(path)[1] == version
         except FileNotFoundError:
             return False
 
@@ -287,7 +310,7 @@ class HdfsClient:
         found = [status for status in self._list(folder) if status.isdir]
         # Read after the listing: a file is never of a version again that it has had.
         try:
-            current = self.get(path)[1]
+            current = self._get(path)[1]
         except FileNotFoundError:
             return
         for status in found:

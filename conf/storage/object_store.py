@@ -150,6 +150,10 @@ class Storage:
         """Moves an object to the same key of another directory of its bucket; it may stay."""
         self._client.move(self._locate(key), target._locate(key))
 
+    def move_tree(self, target: Storage) -> bool:
+        """Moves the directory in one step; returns False where the store cannot."""
+        return self._client.move_folder(self._path, target._path)
+
     def delete_all(self, keys: Iterable[str]) -> None:
         """Deletes objects; those that are not there do no harm."""
         run_all(self.delete, keys)

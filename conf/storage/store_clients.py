@@ -172,6 +172,10 @@ class ObstoreClient:
         with _translating(), contextlib.suppress(FileNotFoundError):
             self._api.delete(self.store, path)
 
+    def move_folder(self, source: str, target: str) -> bool:
+        """Does nothing: there are no renames."""
+        return False
+
     def remove_folder(self, folder: str) -> None:
         """Does nothing: a folder is but a part of names."""
 

@@ -104,6 +104,10 @@ class StoreClient(Protocol):
         """
         ...
 
+    def move_folder(self, source: str, target: str) -> bool:
+        """Moves a folder in one step; returns False, and does nothing, where the store cannot."""
+        ...
+
     def remove_folder(self, folder: str) -> None:
         """Removes a folder whose objects are gone, where folders are more than a part of names."""
         ...

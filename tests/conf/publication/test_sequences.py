@@ -35,6 +35,7 @@ from etl.versions.retention import collect_garbage
 from etl.versions.stored import find_dataset
 from etl.versions.working import hold_dataset
 from tests.etl.built_versions import publish
+from tests.fake_hdfs import reached_as_hdfs
 from tests.fake_store import reached_as
 from tests.machine import IS_EXHAUSTIVE
 
@@ -354,7 +355,10 @@ MOVES = [
 
 
 @pytest.mark.parametrize("kind", [DatasetPlace, ModelPlace])
-@pytest.mark.parametrize("root", ["disk", "s3://bucket/root"])
+@pytest.mark.parametrize(
+    "root",
+    ["disk", "s3://bucket/root", pytest.param("hdfs://node/root", marks=pytest.mark.exhaustive)],
+)
 @settings(
     max_examples=200 if IS_EXHAUSTIVE else 10,
     deadline=None,
@@ -371,10 +375,12 @@ def test_readers_find_whole_entries_whatever_has_happened(
         tempfile.TemporaryDirectory() as folder,
         pytest.MonkeyPatch.context() as patch,
         reached_as("s3", patch) as store,
+        reached_as_hdfs(patch) as hdfs,
     ):
         patch.setattr(claim, "CUT_SHORT_STALE_S", 0.0)
         patch.setattr("os.fsync", lambda descriptor: None)  # No power cut is simulated.
         store.hook = lambda name: DEATH.step() if is_change(name) else None
+        hdfs.hook = lambda name: DEATH.step()
         place = kind(f"{folder}/data" if root == "disk" else root)
         history = History(place, Machines(patch, Path(folder)))
         for name, *arguments in steps:
