@@ -20,6 +20,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any, BinaryIO, Literal, TypeVar, cast
 
 from conf.storage.store_interface import StoredObject, Upload, Version, open_ranges
@@ -37,6 +38,8 @@ _RETRIES = "7"
 _LOOKS = 20
 _STALE_MS = 24 * 3600 * 1000
 _WRITE_BYTES = 4 << 20
+_SMALL_BYTES = 1 << 20
+"""What is replaced on a condition and looked at before it is read, a pointer, is not longer."""
 _UNFINISHED = re.compile(r"\.(.+)\.(upload|next|after)-[0-9a-f]{32}")
 _REMOTE_ERROR = re.compile(r'RPCError\("(?:[\w.$]*\.)?([\w$]+)", "(.*?)(?:\\n|"\))', re.DOTALL)
 
@@ -121,7 +124,13 @@ class HdfsClient:
     def head(self, path: str) -> StoredObject | None:
         """Looks for a file."""
         status = self._find(path)
-        return None if status is None or status.isdir else _describe(status)
+        if status is None or status.isdir:
+            return None
+        if status.length <= _SMALL_BYTES and self._find(_name_after(path, status)) is not None:
+            with contextlib.suppress(FileNotFoundError):
+                self.get(path)
+            status = self._status(path)
+        return _describe(status)
 
     def list_below(self, folder: str) -> Iterator[tuple[str, StoredObject]]:
         """Gives the path of each file below a folder; of those on their way, none."""
@@ -145,17 +154,17 @@ class HdfsClient:
 
     def get(self, path: str) -> tuple[bytes, Version]:
         """Reads a file as it is at one moment; ends a replacement that is under way, or was."""
-        data, version = self._get(path)
+        status, data = self._get(path)
         for _ in range(_LOOKS):
-            after = _name_after(path, version)
+            after = _name_after(path, status)
             if self._find(after) is None:
                 break
             try:
-                self._finish(path, after, version)
+                self._finish(path, after, _version(status, data))
             except OSError:  # Who may only read finds what is there.
                 break
-            data, version = self._get(path)
-        return data, version
+            status, data = self._get(path)
+        return data, _version(status, data)
 
     def open_input(self, path: str) -> BinaryIO:
         """Opens a file for reading and seeking."""
@@ -197,13 +206,14 @@ class HdfsClient:
             folder = folder.rpartition("/")[0]
 
     def move_folder(self, source: str, target: str) -> bool:
-        """Renames a folder."""
+        """Renames a folder, in place of what has the name."""
         _ask(self._client.mkdirs, f"/{target.rpartition('/')[0]}", 0o755, True)
-        try:
-            _rename(self._client, source, target)
-        except FileNotFoundError:  # an answer got lost
-            if self._find(target) is None:
-                raise
+        with contextlib.suppress(FileNotFoundError):  # It was moved before.
+            try:
+                _rename(self._client, source, target)
+            except FileExistsError:
+                self.remove_folder(target)
+                _rename(self._client, source, target)
         return True
 
     def remove_folder(self, folder: str) -> None:
@@ -221,7 +231,7 @@ class HdfsClient:
             if parts is not None and parts[2] == "upload" and not is_theirs:
                 self.delete(path, folder)
 
-    def _get(self, path: str) -> tuple[bytes, Version]:
+    def _get(self, path: str) -> tuple[Any, bytes]:
         for _ in range(_LOOKS):
             before = self._status(path)
             try:
@@ -231,7 +241,7 @@ class HdfsClient:
                     raise
                 continue
             if _state(self._status(path)) == _state(before):
-                return data, _version(before, data)
+                return before, data
         raise OSError(f"/{path} is replaced faster than it can be read")
 
     def _status(self, path: str) -> Any:
@@ -268,7 +278,8 @@ class HdfsClient:
             FileExistsError: It is of another one.
         """
         nonce = uuid.uuid4().hex
-        aside, after = _name(path, "next", nonce), _name_after(path, over)
+        state = SimpleNamespace(modification_time=over.get("mtime_ms"), length=over.get("bytes"))
+        aside, after = _name(path, "next", nonce), _name_after(path, state)
         _write(self._client, f"{aside}/{nonce}", data)
         ours = _version(self._status(f"{aside}/{nonce}"), data)
         try:
@@ -300,7 +311,7 @@ class HdfsClient:
 
     def _is_at(self, path: str, version: Version) -> bool:
         try:
-            return self._get(path)[1] == version
+            return _version(*self._get(path)) == version
         except FileNotFoundError:
             return False
 
@@ -310,14 +321,14 @@ class HdfsClient:
         found = [status for status in self._list(folder) if status.isdir]
         # Read after the listing: a file is never of a version again that it has had.
         try:
-            current = self._get(path)[1]
+            current = self._status(path)
         except FileNotFoundError:
             return
         for status in found:
             parts = _UNFINISHED.fullmatch(status.path.rpartition("/")[2])
             if parts is None or parts[1] != name:
                 continue
-            age_ms = int(current["mtime_ms"]) - status.modification_time
+            age_ms = current.modification_time - status.modification_time
             is_after = parts[2] == "after" and status.path.strip("/") != _name_after(path, current)
             if is_after or (parts[2] == "next" and age_ms > _STALE_MS):
                 self.remove_folder(status.path.strip("/"))
@@ -399,8 +410,8 @@ def _name(path: str, kind: str, nonce: str) -> str:
     return f"{folder}{slash}.{name}.{kind}-{nonce}"
 
 
-def _name_after(path: str, version: Version) -> str:
-    text = "/".join(version[key] for key in sorted(version))
+def _name_after(path: str, status: Any) -> str:
+    text = f"{status.modification_time}/{status.length}"
     return _name(path, "after", hashlib.sha256(text.encode()).hexdigest()[:32])
 
 
@@ -411,6 +422,7 @@ def _state(status: Any) -> tuple[int, int]:
 def _version(status: Any, data: bytes) -> Version:
     return {
         "mtime_ms": str(status.modification_time),
+        "bytes": str(status.length),
         "sha256": hashlib.sha256(data).hexdigest(),
     }
 
