@@ -216,7 +216,8 @@ class History:
     place: Place
     machines: Machines
     state: State = State()
-    parents: dict[str, str | None] = field(default_factory=dict)
+    parents: dict[str, set[str | None]] = field(default_factory=dict)
+    """What each entry may have followed; one that was there may have become current before."""
     pending: dict[str, set[str]] = field(default_factory=dict)
     """Entries that a machine may have whole, whose process died before the store had them."""
     names: int = 0
@@ -227,14 +228,14 @@ class History:
         with contextlib.suppress(Killed), DEATH.after(changes):
             self.place.publish(name)
             changes = None
-        done = {state.published(name): state.current for state in begun}
+        done = self._list_parents(begun, name)
         if changes is None:
             self._find(set(done), self.place.keeps)
             self.pending.pop(disk, None)
         else:
             self._find({*begun, *done, *(state.with_entry(name) for state in begun)})
             self.pending.setdefault(disk, set()).add(name)
-        self.parents[name] = done.get(self.state, self.state.current)
+        self.parents[name] = done.get(self.state, {self.state.current})
 
     def race(self, disk: str, other: str) -> None:
         self.machines.start(disk)
@@ -256,25 +257,25 @@ class History:
             is_refused.append(True)
         assert sorted(is_refused) == [False, True]
         winner = names[is_refused[1]]
-        done = {state.published(winner): state.current for state in begun}
+        done = self._list_parents(begun, winner)
         self._find(set(done), self.place.keeps)
-        self.parents[winner] = done.get(self.state)
+        self.parents[winner] = done.get(self.state, {None})
         for machine in (disk, other):
             self.pending.pop(machine, None)
 
     def roll_back(self, disk: str, changes: int | None) -> None:
         self.machines.start(disk)
-        goal = self._find_previous()
+        goals = self._find_previous()
         try:
             with contextlib.suppress(Killed), DEATH.after(changes):
                 self.place.roll_back()
                 changes = None
         except (ConfigError, UpstreamNotReadyError):
-            assert goal is None
+            assert None in goals
         else:
-            assert goal is not None or changes is not None
-        stay = {self.state} if goal is None or changes is not None else set()
-        self._find(stay | ({goal} if goal else set()))
+            assert goals != {None} or changes is not None
+        stay = {self.state} if None in goals or changes is not None else set()
+        self._find(stay | {goal for goal in goals if goal})
 
     def collect(self, disk: str, changes: int | None) -> None:
         self.machines.start(disk)
@@ -300,15 +301,24 @@ class History:
         state = state or self.state
         return {state, *(state.published(name) for name in self.pending.get(disk, ()))}
 
-    def _find_previous(self) -> State | None:
+    @staticmethod
+    def _list_parents(begun: set[State], name: str) -> dict[State, set[str | None]]:
+        """What there is when an entry has been published, and what that may have followed."""
+        found: dict[State, set[str | None]] = {}
+        for state in begun:
+            found.setdefault(state.published(name), set()).add(state.current)
+        return found
+
+    def _find_previous(self) -> set[State | None]:
+        """What a roll-back may come to; None where there is nothing to go back to."""
         state, current = self.state, self.state.current
         if self.place.keeps is not None:
             rest = state.entries[:-1]
-            return State(rest, rest[-1]) if rest else None
-        parent = self.parents.get(current) if current else None
-        earlier = [e for e in state.entries if current is None or e < current]
-        goal = parent if parent in state.entries else max(earlier, default=None)
-        return replace(state, current=goal) if goal else None
+            return {State(rest, rest[-1]) if rest else None}
+        earlier = max((e for e in state.entries if current is None or e < current), default=None)
+        parents = self.parents.get(current, {None}) if current else {None}
+        goals = {parent if parent in state.entries else earlier for parent in parents}
+        return {replace(state, current=goal) if goal else None for goal in goals}
 
     def _find(self, allowed: set[State], keeps: int | None = None) -> None:
         """Reads what is there, as a new process on a machine that has never been here."""
