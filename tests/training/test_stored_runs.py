@@ -136,6 +136,22 @@ def test_other_machines_go_on_where_one_was_lost(
     assert fit_run(config, NoProgress()).name != run.name
 
 
+def test_a_checkpoint_that_was_brought_in_part_is_left_out(
+    store: FakeStore, machine: Machine, tiny_version: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = plan(tiny_version)
+    interrupted(config, 3, monkeypatch)
+    found = store.objects("bucket/runs/t")
+    *_, newest = sorted(k for k in found if "/last/" in k and k.endswith("checkpoint.json"))
+    store.delete(f"runs/t/{newest}", "")
+    machine("second")
+    run = fit_run(config, NoProgress(), resume=True)
+    assert len(json.loads((run / "history.json").read_text())) == config.fit.epochs
+    for key in store.objects("bucket/runs/t"):
+        if "/last/" in key:  # What is there is whole.
+            assert key.rpartition("/")[0] + "/checkpoint.json" in store.objects("bucket/runs/t")
+
+
 def test_a_run_that_is_trained_elsewhere_is_left_alone(
     store: FakeStore, machine: Machine, tiny_version: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from conf.publication.pointer import set_pointer
 from conf.publication.working_copy import WorkingCopy, describe_place, find_working_copy
 from conf.storage.locations import find_path, is_remote
 from conf.training.train import TrainConfig
+from training.checkpoint.checkpoint_tensors import METADATA_FILE
 
 _POLL_S = 1.0
 
@@ -85,6 +87,7 @@ class StoredSeries:
                 # What this copy had last is at least as new here.
                 if read_holder(copy.remote) != copy.read_id():
                     copy.pull()
+                    _remove_unfinished(copy.local)
                 return
 
     def _list_runs(self) -> set[str]:
@@ -151,6 +154,17 @@ def _try(otherwise: str, bring: Callable[[], None]) -> None:
         bring()
     except (SluiceError, OSError) as error:
         _log.warning("%s: %s", otherwise, error)
+
+
+def _remove_unfinished(run: Path) -> None:
+    """Removes checkpoints that a process was killed on its way to bring: their marker comes last.
+
+    The next push removes them from the store, too.
+    """
+    for folder in map(Path, _list_checkpoints(run)):
+        if not (folder / METADATA_FILE).is_file():
+            _log.warning("%s did not get to the store whole: it is left out", folder.name)
+            shutil.rmtree(folder)
 
 
 def _list_checkpoints(run: Path) -> list[str]:
