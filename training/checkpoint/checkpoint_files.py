@@ -22,11 +22,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from conf.artefacts.run import CHECKPOINT_FILE
 from conf.errors import InputDataError
 from conf.json_text import parse_json
 from conf.schema import fingerprint
 from conf.storage.atomic_output import sync_directory, write_text_atomic
-from training.checkpoint.checkpoint_tensors import METADATA_FILE, STATE_PREFIX, write_tensors
+from training.checkpoint.checkpoint_tensors import STATE_PREFIX, write_tensors
 from training.checkpoint.resume_state import Position, ResumeState, parse_resume_state
 
 FORMAT_VERSION = 1
@@ -117,7 +118,7 @@ def seal_checkpoint(
         },
     }
     content["fingerprint"] = fingerprint(content)
-    write_text_atomic(directory / METADATA_FILE, json.dumps(content, indent=1))
+    write_text_atomic(directory / CHECKPOINT_FILE, json.dumps(content, indent=1))
 
 
 def read_checkpoint(directory: Path) -> CheckpointMetadata:
@@ -127,14 +128,14 @@ def read_checkpoint(directory: Path) -> CheckpointMetadata:
         InputDataError: A file is missing, cut short or changed.
     """
     try:
-        content = parse_json((directory / METADATA_FILE).read_text(encoding="utf-8"))
+        content = parse_json((directory / CHECKPOINT_FILE).read_text(encoding="utf-8"))
         expected = content.pop("fingerprint")
         metadata = _parse_metadata(content)
         files = dict(content["files"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise build_damaged_error(directory / METADATA_FILE, repr(error)) from error
+        raise build_damaged_error(directory / CHECKPOINT_FILE, repr(error)) from error
     if fingerprint(content) != expected:
-        raise build_damaged_error(directory / METADATA_FILE, "it is not what was written")
+        raise build_damaged_error(directory / CHECKPOINT_FILE, "it is not what was written")
     for name, wanted in files.items():
         try:
             described = _describe_file(directory / Path(name).name)

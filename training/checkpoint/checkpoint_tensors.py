@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+from conf.artefacts.run import CHECKPOINT_FILE
 from training.embedding.key_index import FIRST_ROW
 from training.embedding.placement.row_owners import RowOwners
 
 STATE_PREFIX = "state"
-METADATA_FILE = "checkpoint.json"
 _ROWS_PREFIX = "rows-{:05d}-of-{:05d}"
 _ROWS_INDEX = re.compile(r"rows-([0-9]{5})-of-([0-9]{5})\.index")
 
@@ -60,7 +60,7 @@ def count_parts(directory: Path) -> int:
     The seal says so: what else lies in the directory is not of the checkpoint.
     """
     try:
-        files = json.loads((directory / METADATA_FILE).read_text(encoding="utf-8"))["files"]
+        files = json.loads((directory / CHECKPOINT_FILE).read_text(encoding="utf-8"))["files"]
     except (OSError, ValueError, KeyError):  # Not sealed: whoever reads it says what is missing.
         return 0
     counts = [int(match[2]) for name in files if (match := _ROWS_INDEX.fullmatch(name))]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from conf.artefacts.run import CHECKPOINTS_DIR
+from conf.artefacts.run import CHECKPOINT_FILE, CHECKPOINTS_DIR
 from conf.errors import UpstreamNotReadyError
 from conf.local_paths import local_path
 from conf.manifest import Manifest
@@ -18,7 +18,7 @@ from training.checkpoint.checkpoint_files import (
     list_checkpoints,
     read_checkpoint,
 )
-from training.checkpoint.checkpoint_tensors import METADATA_FILE, STATE_PREFIX
+from training.checkpoint.checkpoint_tensors import STATE_PREFIX
 from training.checkpoint.manager import BEST_DIR, LAST_DIR, restore_newest
 from training.checkpoint.run_reference import RunReference
 from training.checkpoint.saved_tensors import MODEL, collect_state, restore_state
@@ -95,7 +95,7 @@ def resolve_checkpoint(path: str) -> Path:
     Raises:
         UpstreamNotReadyError: There is no such run or checkpoint.
     """
-    if not is_remote(path) and (local_path(path) / METADATA_FILE).is_file():
+    if not is_remote(path) and (local_path(path) / CHECKPOINT_FILE).is_file():
         return local_path(path)
     run = find_run(path)
     checkpoints = run / CHECKPOINTS_DIR

@@ -15,14 +15,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from conf.artefacts.entries import resolve_entry
-from conf.artefacts.run import CHECKPOINTS_DIR, RUN, RUN_CARD_FILE, RUNS_DIR, resolve_run
+from conf.artefacts.run import (
+    CHECKPOINT_FILE,
+    CHECKPOINTS_DIR,
+    RUN,
+    RUN_CARD_FILE,
+    RUNS_DIR,
+    resolve_run,
+)
 from conf.errors import SluiceError
 from conf.publication.lease import hold_lease, read_holder
 from conf.publication.pointer import set_pointer
 from conf.publication.working_copy import WorkingCopy, describe_place, find_working_copy
 from conf.storage.locations import find_path, is_remote
 from conf.training.train import TrainConfig
-from training.checkpoint.checkpoint_tensors import METADATA_FILE
 
 _POLL_S = 1.0
 
@@ -162,7 +168,7 @@ def _remove_unfinished(run: Path) -> None:
     The next push removes them from the store, too.
     """
     for folder in map(Path, _list_checkpoints(run)):
-        if not (folder / METADATA_FILE).is_file():
+        if not (folder / CHECKPOINT_FILE).is_file():
             _log.warning("%s did not get to the store whole: it is left out", folder.name)
             shutil.rmtree(folder)
 
