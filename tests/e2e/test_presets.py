@@ -1,6 +1,7 @@
-"""Every preset that ships is built, trained, evaluated and exported.
+"""Every preset that ships is built, trained, evaluated and exported, and loses no quality.
 
-On the data that it is for, where `SLUICE_DATA` has it; else on a small log of the same form.
+Builds read the data that a preset is for, where `SLUICE_DATA` has it; else a small log of the same
+form, as the short trainings do.
 """
 
 from __future__ import annotations
@@ -13,21 +14,15 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from conf.artefacts.run import read_json, resolve_run
-from conf.etl.build import BuildConfig
 from conf.load import load_config, preset_names
 from conf.training.train import TrainConfig
-from etl.build import BuildResult, build_dataset
+from etl.build import BuildResult
 from jobs.cli import main
+from tests.e2e.preset_bands import Band, is_better, read_bands
 from tests.e2e.preset_samples import SAMPLES
+from tests.e2e.short_presets import TRAININGS, Builds, train_short
 from tests.etl.built_versions import read_sparse
 from tests.real_data import find_data
-
-SMALL = ("fit.max_steps=160", "input.batch_size=64", "optimizer.learning_rate=0.02")
-# A transformer learns nothing at that rate.
-SLOWER = ("fit.max_steps=400", "input.batch_size=64", "optimizer.learning_rate=0.003")
-LONGER = ("fit.max_steps=1000", *SLOWER[1:])
-SEQUENCES = ("fit.max_steps=120", "input.batch_size=64", "optimizer.learning_rate=0.01")
 
 
 @dataclass(frozen=True)
@@ -67,64 +62,6 @@ LOGS = {
 }
 
 
-@dataclass(frozen=True)
-class Training:
-    """How a preset of a training is tried.
-
-    Attributes:
-        log: Preset of the build.
-        metric: That tells whether it has learned.
-        real: Its bound on real data; None for half as much again as random lists have, and
-            for an error that is 2 % below that of a constant.
-        made: The same on made data.
-        settings: For made data.
-        real_settings: For real data.
-    """
-
-    log: str
-    metric: str
-    real: float | None = None
-    made: float | None = None
-    settings: tuple[str, ...] = SMALL
-    real_settings: tuple[str, ...] = ("fit.epochs=2",)
-
-
-FEW = ("fit.max_steps=300",)
-CHOSEN = (
-    "fit.epochs=4",
-    "fit.refit.space={model.temperature: [0.2, 0.1]}",
-    "input.batch_size=64",
-    "optimizer.learning_rate=0.02",
-)
-FEW_PIECES = ("fit.max_steps=60", "optimizer.learning_rate=0.005")
-TRAININGS = {
-    "a9a": Training("a9a", "auc", 0.88, 0.7),
-    "clicks": Training("clicks", "auc", None, 0.6, SLOWER),
-    "clicks_columns": Training("clicks_columns", "ndcg@5"),
-    "clicks_columns_dssm": Training("clicks_columns", "ndcg@5"),
-    "criteo": Training("criteo", "auc", 0.65, 0.6),
-    "demo": Training("demo", "ndcg@10"),
-    "diginetica": Training("diginetica", "auc", 0.505, 0.6, LONGER),
-    "diginetica_columns": Training("diginetica_columns", "ndcg@10", real_settings=FEW),
-    "diginetica_columns_dssm": Training("diginetica_columns", "ndcg@10", real_settings=FEW),
-    "frappe": Training("frappe", "auc", 0.93, 0.6),
-    "ipinyou": Training("ipinyou", "auc", 0.5, 0.6),
-    "ml_100k_pairs": Training("ml_100k_pairs", "recall@20"),
-    "ml_1m_dssm": Training("ml_1m", "hit_rate@50", real_settings=FEW),
-    "ml_1m_hstu": Training("ml_1m_sequences", "hit_rate@10", None, None, SEQUENCES, FEW_PIECES),
-    "ml_1m_mf": Training("ml_1m", "hit_rate@50", real_settings=FEW),
-    "ml_1m_ncf_mf": Training("ml_1m_ncf", "hit_rate@10", 0.01, None, LONGER, ("fit.epochs=1",)),
-    "ml_1m_ratings": Training("ml_1m_ratings", "rmse", 0.95, None),
-    "ml_1m_sasrec": Training("ml_1m_sasrec", "hit_rate@10", None, None, SEQUENCES, FEW_PIECES),
-    "ml_1m_sasrec_hstu": Training("ml_1m_sasrec", "hit_rate@10", None, None, SEQUENCES, FEW_PIECES),
-    "ml_1m_sasrec_ligr": Training("ml_1m_sasrec", "hit_rate@10", None, None, SEQUENCES, FEW_PIECES),
-    "ml_1m_sequences": Training(
-        "ml_1m_sequences", "hit_rate@50", None, None, SEQUENCES, FEW_PIECES
-    ),
-    "pairs": Training("pairs", "recall@20", settings=CHOSEN),
-}
-
-
 def test_every_preset_that_ships_is_tried() -> None:
     assert sorted(LOGS) == sorted(SAMPLES) == preset_names("etl")
     assert sorted(TRAININGS) == preset_names("training")
@@ -132,42 +69,26 @@ def test_every_preset_that_ships_is_tried() -> None:
     assert {name: f"work/datasets/{t.log}" for name, t in TRAININGS.items()} == read
 
 
-class Builds:
-    """Versions by preset, each built once."""
-
-    def __init__(self, spark: Any, folder: Path) -> None:
-        self._spark, self._folder = spark, folder
-        self._built: dict[str, BuildResult] = {}
-
-    def find_log(self, name: str) -> Path:
-        """Where the log of a preset is; made if it is not there."""
-        folder = LOGS[name].folder
-        real = find_data(folder) if folder else None
-        made = self._folder / name
-        if real is None and not made.exists():
-            SAMPLES[name](made)
-        return real or made
-
-    def get(self, name: str) -> tuple[BuildResult, bool]:
-        """The version of a preset, and whether it is of real data."""
-        log = self.find_log(name)
-        if name not in self._built:
-            overrides = [f"data_dir={log}", f"output.root={self._folder / 'datasets'}"]
-            config = load_config(BuildConfig, "etl", name, [*overrides, "output.shards=2"])
-            self._built[name] = build_dataset(self._spark, config)
-        return self._built[name], log != self._folder / name
-
-
 @pytest.fixture(scope="module")
 def builds(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Builds:
     return Builds(spark, tmp_path_factory.mktemp("presets"))
 
 
+@pytest.fixture(scope="module")
+def real_builds(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Builds:
+    return Builds(spark, tmp_path_factory.mktemp("real"), find_real)
+
+
+def find_real(name: str) -> Path | None:
+    folder = LOGS[name].folder
+    return find_data(folder) if folder else None
+
+
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", sorted(LOGS))
-def test_a_build_accounts_for_every_row(builds: Builds, name: str) -> None:
-    built, is_real = builds.get(name)
+def test_a_build_accounts_for_every_row(real_builds: Builds, name: str) -> None:
+    built, is_real = real_builds.get(name), find_real(name) is not None
     counts = built.manifest.counts
     assert counts.kept["train"] > 0
     assert sum(counts.kept[split] for split in ("train", "validation", "test")) > 0
@@ -181,42 +102,39 @@ def test_a_build_accounts_for_every_row(builds: Builds, name: str) -> None:
         rate = built.manifest.label_rate.get("train")
         assert rate == pytest.approx(LOGS[name].label_rate, abs=0.02)
     if name == "frappe":
-        assert_holds_the_lines(built, builds.find_log(name) / "frappe.test.libfm")
+        assert_holds_the_lines(built, real_builds.find_log(name) / "frappe.test.libfm")
 
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", sorted(TRAININGS))
-def test_a_training_learns_and_is_exported(builds: Builds, tmp_path: Path, name: str) -> None:
-    trained = TRAININGS[name]
-    built, is_real = builds.get(trained.log)
-    settings = [f"root={tmp_path / 'runs'}"]
-    settings += trained.real_settings if is_real else trained.settings
-    chosen = [part for setting in settings for part in ("--set", setting)]
-    dataset = str(built.version.parent.parent)
-    assert main(["train", name, "--dataset", dataset, "--no-report", *chosen]) == 0
-    run = resolve_run(tmp_path / "runs" / name)
-    assert main(["evaluate", "--run", str(run)]) == 0
-    assert_has_learned(read_json(run / "metrics.json"), trained, is_real)
-    assert main(["export", "--run", str(run), "--to", str(tmp_path / "models")]) == 0
+def test_a_training_is_as_good_as_ever_and_is_exported(
+    builds: Builds, tmp_path: Path, name: str
+) -> None:
+    short = train_short(name, builds, tmp_path / "runs", seed=42)
+    band = read_bands()[name]
+    assert band.holds(short.value), f"{band.metric} {short.value:.4f}, bound {band.bound:.4f}"
+    assert is_better(short.value, short.floor, band.metric)
+    assert main(["export", "--run", str(short.run), "--to", str(tmp_path / "models")]) == 0
     served = tf.saved_model.load(str(tmp_path / "models" / name / "1"))
     assert "serving_default" in served.signatures
 
 
-def assert_has_learned(found: dict[str, Any], trained: Training, is_real: bool) -> None:
-    """A metric of the test split is beyond its bound, or beyond that of random lists."""
-    bound, metric = trained.real if is_real else trained.made, trained.metric
-    if "tasks" in found:
-        (values,) = found["tasks"].values()
-        if metric == "rmse":
-            bound = bound or 0.98 * values["constant"]["rmse"]
-    else:
-        (headline,) = [p for p in found["protocols"] if p["name"] == found["headline"]]
-        values = headline["systems"]["model"]
-        bound = bound or 1.5 * headline["systems"]["random"][metric]
-    print(f"{metric} {values[metric]:.4f}, bound {bound}")
-    assert bound is not None
-    assert values[metric] < bound if metric == "rmse" else values[metric] > bound
+def test_every_preset_has_a_band() -> None:
+    found = {name: band.metric for name, band in read_bands().items()}
+    assert found == {name: training.metric for name, training in TRAININGS.items()}
+
+
+def test_a_band_refuses_what_is_worse_than_its_seeds() -> None:
+    gain, error = Band("auc", (0.80, 0.81, 0.82)), Band("rmse", (0.90, 0.90, 0.90))
+    assert gain.bound == pytest.approx(0.77)
+    assert error.bound == pytest.approx(0.909)
+    assert gain.holds(0.78)
+    assert gain.holds(0.99)
+    assert not gain.holds(0.76)
+    assert error.holds(0.908)
+    assert error.holds(0.5)
+    assert not error.holds(0.91)
 
 
 def assert_holds_the_lines(result: BuildResult, path: Path) -> None:
