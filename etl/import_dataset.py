@@ -143,6 +143,18 @@ def _find_same(paths: DatasetPaths, parent: str | None, run: RunInfo) -> ImportR
     return ImportResult(paths.version(parent), manifest, is_new=False) if is_same else None
 
 
+def _warn_of_numbers(schema: FeatureSchema, statistics: Mapping[str, Mapping[str, Any]]) -> None:
+    """Warns of numbers that are not finite, and of those that models would learn badly from."""
+    for line in find_not_finite(statistics):
+        logger.warning("%s", line)
+    if unscaled := find_unscaled(schema, statistics):
+        logger.warning(
+            "numbers far from 1 reach models as they are, which learn badly from them: %s; write "
+            "them scaled, as (x - mean) / deviation or log(1 + x), or leave them out of the model",
+            "; ".join(f"{name} ({text})" for name, text in unscaled.items()),
+        )
+
+
 def _describe(survey: Survey, files: Files, surveyed: Mapping[str, Sequence[Surveyed]]) -> Manifest:
     """The manifest of the files, but for what names the version."""
     features, staging = survey.features, survey.staging
@@ -163,14 +175,7 @@ def _describe(survey: Survey, files: Files, surveyed: Mapping[str, Sequence[Surv
     plan = _write_encoders(survey, build_schema(features, merged))
     schema = plan.schema
     refuse_negative_weights(schema, merged)
-    for line in find_not_finite(merged):
-        logger.warning("%s", line)
-    if unscaled := find_unscaled(schema, merged):
-        logger.warning(
-            "numbers far from 1 reach models as they are, which learn badly from them: %s; write "
-            "them scaled, as (x - mean) / deviation or log(1 + x), or leave them out of the model",
-            "; ".join(f"{name} ({text})" for name, text in unscaled.items()),
-        )
+    _warn_of_numbers(schema, merged)
     keys = {**dict(config.keys), **{r: config.find_key(r) for r in ("label", "weight")}}
     return Manifest(
         dataset_name=config.name,

@@ -15,14 +15,14 @@ from training.foreign_tables.bare_files import (
     pair_shards,
     require_both,
 )
-from training.foreign_tables.checkpoint_tensors import (
+from training.foreign_tables.tensor_pairs import (
     TABLE_MARK,
-    CheckpointTensors,
+    TensorPairs,
     find_checkpoint,
     pick_table,
 )
 
-Sources = tuple[BareFiles | CheckpointTensors, ...]
+Sources = tuple[BareFiles | TensorPairs, ...]
 
 
 def find_foreign_table(path: Path) -> Sources | None:

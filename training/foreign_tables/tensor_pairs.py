@@ -27,8 +27,8 @@ _ROW_TYPES = (tf.float32, tf.float16, tf.bfloat16)
 
 
 @dataclass(frozen=True)
-class CheckpointTensors:
-    """Tensors of a checkpoint: a pair for each shard of a table.
+class TensorPairs:
+    """Tensors of a checkpoint that another system wrote: a pair for each shard of a table.
 
     Attributes:
         prefix: Path of the checkpoint, without `.index`.
@@ -85,7 +85,7 @@ def find_checkpoint(path: Path) -> str | None:
     return tf.train.latest_checkpoint(str(path)) if (path / "checkpoint").is_file() else None
 
 
-def pick_table(prefix: str, table: str) -> CheckpointTensors:
+def pick_table(prefix: str, table: str) -> TensorPairs:
     """Finds the tensors of a table in a checkpoint.
 
     Args:
@@ -109,7 +109,7 @@ def pick_table(prefix: str, table: str) -> CheckpointTensors:
             tables.setdefault(match["path"], []).append((keys, rows))
     fitting = [path for path in tables if table in ("", path, _short(path))]
     if len(fitting) == 1:
-        return CheckpointTensors(prefix, tuple(tables[fitting[0]]))
+        return TensorPairs(prefix, tuple(tables[fitting[0]]))
     shown = ", ".join(f"{prefix}{TABLE_MARK}{name}" for name in tables)
     raise ConfigError(
         "the checkpoint holds several tables" if fitting else "the checkpoint has no such table",
