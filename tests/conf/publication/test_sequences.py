@@ -233,7 +233,9 @@ class History:
             self._find(set(done), self.place.keeps)
             self.pending.pop(disk, None)
         else:
-            self._find({*begun, *done, *(state.with_entry(name) for state in begun)})
+            # A death between entry and pointer, of this one or of one that was brought first.
+            brought = {self.state.with_entry(entry) for entry in self.pending.get(disk, ())}
+            self._find({*begun, *done, *brought, *(state.with_entry(name) for state in begun)})
             self.pending.setdefault(disk, set()).add(name)
         self.parents[name] = done.get(self.state, {self.state.current})
 
@@ -348,12 +350,16 @@ STEPS = st.lists(
 
 
 # What no draw may leave out. Two first ones at a time, and two on one machine; a death before each
-# change of a publication, and who goes on; what is current elsewhere, and gone from there.
+# change of a publication, and who goes on; a second death while what the first one left is brought
+# to the store; what is current elsewhere, and gone from there.
 RACES = [("race", "first", "second"), ("race", "second", "second"), ("race", "second", "first")]
 DEATHS = [
     ("publish", disk, changes)
     for dead in range(30)
     for disk, changes in (("first", dead), (("first", "second")[dead % 2], None))
+]
+TWO_DEATHS = [
+    ("publish", "first", changes) for second in range(30) for changes in (None, 43, second, None)
 ]
 MOVES = [
     ("roll_back", "first", None),
@@ -377,6 +383,7 @@ MOVES = [
 @given(steps=STEPS)
 @example(steps=RACES)
 @example(steps=DEATHS)
+@example(steps=TWO_DEATHS)
 @example(steps=MOVES)
 def test_readers_find_whole_entries_whatever_has_happened(
     kind: type[DatasetPlace | ModelPlace], root: str, steps: list[tuple[str, Any, Any]]
