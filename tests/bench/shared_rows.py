@@ -22,6 +22,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is impor
 
 import numpy as np
 
+from tests.bench.clock import read_peak_rss, release_free_memory
 from tests.bench.measurements import (
     Bar,
     BenchReport,
@@ -53,6 +54,7 @@ class Setting:
         batch: Rows of the global batch.
         length: Items of a history.
         steps: Steps that are timed.
+        sparse: Kind of the table's optimizer.
     """
 
     workers: int
@@ -62,6 +64,7 @@ class Setting:
     batch: int
     length: int
     steps: int
+    sparse: str = "adam"
 
     @property
     def name(self) -> str:
@@ -80,6 +83,9 @@ class Outcome:
         cpu_s: CPU seconds of a step.
         distinct: Distinct rows of a batch, in the mean.
         sent: Rows that the worker sent in a step, in the mean; gradients as often.
+        batches: That the last two are the mean of; the input runs ahead of the steps.
+        loopback_bytes: That all processes of this network namespace sent each other in a step.
+        peak_bytes: Largest resident size of the process.
     """
 
     table_bytes: int
@@ -88,6 +94,9 @@ class Outcome:
     cpu_s: float
     distinct: float
     sent: float
+    batches: int
+    loopback_bytes: float
+    peak_bytes: int
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -139,13 +148,14 @@ def measure_worker(setting: Setting, index: int, addresses: list[str], told: Que
     owners = find_owners(strategy) if setting.is_shared else None
     exchange = None if owners is None else RowExchange(owners, 0)
     process = psutil.Process()
+    release_free_memory()
     before = process.memory_info().rss
     with strategy.scope():
         keys = KeySpace("item", capacity=setting.rows, exchange=exchange)
         table = DynamicTable("item", keys, setting.dim, seed=1)
         keys.set_keys(np.arange(FIRST_TOKEN_ID, setting.rows))
         model = HistoryModel(table, setting.length)
-        config = OptimizerConfig.model_validate({"sparse": {"kind": "adam"}})
+        config = OptimizerConfig.model_validate({"sparse": {"kind": setting.sparse}})
         optimizers = Optimizers(config, model, 1_000_000)
     taken = process.memory_info().rss - before
     keyed = plan_keyed_features(model.embedded_features, model.tables)
@@ -155,16 +165,28 @@ def measure_worker(setting: Setting, index: int, addresses: list[str], told: Que
     run_steps = build_run_steps(strategy, step)
     batches = iter(distribute_batches(map_keys(dataset, keyed), strategy))
     run_steps(batches, tf.constant(WARM_UP))
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall, cpu, loopback = time.perf_counter(), time.process_time(), read_loopback_bytes()
     losses = run_steps(batches, tf.constant(setting.steps)).losses.numpy()
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    loopback = read_loopback_bytes() - loopback
     if len(losses) < setting.steps or not np.isfinite(losses[-1]):
         raise ArithmeticError("the loss is not finite: the figures would mean nothing")
-    counted = (0.0, 0.0)
+    distinct, sent, planned = 0.0, 0.0, 0
     if exchange is not None:
-        found, planned = exchange.describe(), max(1, exchange.batches)
-        counted = found["distinct"] / planned, found["exchanged"] / planned
-    told.put(Outcome(taken, keys.matrix_bytes, wall / setting.steps, cpu / setting.steps, *counted))
+        found, planned = exchange.describe(), exchange.batches
+        distinct, sent = found["distinct"] / planned, found["exchanged"] / planned
+    told.put(
+        Outcome(
+            taken, keys.matrix_bytes, wall / setting.steps, cpu / setting.steps, distinct, sent,
+            planned, loopback / setting.steps, read_peak_rss(os.getpid()) or 0,
+        )
+    )  # fmt: skip
+
+
+def read_loopback_bytes() -> int:
+    """Returns the bytes that this machine's processes have sent each other by its network."""
+    counters = psutil.net_io_counters(pernic=True)
+    return int(counters["lo"].bytes_sent) if "lo" in counters else 0
 
 
 def measure(setting: Setting) -> list[Outcome]:

@@ -132,8 +132,10 @@ def write_logs(spark: SparkSession, size: LogSize, folder: Path, partitions: int
     return sum(file.stat().st_size for file in folder.rglob("part-*"))
 
 
-def build_config(folder: Path, root: Path, **output: Any) -> BuildConfig:
-    """The build that is measured: two dictionaries, a history of 50, a label, ten features."""
+def build_config(
+    folder: Path, root: Path, history_len: int = HISTORY_LEN, **output: Any
+) -> BuildConfig:
+    """The build that is measured: two dictionaries, a history, a label, ten features."""
     source: dict[str, Any] = {"separator": "\t"}
     plain = {"kind": "identity"}
     vocabulary = {"kind": "vocabulary", "name": "item_id"}
@@ -157,14 +159,14 @@ def build_config(folder: Path, root: Path, **output: Any) -> BuildConfig:
             {"source": "users", "column": "user_id"},
             {"source": "items", "column": "item_id"},
         ],
-        "history": {"name": "history", "max_len": HISTORY_LEN},
+        "history": {"name": "history", "max_len": history_len},
         "label": {"column": "dwell", "at_least": MIN_DWELL},
         "split": {"strategy": "leave_one_out", "validation_users": 1000},
         "features": [
             {"name": "user_id", "column": "user_id", "role": "user"},
             {"name": "country", "column": "country", "role": "user"},
             {"name": "age", "column": "age", "role": "user"},
-            {"name": "history", "column": "history", "role": "user", "max_len": HISTORY_LEN,
+            {"name": "history", "column": "history", "role": "user", "max_len": history_len,
              "encoding": vocabulary},
             {"name": "item_id", "column": "item_id", "role": "item"},
             {"name": "category", "column": "category", "role": "item"},
@@ -195,6 +197,8 @@ class EtlJob:
         driver_memory: Of the JVM.
         shuffle_partitions: Of every shuffle, in both ways of doing the work.
         conf: Further Spark settings.
+        is_warm: Whether a small job of the same kind, which loads and compiles code, runs before.
+        history_len: Items of a history at most.
     """
 
     task: str
@@ -206,6 +210,8 @@ class EtlJob:
     driver_memory: str
     shuffle_partitions: int
     conf: dict[str, str] = field(default_factory=dict)
+    is_warm: bool = True
+    history_len: int = HISTORY_LEN
 
     @property
     def size(self) -> LogSize:
@@ -242,7 +248,8 @@ def run_build(spark: SparkSession, job: EtlJob) -> dict[str, Any]:
     """Builds a dataset version from the logs."""
     from etl.build import build_dataset
 
-    config = build_config(Path(job.folder), Path(job.output), shards=_count_shards(job))
+    folder, root = Path(job.folder), Path(job.output)
+    config = build_config(folder, root, job.history_len, shards=_count_shards(job))
     times = StageTimes()
     logger = logging.getLogger("sluice.build")
     logger.setLevel(logging.INFO)
@@ -270,7 +277,9 @@ def run_by_hand(spark: SparkSession, job: EtlJob) -> dict[str, Any]:
     without checks, counts, de-duplication, splits, vocabularies, statistics or encoding.
     """
     frames = _read_frames(spark, job)
-    before = Window.partitionBy("user_id").orderBy("ts", "item_id").rowsBetween(-HISTORY_LEN, -1)
+    before = (
+        Window.partitionBy("user_id").orderBy("ts", "item_id").rowsBetween(-job.history_len, -1)
+    )
     rows = (
         frames["events"]
         .withColumn("history", F.reverse(F.collect_list("item_id").over(before)))
@@ -314,22 +323,27 @@ TASKS: dict[str, Callable[[SparkSession, EtlJob], dict[str, Any]]] = {
 
 
 def measure(job: EtlJob) -> dict[str, Any]:
-    """Runs a job after a small warm-up of the same kind, which loads and compiles code."""
+    """Runs a job, after a small one where it is to be warm.
+
+    Returns:
+        Figures of the job alone, and `process_cpu_s` of all that this process has done.
+    """
     spark_config = SparkConfig(
         master=job.master, driver_memory=job.driver_memory, conf=job.conf,
         shuffle_partitions=job.shuffle_partitions,
     )  # fmt: skip
     spark = build_session(spark_config, f"bench etl {job.task}")
     task = TASKS[job.task]
-    if job.task != "generate":
+    if job.is_warm and job.task != "generate":
         _warm_up(spark, job)
     details: dict[str, Any] = {}
     with PeakMemory() as peak:
         times = time_tree(lambda: details.update(task(spark, job)))
-    python = read_peak_rss(os.getpid())
+    python, process_cpu_s = read_peak_rss(os.getpid()), tree_cpu_s(os.getpid())
     spark.stop()
     memory = {**peak.bytes, **({} if python is None else {"driver_python": python})}
-    return {"wall_s": times.wall_s, "cpu_s": times.cpu_s, "peak_rss_bytes": memory, **details}
+    spent = {"wall_s": times.wall_s, "cpu_s": times.cpu_s, "process_cpu_s": process_cpu_s}
+    return {**spent, "peak_rss_bytes": memory, **details}
 
 
 def _warm_up(spark: SparkSession, job: EtlJob) -> None:

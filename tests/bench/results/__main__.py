@@ -48,7 +48,7 @@ def main() -> int:
     parser = build_parser()
     arguments = parser.parse_args()
     if arguments.command == "run":
-        commit = read_commit()
+        commit = read_commit(*APART)
         if commit is None:
             parser.error("the checkout has changes: commit them, a record names its commit")
         for preset in arguments.presets:
@@ -60,10 +60,13 @@ def main() -> int:
     return 0
 
 
-def read_commit() -> str | None:
-    """The commit of this checkout, records and page apart; None where something is changed."""
-    apart = [":!tests/bench/results/measured", f":!docs/{PAGE.name}"]
-    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *apart)
+APART = ("tests/bench/results/measured", f"docs/{PAGE.name}")
+
+
+def read_commit(*apart: str) -> str | None:
+    """The commit of this checkout; None where a tracked file is changed, but for these paths."""
+    paths = (".", *(f":!{path}" for path in apart))
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", *paths)
     return None if changed else _git("rev-parse", "HEAD")
 
 
