@@ -141,11 +141,24 @@ class PeakMemory:
 
 def read_peak_rss(pid: int) -> int | None:
     """Peak resident bytes of a process, None where it has ended; psutil tells no peak on Linux."""
+    return _read_status(pid, "VmHWM")
+
+
+def read_own_memory() -> int:
+    """Resident bytes of this process that are no file's.
+
+    Pages of libraries come and go with what else the machine does; these stay.
+    """
+    own = _read_status(os.getpid(), "RssAnon")
+    return psutil.Process().memory_info().rss if own is None else own
+
+
+def _read_status(pid: int, name: str) -> int | None:
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    found = re.search(rf"{name}:\s+(\d+) kB", status)
     return int(found[1]) * 1024 if found else None
 
 

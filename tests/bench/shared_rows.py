@@ -22,7 +22,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is impor
 
 import numpy as np
 
-from tests.bench.clock import read_peak_rss, release_free_memory
+from tests.bench.clock import read_own_memory, read_peak_rss, release_free_memory
 from tests.bench.measurements import (
     Bar,
     BenchReport,
@@ -147,9 +147,8 @@ def measure_worker(setting: Setting, index: int, addresses: list[str], told: Que
     dataset = BatchShape(setting.batch, setting.length, setting.rows).build()
     owners = find_owners(strategy) if setting.is_shared else None
     exchange = None if owners is None else RowExchange(owners, 0)
-    process = psutil.Process()
     release_free_memory()
-    before = process.memory_info().rss
+    before = read_own_memory()
     with strategy.scope():
         keys = KeySpace("item", capacity=setting.rows, exchange=exchange)
         table = DynamicTable("item", keys, setting.dim, seed=1)
@@ -157,7 +156,7 @@ def measure_worker(setting: Setting, index: int, addresses: list[str], told: Que
         model = HistoryModel(table, setting.length)
         config = OptimizerConfig.model_validate({"sparse": {"kind": setting.sparse}})
         optimizers = Optimizers(config, model, 1_000_000)
-    taken = process.memory_info().rss - before
+    taken = read_own_memory() - before
     keyed = plan_keyed_features(model.embedded_features, model.tables)
     step = TrainStep(
         model, BinaryCrossEntropy("label"), optimizers, StepOptions(seed=1), None, keyed

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from rich.console import Console
@@ -18,7 +19,13 @@ from rich.console import Console
 from etl.tfrecord.codec.decode import ExampleDecoder
 from etl.tfrecord.codec.encode import encode
 from etl.tfrecord.codec.framing import index_records
-from tests.bench.clock import PeakMemory, pin_to_one_core, time_best
+from tests.bench.clock import (
+    PeakMemory,
+    pin_to_one_core,
+    read_own_memory,
+    release_free_memory,
+    time_best,
+)
 from tests.bench.etl.__main__ import build_parser, check_arguments
 from tests.bench.measurements import (
     Bar,
@@ -99,6 +106,16 @@ def test_the_tree_counts_children_that_live_and_children_that_have_ended():
     cpu_s, lives_at_first, lives_at_last = json.loads(done.stdout)
     assert 0.55 <= cpu_s < 10
     assert (lives_at_first, lives_at_last) == (True, False)
+
+
+@CLOCK_MARK
+def test_own_memory_grows_by_what_is_taken_and_falls_by_what_is_given_back():
+    before = read_own_memory()
+    held = np.ones(50_000_000, np.uint8)
+    assert 50e6 <= read_own_memory() - before < 60e6
+    del held
+    release_free_memory()
+    assert read_own_memory() - before < 10e6
 
 
 @CLOCK_MARK

@@ -17,7 +17,7 @@ from conf.encoders import VocabularySpec
 from conf.schema import FIRST_TOKEN_ID
 from etl.encoders.token_lookup import TokenEncoder
 from etl.encoders.vocabulary import vocabulary_schema
-from tests.bench.clock import release_free_memory, run_driver_process
+from tests.bench.clock import read_own_memory, release_free_memory, run_driver_process
 from tests.bench.scale.model import index_bytes, row_bytes, vocabulary_bytes
 
 if TYPE_CHECKING:
@@ -131,9 +131,8 @@ def load_vocabulary(tokens: int) -> dict[str, float]:
     spec = VocabularySpec("item", "int64", "", FIRST_TOKEN_ID + tokens, "")
     few = pa.array([1, 2])
     TokenEncoder(spec, pa.table({"token": few})).encode(few)  # compiles
-    process = psutil.Process()
     release_free_memory()
-    before = process.memory_info().rss
+    before = read_own_memory()
     table = _build_vocabulary(tokens)
     start = time.process_time()
     encoder = TokenEncoder(spec, table)
@@ -143,7 +142,7 @@ def load_vocabulary(tokens: int) -> dict[str, float]:
     del table
     pa.default_memory_pool().release_unused()
     release_free_memory()
-    taken = process.memory_info().rss - before
+    taken = read_own_memory() - before
     start = time.process_time()
     encoder.encode(asked)
     return {
