@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from conf.training.models import (
     NegativesConfig,
     SampledSoftmaxConfig,
     SASRecConfig,
+    SequenceConfig,
 )
 from tests.bench.measurements import (
     Bar,
@@ -115,12 +117,12 @@ class SequenceShape:
         )  # fmt: skip
 
 
-NETWORKS = {
-    "sasrec": ("transformer", SASRecConfig),
-    "ligr": ("ligr", SASRecConfig),
-    "hstu": ("hstu", HSTUConfig),
+NETWORKS: dict[str, tuple[str, Callable[[int], SequenceConfig]]] = {
+    "sasrec": ("transformer", lambda dim: SASRecConfig(embedding_dim=dim, dropout=None)),
+    "ligr": ("ligr", lambda dim: SASRecConfig(embedding_dim=dim, dropout=None, block="ligr")),
+    "hstu": ("hstu", lambda dim: HSTUConfig(embedding_dim=dim, dropout=None)),
 }
-"""Networks over the sequence: kind of their blocks, and their config."""
+"""Networks over the sequence: kind of their blocks, and their config by the length of a vector."""
 TOWER_UNITS, TOWER_ROWS = (256, 128), 2048
 
 
@@ -141,10 +143,8 @@ def build_sequence(
         options: How a step is computed.
         network: One of `NETWORKS`.
     """
-    manifest, (block, build_config) = shape.describe(columns), NETWORKS[network]
-    own = {"block": block} if build_config is SASRecConfig else {}
-    config = build_config(embedding_dim=shape.dim, dropout=None, **own)
-    model = SequenceModel(config, manifest, seed=1)
+    manifest, (_, build_config) = shape.describe(columns), NETWORKS[network]
+    model = SequenceModel(build_config(shape.dim), manifest, seed=1)
     size = shape.items + FIRST_TOKEN_ID
     catalog = np.arange(FIRST_TOKEN_ID, size)
     items = ItemData("item", ItemFeatures(Path(), manifest, ["item"]), None)
