@@ -114,15 +114,15 @@ def build_dataset(
             begun = BuildInputs(spark, config, plan, request, sources, staging, base, earlier)
             checks = BuildChecks(config, view_current(paths))
             clock = StageClock((spark.sparkContext.setJobDescription, on_stage))
-            parts = run_stages(begun, checks, clock)
+            done = run_stages(begun, checks, clock)
             manifest = Manifest(
                 dataset_version=version_id,
                 peak_memory_bytes=peak_memory(),
                 spark=_describe_application(spark),
                 parent=None if parent is None else parent.version_id,
-                run=complete_run(run, base, parts.pop("reused_rows")),
-                source=_describe_sources(config, inputs, parts.pop("event_ts_ms_range")),
-                **parts,
+                run=complete_run(run, base, done.reused_rows),
+                source=_describe_sources(config, inputs, done.event_ts_ms_range),
+                **done.manifest,
             )
             check_inputs_unchanged(spark, config, inputs, request.dates)
             version = publish_version(paths, staging, manifest)

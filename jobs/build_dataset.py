@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -23,9 +23,9 @@ from conf.etl.build import BuildConfig
 from conf.load import load_config
 from conf.local_paths import local_path
 from conf.manifest import Manifest
+from jobs.reporting.build_summary import print_counts, print_figures
 from jobs.support.build_plan import check_build, list_lines, plan
 from jobs.support.build_progress import expect_seconds, show_build
-from jobs.support.formatting import MISSING, format_share
 from jobs.support.lineage import LineageDataset, LineageRun, emit_lineage
 from jobs.support.row_output import print_rows
 from jobs.support.terminal import (
@@ -39,9 +39,7 @@ from jobs.support.terminal import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from etl.quality.figures import Figure, Share
+    from etl.quality.figures import Figure
     from etl.versions.run_fingerprint import RunRequest
 
 app = typer.Typer(add_completion=False)
@@ -108,7 +106,7 @@ def main(
     if log_format is LogFormat.JSON:
         print(json.dumps(built.to_json()))
     else:
-        print_summary(built)
+        _print_summary(built)
     return 0
 
 
@@ -279,136 +277,15 @@ def _peak_of(pid: int) -> int | None:
     return int(match[1]) * 1024 if match else None
 
 
-def print_summary(built: Built) -> None:
-    """Prints what was read, dropped and written, and the figures beside those before."""
+def _print_summary(built: Built) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    manifest, console = built.manifest, Console()
-    table = Table(title=f"dataset {manifest.dataset_name}", title_justify="left")
-    table.add_column("rows")
-    table.add_column("count", justify="right")
-    for what, count in _list_counts(manifest):
-        table.add_row(what, f"{count:,}")
-    console.print(table)
+    console = Console()
+    print_counts(built.manifest, console)
     print_figures(built.figures, console)
     if not built.is_new:
         console.print("nothing has changed since this version was built; --force builds anyway")
     console.print(f"version: {built.version}", soft_wrap=True)
-
-
-def _list_counts(manifest: Manifest) -> Iterator[tuple[str, int]]:
-    counts = manifest.counts
-    for source, rows in counts.read.items():
-        yield f"read from {source}", rows
-        for reason, bad in counts.quarantined[source].items():
-            yield f"  bad: {reason}", bad
-    for reason, rows in counts.dropped.items():
-        yield f"dropped: {reason}", rows
-    yield "joined", counts.joined
-    for label, reasons in counts.lost_conversions.items():
-        for reason, rows in reasons.items():
-            shown = "conversions" if reason == "rows" else f"  make no sample positive: {reason}"
-            yield f"{shown} ({label})", rows
-    for label, known in counts.maturity.items():
-        yield from _list_maturity(label, known)
-    for name, rows in counts.drawn.items():
-        yield f"negatives drawn for {name}", rows
-    for split in manifest.splits:
-        size = f"{len(split.shards)} shards, {split.bytes / 1e6:.1f} MB"
-        yield f"written to {split.name} ({size})", split.rows
-
-
-_HOUR_MS = 3_600_000
-
-
-def _list_maturity(label: str, known: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """What is not known of a label made of conversions."""
-    last_event_ms, last_ms = known.get("last_event_ts_ms"), known.get("last_conversion_ts_ms")
-    if last_event_ms is not None and last_ms is not None and last_ms < last_event_ms:
-        yield (
-            f"  hours from the last one to the last event ({label})",
-            round((last_event_ms - last_ms) / _HOUR_MS),
-        )
-    if "unknown_as_0" in known:
-        yield f"written as 0, but not known yet ({label})", known["unknown_as_0"]
-
-
-def print_figures(figures: Sequence[Figure], console: Console) -> None:
-    """Prints what was matched, and of each feature the nulls and what its vocabulary lacks."""
-    from rich.table import Table
-
-    whole, of_features = list_figure_rows(figures)
-    for title, columns, rows in (
-        ("matched, labels, vocabularies", ("", "now", "before"), whole),
-        ("features; in brackets the version before", ("", *_FEATURE_COLUMNS), of_features),
-    ):
-        if rows:
-            table = Table(title=title, title_justify="left")
-            for column in columns:
-                table.add_column(column, justify="right" if column else "left")
-            for row in rows:
-                table.add_row(*row)
-            console.print(table)
-    if any(figure.is_far for figure in figures):
-        console.print(f"{FAR} far from that of the version before", soft_wrap=True)
-
-
-FAR = "!"
-"""Stands before a figure that is far from the one of the version before."""
-MANY_FEATURES = 40
-"""From this number on, features without nulls and OOV are only counted."""
-_FEATURE_COLUMNS = {
-    "null, train": ("null", "train"),
-    "null, test": ("null", "test"),
-    "OOV, train": ("oov", "train"),
-    "OOV, test": ("oov", "test"),
-}
-
-
-def list_figure_rows(
-    figures: Sequence[Figure],
-) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
-    """Returns the rows of two tables: figures of the whole version, and figures by feature."""
-    whole: list[tuple[str, ...]] = [
-        (figure.title, f"{_mark(figure)}{_show(figure.now)}", _show(figure.before))
-        for figure in figures
-        if figure.kind not in ("null", "oov")
-    ]
-    by_feature: dict[str, dict[tuple[str, str | None], Figure]] = {}
-    for figure in figures:
-        if figure.kind in ("null", "oov"):
-            by_feature.setdefault(figure.name, {})[figure.kind, figure.split] = figure
-    shown = {
-        name: found
-        for name, found in by_feature.items()
-        if len(by_feature) < MANY_FEATURES or any(f.is_telling for f in found.values())
-    }
-    rows = [
-        (name, *(_show_beside(found.get(place)) for place in _FEATURE_COLUMNS.values()))
-        for name, found in shown.items()
-    ]
-    if len(shown) < len(by_feature):
-        rows.append((f"{len(by_feature) - len(shown)} more: none", *[""] * len(_FEATURE_COLUMNS)))
-    return whole, rows
-
-
-def _show_beside(figure: Figure | None) -> str:
-    if figure is None:
-        return MISSING
-    now, before = _show(figure.now), _show(figure.before)
-    is_known = figure.before is not None and now != before
-    return f"{_mark(figure)}{now} ({before})" if is_known else f"{_mark(figure)}{now}"
-
-
-def _mark(figure: Figure) -> str:
-    return f"{FAR} " if figure.is_far else ""
-
-
-def _show(value: Share | int | None) -> str:
-    if value is None:
-        return MISSING
-    return f"{value:,}" if isinstance(value, int) else format_share(value.value)
 
 
 if __name__ == "__main__":

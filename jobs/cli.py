@@ -15,7 +15,7 @@ from conf.errors import (
     did_you_mean,
     read_code_version,
 )
-from jobs.support.run_app import _missing_package, _report, run_app
+from jobs.support.run_app import find_missing_package, report_error, run_app
 
 NO_JIT_CACHE = "--no-jit-cache"
 NO_JIT_CACHE_VARIABLE = "SLUICE_NO_JIT_CACHE"
@@ -62,11 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             allowed=", ".join(SUBCOMMANDS),
             fix=did_you_mean(name, SUBCOMMANDS),
         )
-        return _report(error)
+        return report_error(error)
     try:
         app = _import(SUBCOMMANDS[name][0]).app
     except SluiceError as error:
-        return _report(error)
+        return report_error(error)
     return run_app(app, rest, prog_name=f"sluice {name}")
 
 
@@ -94,7 +94,7 @@ def _import(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise _missing_package(error) or error from error
+        raise find_missing_package(error) or error from error
 
 
 if __name__ == "__main__":

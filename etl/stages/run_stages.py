@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -34,8 +35,23 @@ def check_config(config: BuildConfig, request: RunRequest) -> FeaturePlan:
     return checks.plan
 
 
-def run_stages(inputs: BuildInputs, checks: BuildChecks, clock: StageClock) -> dict[str, Any]:
-    """Writes a version by its stages; returns what they have to say in its manifest.
+@dataclass(frozen=True)
+class StagesResult:
+    """What the stages of a build have written.
+
+    Attributes:
+        manifest: Fields of the manifest, by name.
+        reused_rows: Kept records by split; empty where all were built.
+        event_ts_ms_range: The first and the last event time of the version; None: there is none.
+    """
+
+    manifest: dict[str, Any]
+    reused_rows: Mapping[str, int]
+    event_ts_ms_range: tuple[int, int] | None
+
+
+def run_stages(inputs: BuildInputs, checks: BuildChecks, clock: StageClock) -> StagesResult:
+    """Writes a version by its stages.
 
     Args:
         inputs: What the build begins with.
@@ -48,7 +64,8 @@ def run_stages(inputs: BuildInputs, checks: BuildChecks, clock: StageClock) -> d
             if stage.applies(inputs.config):
                 with clock.stage(stage.name):
                     stage.run(build)
-    return {**_describe(build), "stage_seconds": clock.seconds}
+    fields = {**_describe(build), "stage_seconds": clock.seconds}
+    return StagesResult(fields, build.written.reused_rows, _join_spans(build))
 
 
 def _describe(build: Build) -> dict[str, Any]:
@@ -77,11 +94,9 @@ def _describe(build: Build) -> dict[str, Any]:
             for label in config.labels
             if label.is_binary
         },
-        "event_ts_ms_range": _join_spans(build),
         "exports": written.exports,
         "train_counts": written.train_counts,
         "slots": written.slots,
-        "reused_rows": written.reused_rows,
     }
 
 

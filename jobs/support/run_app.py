@@ -89,21 +89,21 @@ def run_reported(call: Callable[[], object], json_lines: bool) -> int:
         # A usage error knows how to show itself with the command's usage line.
         show = getattr(error, "show", None)
         if show is None or json_lines:
-            return _report(ConfigError(error.format_message()), json_lines)
+            return report_error(ConfigError(error.format_message()), json_lines)
         show()
         return ExitCode.CONFIG
     except (typer.Abort, KeyboardInterrupt):
         message = "interrupted; what was published before is untouched"
-        return _report(InternalError(message), json_lines)
+        return report_error(InternalError(message), json_lines)
     except SluiceError as error:
-        return _report(error, json_lines)
+        return report_error(error, json_lines)
     except ModuleNotFoundError as error:
-        known = _missing_package(error)
+        known = find_missing_package(error)
         if known is None:
             raise
-        return _report(known, json_lines)
+        return report_error(known, json_lines)
     except OSError as error:
-        return _report(_describe_os_error(error), json_lines)
+        return report_error(_describe_os_error(error), json_lines)
     except Exception:
         logging.getLogger("sluice").exception(
             "unexpected failure; what was published before is untouched"
@@ -133,7 +133,7 @@ def _unwind_at_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _missing_package(error: ModuleNotFoundError) -> ConfigError | None:
+def find_missing_package(error: ModuleNotFoundError) -> ConfigError | None:
     """What to install for a module that was not found, or None where it is not of an extra."""
     package = (error.name or "").partition(".")[0]
     extra = EXTRAS.get(package)
@@ -151,7 +151,13 @@ def wants_json(arguments: Sequence[str]) -> bool:
     return "--log-format=json" in given or ("--log-format", "json") in pairwise(given)
 
 
-def _report(error: SluiceError, json_lines: bool = False) -> int:
+def report_error(error: SluiceError, json_lines: bool = False) -> int:
+    """Says what went wrong, on stderr, and returns the exit code.
+
+    Args:
+        error: What went wrong.
+        json_lines: Whether as a line of JSON.
+    """
     if json_lines:
         parts = {"received": error.received, "allowed": error.allowed, "fix": error.fix}
         fields = {

@@ -174,7 +174,8 @@ def serve(serving: Serving, listener: socket.socket, tell: Callable[[str], None]
     with quiet_tensorflow():
         import uvicorn
 
-        from training.serving.app import Server, build_app
+        from training.serving.app import build_app
+        from training.serving.server import Server
 
     server = Server(serving.config)
     listener.listen(BACKLOG)

@@ -10,7 +10,14 @@ import pytest
 import tensorflow as tf
 
 from tests.bench.sequences.__main__ import main as measure_sequences
-from tests.bench.train_step.products import ProductSpeed, count_din, count_mlp, count_sasrec
+from tests.bench.train_step.products import (
+    ProductSpeed,
+    count_bst,
+    count_din,
+    count_mlp,
+    count_sequence,
+    count_towers,
+)
 
 ROWS, LENGTH, DIM = 6, 5, 4
 
@@ -48,16 +55,47 @@ def test_din_reads_the_target_once_a_row() -> None:
     assert count_din(ROWS, LENGTH, (DIM, 20), layers) == 3 * forward
 
 
-def test_sasrec_scores_all_items_once_more_on_its_way_back() -> None:
+def test_bst_reads_the_target_as_a_position() -> None:
+    positions = ROWS * (LENGTH + 1)
+    forward = count_by_tensorflow(
+        *[((positions, DIM), (DIM, DIM))] * 4,
+        ((positions, DIM), (DIM, 4 * DIM)),
+        ((positions, 4 * DIM), (4 * DIM, DIM)),
+        *[((LENGTH + 1, DIM), (DIM, LENGTH + 1))] * ROWS,
+        *[((LENGTH + 1, LENGTH + 1), (LENGTH + 1, DIM))] * ROWS,
+        ((ROWS, 12 + (LENGTH + 1) * DIM), (12 + (LENGTH + 1) * DIM, 9)),
+        ((ROWS, 9), (9, 1)),
+    )
+    assert count_bst(ROWS, LENGTH, (DIM, 12), (9,)) == 3 * forward
+
+
+def project(positions: int, *widths: tuple[int, int]) -> list[tuple[tuple[int, int], ...]]:
+    return [((positions, before), (before, after)) for before, after in widths]
+
+
+@pytest.mark.parametrize(
+    ("block", "widths"),
+    [
+        ("transformer", [(DIM, DIM)] * 6),
+        ("ligr", [(DIM, DIM)] * 6 + [(DIM, 4 * DIM)] * 2 + [(4 * DIM, DIM)]),
+        ("hstu", [(DIM, 4 * DIM), (DIM, DIM)]),
+    ],
+)
+def test_a_sequence_scores_all_items_once_more_on_its_way_back(block, widths) -> None:
     lengths, items = np.array([5, 2]), 11
     positions = int(lengths.sum())
-    of_block = [((positions, DIM), (DIM, DIM))] * 6
+    of_block = project(positions, *widths)
     of_block += [((n, DIM), (DIM, n)) for n in lengths.tolist()]
     of_block += [((n, n), (n, DIM)) for n in lengths.tolist()]
-    block = count_by_tensorflow(*of_block)
     scores = count_by_tensorflow(((positions, DIM), (DIM, items)))
-    found = count_sasrec(positions, float((lengths**2).sum()), DIM, items)
-    assert found == 3 * 2 * block + 4 * scores
+    found = count_sequence(block, positions, float((lengths**2).sum()), DIM, items)
+    assert found == 3 * 2 * count_by_tensorflow(*of_block) + 4 * scores
+
+
+def test_towers_meet_in_a_batch() -> None:
+    tower = project(ROWS, (DIM, 9), (9, 3))
+    forward = count_by_tensorflow(*tower, *tower, ((ROWS, 3), (3, ROWS)))
+    assert count_towers(ROWS, (DIM, 9, 3)) == 3 * forward
 
 
 def test_speeds_are_beside_the_peak() -> None:
@@ -77,5 +115,5 @@ def test_the_bench_of_sequences_prints_its_figures(tmp_path, monkeypatch) -> Non
     figures = json.loads(file.read_text())
     assert len(figures["measurements"]) == 2 * 4
     products = figures["settings"]["products of sasrec, full lengths"]
-    assert products["flop"] == count_sasrec(16 * 6, 16 * 36, 8, 60)
+    assert products["flop"] == count_sequence("transformer", 16 * 6, 16 * 36, 8, 60)
     assert 0 < products["share"] < 1

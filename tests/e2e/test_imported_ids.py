@@ -18,8 +18,9 @@ from starlette.testclient import TestClient
 from conf.artefacts.run import read_json, resolve_run
 from etl.tfrecord.table import write_table
 from jobs.cli import main
-from training.serving.app import Server, build_app
+from training.serving.app import build_app
 from training.serving.models.server_config import ServerConfig
+from training.serving.server import Server
 
 WORTH = np.array([2.0, -1.0, 1.0, 0.5, -2.0])
 """Of each item; the label is that of the row's item and of its history, and a taste, together."""

@@ -12,8 +12,8 @@ from rich.console import Console
 import jobs.support.spark_session
 from conf.artefacts.dataset import DatasetPaths, read_manifest, resolve_version
 from etl.quality.figures import Figure, Share
-from jobs.build_dataset import MANY_FEATURES, list_figure_rows, print_figures
 from jobs.cli import main
+from jobs.reporting.build_summary import MANY_FEATURES, list_figure_rows, print_figures
 from jobs.support.formatting import MISSING
 from tests.etl.logs import build_config, write_logs
 

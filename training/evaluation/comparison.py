@@ -27,7 +27,7 @@ from training.evaluation.metrics import FloatArray, IntArray, Per, find_log_loss
 from training.evaluation.per_user_ranking import PER_USER, ListScorer, UserReader
 from training.evaluation.protocols import (
     FULL_UNSEEN,
-    BatchReader,
+    RankingReader,
     describe_filter,
     headline_protocol,
     rank_by_protocol,
@@ -128,7 +128,7 @@ def _measure_events(trained: TrainedModel, split: str) -> MeasuredRows:
     user = trained.manifest.keys.user
     inputs = (*model.user_inputs, *((user,) if user else ()))
     reader, scorer = (
-        BatchReader(*where, index, inputs, config.batch_size),
+        RankingReader(*where, index, inputs, config.batch_size),
         ModelScorer(model, index),
     )
     rows = MeasuredRows()

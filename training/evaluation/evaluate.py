@@ -46,9 +46,9 @@ from training.evaluation.protocols import (
     FULL_ALL,
     FULL_UNSEEN,
     SAMPLED_GIVEN,
-    BatchReader,
     HeldOutRows,
     RankingBatch,
+    RankingReader,
     UniformNegatives,
     count_missing,
     describe_filter,
@@ -128,7 +128,7 @@ def evaluate_full(
         protocol = FULL_UNSEEN
     index = build_item_index(model, version_dir, manifest, batch_size)
     scorer = ModelScorer(model, index)
-    reader = BatchReader(version_dir, manifest, index, tuple(model.user_inputs), batch_size)
+    reader = RankingReader(version_dir, manifest, index, tuple(model.user_inputs), batch_size)
     means, relevance = RankingMeans(ranking.ks), ranking.relevance
     rows = reader.read(
         split,
@@ -287,7 +287,7 @@ class _Evaluation:
             negatives = UniformNegatives(
                 len(self.index), config.sampled_negatives, trained.config.seed
             )
-        reader = BatchReader(
+        reader = RankingReader(
             trained.version_dir, trained.manifest, self.index, inputs, config.batch_size
         )
         return reader.read(

@@ -294,7 +294,7 @@ def _mask_block(scores: NDArray[np.float32], seen: Pairs | None, start: int, sto
 
 
 @dataclass(frozen=True)
-class UserBatch:
+class UserVectors:
     """A batch of users.
 
     Attributes:
@@ -308,7 +308,7 @@ class UserBatch:
     seen: Any
 
 
-def read_user_vectors(trained: TrainedModel, *, seen: bool) -> Iterator[UserBatch]:
+def read_user_vectors(trained: TrainedModel, *, seen: bool) -> Iterator[UserVectors]:
     """Yields the users of the `users` split in the order of its shards.
 
     Args:
@@ -332,4 +332,4 @@ def read_user_vectors(trained: TrainedModel, *, seen: bool) -> Iterator[UserBatc
             model.embed_users({name: batch[name] for name in model.user_inputs}), np.float32
         )
         check_finite("user", ids, vectors)
-        yield UserBatch(ids, vectors, batch[ragged[0]] if ragged else None)
+        yield UserVectors(ids, vectors, batch[ragged[0]] if ragged else None)

@@ -277,7 +277,7 @@ def describe_filter(
 
 
 @dataclass(frozen=True)
-class BatchReader:
+class RankingReader:
     """Reads a split as ranking batches.
 
     Attributes:

@@ -42,16 +42,13 @@ from conf.artefacts.run import read_json, write_json
 from conf.errors import ConfigError, InputDataError
 from conf.publication.numbered import hold_numbers
 from training.index.index_report import measure, read_queries, tune
-from training.index.known import (
-    COLUMN_PREFIX,
+from training.index.item_columns import COLUMN_PREFIX, align_columns, read_table, select_columns
+from training.index.known_entities import (
     EXACT_FILE,
     NEAR_FILE,
     IncompleteVersionError,
-    align_columns,
     find_index,
-    read_table,
     read_vectors,
-    select_columns,
 )
 from training.index.vector_index import EXACT_ITEMS, VectorIndex, build_exact
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from conf.artefacts.export import EMBEDDINGS_DIR, KEY, SEEN, USERS_FILE
-from training.index.known import read_vectors
+from training.index.known_entities import read_vectors
 from training.index.vector_index import MAX_EFFORT, VectorIndex, build_parameters, merge_lists
 
 TUNED, MEASURED, FILTERED = 256, 512, 100

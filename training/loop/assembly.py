@@ -120,11 +120,8 @@ def assemble(task: TrainingTask, profile: StepRange | None = None) -> TrainingPa
             norms = build_gradient_norms(model, config.fit.steps_per_loop)
             options = replace(options, norms=norms)
     objective = _build_objective(task, model, optimizers)
-    for note in (
-        *model.notes,
-        *list_notes(objective),
-        *undo_balance(model, config.input, data.manifest),
-    ):
+    unknown_balance = undo_balance(model, config.input, data.manifest)
+    for note in (*model.notes, *list_notes(objective), *unknown_balance):
         task.progress.message(note)
     inputs = _build_inputs(task, model, objective)
     epoch_input = EpochInput(config, data, strategy, inputs)
@@ -144,8 +141,8 @@ def _count_steps(task: TrainingTask) -> int:
             "input.on_corrupt leave rows out, and the steps of an epoch must be known"
         )
     steps = task.data.steps_per_epoch(config)
-    if measured := check_validation(task.config, task.data):
-        task.progress.message(measured)
+    if note := check_validation(task.config, task.data):
+        task.progress.message(note)
     return steps
 
 

@@ -17,7 +17,6 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from training.serving.access import Access
-from training.serving.app import Server
 from training.serving.requests.errors import (
     EXPIRED,
     FAILED,
@@ -32,6 +31,7 @@ from training.serving.requests.errors import (
     forget_frames,
 )
 from training.serving.requests.limits import ARRIVING, HURRIED_SECONDS, SMALL_BYTES
+from training.serving.server import Server
 
 CODES = {
     INVALID: grpc.StatusCode.INVALID_ARGUMENT,

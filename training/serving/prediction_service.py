@@ -45,7 +45,6 @@ from tensorflow_serving.apis.regression_pb2 import (
 
 from training.raw_inputs.json_values import check_finite, check_times
 from training.serving.access import Access
-from training.serving.app import Server
 from training.serving.calls import CallError, Calls
 from training.serving.models.served_version import METHOD_PREFIX, METHOD_WORDS, ServedVersion
 from training.serving.requests.errors import RequestError, refuse_values
@@ -60,6 +59,7 @@ from training.serving.requests.limits import (
     check_example_bytes,
 )
 from training.serving.requests.tensors import Arrays
+from training.serving.server import Server
 
 SIGNATURES, DEFAULT = "signature_def", "serving_default"
 NO_SPEC, NO_NAME = "Missing ModelSpec", "ModelSpec has no name specified."

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from etl.tfrecord.files.writer import ShardStatistics
 
 
-class RowEncoder(Protocol):
+class BatchEncoder(Protocol):
     """Turns the rows of a write into those of its records."""
 
     @property
@@ -58,7 +58,7 @@ class WriteHooks:
             and the shard's path below the output directory.
     """
 
-    open_encoders: Callable[[str], RowEncoder] | None = None
+    open_encoders: Callable[[str], BatchEncoder] | None = None
     build_statistics: Callable[[WriteOptions, pa.Schema, str], ShardStatistics] | None = None
 
     def check(self, options: WriteOptions) -> None:

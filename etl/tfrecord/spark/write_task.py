@@ -17,7 +17,7 @@ from etl.tfrecord.commit.output_manifest import TaskShard
 from etl.tfrecord.files.partitions import PartitionValues, partition_path, split_partitions
 from etl.tfrecord.files.writer import RollingPlan, RollingWriter, ShardOptions
 from etl.tfrecord.spark.options import WriteOptions
-from etl.tfrecord.spark.write_plan import NO_HOOKS, RowEncoder, WriteHooks
+from etl.tfrecord.spark.write_plan import NO_HOOKS, BatchEncoder, WriteHooks
 from etl.tfrecord.types.conversions import nest_lists
 from etl.tfrecord.types.row_errors import locate_rows
 from etl.tfrecord.types.to_example import plan_to_example
@@ -69,9 +69,9 @@ class WriteTask:
             options.index,
             partial(build, options) if options.statistics and build else None,
         )
-        self._row_encoder: RowEncoder | None = None
+        self._batch_encoder: BatchEncoder | None = None
         if options.encoders is not None and hooks.open_encoders is not None:
-            self._row_encoder = hooks.open_encoders(options.encoders)
+            self._batch_encoder = hooks.open_encoders(options.encoders)
         self._to_features: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
         self._encoder: Any = None
         self._writers: OrderedDict[PartitionValues, RollingWriter] = OrderedDict()
@@ -112,9 +112,9 @@ class WriteTask:
         names = self._options.partition_by
         keys = [batch.column(name) for name in names]
         source: pa.RecordBatch | None = None
-        if self._row_encoder is not None:
+        if self._batch_encoder is not None:
             source = batch if self._options.statistics else None
-            batch = nest_lists(self._row_encoder.apply(batch), self._options.feature_lists)
+            batch = nest_lists(self._batch_encoder.apply(batch), self._options.feature_lists)
         batch = batch.drop_columns([name for name in names if name in batch.schema.names])
         if self._encoder is None:
             self._plan_records(batch.schema)

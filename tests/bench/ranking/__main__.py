@@ -37,7 +37,12 @@ from tests.bench.measurements import (
     run_bench,
 )
 from tests.bench.train_step.peers import PeerTraining, open_peer
-from tests.bench.train_step.products import count_din, count_mlp, report_products
+from tests.bench.train_step.products import (
+    count_bst,
+    count_din,
+    count_mlp,
+    report_products,
+)
 from tests.bench.train_step.sections import GROWTH_LIMIT, judge_wall_time, time_in_turns
 from tests.bench.train_step.trainings import ModelTraining
 from training.models.ranking import NetworkRankingModel, plan_tasks
@@ -54,7 +59,7 @@ class RowShape:
     """What a row holds, and the network over it.
 
     Attributes:
-        network: `deepfm` or `din`.
+        network: `deepfm`, `din` or `bst`.
         ids: Number of scalar ids; each has a table of its own.
         numbers: Number of numbers.
         length: Items of a history, which shares the table `item`; None: none.
@@ -123,6 +128,8 @@ class RowShape:
         joined = self.ids * dim + self.numbers
         if self.length is None:
             return count_mlp(rows, (joined, *HIDDEN_UNITS, 1))
+        if self.network == "bst":
+            return count_bst(rows, self.length, (dim, joined - dim), HIDDEN_UNITS)
         layers = {"attention": ATTENTION_UNITS, "hidden": HIDDEN_UNITS}
         return count_din(rows, self.length, (dim, joined + dim), layers)
 
@@ -133,6 +140,7 @@ DIN = RowShape(
     "din", 4, 0, 50,
     {"hidden_units": HIDDEN_UNITS, "activation": "relu", "attention_units": ATTENTION_UNITS},
 )  # fmt: skip
+BST = RowShape("bst", 4, 0, 50, {"hidden_units": HIDDEN_UNITS})
 
 
 def build_training(
@@ -251,7 +259,7 @@ def run(arguments: argparse.Namespace, console: Console) -> BenchReport:
                 build_training(shape, shape.draw(rows, size), size, dim),
                 shape.count_products(rows, dim),
             )
-            for shape in (DEEPFM, DIN)
+            for shape in (DEEPFM, DIN, BST)
         }
         report_products(report, console, trainings, PROFILED_STEPS)
     print_report(report, console, "bars (wall time per example)")

@@ -1,4 +1,4 @@
-"""Steps of SASRec: beside a plain PyTorch loop, and where their time goes.
+"""Steps over sequences: SASRec beside a plain PyTorch loop, and where the time of others goes.
 
 `--torch` names a Python that has PyTorch, for example of `python -m venv` and
 `pip install torch numpy`; without it that part is left out. Both train the same network on the same
@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is imported
@@ -26,7 +27,14 @@ from rich.console import Console
 
 from conf.manifest import DatasetKeys, Manifest, RowCounts, SourceSnapshot
 from conf.schema import FIRST_TOKEN_ID, FeatureSchema, FeatureSpec
-from conf.training.models import NegativesConfig, SampledSoftmaxConfig, SASRecConfig
+from conf.training.models import (
+    DSSMConfig,
+    HSTUConfig,
+    NegativesConfig,
+    SampledSoftmaxConfig,
+    SASRecConfig,
+    SequenceConfig,
+)
 from tests.bench.measurements import (
     Bar,
     BenchReport,
@@ -40,10 +48,12 @@ from tests.bench.measurements import (
     run_bench,
 )
 from tests.bench.train_step.peers import PeerTraining, open_peer
-from tests.bench.train_step.products import count_sasrec, report_products
+from tests.bench.train_step.products import count_sequence, count_towers, report_products
 from tests.bench.train_step.sections import time_in_turns
 from tests.bench.train_step.trainings import ModelTraining
 from training.loop.step import StepOptions
+from training.models.dssm import DSSM
+from training.models.retrieval import RetrievalModel
 from training.models.sequence import SequenceModel
 from training.objectives.item_catalog import ItemFeatures
 from training.objectives.item_objectives import CatalogSoftmax, ItemData, SampledSoftmax
@@ -107,23 +117,34 @@ class SequenceShape:
         )  # fmt: skip
 
 
-def build_sasrec(
+NETWORKS: dict[str, tuple[str, Callable[[int], SequenceConfig]]] = {
+    "sasrec": ("transformer", lambda dim: SASRecConfig(embedding_dim=dim, dropout=None)),
+    "ligr": ("ligr", lambda dim: SASRecConfig(embedding_dim=dim, dropout=None, block="ligr")),
+    "hstu": ("hstu", lambda dim: HSTUConfig(embedding_dim=dim, dropout=None)),
+}
+"""Networks over the sequence: kind of their blocks, and their config by the length of a vector."""
+TOWER_UNITS, TOWER_ROWS = (256, 128), 2048
+
+
+def build_sequence(
     shape: SequenceShape,
     columns: dict[str, np.ndarray],
     negatives: int | None = None,
     options: StepOptions = _FLOAT32,
+    *,
+    network: str = "sasrec",
 ) -> ModelTraining:
-    """Returns Sluice's training of SASRec on drawn batches.
+    """Returns Sluice's training of a network over the sequence on drawn batches.
 
     Args:
         shape: Of the batches.
         columns: The batches.
         negatives: Uniform ones that a batch's positions share; None: softmax over all items.
         options: How a step is computed.
+        network: One of `NETWORKS`.
     """
-    manifest = shape.describe(columns)
-    config = SASRecConfig(embedding_dim=shape.dim, dropout=None)
-    model = SequenceModel(config, manifest, seed=1)
+    manifest, (_, build_config) = shape.describe(columns), NETWORKS[network]
+    model = SequenceModel(build_config(shape.dim), manifest, seed=1)
     size = shape.items + FIRST_TOKEN_ID
     catalog = np.arange(FIRST_TOKEN_ID, size)
     items = ItemData("item", ItemFeatures(Path(), manifest, ["item"]), None)
@@ -133,6 +154,26 @@ def build_sasrec(
         sampled = SampledSoftmaxConfig(negatives=drawn, logq_correction=0.0)
         sampler = build_sampler(drawn, catalog, None, size)
         objective = SampledSoftmax(sampled, items, sampler, None)
+    return _train(model, objective, columns, options)
+
+
+def build_dssm(shape: SequenceShape, columns: dict[str, np.ndarray]) -> ModelTraining:
+    """Returns Sluice's training of two towers on drawn batches, by the items of the batch."""
+    config = DSSMConfig(
+        embedding_dim=shape.dim, user_hidden_units=TOWER_UNITS, item_hidden_units=TOWER_UNITS
+    )
+    model = DSSM(config, shape.describe(columns), seed=1)
+    sampled = SampledSoftmaxConfig(negatives=NegativesConfig(source="batch"), logq_correction=0.0)
+    objective = SampledSoftmax(sampled, ItemData("item", None, None), None, None)
+    return _train(model, objective, columns, _FLOAT32)
+
+
+def _train(
+    model: RetrievalModel,
+    objective: Objective,
+    columns: dict[str, np.ndarray],
+    options: StepOptions,
+) -> ModelTraining:
     batches = tf.data.Dataset.from_tensor_slices(columns).repeat().prefetch(2)
     return ModelTraining(model, objective, batches, "adam", options)
 
@@ -169,7 +210,7 @@ def measure_beside_torch(
         found = time_in_turns(
             "torch",
             f"{title}{shape.items:,} items x {shape.dim}",
-            {ours: build_sasrec(shape, columns), theirs: peer},
+            {ours: build_sequence(shape, columns), theirs: peer},
             batch_rows=shape.rows,
             steps={ours: arguments.steps, theirs: arguments.steps},
             repeats=arguments.repeats,
@@ -186,10 +227,10 @@ def measure_variants(
     columns, plain = shape.draw(), "softmax over all items"
     shared = f"{arguments.negatives:,} shared negatives"
     trainings = {
-        plain: build_sasrec(shape, columns),
-        shared: build_sasrec(shape, columns, arguments.negatives),
-        "bfloat16": build_sasrec(shape, columns, options=StepOptions(1, tf.bfloat16)),
-        "XLA": build_sasrec(shape, columns, options=StepOptions(1, xla=True)),
+        plain: build_sequence(shape, columns),
+        shared: build_sequence(shape, columns, arguments.negatives),
+        "bfloat16": build_sequence(shape, columns, options=StepOptions(1, tf.bfloat16)),
+        "XLA": build_sequence(shape, columns, options=StepOptions(1, xla=True)),
     }
     found = time_in_turns(
         "variants",
@@ -205,25 +246,28 @@ def measure_variants(
     console.print(build_table(f"{found[0].section}: {found[0].shape}, per step", found))
 
 
-def count_flop(shape: SequenceShape, columns: dict[str, np.ndarray]) -> float:
+def count_flop(shape: SequenceShape, columns: dict[str, np.ndarray], network: str) -> float:
     """FLOP of the matrix products of a mean step, padding left out."""
     lengths = (columns["history"] > 0).sum(axis=-1)
     positions, pairs = lengths.sum(axis=1).mean(), (lengths**2).sum(axis=1).mean()
-    return count_sasrec(float(positions), float(pairs), shape.dim, shape.items)
+    block, _ = NETWORKS[network]
+    return count_sequence(block, float(positions), float(pairs), shape.dim, shape.items)
 
 
 def measure_profiles(
     report: BenchReport, console: Console, shapes: list[SequenceShape], steps: int
 ) -> None:
     """Where the time of a step goes, and how fast its matrix products are."""
-    drawn = [(shape, shape.draw()) for shape in shapes]
-    trainings = {
-        f"sasrec, {shape.lengths} lengths": (
-            build_sasrec(shape, columns),
-            count_flop(shape, columns),
-        )
-        for shape, columns in drawn
-    }
+    trainings = {}
+    for shape in shapes:
+        columns, suffix = shape.draw(), f", {shape.lengths} lengths"
+        for network in NETWORKS:
+            flop = count_flop(shape, columns, network)
+            training = build_sequence(shape, columns, network=network)
+            trainings[f"{network}{suffix}"] = training, flop
+        wide = replace(shape, rows=TOWER_ROWS)
+        flop = count_towers(wide.rows, (wide.dim, *TOWER_UNITS, wide.dim))
+        trainings[f"dssm{suffix}"] = build_dssm(wide, wide.draw()), flop
     report_products(report, console, trainings, steps)
 
 

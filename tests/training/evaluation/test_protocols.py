@@ -15,7 +15,7 @@ from training.evaluation import protocols
 from training.evaluation.item_index import ItemIndex
 from training.evaluation.metrics import MISSING, Pairs, build_pairs
 from training.evaluation.protocols import (
-    BatchReader,
+    RankingReader,
     UniformNegatives,
     headline_protocol,
     warn_unmasked,
@@ -78,9 +78,9 @@ def test_another_seed_draws_others() -> None:
     assert first.columns.tolist() == again.columns.tolist() != other.columns.tolist()
 
 
-def _reader(version: Path, manifest: Manifest, items: int = 40) -> BatchReader:
+def _reader(version: Path, manifest: Manifest, items: int = 40) -> RankingReader:
     index = ItemIndex(np.arange(2, 2 + items), np.zeros((items, 1), np.float32))
-    return BatchReader(version, manifest, index, ("user_id",), 1024)
+    return RankingReader(version, manifest, index, ("user_id",), 1024)
 
 
 def test_batches_shrink_with_the_catalogue(

@@ -31,7 +31,7 @@ from training.export.delta import apply_delta, find_base, write_delta
 from training.export.saved_model import write_export
 from training.fit import fit_run
 from training.index.index_build import build_index
-from training.index.known import read_vectors
+from training.index.known_entities import read_vectors
 from training.monitoring.progress import NoProgress
 from training.serving.lists.added_items import add_items
 from training.serving.models.model_store import ModelStore

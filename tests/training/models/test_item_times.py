@@ -30,8 +30,9 @@ from training.input.batches import build_eval_dataset
 from training.models.item_times import UNKNOWN_AGE, ItemTimes, find_item_times
 from training.models.registry import build_model
 from training.models.sequence import SequenceModel
-from training.serving.app import Server, build_app
+from training.serving.app import build_app
 from training.serving.models.server_config import ServerConfig
+from training.serving.server import Server
 
 Array = np.ndarray
 GAPS = {"times": "history_age"}

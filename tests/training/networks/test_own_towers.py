@@ -28,9 +28,10 @@ from training.fit import fit_run, plan_run
 from training.models.registry import build_model
 from training.monitoring.progress import NoProgress
 from training.prediction.predict import write_recommendations
-from training.serving.app import Server, build_app
+from training.serving.app import build_app
 from training.serving.lists.added_items import add_items
 from training.serving.models.server_config import ServerConfig
+from training.serving.server import Server
 
 TOWERS = """
 import keras

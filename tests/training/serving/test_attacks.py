@@ -29,7 +29,7 @@ from tensorflow_serving.apis.prediction_service_pb2_grpc import PredictionServic
 
 from tests.training.serving.tiny_models import PAD, ROW
 from training.serving.access import ERROR_BYTES, Access
-from training.serving.app import Server, build_app
+from training.serving.app import build_app
 from training.serving.models.batching import Batcher, Builder
 from training.serving.models.server_config import ServerConfig
 from training.serving.prediction_service import run_service
@@ -40,6 +40,7 @@ from training.serving.requests.limits import (
     RequestLimits,
     SignatureCost,
 )
+from training.serving.server import Server
 
 PREDICT, RECOMMEND = "/v1/models/scores:predict", "/v1/recommend"
 SCORED = {"user_id": 1003, "gender": "F", "history": [101, 105, PAD], "items": [107, 101]}
@@ -282,7 +283,7 @@ def test_a_refused_request_is_let_go_without_a_collection(client) -> None:
     gc.disable()
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("training.serving.app.parse_json", watch)
+            patch.setattr("training.serving.server.parse_json", watch)
             for path, body in bodies:
                 assert client.post(path, json=body).status_code == 400
         assert [one() for one in watched] == [None] * len(bodies)

@@ -12,7 +12,7 @@ from conf.artefacts.export import IndexKind
 from training.index import vector_index
 from training.index.index_build import fit_index
 from training.index.index_report import measure_recall, tune
-from training.index.known import ItemColumns, WrongFilterError, align_columns
+from training.index.item_columns import ItemColumns, WrongFilterError, align_columns
 
 ITEMS, DIM = 3000, 8
 

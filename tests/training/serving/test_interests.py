@@ -39,7 +39,7 @@ from training.export.saved_model import write_export
 from training.index import vector_index
 from training.index.index_build import fit_index
 from training.index.index_report import Queries, measure, tune
-from training.index.known import read_vectors
+from training.index.known_entities import read_vectors
 from training.input.batches import build_eval_dataset
 from training.loading.loaded_model import LoadedModel
 from training.models.registry import build_model
@@ -49,9 +49,10 @@ from training.prediction.scores import write_scores
 from training.replay.replay import Endpoint, LoadedVersion, replay_split
 from training.scoring.executor import JOB_FILE, LINE, PART, RowSource, score_partition
 from training.scoring.plan import Exported, ScoringRequest, plan_task, set_rows
-from training.serving.app import Server, build_app
+from training.serving.app import build_app
 from training.serving.lists.added_items import add_items
 from training.serving.models.server_config import ServerConfig
+from training.serving.server import Server
 
 INTERESTS, DIM, K = 3, 6, 7
 Array = np.ndarray[Any, np.dtype[Any]]

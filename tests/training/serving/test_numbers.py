@@ -27,9 +27,10 @@ from training.checkpoint.restore import TrainedModel
 from training.export.saved_model import write_export
 from training.export.serving_encoders import FLOAT_NULL_TOKEN
 from training.models.registry import build_model
-from training.serving.app import Server, build_app
+from training.serving.app import build_app
 from training.serving.models.server_config import ServerConfig
 from training.serving.prediction_service import run_service
+from training.serving.server import Server
 
 FLOATS = ("price", "cost", "plain", "tastes")
 

@@ -22,9 +22,10 @@ from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel
 from training.export.saved_model import write_export
 from training.models.registry import build_model
-from training.serving.app import Server, build_app
+from training.serving.app import build_app
 from training.serving.models.server_config import RecommendConfig, ServerConfig
 from training.serving.requests.limits import ServerLimits
+from training.serving.server import Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 

@@ -26,12 +26,13 @@ from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import read_item_features
 from training.export.saved_model import write_export
-from training.index.known import Known, Users
+from training.index.known_entities import KnownEntities, Users
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
-from training.serving.app import Server, build_app
+from training.serving.app import build_app
 from training.serving.models.served_version import ServedVersion
 from training.serving.models.server_config import RecommendConfig, ServerConfig
+from training.serving.server import Server
 
 RANKER = {"kind": "ranking", "network": "fm", "embedding_dim": 4, "embedding_stddev": 1.0}
 ITEMS = 12
@@ -307,8 +308,8 @@ def test_a_second_ranking_model_leaves_lists_to_the_first(models, tmp_path, capl
 
 
 def test_keys_are_gathered_once_as_tensors_hold_them() -> None:
-    def know(*keys: Any) -> Known:
-        return Known(list(keys), np.zeros(0, np.int64), {}, np.ones(len(keys), bool))
+    def know(*keys: Any) -> KnownEntities:
+        return KnownEntities(list(keys), np.zeros(0, np.int64), {}, np.ones(len(keys), bool))
 
     order = np.array([2, 0])
     for known, wanted in (

@@ -45,16 +45,18 @@ from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import build_item_index, read_user_vectors
 from training.index.index_build import build_index
-from training.index.known import Known, Users, align_columns, read_table
+from training.index.item_columns import align_columns, read_table
+from training.index.known_entities import KnownEntities, Users
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
 from training.replay.replay import Endpoint, LoadedVersion, refuse_differences, replay_split
-from training.serving.app import Server, build_app
+from training.serving.app import build_app
 from training.serving.lists.added_items import add_items, embed_items
 from training.serving.lists.recommend import describe_history, list_histories
 from training.serving.models.server_config import RecommendConfig, ServerConfig
 from training.serving.prediction_service import run_service
 from training.serving.requests.errors import RequestError
+from training.serving.server import Server
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +177,7 @@ def test_lists_are_exact_and_leave_out_what_is_met_blocked_or_filtered(client, t
 def test_every_history_of_a_user_is_shown() -> None:
     lists = {"feature:carts": [[5, 7], []], "feature:bought": [[7], [9]]}
     users = Users(pa.table({"key": ["a", "b"], **lists}), {"a": 0, "b": 1})
-    known = Known(["x", "y", "z"], np.array([5, 7, 8]), {}, np.ones(3, bool), users=users)
+    known = KnownEntities(["x", "y", "z"], np.array([5, 7, 8]), {}, np.ones(3, bool), users=users)
     version = SimpleNamespace(card={"users": {"histories": ["carts", "bought"]}})
     assert list_histories(version) == ["carts", "bought"]
     assert describe_history(known, "carts", 0) == [{"item": "x"}, {"item": "y"}]

@@ -15,9 +15,9 @@ from conf.artefacts.run import write_json
 from conf.errors import UpstreamNotReadyError
 from conf.schema import fingerprint
 from tests.training.serving.tiny_models import PAD
-from training.serving.app import Server
 from training.serving.models.model_store import ModelStore
 from training.serving.models.server_config import ServerConfig
+from training.serving.server import Server
 
 
 def refuse(models: Path, *, verify: bool = True) -> str:

@@ -23,12 +23,8 @@ from conf.artefacts.run import read_json
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.publication.numbered import hold_numbers
 from training.index.index_build import read_seconds, require_whole, write_numbered
-from training.index.known import (
-    COLUMN_PREFIX,
-    find_index,
-    open_index,
-    read_table,
-)
+from training.index.item_columns import COLUMN_PREFIX, read_table
+from training.index.known_entities import find_index, open_index
 from training.raw_inputs.column_values import DEFAULT_SEPARATOR
 from training.raw_inputs.input_columns import InputColumn
 from training.raw_inputs.raw_columns import RawColumns

@@ -16,7 +16,8 @@ import orjson
 import tensorflow as tf
 
 from conf.artefacts.export import FEATURE_PREFIX, SEEN
-from training.index.known import Known, Token, WrongFilterError
+from training.index.item_columns import Token, WrongFilterError
+from training.index.known_entities import KnownEntities
 from training.index.vector_index import Found
 from training.serving.lists.list_models import ListModels
 from training.serving.lists.row_inputs import (
@@ -125,13 +126,20 @@ class Recommender:
         return min(max(request.k, request.candidates), self._batcher.most_candidates)
 
     def _search(
-        self, known: Known, request: RecommendRequest, row: int | None, vector: np.ndarray, k: int
+        self,
+        known: KnownEntities,
+        request: RecommendRequest,
+        row: int | None,
+        vector: np.ndarray,
+        k: int,
     ) -> Found:
         if known.index is None:
             raise RequestError("the retrieval model has no items")
         return known.index.search(vector, k, self._find_allowed(known, request, row))
 
-    def _find_allowed(self, known: Known, request: RecommendRequest, row: int | None) -> np.ndarray:
+    def _find_allowed(
+        self, known: KnownEntities, request: RecommendRequest, row: int | None
+    ) -> np.ndarray:
         """Returns which items may be in the list, `[items]`."""
         allowed = known.allowed.copy()
         if request.filter:
@@ -151,7 +159,7 @@ class Recommender:
     async def _embed(
         self,
         version: ServedVersion,
-        known: Known,
+        known: KnownEntities,
         request: RecommendRequest,
         row: int | None,
         size: int,
@@ -166,7 +174,7 @@ class Recommender:
         self,
         version: ServedVersion,
         signature: str,
-        known: Known,
+        known: KnownEntities,
         request: RecommendRequest,
         row: int | None,
         size: int,
@@ -200,7 +208,7 @@ class Recommender:
     async def _rank(
         self,
         ranker: ServedVersion,
-        known: Known,
+        known: KnownEntities,
         request: RecommendRequest,
         order: np.ndarray,
         scores: dict[str, np.ndarray],
@@ -227,7 +235,7 @@ def _leave_out_met(request: RecommendRequest, first: ServedVersion) -> Recommend
     return replace(request, exclude=[*request.exclude, *met]) if met else request
 
 
-def _read_items(known: Known, name: str, order: np.ndarray, spec: Any) -> np.ndarray:
+def _read_items(known: KnownEntities, name: str, order: np.ndarray, spec: Any) -> np.ndarray:
     """Returns the keys of items as the ranking model takes them, `[1, items]`."""
     keys = known.get_keys(order)[None]
     if keys.size and (keys.dtype == object) != (spec.dtype == tf.string):
@@ -235,19 +243,19 @@ def _read_items(known: Known, name: str, order: np.ndarray, spec: Any) -> np.nda
     return keys.astype(spec.dtype.as_numpy_dtype, copy=False)
 
 
-def _require_known(version: ServedVersion) -> Known:
+def _require_known(version: ServedVersion) -> KnownEntities:
     if version.known is None:
         raise RequestError(f"the export of {version.name} holds no items")
     return version.known
 
 
-def _find_user(known: Known, request: RecommendRequest) -> int | None:
+def _find_user(known: KnownEntities, request: RecommendRequest) -> int | None:
     if request.user is None or known.users is None:
         return None
     return known.users.row_of.get(str(request.user))
 
 
-def _count_values(known: Known, row: int | None, features: Collection[str]) -> int:
+def _count_values(known: KnownEntities, row: int | None, features: Collection[str]) -> int:
     """Returns how many values what is stored of a user has in some features."""
     if row is None or known.users is None:
         return 0
@@ -256,7 +264,7 @@ def _count_values(known: Known, row: int | None, features: Collection[str]) -> i
 
 def _describe(
     request: RecommendRequest,
-    known: Known,
+    known: KnownEntities,
     row: int | None,
     order: np.ndarray,
     scores: Mapping[str, np.ndarray],
@@ -295,7 +303,7 @@ def list_histories(version: ServedVersion) -> list[str]:
     return list(users.get("histories", earlier))
 
 
-def describe_history(known: Known, name: str, row: int | None) -> list[dict[str, Any]]:
+def describe_history(known: KnownEntities, name: str, row: int | None) -> list[dict[str, Any]]:
     """Returns the items of a user's list; nothing of a user who is not known."""
     if row is None or known.users is None:
         return []

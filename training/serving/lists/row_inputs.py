@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from conf.artefacts.export import FEATURE_PREFIX
-from training.index.known import Known, Token
+from training.index.item_columns import Token
+from training.index.known_entities import KnownEntities
 from training.raw_inputs.export_inputs import once_per_object, read_column
 from training.raw_inputs.json_values import build_array, read_written
 from training.raw_inputs.source_names import SourceNames, find_sources, name_inputs
@@ -121,7 +122,7 @@ def _refuse_key(request: RecommendRequest, row: RowInputs, key: str | None) -> N
 def find_stored(
     version: ServedVersion,
     signature: str,
-    known: Known,
+    known: KnownEntities,
     request: RecommendRequest,
     row: int | None,
 ) -> frozenset[str]:
@@ -170,7 +171,7 @@ def require_row_features(version: ServedVersion, names: Sequence[str]) -> None:
 
 @refuse_values()
 def read_encoded(
-    version: ServedVersion, signature: str, known: Known, row: int, stored: Collection[str]
+    version: ServedVersion, signature: str, known: KnownEntities, row: int, stored: Collection[str]
 ) -> Arrays:
     """Returns what is stored of a user."""
     if known.users is None:

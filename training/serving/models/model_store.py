@@ -22,10 +22,7 @@ from typing import Any
 from conf.errors import ConfigError, SluiceError, UpstreamNotReadyError, did_you_mean
 from conf.paths import ReadablePath, require_bucket
 from training.export.stored_models import FollowedModels
-from training.index.known import (
-    IncompleteVersionError,
-    find_index,
-)
+from training.index.known_entities import IncompleteVersionError, find_index
 from training.index.pages import drop_pages
 from training.serving.models.metrics import Metrics
 from training.serving.models.served_version import USUAL_LOADING, Loading, ServedVersion
@@ -100,8 +97,8 @@ class ModelStore:
                 fix=did_you_mean(missing[0], versions),
             )
 
-    def start(self) -> None:
-        """Loads the newest version of each model, and goes on looking for newer ones.
+    def load(self) -> None:
+        """Loads the newest version of each model.
 
         Raises:
             UpstreamNotReadyError: No model can be loaded.
@@ -117,6 +114,9 @@ class ModelStore:
                 received=f"{self._source.place}: {'; '.join(tried) or 'no version of any model'}",
                 fix="write one by `sluice export --to DIR`",
             )
+
+    def start(self) -> None:
+        """Begins to look for newer versions."""
         self._thread.start()
 
     def stop(self) -> None:

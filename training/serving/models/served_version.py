@@ -18,7 +18,8 @@ from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow_serving.apis.prediction_log_pb2 import PredictionLog
 
 from conf.artefacts.export import WARMUP_FILE, find_damage, read_card
-from training.index.known import NO_FILES, IncompleteVersionError, ItemFiles, read_known
+from training.index.item_columns import NO_FILES, ItemFiles
+from training.index.known_entities import IncompleteVersionError, read_known
 from training.index.pages import name_pages
 from training.loading.loaded_model import LoadedModel
 from training.serving.models.card_checks import check_files, check_signatures

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from training.index.known import Token
+from training.index.item_columns import Token
 from training.raw_inputs.raw_value_errors import show
 from training.serving.requests.errors import RequestError, cut
 from training.serving.requests.limits import (

@@ -1,0 +1,250 @@
+"""What is known of users and items: what stands beside a SavedModel, and its index of items.
+
+The index of a version, if it has one, brings the items: those of the export, those that were added
+since, and their columns. It is read together with the version, so that both are of one model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from conf.artefacts.export import (
+    EMBEDDINGS_DIR,
+    ID,
+    INDEX_CARD,
+    INDEX_DIR,
+    ITEMS_FILE,
+    KEY,
+    USERS_FILE,
+    VECTOR,
+    VECTORS,
+    find_damaged,
+    find_unfinished,
+    list_indexes,
+)
+from conf.artefacts.run import read_json
+from conf.errors import InputDataError, UpstreamNotReadyError
+from training.index.item_columns import (
+    NO_FILES,
+    ItemColumns,
+    ItemFiles,
+    Token,
+    align_columns,
+    select_columns,
+)
+from training.index.pages import share_vectors
+from training.index.vector_index import VectorIndex, build_exact
+
+EXACT_FILE, NEAR_FILE = "exact.faiss", "near.faiss"
+
+
+class IncompleteVersionError(UpstreamNotReadyError):
+    """Files are missing or shorter than the card beside them says: they are being copied."""
+
+
+@dataclass(frozen=True)
+class Users:
+    """The users of an export.
+
+    Attributes:
+        table: A row per user.
+        row_of: Row of each, by the text of its key.
+    """
+
+    table: pa.Table
+    row_of: dict[str, int]
+
+    def read_list(self, column: str, row: int) -> np.ndarray:
+        """Returns a list of a user; it is empty where there is no such column."""
+        if column not in self.table.column_names:
+            return np.zeros(0, np.int64)
+        return np.asarray(self.table[column][row].values.to_numpy(zero_copy_only=False))
+
+    def count_values(self, row: int, columns: Iterable[str]) -> int:
+        """Returns how many values lists of a user hold; other columns are left out."""
+        names = set(self.table.column_names)
+        lists = [self.table[name][row] for name in columns if name in names]
+        found = [one.values for one in lists if isinstance(one, pa.ListScalar)]
+        return sum(len(values) for values in found if values is not None)
+
+
+@dataclass(frozen=True)
+class KnownEntities:
+    """What is known of users and items.
+
+    Attributes:
+        keys: `[items]` raw keys.
+        ids: int64, ascending, of the first items; those behind were added and have none.
+        position_of: Position of each key, by its text.
+        allowed: `[items]`: which of them are not blocked.
+        columns: Titles and further columns; None: there are none.
+        index: What finds items; None: those of a ranking model.
+        number: Version of the index; None: the export's own vectors are searched.
+        users: The users, or None.
+    """
+
+    keys: list[Token]
+    ids: np.ndarray
+    position_of: dict[str, int]
+    allowed: np.ndarray
+    columns: ItemColumns | None = None
+    index: VectorIndex | None = None
+    number: int | None = None
+    users: Users | None = None
+
+    @cached_property
+    def _tensor(self) -> np.ndarray:
+        is_text = bool(self.keys) and isinstance(self.keys[0], str)
+        keys = [str(key).encode() for key in self.keys] if is_text else self.keys
+        return np.array(keys, object if is_text else np.int64)
+
+    def get_keys(self, positions: np.ndarray) -> np.ndarray:
+        """Returns the keys of items as tensors hold them: int64, or bytes."""
+        found: np.ndarray = self._tensor[positions]
+        return found
+
+    def find_positions(self, ids: np.ndarray) -> np.ndarray:
+        """Returns the positions of items; unknown ones are left out."""
+        found = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
+        return found[self.ids[found] == ids]
+
+    def get_columns(self, positions: np.ndarray) -> list[dict[str, Any]]:
+        """Returns the columns of items, by name."""
+        return [{} for _ in positions] if self.columns is None else self.columns.get(positions)
+
+
+def find_index(version: Path) -> int | None:
+    """Returns the newest index of a version that is whole; None: it has none."""
+    return max(list_indexes(version), default=None)
+
+
+def read_known(
+    version: Path,
+    card: Mapping[str, Any],
+    files: ItemFiles = NO_FILES,
+    users: Users | None = None,
+    pages: Path | None = None,
+) -> KnownEntities | None:
+    """Reads what stands beside a SavedModel, and its newest index.
+
+    Args:
+        version: Directory of the version.
+        card: Its `export.json`.
+        files: What else is said of the items.
+        users: The users, where they have been read before.
+        pages: Directory of what processes share of the version; None: nothing is shared.
+
+    Returns:
+        None: the model knows no items.
+
+    Raises:
+        IncompleteVersionError: The index is not whole.
+        InputDataError: It is of another model, or damaged.
+    """
+    number, index = find_index(version), None
+    if number is not None:
+        directory = version / INDEX_DIR / str(number)
+        index, table = open_index(directory, card), pq.read_table(directory / ITEMS_FILE)
+    elif (table := _read_items(version)) is None:
+        return None
+    elif VECTOR in table.column_names:
+        vectors = read_vectors(table)
+        index = VectorIndex(
+            build_exact(vectors) if pages is None else share_vectors(vectors, pages)
+        )
+    keys = table[KEY].combine_chunks()
+    columns = select_columns(table) if files.columns is None else align_columns(files.columns, keys)
+    found = keys.to_pylist()
+    position_of = {str(key): position for position, key in enumerate(found)}
+    allowed = np.ones(len(found), bool)
+    allowed[[position_of[key] for key in files.blocked if key in position_of]] = False
+    known = KnownEntities(
+        keys=found,
+        ids=table[ID].drop_null().to_numpy(),
+        position_of=position_of,
+        allowed=allowed,
+        columns=ItemColumns(columns) if columns.num_columns else None,
+        index=index,
+        number=number,
+        users=users or _read_users(version),
+    )
+    known.get_keys(np.zeros(0, np.int64))  # What it gathers once is not left to a request.
+    return known
+
+
+def _read_items(version: Path) -> pa.Table | None:
+    for path in (version / EMBEDDINGS_DIR / ITEMS_FILE, version / ITEMS_FILE):
+        if path.is_file():
+            return pq.read_table(path)
+    return None
+
+
+def read_vectors(table: pa.Table) -> np.ndarray:
+    """Returns the vectors of a table of embeddings, float32.
+
+    Returns:
+        `[rows, dim]`; of users with several vectors `[rows, interests, dim]`.
+    """
+    if VECTOR in table.column_names:
+        flat = table[VECTOR].combine_chunks().flatten().to_numpy()
+        return np.asarray(flat.reshape(len(table), -1))
+    vectors = table[VECTORS].combine_chunks().flatten()
+    flat = vectors.flatten().to_numpy()
+    return np.asarray(flat.reshape(len(table), len(vectors) // len(table), -1))
+
+
+def _read_users(version: Path) -> Users | None:
+    if not (version / USERS_FILE).is_file():
+        return None
+    table = pq.read_table(version / USERS_FILE).combine_chunks()
+    return Users(table, {str(key): row for row, key in enumerate(table[KEY].to_pylist())})
+
+
+def open_index(directory: Path, card: Mapping[str, Any], *, can_grow: bool = False) -> VectorIndex:
+    """Opens an index.
+
+    Args:
+        directory: That of the index.
+        card: `export.json` of the version that it must be of.
+        can_grow: Whether items will be added; else its vectors stay in the file until they are
+            needed.
+
+    Raises:
+        IncompleteVersionError: It is not whole.
+        InputDataError: It is of another model, or damaged.
+    """
+    about = read_json(directory / INDEX_CARD)
+    _check_index(directory, about, card)
+    flags = 0 if can_grow else faiss.IO_FLAG_MMAP_IFC
+    exact = faiss.read_index(str(directory / EXACT_FILE), flags)
+    near = None
+    if about["kind"] != "exact":
+        near = faiss.read_index(str(directory / NEAR_FILE), flags)
+    return VectorIndex(exact, about["kind"], near, about["effort"])
+
+
+def _check_index(directory: Path, about: Mapping[str, Any], card: Mapping[str, Any]) -> None:
+    what = f"index {directory.name} of {card['name']}, version {card['version']},"
+    fix = "build it anew: `sluice index --export` this version, and remove this one"
+    made_of = about["export"]
+    if made_of["fingerprint"] != card["fingerprint"]:
+        raise InputDataError(
+            f"{what} was made of another model than the one beside it",
+            received=f"{made_of['name']}, version {made_of['version']}, fingerprint "
+            f"{made_of['fingerprint'][:12]}…",
+            allowed=f"fingerprint {card['fingerprint'][:12]}…",
+            fix=fix,
+        )
+    if unfinished := find_unfinished(directory, about["files"]):
+        raise IncompleteVersionError(f"{what} {unfinished}")
+    if damaged := find_damaged(directory, about["files"]):
+        raise InputDataError(f"{what} is damaged", received=damaged, fix=fix)
