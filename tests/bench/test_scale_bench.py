@@ -253,7 +253,10 @@ def test_a_table_shows_what_the_model_says():
     constant = TABLES["constants"](records)
     assert "| -22.2 s | 25.2 s a million | 10,000,000 events and 100,000,000 events |" in constant
     assert "No record yet of train" in TABLES["machines"](records)
-    assert "| `train` | 1,000,000 events |" in TABLES["missing"](records)
+    missing = TABLES["missing"](records)
+    assert "| `train` | 1,000,000, 10,000,000, 100,000,000 events |" in missing
+    assert "`python -m tests.bench.scale measure table --dim 8 --optimizer sgd --size N`" in missing
+    assert "`build`" not in missing
 
 
 def test_records_of_the_checkout_have_figures_that_the_page_shows():

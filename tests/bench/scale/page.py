@@ -237,16 +237,17 @@ def describe_limits(plan: Plan) -> str:
 
 
 def render_missing(records: Records) -> str:
-    """Sizes that a record is wanted of and that have none."""
-    found = [
-        [f"`{series}`", _count(size, series)]
-        for series, sizes in q.SIZES.items()
-        for size in sizes
-        if size not in {one.size for one in records.get(series, ())}
-    ]
+    """Sizes that a record is wanted of and that have none, with the command that makes one."""
+    found = []
+    for series, sizes in q.SIZES.items():
+        known = {one.size for one in records.get(series, ())}
+        if lacking := [size for size in sizes if size not in known]:
+            words = f"`python -m tests.bench.scale measure {q.COMMANDS[series]} --size N`"
+            shown = ", ".join(f"{size:,}" for size in lacking)
+            found.append([f"`{series}`", f"{shown} {q.UNIT_OF_SIZE[series]}", words])
     if not found:
         return "Every size that this page wants was measured."
-    return render_table(["series", "size without a record"], found)
+    return render_table(["series", "no record of", "command"], found)
 
 
 def _needs_all(records: Records, render: Callable[[], str]) -> str:
@@ -255,7 +256,8 @@ def _needs_all(records: Records, render: Callable[[], str]) -> str:
 
 
 def _count(size: float, series: str) -> str:
-    return f"{size:,.0f} {q.UNIT_OF_SIZE.get(series, '')}".strip()
+    unit = q.UNIT_OF_SIZE.get(series, "")
+    return f"{size:,.0f} {unit if size != 1 else unit.removesuffix('s')}".strip()
 
 
 def _amount(value: float, unit: str) -> str:

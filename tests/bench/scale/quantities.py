@@ -78,3 +78,11 @@ SIZES: Mapping[str, tuple[int, ...]] = {
     "traffic-growing": (2, 4, 8, 64, 512),
 }
 """Sizes that a record of each series is wanted of."""
+
+COMMANDS: Mapping[str, str] = {
+    "build": "build", "train": "train", "table-8-sgd": "table --dim 8 --optimizer sgd",
+    "table-32-adam": "table --dim 32 --optimizer adam", "exchange": "exchange", "rank": "rank",
+    "lists": "lists", "vocabulary": "vocabulary", "traffic-fixed": "traffic",
+    "traffic-growing": "traffic --growing",
+}  # fmt: skip
+"""What follows `measure` to get a record of each series; `--size` is left out."""
