@@ -13,8 +13,8 @@ from conf.etl.encodings import FeatureConfig
 from conf.etl.sources import is_list_type
 from conf.etl.time_columns import ms_per_unit
 from conf.manifest import InputFile
+from conf.splits import TRAIN
 from etl.events.sample_filter import find_where_columns
-from etl.events.splits import TRAIN, record_splits
 from etl.features.plan import SEEN, FeaturePlan, raw_value_columns
 from etl.row_sample import Row, RowSample, sample_source
 
@@ -221,5 +221,5 @@ def declared_shards(config: BuildConfig, estimate: SizeEstimate) -> dict[str, in
     """Shards by split, as far as they are known before the data is read."""
     return {
         split: estimate.shards if split == TRAIN else config.output.eval_shards
-        for split in record_splits(config)
+        for split in config.record_splits
     }

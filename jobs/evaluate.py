@@ -18,6 +18,7 @@ from conf.artefacts.run import METRICS_FILE, RUN_CARD_FILE, read_json, update_ru
 from conf.errors import ConfigError
 from conf.metrics import list_families
 from conf.paths import ReadablePath
+from conf.splits import TEST
 from jobs.reporting.quality import describe_baselines, view_slices
 from jobs.support.formatting import (
     describe_calibration,
@@ -46,13 +47,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
-TEST_SPLIT = "test"
-
 
 @app.command()
 def main(
     run: RunOption,
-    split: Annotated[str, typer.Option(help="Split to measure on.")] = TEST_SPLIT,
+    split: Annotated[str, typer.Option(help="Split to measure on.")] = TEST,
     dataset: OnDataset = None,
     predictions: Annotated[
         Path | None,
@@ -160,7 +159,7 @@ def _read_token(file: Path) -> str:
 def evaluate(
     run_dir: str | Path,
     *,
-    split: str = TEST_SPLIT,
+    split: str = TEST,
     dataset: str | None = None,
     checkpoint: str = CheckpointChoice.BEST,
     overrides: Sequence[str] = (),
@@ -201,7 +200,7 @@ def evaluate(
         if dataset is not None:
             name = f"metrics-{split}-{trained.manifest.dataset_version}.json"
             write_json(run_dir / name, metrics)
-        elif split == TEST_SPLIT:
+        elif split == TEST:
             write_json(run_dir / METRICS_FILE, metrics)
             update_run_card(run_dir, metrics=headline_metrics(metrics))
         else:
@@ -213,7 +212,7 @@ def evaluate_served(
     run_dir: str | Path,
     served: ReadablePath | str,
     *,
-    split: str = TEST_SPLIT,
+    split: str = TEST,
     dataset: str | None = None,
     checkpoint: str = CheckpointChoice.BEST,
     overrides: Sequence[str] = (),
@@ -264,7 +263,7 @@ def evaluate_served(
 
 
 def evaluate_lists(
-    run_dir: str | Path, file: Path, *, split: str = TEST_SPLIT, overrides: Sequence[str] = ()
+    run_dir: str | Path, file: Path, *, split: str = TEST, overrides: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Measures the ranked lists of a file and writes `metrics-<split>-lists.json` into the run.
 

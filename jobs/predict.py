@@ -21,6 +21,7 @@ import typer
 from conf.artefacts.export import Give
 from conf.artefacts.run import SCORES_FILE, update_run_card
 from conf.errors import ConfigError
+from conf.splits import TEST
 from jobs.support.terminal import (
     DeclaredSeparator,
     IdColumn,
@@ -230,7 +231,6 @@ def _plan_answers(
 def _write_scores(
     trained: TrainedModel, rows: RowsToPredict
 ) -> tuple[str, Path, Mapping[str, Any]]:
-    from training.evaluation.users_as_of import TEST
     from training.prediction.scores import write_scores
 
     split = rows.split or TEST

@@ -27,6 +27,7 @@ from conf.etl.sources import SourceConfig
 from conf.etl.spark_session import SparkConfig
 from conf.etl.split import SplitConfig
 from conf.etl.time_columns import check_time_units, settle_time_units
+from conf.splits import CATALOG, EVENT_SPLITS, USERS
 
 LABEL = "label"
 WEIGHT = "weight"
@@ -138,6 +139,16 @@ class BuildConfig(Strict):
     def seen_where(self) -> str | None:
         """Condition on the events whose items count as seen; None: all of them."""
         return self.seen.where if isinstance(self.seen, SeenConfig) else None
+
+    @property
+    def record_splits(self) -> tuple[str, ...]:
+        """The splits that are written: no item corpus without items, nor users without both.
+
+        A log's rows that belong to no one have no latest state to serve.
+        """
+        events = self.events
+        items = (CATALOG,) if events.item is not None else ()
+        return (*EVENT_SPLITS, *items, *((USERS,) if events.has_user_histories else ()))
 
     @property
     def brought_history(self) -> tuple[str, ...]:

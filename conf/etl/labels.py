@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from conf.config_base import Name, Strict, StrictFinite
+from conf.splits import EventSplit
 
 LabelValue = int | float | str
 
@@ -85,7 +86,6 @@ class LabelConfig(StrictFinite):
         return self.one_of or ()
 
 
-EventSplit = Literal["train", "validation", "test"]
 DEFAULT_ALPHA = 0.75
 """Exponent of Mikolov et al. 2013, "Distributed representations of words", section 2.2."""
 

@@ -26,6 +26,7 @@ from conf.etl.contract import (
 )
 from conf.etl.events import EventConditionConfig, JoinConfig
 from conf.etl.sources import NUMBER_TYPES, SCALAR_TYPES, is_list_type
+from conf.splits import ALL_SPLITS
 
 if TYPE_CHECKING:
     from conf.etl.build import BuildConfig
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 _KEY_TYPES = ("int64", "string")
 _TIME_TYPES = ("int64", "timestamp")
-_CONTRACT_SPLITS = ("train", "validation", "test", "catalog", "users")
 _EVALUATION_FEATURES = ("seen", "candidates", "event_number")
 
 
@@ -532,7 +532,7 @@ def _require(where: str, what: str, name: str, known: Collection[str]) -> None:
 
 def _check_rule(config: BuildConfig, where: str, rule: RuleConfig, features: set[str]) -> None:
     if isinstance(rule, ContractValueRule | DriftRule | VolumeRule) and rule.split is not None:
-        _require(where, "split", rule.split, _CONTRACT_SPLITS)
+        _require(where, "split", rule.split, ALL_SPLITS)
     if isinstance(rule, ContractValueRule | DriftRule) and rule.feature is not None:
         _require(where, "feature", rule.feature, features)
         _check_rule_feature(config, where, rule)

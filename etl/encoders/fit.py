@@ -15,6 +15,7 @@ from conf.encoders import ENCODERS_DIR, ENCODERS_FILE, EncoderPlan, TableSpec
 from conf.encoders.target import Statistic
 from conf.errors import InputDataError
 from conf.local_paths import local_path
+from conf.splits import TRAIN
 from conf.storage.atomic_output import link_file, write_text_atomic
 from etl.encoders.base import fits, number_requests
 from etl.encoders.number_fit import FittedNumbers, NumberRequest, fit_numbers
@@ -24,7 +25,7 @@ from etl.events.down_sampling import before_sampling
 from etl.events.histories import add_histories
 from etl.events.identity import EVENT_TS_COLUMN, event_columns
 from etl.events.most_frequent import fit_most_frequent
-from etl.events.splits import SPLIT_COLUMN, TRAIN, is_inside, is_not_after
+from etl.events.splits import SPLIT_COLUMN, is_inside, is_not_after
 from etl.features.encoder_plan import build_plan
 from etl.features.plan import FeaturePlan, history_names
 from etl.tfrecord.codec.crc32c import describe_file

@@ -9,9 +9,10 @@ from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
 from conf.etl.labels import DownSamplingConfig, NegativesConfig
+from conf.splits import TRAIN
 from etl.events.identity import DROP_COLUMN, POSITION_COLUMN, event_columns, hash_fraction
 from etl.events.sample_filter import NOT_SAMPLED_COLUMN, leave_out_samples
-from etl.events.splits import SPLIT_COLUMN, TRAIN
+from etl.events.splits import SPLIT_COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -12,11 +12,12 @@ from conf.dates import DateRange
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.time_columns import ms_per_unit
+from conf.splits import EVENT_SPLITS
 from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN
 from etl.events.joins import MATCHED, count_matches, read_matches
 from etl.events.labels import IMMATURE, UNLABELLED, ConversionCounts, find_until_ms, is_immature
 from etl.events.sample_filter import NOT_SAMPLED_COLUMN, SEEN_COLUMN
-from etl.events.splits import EVENT_SPLITS, SPLIT_COLUMN, is_inside
+from etl.events.splits import SPLIT_COLUMN, is_inside
 from etl.sources.time_scan import Span
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
 from conf.etl.events import MostFrequentConfig
+from conf.splits import TRAIN
 from conf.storage.atomic_output import atomic_file
-from etl.events.splits import SPLIT_COLUMN, TRAIN
+from etl.events.splits import SPLIT_COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -20,12 +20,13 @@ from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
 from conf.etl.labels import NegativesConfig
+from conf.splits import TRAIN
 from etl.events.down_sampling import INSIDE_SEQUENCE
 from etl.events.event_log import kept
 from etl.events.identity import DRAW_COLUMN, event_columns, hash_fraction
 from etl.events.joins import join_one, plan_joins
 from etl.events.sample_filter import NOT_SAMPLED_COLUMN
-from etl.events.splits import SPLIT_COLUMN, TRAIN
+from etl.events.splits import SPLIT_COLUMN
 from etl.events.windowed_features import count_again
 from etl.sources.source import Source
 

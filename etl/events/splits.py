@@ -12,6 +12,7 @@ from conf.dates import DateRange
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.split import SplitConfig
+from conf.splits import TEST, TRAIN, VALIDATION
 from etl.events.identity import (
     DROP_COLUMN,
     EVENT_TS_COLUMN,
@@ -81,22 +82,6 @@ GIVEN_TOTAL_COLUMN = "__given_total"
 SAMPLE_POSITION_COLUMN = "__sample_position"
 """Samples of the user up to the event, itself included."""
 SAMPLE_TOTAL_COLUMN = "__sample_total"
-
-TRAIN, VALIDATION, TEST = "train", "validation", "test"
-CATALOG, USERS = "catalog", "users"
-EVENT_SPLITS = (TRAIN, VALIDATION, TEST)
-ALL_SPLITS = (*EVENT_SPLITS, CATALOG, USERS)
-
-
-def record_splits(config: BuildConfig) -> tuple[str, ...]:
-    """Returns the splits that a build writes: no item corpus without items, nor users without both.
-
-    A log's rows that belong to no one have no latest state to serve.
-    """
-    made = [*EVENT_SPLITS]
-    made += [CATALOG] if config.events.item is not None else []
-    made += [USERS] if config.events.has_user_histories else []
-    return tuple(split for split in ALL_SPLITS if split in made)
 
 
 def is_inside(dates: DateRange) -> Column:

@@ -22,6 +22,7 @@ from conf.etl.contract import (
     VolumeRule,
 )
 from conf.schema import FeatureSchema
+from conf.splits import TRAIN
 from etl.quality.drift import measure_drift
 from etl.quality.figures import READ_BY_MODELS, Figure, VersionFigures, list_figures
 from etl.quality.label_statistics import summarize_comparison
@@ -90,9 +91,6 @@ def find_leaks(
                 )
             )
     return leaks
-
-
-TRAIN = "train"
 
 
 def check_feature_rules(

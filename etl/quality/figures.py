@@ -14,9 +14,9 @@ from typing import Any, Literal
 from conf.encoders import IDENTITY
 from conf.manifest import WEIGHTED_MEAN, Manifest, RowCounts
 from conf.schema import FIRST_TOKEN_ID, FeatureSchema, FeatureSpec, Role
+from conf.splits import EVENT_SPLITS
 from etl.quality.rules import RuleResult
 
-SPLITS = ("train", "validation", "test")
 READ_BY_MODELS: tuple[Role, ...] = ("user", "item", "context")
 
 
@@ -191,7 +191,7 @@ class VersionFigures:
             yield "joined", name, None, share
         for name, share in self.converted.items():
             yield "converted", name, None, share
-        splits = [split for split in SPLITS if self.statistics.get(split)]
+        splits = [split for split in EVENT_SPLITS if self.statistics.get(split)]
         for spec in self.schema.by_role("label"):
             for split in splits:
                 rate = find_label_rate(self.statistics[split].get(spec.name, {}))

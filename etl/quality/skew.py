@@ -18,8 +18,8 @@ from conf.errors import ConfigError, InputDataError, did_you_mean
 from conf.local_paths import local_path
 from conf.manifest import Manifest
 from conf.schema import OOV_ID
+from conf.splits import TRAIN
 from etl.encoders.pipeline import read_pipeline
-from etl.events.splits import TRAIN
 from etl.tfrecord.codec.decode_packed import Unpacking, packed_features
 from etl.tfrecord.spark.schema import to_spark_schema
 from etl.tfrecord.types.features import WireFeature

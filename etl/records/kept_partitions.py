@@ -17,8 +17,8 @@ from conf.dates import DateRange
 from conf.errors import InputDataError
 from conf.etl.output import DATE_PARTITION
 from conf.manifest import FileInfo, Manifest, ShardInfo
+from conf.splits import EVENT_SPLITS
 from conf.storage.atomic_output import link_file, sync_directory
-from etl.events.splits import EVENT_SPLITS
 from etl.records.write import VersionShard
 from etl.tfrecord.codec.crc32c import describe_file
 from etl.tfrecord.files.partitions import parse_partition_path

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from conf.encoders import fold_column
 from conf.errors import ConfigError
 from conf.etl.build import BuildConfig
+from conf.splits import CATALOG, TRAIN, USERS
 from etl.encoders.target import add_folds
 from etl.events.event_log import kept
 from etl.events.histories import add_histories, add_latest_histories
@@ -27,7 +28,7 @@ from etl.events.identity import (
 )
 from etl.events.joins import plan_joins, select_latest
 from etl.events.sample_filter import NOT_SAMPLED_COLUMN, SEEN_COLUMN
-from etl.events.splits import CATALOG, SPLIT_COLUMN, TRAIN, USERS, record_splits
+from etl.events.splits import SPLIT_COLUMN
 from etl.events.windowed_features import add_latest_windowed_features, windowed_feature_names
 from etl.features.plan import (
     EVENT_NUMBER,
@@ -61,7 +62,7 @@ def check_served_columns(config: BuildConfig, plan: FeaturePlan) -> None:
             by other keys; or a list that is made for items has another role.
     """
     _check_item_lists(config, plan)
-    splits = record_splits(config)
+    splits = config.record_splits
     if USERS in splits:
         _check(config, user_columns(config, plan), "user", _made(config, "user"))
     if CATALOG in splits:

@@ -20,8 +20,9 @@ from pyspark.sql import functions as F
 from conf.errors import ConfigError, did_you_mean
 from conf.etl.build import BuildConfig
 from conf.etl.output import DATE_PARTITION
+from conf.splits import EVENT_SPLITS, TRAIN
 from etl.events.identity import EVENT_TS_COLUMN, POSITION_COLUMN, identity_columns
-from etl.events.splits import EVENT_SPLITS, SPLIT_COLUMN, TRAIN, record_splits
+from etl.events.splits import SPLIT_COLUMN
 from etl.features.plan import FeaturePlan
 from etl.records.samples import raw_columns
 from etl.tfrecord.files.data_files import ShardRange
@@ -93,7 +94,7 @@ def declared_count(config: BuildConfig, split: str) -> int:
 def plan_from_config(config: BuildConfig) -> ShardPlan:
     """Plans the shards where the config alone says how many there are."""
     partitions, start = [], 0
-    for split in record_splits(config):
+    for split in config.record_splits:
         count = declared_count(config, split)
         partitions.append(PartitionShards(split, "", "", start, count))
         start += count
@@ -259,7 +260,7 @@ def plan_from_counts(
     counts = {part: _shard_count(config, part, n, bytes_per_row) for part, n in rows.items()}
     assigned = _assign(keyed, config, counts, bounds) if _has_buckets(config) else {}
     partitions, start = [], 0
-    for split in record_splits(config):
+    for split in config.record_splits:
         for part in sorted((c for c in counts if c[0] == split), key=lambda c: c[1]):
             folder, buckets = partition_folder(config, part[1]), tuple(assigned.get(part, ()))
             partitions.append(PartitionShards(split, part[1], folder, start, counts[part], buckets))

@@ -16,10 +16,10 @@ from conf.encoders import ENCODERS_DIR
 from conf.etl.build import BuildConfig
 from conf.manifest import FileInfo, Manifest, SplitInfo, find_counted
 from conf.schema import PackedSlot
+from conf.splits import CATALOG, TRAIN, USERS
 from etl.encoders.fit import FittedEncoders
 from etl.encoders.pipeline import read_pipeline
 from etl.events.most_frequent import add_most_frequent
-from etl.events.splits import CATALOG, TRAIN, USERS, record_splits
 from etl.features.plan import FeaturePlan
 from etl.quality.statistics import merge_statistics, summarize_statistics
 from etl.quality.version_view import write_statistics
@@ -46,12 +46,7 @@ from etl.records.sharding import (
     plan_from_config,
     plan_from_counts,
 )
-from etl.records.train_counts import (
-    CountsRequest,
-    count_kept,
-    merge_counts,
-    write_counts,
-)
+from etl.records.train_counts import CountsRequest, count_kept, merge_counts, write_counts
 from etl.records.write import RecordFormat, VersionShard, estimate_bytes_per_row, write_splits
 from etl.sources.source import Source
 
@@ -204,12 +199,12 @@ class RecordStage:
         self, rows: RecordInputs, encoders: FittedEncoders, *, with_users: bool
     ) -> DataFrame:
         config, plan, records = self.config, self.plan, rows.samples
-        if encoders.item_tokens is not None and CATALOG in record_splits(config):
+        if encoders.item_tokens is not None and CATALOG in config.record_splits:
             tokens = self.spark.createDataFrame(encoders.item_tokens)
             self._warn_of_unknown_items(rows.sources, tokens)
             catalog = build_catalog(rows.log, config, plan, rows.sources, tokens)
             records = records.unionByName(catalog, allowMissingColumns=True)
-        if with_users and USERS in record_splits(config):
+        if with_users and USERS in config.record_splits:
             users = build_users(rows.log, config, plan, rows.sources)
             records = records.unionByName(users, allowMissingColumns=True)
         return add_most_frequent(records, config, self.staging / ENCODERS_DIR)
@@ -238,7 +233,7 @@ class RecordStage:
             return {}
         statistics = read_shard_statistics(base)
         selected = select_kept(manifest, self.dates)
-        if with_users and USERS in record_splits(self.config):
+        if with_users and USERS in self.config.record_splits:
             selected[USERS] = manifest.split(USERS).shards
         return {
             split: link_shards(base, self.staging, shards, statistics)

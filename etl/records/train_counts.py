@@ -32,13 +32,13 @@ from conf.manifest import (
 )
 from conf.paths import ReadablePath
 from conf.schema import OOV_ID
+from conf.splits import TRAIN
 from conf.storage.atomic_output import atomic_file
 from etl.encoders.arrow_columns import is_list_type
 from etl.tfrecord.codec.crc32c import crc32c, describe_file
 from etl.tfrecord.codec.decode import read_batches
 from etl.tfrecord.types.features import WireFeature
 
-TRAIN = "train"
 _PENDING_IDS = 1 << 20
 _DENSE_IDS = 1 << 16
 """Ids below this are counted in an array, however few there are."""

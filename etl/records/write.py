@@ -18,8 +18,9 @@ from pyspark.sql import functions as F
 from conf.etl.build import BuildConfig
 from conf.manifest import ShardInfo
 from conf.schema import FeatureSchema, PackedSlot, plan_slots
+from conf.splits import ALL_SPLITS
 from conf.storage.locations import Compression
-from etl.events.splits import ALL_SPLITS, SPLIT_COLUMN, record_splits
+from etl.events.splits import SPLIT_COLUMN
 from etl.quality.label_statistics import LabelFocus
 from etl.records.jvm_connector import ConnectorWrite, move_shards, write_with_connector
 from etl.records.sharding import HASH_COLUMN, ShardPlan
@@ -101,7 +102,7 @@ def write_splits(
     write = _write_by_connector if config.output.writer == "connector" else write_natively
     ranges = [part.files for part in plan.partitions]
     entries = write(records, records_format, staging, ranges, counts)
-    written: dict[str, list[VersionShard]] = {split: [] for split in record_splits(config)}
+    written: dict[str, list[VersionShard]] = {split: [] for split in config.record_splits}
     for split in written:
         (staging / split).mkdir(exist_ok=True)
     for entry in sorted(entries, key=lambda entry: int(entry["partition"])):

@@ -10,7 +10,7 @@ from typing import Any
 
 from conf.errors import read_code_version
 from conf.etl.build import BuildConfig
-from etl.events.splits import EVENT_SPLITS
+from conf.splits import EVENT_SPLITS
 from etl.features.plan import FeaturePlan, plan_features
 from etl.quality.contract import BuildChecks
 from etl.records.stage import WrittenRecords

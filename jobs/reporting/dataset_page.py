@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from conf.artefacts.dataset import read_manifest
 from conf.manifest import Manifest
+from conf.splits import TRAIN
 from etl.quality.drift import OTHER, Overlay, overlay
 from etl.quality.version_view import VersionView, view_version
 from jobs.reporting.page import DATASET_SECTIONS, PageHead, View, render_html, render_sections
@@ -17,7 +18,6 @@ from jobs.reporting.quality import Verdict
 from jobs.reporting.run_data import MissingPartError, RunData
 from jobs.support.formatting import MISSING, as_mapping, share_of
 
-TRAIN = "train"
 _SHOWN_BINS = 10
 _TOP_VALUES = 10
 _NO_DISTRIBUTION = 1e-9

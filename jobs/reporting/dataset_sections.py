@@ -10,6 +10,7 @@ import numpy as np
 
 from conf.manifest import Manifest
 from conf.schema import FeatureSpec
+from conf.splits import EVENT_SPLITS
 from jobs.reporting.run_data import MissingPartError, RunData
 from jobs.support.formatting import (
     MISSING,
@@ -21,7 +22,6 @@ from jobs.support.formatting import (
     to_float,
 )
 
-EVENT_SPLITS = ("train", "validation", "test")
 _ALARMING_SHARE = 0.2
 _TOP_ITEMS = 10
 _CURVE_POINTS = 160

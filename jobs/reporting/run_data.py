@@ -33,6 +33,7 @@ from conf.encoders import ENCODERS_DIR, ENCODERS_FILE, EncoderPlan
 from conf.errors import InputDataError, SluiceError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
+from conf.splits import CATALOG
 from conf.storage.locations import FileOpener, find_path
 from conf.training.input import InputConfig
 from etl.encoders.vocabulary import load_vocabulary
@@ -41,7 +42,6 @@ from etl.tfrecord.codec.decode import read_batches
 from etl.tfrecord.types.features import WireFeature
 from jobs.support.formatting import as_mapping, first_of_several, metric_title
 
-CATALOG_SPLIT = "catalog"
 SAMPLE_USERS = 12
 _LONGEST_LINE_CHARS = 1_000_000
 _NOT_YET = (
@@ -133,12 +133,12 @@ def _read_titles(version: ReadablePath, manifest: Manifest, vocabulary: pa.Table
         if (spec.dtype, spec.is_list, spec.encoding) == ("bytes", False, "identity")
         and any(word in spec.name.lower() for word in ("title", "name"))
     ]
-    if not named or not manifest.has_split(CATALOG_SPLIT):
+    if not named or not manifest.has_split(CATALOG):
         return {}
     tokens = dict(zip(vocabulary["id"].to_pylist(), vocabulary["token"].to_pylist(), strict=True))
     read = [WireFeature(manifest.require_key("item"), "int64"), WireFeature(named[0], "bytes")]
     titles: dict[str, str] = {}
-    for shard in manifest.split(CATALOG_SPLIT).shards:
+    for shard in manifest.split(CATALOG).shards:
         path, slots = str(version / shard.path), manifest.slots
         for batch in read_batches(path, read, opener=FileOpener(), slots=slots):
             for item, title in zip(*(column.to_pylist() for column in batch.columns), strict=True):

@@ -17,13 +17,13 @@ from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.schema import PAD_ID
+from conf.splits import USERS
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.metrics import MISSING, IntArray, Pairs
 from training.input.batches import Batch, build_eval_dataset, read_batches
 from training.models.retrieval import RetrievalModel, require_retrieval
 from training.objectives.item_catalog import read_catalog
 
-USERS_SPLIT = "users"
 BLOCK_CELLS = 1 << 24
 """Cells of a float32 score block: 64 MiB."""
 
@@ -324,9 +324,9 @@ def read_user_vectors(trained: TrainedModel, *, seen: bool) -> Iterator[UserVect
     ragged = (manifest.keys.seen,) if seen and manifest.keys.seen else ()
     names = tuple(dict.fromkeys((user, *model.user_inputs, *ragged)))
     dataset = build_eval_dataset(
-        version_dir, manifest, USERS_SPLIT, trained.config.evaluation.batch_size, names, ragged
+        version_dir, manifest, USERS, trained.config.evaluation.batch_size, names, ragged
     )
-    for batch in read_batches(dataset, version_dir, manifest, USERS_SPLIT):
+    for batch in read_batches(dataset, version_dir, manifest, USERS):
         ids = np.asarray(batch[user], dtype=np.int64)
         vectors = np.asarray(
             model.embed_users({name: batch[name] for name in model.user_inputs}), np.float32

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from conf.errors import ConfigError, InputDataError, TooFewRowsError, did_you_mean
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
+from conf.splits import TRAIN
 from conf.training.input import FilterConfig, InputConfig, describe_conditions
 from conf.training.models import ModelConfig
 from conf.training.objectives import BinaryConfig
@@ -164,7 +165,6 @@ class HeldOutRows:
 FULL_UNSEEN = "full_unseen"
 FULL_ALL = "full_all"
 SAMPLED_GIVEN = "sampled_given"
-TRAIN_SPLIT = "train"
 
 _log = logging.getLogger("sluice.training.evaluate")
 
@@ -194,7 +194,7 @@ class RankingBatch:
 
 def carries_seen(manifest: Manifest, split: str) -> bool:
     """Whether the records of a split hold the items that their user had met before."""
-    return manifest.keys.seen is not None and split != TRAIN_SPLIT
+    return manifest.keys.seen is not None and split != TRAIN
 
 
 def headline_protocol(manifest: Manifest, mask_seen: bool, split: str) -> str:

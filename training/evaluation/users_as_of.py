@@ -19,12 +19,11 @@ from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.schema import OOV_ID, PAD_ID
-from training.evaluation.item_index import USERS_SPLIT
+from conf.splits import TEST, TRAIN, USERS, VALIDATION
 from training.evaluation.metrics import IntArray
 from training.input.batches import Batch, build_eval_dataset, read_batches
 from training.raw_inputs.vocabularies import Vocabulary, read_key_vocabulary
 
-TRAIN, VALIDATION, TEST = "train", "validation", "test"
 LATER_SPLITS = {TRAIN: (VALIDATION, TEST), VALIDATION: (TEST,), TEST: ()}
 """Splits of events behind each split, in order of time."""
 BEFORE = {VALIDATION: TRAIN, TEST: VALIDATION}
@@ -73,7 +72,7 @@ def find_user_rows(
         InputDataError: A record is damaged.
     """
     parts: list[UserRows] = []
-    for split in (*LATER_SPLITS[as_of], USERS_SPLIT):
+    for split in (*LATER_SPLITS[as_of], USERS):
         if manifest.has_split(split):
             taken = [part.users for part in parts]
             first = find_first_rows(version_dir, manifest, split, batch_size)
@@ -83,7 +82,7 @@ def find_user_rows(
         raise ConfigError(
             "nothing in this dataset shows users as of the end of that split",
             received=as_of,
-            allowed=f"a dataset with the split {USERS_SPLIT}, or an earlier split",
+            allowed=f"a dataset with the split {USERS}, or an earlier split",
         )
     return tuple(parts)
 
@@ -95,7 +94,7 @@ def find_first_rows(
     user, number = manifest.require_key("user"), manifest.keys.event_number
     seen = None if number is not None else manifest.keys.seen
     vocabulary = read_key_vocabulary(version_dir, manifest, user)
-    is_event = split != USERS_SPLIT
+    is_event = split != USERS
     if is_event and seen is None and number is None:
         raise ConfigError(
             "no seen items tell which of a user's records is the first",

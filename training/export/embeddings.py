@@ -34,14 +34,10 @@ from conf.artefacts.export import (
     VECTOR,
     VECTORS,
 )
+from conf.splits import USERS
 from conf.storage.atomic_output import PRIVATE
 from training.checkpoint.restore import TrainedModel
-from training.evaluation.item_index import (
-    USERS_SPLIT,
-    ItemIndex,
-    read_item_features,
-    read_user_vectors,
-)
+from training.evaluation.item_index import ItemIndex, read_item_features, read_user_vectors
 from training.input.batches import build_eval_dataset, read_batches
 from training.models.retrieval import require_retrieval
 from training.raw_inputs.vocabularies import Vocabulary, read_key_vocabulary
@@ -144,7 +140,7 @@ def write_embeddings(
     if index is not None:
         found["dim"] = int(index.vectors.shape[1])
         found["items"] = {"rows": _write_items(directory, trained, index)}
-    if manifest.keys.user is not None and manifest.has_split(USERS_SPLIT):
+    if manifest.keys.user is not None and manifest.has_split(USERS):
         rows, unknown = _write_users(directory, trained)
         found["users"] = {"rows": rows, "users_outside_vocabulary": unknown}
     columns, text = "key (raw token), id, vector (float32)", "key<TAB>v1,v2,…"
@@ -224,7 +220,7 @@ def write_users(directory: Path, trained: TrainedModel) -> dict[str, Any] | None
     """
     manifest = trained.manifest
     key = manifest.keys.user
-    if key is None or not manifest.has_split(USERS_SPLIT):
+    if key is None or not manifest.has_split(USERS):
         return None
     # What the user did is shown beside a list, whether or not the model reads it.
     histories = [n for n in manifest.histories if manifest.schema[n].role == "user"]
@@ -234,13 +230,11 @@ def write_users(directory: Path, trained: TrainedModel) -> dict[str, Any] | None
     names = tuple(dict.fromkeys((key, *features, *seen)))
     batch_size = trained.config.evaluation.batch_size
     ragged = (*seen, *(n for n in histories if n not in read))  # These may have no bound.
-    dataset = build_eval_dataset(
-        trained.version_dir, manifest, USERS_SPLIT, batch_size, names, ragged
-    )
+    dataset = build_eval_dataset(trained.version_dir, manifest, USERS, batch_size, names, ragged)
     vocabulary = read_key_vocabulary(trained.version_dir, manifest, key)
     writer, rows = None, 0
     try:
-        for batch in read_batches(dataset, trained.version_dir, manifest, USERS_SPLIT):
+        for batch in read_batches(dataset, trained.version_dir, manifest, USERS):
             ids = np.asarray(batch[key], np.int64)
             tokens = pa.array(ids) if vocabulary is None else vocabulary.take(ids)
             columns = {

@@ -15,6 +15,7 @@ from itertools import islice
 from conf.errors import ConfigError, TooFewRowsError
 from conf.manifest import Manifest
 from conf.metrics import LOSS_METRIC
+from conf.splits import TRAIN
 from conf.training.input import FilterConfig, describe_conditions
 from conf.training.models import RankingConfig
 from conf.training.objectives import BinaryConfig
@@ -22,12 +23,7 @@ from conf.training.train import TrainConfig
 from training.evaluation.evaluate import FullRanking, evaluate_full
 from training.evaluation.label_metrics import LabelScores
 from training.evaluation.own_metrics import build_own_metrics
-from training.evaluation.protocols import (
-    TRAIN_SPLIT,
-    HeldOutRows,
-    find_relevance,
-    warn_unmasked,
-)
+from training.evaluation.protocols import HeldOutRows, find_relevance, warn_unmasked
 from training.evaluation.scorers import score_pairs
 from training.evaluation.task_metrics import TaskScores, compile_scores, summarize_tasks
 from training.input.batches import (
@@ -165,7 +161,7 @@ def _build_ranking(config: TrainConfig, data: TrainingData, batches: int | None)
     where, held_out = (data.version_dir, data.manifest), None
     split, measured = "validation", evaluation.filter
     if config.input.validation is not None:
-        split, mask = TRAIN_SPLIT, evaluation.mask_seen
+        split, mask = TRAIN, evaluation.mask_seen
         held_out = HeldOutRows.read(*where, config.input, mask_seen=mask)
     if held_out is None or held_out.trained is None:
         warn_unmasked(data.manifest, evaluation.mask_seen, split)
@@ -207,7 +203,7 @@ def read_validation(
         split = "validation"
         dataset = build_eval_dataset(*where, split, size, features, measured=measured)
     else:
-        split, options = TRAIN_SPLIT, InputOptions(measured=measured)
+        split, options = TRAIN, InputOptions(measured=measured)
         dataset = build_held_out_dataset(*where, config.input, size, features, options=options)
     yield from read_batches(dataset, *where, split)
 

@@ -12,6 +12,7 @@ from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.schema import FIRST_TOKEN_ID
+from conf.splits import CATALOG
 from training.input.batches import Batch, build_eval_dataset, read_batches
 from training.input.train_counts import read_train_counts
 from training.objectives.user_items import TrainRows
@@ -69,7 +70,6 @@ def read_drawable_items(version_dir: ReadablePath, manifest: Manifest) -> np.nda
     return ids.astype(np.int64)
 
 
-CATALOG_SPLIT = "catalog"
 CATALOG_ROWS = 4096
 
 
@@ -93,12 +93,12 @@ def read_catalog(
     Raises:
         InputDataError: A record is damaged.
     """
-    split = CATALOG_SPLIT
+    split = CATALOG
     if all(part.name != split for part in manifest.splits):
         split = "train"
     dataset = build_eval_dataset(version_dir, manifest, split, batch_size, names)
     batches = read_batches(dataset, version_dir, manifest, split)
-    yield from batches if split == CATALOG_SPLIT else _keep_first(batches, manifest)
+    yield from batches if split == CATALOG else _keep_first(batches, manifest)
 
 
 def _keep_first(batches: Iterator[Batch], manifest: Manifest) -> Iterator[Batch]:

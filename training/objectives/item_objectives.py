@@ -29,11 +29,7 @@ from training.input.batches import Batch
 from training.models.retrieval import Queries, RetrievalModel
 from training.networks.network import TrainingPass
 from training.objectives.catalog_softmax import compute_catalog_softmax
-from training.objectives.item_catalog import (
-    ItemFeatures,
-    read_drawable_items,
-    read_item_events,
-)
+from training.objectives.item_catalog import ItemFeatures, read_drawable_items, read_item_events
 from training.objectives.item_losses import (
     SoftmaxItems,
     compute_drawn_loss,

@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from conf.errors import ConfigError, InputDataError
+from conf.splits import TEST, TRAIN, USERS
 from training.checkpoint.restore import TrainedModel
-from training.evaluation.item_index import USERS_SPLIT, ItemIds, read_cells
+from training.evaluation.item_index import ItemIds, read_cells
 from training.evaluation.metrics import MISSING, IntArray, Pairs
-from training.evaluation.protocols import TRAIN_SPLIT, carries_seen, require_rows
+from training.evaluation.protocols import carries_seen, require_rows
 from training.evaluation.users_as_of import (
-    TEST,
     UserRows,
     count_rows,
     find_user_rows,
@@ -66,19 +66,19 @@ def choose_split(trained: TrainedModel) -> str:
     has users and their records hold all that the model reads of a row, else `test`.
     """
     manifest, model = trained.manifest, trained.model
-    has_users = manifest.keys.user is not None and manifest.has_split(USERS_SPLIT)
+    has_users = manifest.keys.user is not None and manifest.has_split(USERS)
     if not isinstance(model, RankingModel):
-        return USERS_SPLIT if has_users else TEST
+        return USERS if has_users else TEST
     roles = {manifest.schema[name].role for name in model.inputs} - {"item"}
     if manifest.keys.candidates is not None or roles - {"user"} or not has_users:
         return TEST
-    return USERS_SPLIT
+    return USERS
 
 
 def carries_candidates(trained: TrainedModel, split: str) -> bool:
     """Whether the rows of a split hold the items to rank."""
     name = trained.manifest.keys.candidates
-    if name is None or split in ROLE_OF_SPLIT or split == TRAIN_SPLIT:
+    if name is None or split in ROLE_OF_SPLIT or split == TRAIN:
         return False
     statistics = trained.manifest.statistics.get(split, {}).get(name, {})
     return bool(statistics.get("values") != 0)  # Not known: as the keys say.
@@ -92,7 +92,7 @@ def check_mask(
     Raises:
         ConfigError: The dataset, or the split, does not carry them.
     """
-    manifest, split = trained.manifest, source.split or USERS_SPLIT
+    manifest, split = trained.manifest, source.split or USERS
     has_own = source.as_of is None and not has_pool and carries_candidates(trained, split)
     if not mask_seen or has_own or source.file is not None:
         return False
@@ -158,7 +158,7 @@ def _read_split_lists(
     first = 1
     for batch in read_batches(dataset, version_dir, manifest, split):
         rows = _name_rows(batch, keys.user, vocabulary, first)
-        if keys.user is not None and split != USERS_SPLIT:
+        if keys.user is not None and split != USERS:
             rows = replace(rows, numbers=pa.array(np.arange(first, first + len(rows))))
         first += len(rows)
         if own:
@@ -229,7 +229,7 @@ def _name_rows(
 
 def _check_split(trained: TrainedModel, ranker: Ranker, split: str) -> None:
     manifest = trained.manifest
-    if split != USERS_SPLIT:
+    if split != USERS:
         require_rows(manifest, split)
         return
     others = [name for name in ranker.inputs if manifest.schema[name].role != "user"]

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from conf.encoders import RAW_PREFIX, ColumnEncoding
 from conf.errors import ConfigError
+from conf.splits import TRAIN
 from training.export.serving_encoders import RawInput, ServingEncoders, build_serving_encoders
 from training.input.batches import Features
 from training.models.model import Model
@@ -18,7 +19,6 @@ from training.models.retrieval import RetrievalModel, require_retrieval
 from training.networks.network import TrainingPass
 from training.raw_inputs.vocabularies import EncodedVersion
 
-TRAIN_SPLIT = "train"
 _RAW_WIRE = {"int64": "int64", "float32": "float32", "float64": "bytes", "string": "bytes"}
 """Type of the records' feature that holds raw values of a type."""
 
@@ -47,7 +47,7 @@ def build_own_encoders(
     if not missing:
         encoders = build_serving_encoders(there.version_dir, there.plan, changed)
         missing = sorted({i.feature for i in encoders.inputs if not _holds_raw(here, i)})
-    if missing or encoders is None or split == TRAIN_SPLIT:
+    if missing or encoders is None or split == TRAIN:
         raise ConfigError(
             "the versions compute features in other ways, so the run would read wrong values",
             received=", ".join(missing or changed),

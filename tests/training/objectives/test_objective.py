@@ -25,11 +25,7 @@ from training.models.registry import build_model
 from training.models.retrieval import Queries
 from training.networks.network import TrainingPass
 from training.objectives import item_catalog
-from training.objectives.item_catalog import (
-    ItemFeatures,
-    read_drawable_items,
-    read_item_events,
-)
+from training.objectives.item_catalog import ItemFeatures, read_drawable_items, read_item_events
 from training.objectives.logq_correction import count_in_batch, read_batch_counts
 from training.objectives.objective import (
     Weighted,
