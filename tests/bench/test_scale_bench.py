@@ -129,7 +129,9 @@ def test_the_simulation_counts_the_blocks_of_the_real_plan():
 
 
 def test_the_simulation_equals_what_real_workers_counted():
-    for one in read_records().get("exchange", ()):
+    records = read_records()["exchange"]
+    assert [one.size for one in records] == [1, 2, 4]
+    for one in records:
         real, workers = one.figures, one.size
         if workers == 1:
             assert real["sent_rows"] == 0
@@ -146,12 +148,12 @@ def test_the_simulation_equals_what_real_workers_counted():
 
 
 def test_the_network_is_the_bound_once_computing_is_divided_enough():
-    # A batch of 8 CPU-seconds; 1.25 GB from each worker take 1 s at 10 Gbit/s.
-    sent = {2: 1.25e9, 4: 1.25e9, 8: 1.25e9, 16: 1.25e9}
-    assert find_network_bound(sent, 8.0, 1, 10.0) == 16
-    assert find_network_bound(sent, 8.0, 4, 10.0) == 4
-    assert find_network_bound(sent, 8.0, 1, 1.0) == 2
-    assert find_network_bound(sent, 8.0, 1, 100.0) is None
+    # A batch of 8 CPU-seconds; a matrix of 1.25 GB takes 1 s at 10 Gbit/s: of 9 workers each
+    # computes 8/9 s and sends for 8/9 s.
+    assert find_network_bound(1.25e9, 8.0, 1, 10.0) == 10
+    assert find_network_bound(1.25e9, 8.0, 4, 10.0) == 4
+    assert find_network_bound(1.25e9, 8.0, 1, 0.1) == 2
+    assert find_network_bound(1.25e9, 8.0, 1, 100.0) == 82
 
 
 # --- the plan

@@ -12,6 +12,7 @@ worker only the rows that its own part of the batch names.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -119,18 +120,17 @@ def draw_batches(batch: int, length: int, keys: int, count: int) -> Iterator[np.
         yield np.concatenate([columns["history"], columns["item"][:, None]], axis=1)
 
 
-def find_network_bound(
-    step_bytes: dict[int, float], cpu_s: float, cores: int, gbit_s: float
-) -> int | None:
+def find_network_bound(matrix_bytes: float, cpu_s: float, cores: int, gbit_s: float) -> int:
     """Returns the least number of workers at which sending takes longer than computing.
 
+    A worker sends `(workers - 1) / workers` of a matrix and computes `1 / workers` of a step, so
+    from there on each further worker has less to compute and more to send.
+
     Args:
-        step_bytes: Bytes that a worker sends in a step, by number of workers.
+        matrix_bytes: Bytes that a worker nears to send in a step as workers are added.
         cpu_s: CPU seconds of the step, all workers together.
         cores: Of a worker.
         gbit_s: Speed of a worker's link, each way.
     """
-    for workers, sent in sorted(step_bytes.items()):
-        if sent * BITS / (gbit_s * 1e9) > cpu_s / (workers * cores):
-            return workers
-    return None
+    send_s, compute_s = matrix_bytes * BITS / (gbit_s * 1e9), cpu_s / cores
+    return math.floor(1 + compute_s / send_s) + 1

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.bench.scale import quantities as q
 from tests.bench.scale.exchange import exchange_bytes, find_network_bound
-from tests.bench.scale.model import UNITS, Check, Quantity, by_size, check
+from tests.bench.scale.model import UNITS, Check, Quantity, check
 from tests.bench.scale.plan import (
     MILLION,
     Demand,
@@ -88,10 +88,11 @@ def render_constants(records: Records) -> str:
             continue
         line = quantity.line(records)
         sizes = " and ".join(_count(size, quantity.series) for size, _ in points[-2:])
-        per = f" each {q.UNIT_OF_SIZE[quantity.series][:-1]}"
-        scale, unit = (MILLION, " a million") if quantity.law is by_size else (1.0, "")
+        counted = q.UNIT_OF_SIZE[quantity.series]
+        is_few = counted in ("workers", "candidates")
+        scale, unit = (1.0, f" a {counted[:-1]}") if is_few else (MILLION, " a million")
         slope = {
-            "by_size": f"{_amount(line.slope * scale, quantity.unit)}{unit or per}",
+            "by_size": f"{_amount(line.slope * scale, quantity.unit)}{unit}",
             "by_decade": f"{_amount(line.slope, quantity.unit)} each factor of ten",
             "by_share": f"{_amount(line.slope, quantity.unit)} over the number of workers",
         }.get(quantity.law.__name__, f"{line.slope:.2f} of the bytes counted by hand")
@@ -145,13 +146,12 @@ def render_bounds(records: Records) -> str:
         return "No record yet."
     alone = shared[0].figures
     cpu_s = alone["step_cpu_s"] / alone["batch"] * traffic[0].figures["batch"]
-    rows = []
+    rows, most = [], traffic[-1]
     for name, key in (("Sluice's exchange", "exchange_bytes"), ("all-reduce, ring", "ring_bytes")):
-        sent = {one.size: one.figures[key] for one in traffic}
+        matrix = most.figures[key] * most.size / (most.size - 1)
         for gbit_s in LINKS_GBIT_S:
-            found = [find_network_bound(sent, cpu_s, cores, gbit_s) for cores in LINK_CORES]
-            shown = [f"more than {max(sent)}" if n is None else str(n) for n in found]
-            rows.append([name, f"{gbit_s:g} Gbit/s", *shown])
+            found = [find_network_bound(matrix, cpu_s, cores, gbit_s) for cores in LINK_CORES]
+            rows.append([name, f"{gbit_s:g} Gbit/s", *map(str, found)])
     return render_table(["", "link", *(f"{cores} cores a worker" for cores in LINK_CORES)], rows)
 
 
