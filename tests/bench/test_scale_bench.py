@@ -308,6 +308,7 @@ def test_a_table_that_does_not_fit_is_refused():
     [
         (["measure", "etl"], "no part etl; there are build, train"),
         (["measure", "table", "--size", "0"], "--size must be 1 or more"),
+        (["measure", "table", "--dim", "16"], "say by --size what sizes of table-16-sgd"),
         (["plan", "kyes=5"], "'kyes=5': there are vcpu_hour"),
         (["plan", "keys=many"], "give a number, such as keys=100"),
         (["plan", "keys=-1"], "give a number above 0"),
@@ -366,6 +367,20 @@ def test_a_record_names_the_command_that_repeats_it():
     assert command.PARTS["table"].name(given) == "table-8-adam"
     given = command.build_parser().parse_args(["measure", "traffic", "--growing"])
     assert command.describe_command("traffic", 8, given).endswith("--size 8 --growing")
+
+
+def test_one_command_measures_every_series_of_the_page():
+    runs = command.list_runs(command.build_parser().parse_args(["measure", "--work", "w"]))
+    found = {(command.PARTS[name].name(given), size) for name, size, given in runs}
+    assert found == {
+        (series, size)
+        for series, sizes in quantities.SIZES.items()
+        for size in sizes
+        if size <= command.LARGEST_UNASKED
+    }
+    assert all(given.work == Path("w") for _, _, given in runs)
+    few = command.build_parser().parse_args(["measure", "rank", "train", "--size", "7"])
+    assert [(name, size) for name, size, _ in command.list_runs(few)] == [("rank", 7), ("train", 7)]
 
 
 @pytest.mark.slow

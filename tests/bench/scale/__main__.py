@@ -37,6 +37,7 @@ from tests.bench.scale.page import (
     fill_page,
 )
 from tests.bench.scale.plan import Demand, Machine, Plan, Prices, derive_constants
+from tests.bench.scale.quantities import COMMANDS, SIZES
 from tests.bench.scale.records import FOLDER, ScaleRecord, read_records, write_record
 
 APART = (f"tests/bench/scale/{FOLDER.name}", f"docs/{PAGE.name}")
@@ -47,12 +48,10 @@ class Part:
     """Something that is measured.
 
     Attributes:
-        sizes: That are measured where none are asked for.
         measure: Takes the size and the command line; returns figures.
         name: Returns the series that a record belongs to.
     """
 
-    sizes: tuple[int, ...]
     measure: Callable[[int, argparse.Namespace], dict[str, float]]
     name: Callable[[argparse.Namespace], str]
 
@@ -67,34 +66,25 @@ def _name_build(given: argparse.Namespace) -> str:
 
 
 PARTS = {
-    "build": Part((1_000_000,), _build, _name_build),
+    "build": Part(_build, _name_build),
     "train": Part(
-        (1_000_000,), lambda size, given: spark_build.measure_train(size, given.work),
-        lambda _: "train",
+        lambda size, given: spark_build.measure_train(size, given.work), lambda _: "train"
     ),
     "table": Part(
-        (1_000_000, 10_000_000),
         lambda size, given: tables.measure_table(size, given.dim, given.optimizer),
         lambda given: f"table-{given.dim}-{given.optimizer}",
     ),
-    "exchange": Part(
-        (1, 2, 4), lambda size, _: tables.measure_exchange(size), lambda _: "exchange"
-    ),
+    "exchange": Part(lambda size, _: tables.measure_exchange(size), lambda _: "exchange"),
     "traffic": Part(
-        (2, 4, 8, 64, 512),
         lambda size, given: tables.measure_traffic(size, is_growing=given.growing),
         lambda given: f"traffic-{'growing' if given.growing else 'fixed'}",
     ),
-    "rank": Part((5, 50, 500), lambda size, _: serving.measure_ranking(size), lambda _: "rank"),
-    "lists": Part(
-        (10_000, 100_000, 1_000_000), lambda size, _: serving.measure_lists(size),
-        lambda _: "lists",
-    ),
-    "vocabulary": Part(
-        (100_000, 1_000_000, 10_000_000), lambda size, _: tables.measure_vocabulary(size),
-        lambda _: "vocabulary",
-    ),
-}  # fmt: skip
+    "rank": Part(lambda size, _: serving.measure_ranking(size), lambda _: "rank"),
+    "lists": Part(lambda size, _: serving.measure_lists(size), lambda _: "lists"),
+    "vocabulary": Part(lambda size, _: tables.measure_vocabulary(size), lambda _: "vocabulary"),
+}
+LARGEST_UNASKED = 10_000_000
+"""Sizes above it are measured where `--size` asks for them: they take hours, or much memory."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -107,7 +97,12 @@ def build_parser() -> argparse.ArgumentParser:
     measure = commands.add_parser("measure", help="measure parts and write a record of each size")
     add = measure.add_argument
     add("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; none: all")
-    add("--size", type=int, nargs="+", help="one record each; default: small ones of the part")
+    add(
+        "--size",
+        type=int,
+        nargs="+",
+        help="one record each; default: those of the page up to 10 million",
+    )
     add("--work", type=Path, help="folder for logs and versions; a temporary one if not given")
     add("--driver-memory", default="2g", help="of Spark's JVM (default 2g)")
     add("--history", type=int, default=spark_build.HISTORY_LEN,
@@ -172,6 +167,10 @@ def main() -> int:
             parser.error(f"no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
         if any(size < 1 for size in given.size or ()):
             parser.error("--size must be 1 or more")
+        try:
+            list_runs(given)
+        except ValueError as error:
+            parser.error(str(error))
         commit = read_commit(*APART)
         if commit is None:
             parser.error("the checkout has changes: commit them, a record names its commit")
@@ -194,12 +193,38 @@ def render_plan(assumed: tuple[Prices, Machine, Demand]) -> str:
     return "\n\n".join(tables)
 
 
+def list_runs(given: argparse.Namespace) -> list[tuple[str, int, argparse.Namespace]]:
+    """Returns part, size and command line of each record that is asked for.
+
+    Where no part is named, these are all series that the page wants.
+
+    Raises:
+        ValueError: A part is measured in a shape that the page does not know, at no size.
+    """
+    commands = [(name, given) for name in given.parts]
+    if not commands:
+        for words in COMMANDS.values():
+            one = build_parser().parse_args(["measure", *words.split()])
+            one.work, one.driver_memory = given.work, given.driver_memory
+            commands.append((one.parts[0], one))
+    return [
+        (name, size, one)
+        for name, one in commands
+        for size in given.size or _find_sizes(PARTS[name].name(one))
+    ]
+
+
+def _find_sizes(series: str) -> list[int]:
+    if series not in SIZES:
+        raise ValueError(f"say by --size what sizes of {series} to measure")
+    return [size for size in SIZES[series] if size <= LARGEST_UNASKED]
+
+
 def _measure(given: argparse.Namespace, commit: str) -> None:
     with tempfile.TemporaryDirectory(prefix="sluice-scale-") as folder:
         given.work = (given.work or Path(folder)).resolve()
-        for name in given.parts or PARTS:
-            for size in given.size or PARTS[name].sizes:
-                print(write_record(measure_record(name, size, given, commit)), flush=True)
+        for name, size, one in list_runs(given):
+            print(write_record(measure_record(name, size, one, commit)), flush=True)
 
 
 def measure_record(name: str, size: int, given: argparse.Namespace, commit: str) -> ScaleRecord:
