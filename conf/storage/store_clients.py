@@ -176,8 +176,9 @@ class ObstoreClient:
         """Does nothing: there are no renames."""
         return False
 
-    def remove_folder(self, folder: str) -> None:
+    def remove_folder(self, folder: str) -> bool:
         """Does nothing: a folder is but a part of names."""
+        return False
 
     def remove_uploads(self, folder: str, held: str) -> None:
         """Does nothing: no listing shows them; a rule of the bucket ends them."""
