@@ -46,6 +46,7 @@ _SMALL_BYTES = 1 << 20
 _UNFINISHED = re.compile(r"\.(.+)\.(upload|next|after)-[0-9a-f]{32}")
 _REMOTE_ERROR = re.compile(r'RPCError\("(?:[\w.$]*\.)?([\w$]+)", "(.*?)(?:\\n|"\))', re.DOTALL)
 
+_KERBEROS_ERROR = re.compile(r'GSSAPIError\(.*, "(.*?)"\)', re.DOTALL)
 _DATA_NODE = re.compile(r'ip_addr: \\?"([^"\\]+)\\?",.*?xfer_port: (\d+)', re.DOTALL)
 
 
@@ -96,6 +97,8 @@ def _explain(text: str) -> str:
         return f"no DataNode gives a block whole: it is damaged, or they are away ({nodes})"
     if "All nodes failed for write" in text:
         return "no DataNode takes a block: they do not answer, or have no room"
+    if (found := _KERBEROS_ERROR.search(text)) is not None:
+        return f"Kerberos: {found[1]}"
     found = _REMOTE_ERROR.search(text)
     return f"{found[1]}: {found[2]}" if found else text.partition("\n")[0]
 

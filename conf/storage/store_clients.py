@@ -44,7 +44,7 @@ _FIX = (
 _FIX_HDFS = (
     "name the NameNode's host and port, or a name service that core-site.xml and hdfs-site.xml in "
     "HADOOP_CONF_DIR know; the user is HADOOP_USER_NAME, else that of the process or, with "
-    "Kerberos, of its ticket (kinit)"
+    "Kerberos (set in core-site.xml too), of its ticket (kinit, or KRB5_CLIENT_KTNAME)"
 )
 
 
