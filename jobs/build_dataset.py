@@ -73,6 +73,7 @@ def main(
         typer.Option(
             "--rows-to",
             metavar="NAME.parquet",
+            parser=local_path,
             help="Write the days' rows for predict, score and the server instead; without labels.",
         ),
     ] = None,

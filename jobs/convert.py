@@ -10,6 +10,7 @@ import typer
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 from conf.errors import ConfigError, did_you_mean
+from conf.local_paths import local_path
 from conf.storage.locations import Compression
 from etl.convert import (
     FORMATS,
@@ -34,8 +35,10 @@ _COMPRESSIONS: dict[str, Compression | None] = {"none": None, "gzip": "GZIP", "z
 
 @app.command()
 def main(
-    source: Annotated[Path, typer.Argument(help="File, or directory with files of one format.")],
-    output: Annotated[Path, typer.Argument(help="File to create.")],
+    source: Annotated[
+        Path, typer.Argument(parser=local_path, help="File, or directory with files of one format.")
+    ],
+    output: Annotated[Path, typer.Argument(parser=local_path, help="File to create.")],
     source_format: Annotated[
         str | None, typer.Option("--from", help=f"{', '.join(FORMATS)}; default: by the name.")
     ] = None,

@@ -11,6 +11,7 @@ import typer
 from conf.errors import ConfigError, did_you_mean
 from conf.etl.imported import ImportConfig
 from conf.load import load_config
+from conf.local_paths import local_path
 from etl.sample_data.archive import ARCHIVES, BASE_URL, fetch_archive
 from etl.sample_data.clicks import CLICKS_NAME, plan_clicks, write_clicks
 from etl.sample_data.config import DirtRates, SampleConfig
@@ -28,7 +29,7 @@ from jobs.support.terminal import (
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 _DEFAULTS, _RATES, _CLICKS = SampleConfig(), DirtRates(), plan_clicks()
 
-Out = Annotated[Path, typer.Option(help="Directory to create.")]
+Out = Annotated[Path, typer.Option(parser=local_path, help="Directory to create.")]
 Seed = Annotated[int, typer.Option(help="Seed of every random stream.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier output.")]
 
@@ -88,7 +89,7 @@ def clicks(
 def fetch(
     name: Annotated[str, typer.Argument(help=f"One of: {', '.join(ARCHIVES)}.")],
     out: Annotated[
-        Path | None, typer.Option(help="Directory to create; default data/NAME.")
+        Path | None, typer.Option(parser=local_path, help="Directory to create; default data/NAME.")
     ] = None,
     base_url: Annotated[str, typer.Option(help="Where the archives lie.")] = BASE_URL,
     overwrite: Overwrite = False,

@@ -23,13 +23,16 @@ from conf.artefacts.run import (
     resolve_run,
 )
 from conf.errors import ExitCode
+from conf.local_paths import local_path
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command()
 def main(
-    out: Annotated[Path, typer.Option(help="Folder for logs, dataset and run.")] = Path("work"),
+    out: Annotated[
+        Path, typer.Option(parser=local_path, help="Folder for logs, dataset and run.")
+    ] = Path("work"),
     ratings: Annotated[int, typer.Option(min=1000, help="Ratings to generate.")] = 100_000,
     seed: Annotated[int, typer.Option(help="Seed of the sample and of the training.")] = 7,
 ) -> int:

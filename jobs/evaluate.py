@@ -16,6 +16,7 @@ import typer
 
 from conf.artefacts.run import METRICS_FILE, RUN_CARD_FILE, read_json, update_run_card, write_json
 from conf.errors import ConfigError
+from conf.local_paths import local_path
 from conf.metrics import list_families
 from conf.paths import ReadablePath
 from conf.splits import TEST
@@ -55,7 +56,10 @@ def main(
     dataset: OnDataset = None,
     predictions: Annotated[
         Path | None,
-        typer.Option(help="Measure the ranked lists of this file in place of the run's model."),
+        typer.Option(
+            parser=local_path,
+            help="Measure the ranked lists of this file in place of the run's model.",
+        ),
     ] = None,
     saved_model: Annotated[
         str | None,
@@ -68,7 +72,8 @@ def main(
         ),
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option(help="File of the token that --endpoint asks for.")
+        Path | None,
+        typer.Option(parser=local_path, help="File of the token that --endpoint asks for."),
     ] = None,
     checkpoint: CheckpointOption = CheckpointChoice.BEST,
     baselines: Annotated[

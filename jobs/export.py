@@ -24,6 +24,7 @@ from conf.artefacts.export import (
 )
 from conf.artefacts.run import RUN_CARD_FILE, read_json
 from conf.errors import ConfigError
+from conf.local_paths import local_path
 from jobs.index import print_index
 from jobs.support.lineage import LineageDataset, LineageRun, emit_lineage
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
@@ -71,7 +72,8 @@ def main(
         bool, typer.Option("--index", help="Publish it with an index of its items.")
     ] = False,
     items: Annotated[
-        Path | None, typer.Option(help="Columns of that index; the first one is the key.")
+        Path | None,
+        typer.Option(parser=local_path, help="Columns of that index; the first one is the key."),
     ] = None,
     delta_since: Annotated[
         str | None,

@@ -18,6 +18,7 @@ from conf.artefacts.export import (
 )
 from conf.artefacts.run import read_json
 from conf.errors import ConfigError
+from conf.local_paths import local_path
 from conf.paths import ReadablePath
 from jobs.support.terminal import LogFormat, LogFormatOption, quiet_tensorflow, setup_logging
 
@@ -31,7 +32,10 @@ def main(
     ],
     kind: Annotated[IndexKind | None, typer.Option(help="Default: by the number of items.")] = None,
     items: Annotated[
-        Path | None, typer.Option(help="Columns of items, to filter by; the first is the key.")
+        Path | None,
+        typer.Option(
+            parser=local_path, help="Columns of items, to filter by; the first is the key."
+        ),
     ] = None,
     k: Annotated[
         int | None, typer.Option(min=1, help="Length of the lists that are measured [50].")
@@ -40,7 +44,10 @@ def main(
         float | None, typer.Option(min=0, max=1, help="Share of them to be found [0.95].")
     ] = None,
     add: Annotated[
-        Path | None, typer.Option(help="New items with their features, for the newest index.")
+        Path | None,
+        typer.Option(
+            parser=local_path, help="New items with their features, for the newest index."
+        ),
     ] = None,
     keep: Annotated[
         int | None, typer.Option(min=1, help="Indexes kept, the newest ones; default: all.")

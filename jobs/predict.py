@@ -21,6 +21,7 @@ import typer
 from conf.artefacts.export import Give
 from conf.artefacts.run import SCORES_FILE, update_run_card
 from conf.errors import ConfigError
+from conf.local_paths import local_path
 from conf.splits import TEST
 from jobs.support.terminal import (
     DeclaredSeparator,
@@ -93,15 +94,20 @@ def main(
         typer.Option(help="Rank users as things stood at the end of this split; default: now."),
     ] = None,
     users: Annotated[
-        Path | None, typer.Option(help="Users that get lists: a file with their raw ids.")
+        Path | None,
+        typer.Option(parser=local_path, help="Users that get lists: a file with their raw ids."),
     ] = None,
     candidates: Annotated[
         Path | None,
-        typer.Option(help="Items to rank: a file with their raw ids, or all their inputs."),
+        typer.Option(
+            parser=local_path, help="Items to rank: a file with their raw ids, or all their inputs."
+        ),
     ] = None,
     source: Annotated[
         Path | None,
-        typer.Option("--input", help="Rows of raw values: .csv, .jsonl or .parquet."),
+        typer.Option(
+            "--input", parser=local_path, help="Rows of raw values: .csv, .jsonl or .parquet."
+        ),
     ] = None,
     id_column: IdColumn = None,
     list_separator: DeclaredSeparator = None,
@@ -113,7 +119,9 @@ def main(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(help=f"File to write: {', '.join(ROW_FORMATS)}; default: in the run."),
+        typer.Option(
+            parser=local_path, help=f"File to write: {', '.join(ROW_FORMATS)}; default: in the run."
+        ),
     ] = None,
     checkpoint: CheckpointOption = CheckpointChoice.BEST,
     overrides: Annotated[

@@ -120,7 +120,8 @@ def main(
         str | None, typer.Option(help="Task of a ranking model whose score ranks.")
     ] = None,
     candidates: Annotated[
-        Path | None, typer.Option(help="Items to rank: a file with their raw ids.")
+        Path | None,
+        typer.Option(parser=local_path, help="Items to rank: a file with their raw ids."),
     ] = None,
     keep_seen: Annotated[
         bool, typer.Option("--keep-seen", help="Keep items in a list that the user has met.")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from conf.errors import ConfigError
+from conf.local_paths import local_path
 from jobs.support.serving import Serving, run_server
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
 from training.serving.log_limit import limit_log
@@ -46,10 +47,15 @@ def main(
     ] = False,
     items: Annotated[
         Path | None,
-        typer.Option(help="Titles and columns of items; the first column is the key."),
+        typer.Option(
+            parser=local_path, help="Titles and columns of items; the first column is the key."
+        ),
     ] = None,
     blocked: Annotated[
-        Path | None, typer.Option(help="Keys of items that are never recommended, one a line.")
+        Path | None,
+        typer.Option(
+            parser=local_path, help="Keys of items that are never recommended, one a line."
+        ),
     ] = None,
     poll: Annotated[float, typer.Option(min=0.1, help="Seconds between looks for versions.")] = 2.0,
     verify: Annotated[
@@ -60,7 +66,10 @@ def main(
         typer.Option(help="Further name that it may be asked by; *: any; repeat for several."),
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option(help="File of a token that requests must bring; default: none.")
+        Path | None,
+        typer.Option(
+            parser=local_path, help="File of a token that requests must bring; default: none."
+        ),
     ] = None,
     docs: Annotated[bool, typer.Option("--docs", help="Show pages about the API at /docs.")] = (
         False

@@ -16,6 +16,7 @@ import typer
 from conf.artefacts.run import RUN_CARD_FILE, read_json
 from conf.errors import ConfigError, ExitCode
 from conf.load import load_config
+from conf.local_paths import local_path
 from conf.training.train import StepRange, TrainConfig, parse_step_range
 from jobs.support.lineage import LineageDataset, LineageRun, emit_lineage
 from jobs.support.terminal import (
@@ -66,7 +67,11 @@ def main(
     ] = True,
     sweep: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Train many runs over the space of configs in FILE."),
+        typer.Option(
+            metavar="FILE",
+            parser=local_path,
+            help="Train many runs over the space of configs in FILE.",
+        ),
     ] = None,
     launcher: Annotated[
         Launcher, typer.Option(help="Who starts the workers: nobody, or a Spark barrier job.")

@@ -121,8 +121,8 @@ class FakeStore:
     def move_folder(self, source: str, target: str) -> bool:
         return False
 
-    def remove_folder(self, folder: str) -> None:
-        pass
+    def remove_folder(self, folder: str) -> bool:
+        return False
 
     def remove_uploads(self, folder: str, held: str) -> None:
         pass

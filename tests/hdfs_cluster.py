@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import importlib.util
 import os
 import re
@@ -17,7 +18,7 @@ import pytest
 from tests.services.recipes import find_java_home
 
 _CLASSPATH = "SLUICE_HDFS_CLASSPATH"
-_SOURCE = Path(__file__).with_name("HdfsCluster.java")
+_KERBEROS_CLASSPATH = "SLUICE_KERBEROS_CLASSPATH"
 
 
 @dataclass(frozen=True)
@@ -76,20 +77,46 @@ def run_cluster(folder: Path, name_nodes: int = 1) -> Iterator[HdfsCluster]:
         name_nodes: How many, 1 or 2.
     """
     require_hdfs()
+    with _run_java("HdfsCluster", os.environ[_CLASSPATH], folder / "dfs", str(name_nodes)) as found:
+        yield found
+
+
+@contextmanager
+def run_kerberos_cluster(folder: Path) -> Iterator[HdfsCluster]:
+    """Starts a cluster that asks for tickets, and a KDC; skips the test where there is none.
+
+    Args:
+        folder: Gets `krb5.conf`, `alice.keytab`, and `tokens`, the delegation token of alice.
+    """
+    require_hdfs()
+    if not os.environ.get(_KERBEROS_CLASSPATH):
+        pytest.skip(f"Kerberos needs {_KERBEROS_CLASSPATH}")
+    if ctypes.util.find_library("gssapi_krb5") is None:
+        pytest.skip("Kerberos needs libgssapi_krb5")
+    classpath = os.pathsep.join(map(os.environ.__getitem__, (_CLASSPATH, _KERBEROS_CLASSPATH)))
+    with _run_java("KerberosHdfs", classpath, folder) as found:
+        yield found
+
+
+@contextmanager
+def _run_java(name: str, classpath: str, folder: Path, *arguments: str) -> Iterator[HdfsCluster]:
     options = ["-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]  # it lives shortly
-    java = [find_java_home() / "bin/java", *options, "-cp", os.environ[_CLASSPATH], _SOURCE]
+    source = Path(__file__).with_name(f"{name}.java")
+    java = [find_java_home() / "bin/java", *options, "-cp", classpath, source]
+    log_file = folder.parent / f"{folder.name}.log"
     with (
-        (folder / "cluster.log").open("w") as log,
+        log_file.open("w") as log,
         subprocess.Popen(
-            [*java, folder / "dfs", str(name_nodes)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=folder,
+            [*java, folder, *arguments],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+            cwd=folder.parent,
         ) as process,
     ):  # fmt: skip
         try:
             assert process.stdout is not None
             found = (re.search(r"^listening on (.+)", line) for line in process.stdout)
             ports = next((match[1] for match in found if match), None)
-            assert ports is not None, (folder / "cluster.log").read_text()[-3000:]
+            assert ports is not None, log_file.read_text()[-3000:]
             yield HdfsCluster(tuple(map(int, ports.split())), process)
         finally:
             process.kill()

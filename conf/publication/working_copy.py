@@ -322,9 +322,7 @@ def remove_folder(folder: Storage) -> None:
         ConfigError: The store cannot be reached or refuses.
     """
     with reaching(folder):
-        keys = list(folder.list_objects())
-        folder.delete_all(filter(_is_marker, keys))
-        folder.delete_tree()
+        folder.delete_tree(lambda key: 0 if _is_marker(key) else 1)
 
 
 def move_folder(folder: Storage, target: Storage) -> None:

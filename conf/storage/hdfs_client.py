@@ -14,15 +14,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar, cast
+from xml.etree import ElementTree
 
+from conf.errors import ConfigError
 from conf.storage.store_interface import StoredObject, Upload, Version, open_ranges
 
 T = TypeVar("T")
@@ -42,6 +45,9 @@ _SMALL_BYTES = 1 << 20
 """What is replaced on a condition and looked at before it is read, a pointer, is not longer."""
 _UNFINISHED = re.compile(r"\.(.+)\.(upload|next|after)-[0-9a-f]{32}")
 _REMOTE_ERROR = re.compile(r'RPCError\("(?:[\w.$]*\.)?([\w$]+)", "(.*?)(?:\\n|"\))', re.DOTALL)
+
+_KERBEROS_ERROR = re.compile(r'GSSAPIError\(.*, "(.*?)"\)', re.DOTALL)
+_DATA_NODE = re.compile(r'ip_addr: \\?"([^"\\]+)\\?",.*?xfer_port: (\d+)', re.DOTALL)
 
 
 def _ask(call: Callable[..., T], *arguments: Any, limit_s: float | None = None) -> T:
@@ -77,8 +83,8 @@ def _ask_once(call: Callable[..., T], arguments: tuple[Any, ...], limit_s: float
         if answer.done():  # the library's own
             raise
         raise OSError(f"no answer within {limit_s:.0f} s") from error
-    except OSError:
-        raise
+    except OSError as error:
+        raise type(error)(_explain(str(error))) from error
     except BaseException as error:
         if not answer.done():  # this process was interrupted
             raise
@@ -86,8 +92,50 @@ def _ask_once(call: Callable[..., T], arguments: tuple[Any, ...], limit_s: float
 
 
 def _explain(text: str) -> str:
+    if "All DataNodes failed" in text:
+        nodes = ", ".join(":".join(found) for found in _DATA_NODE.findall(text)) or "none is left"
+        return f"no DataNode gives a block whole: it is damaged, or they are away ({nodes})"
+    if "All nodes failed for write" in text:
+        return "no DataNode takes a block: they do not answer, or have no room"
+    if (found := _KERBEROS_ERROR.search(text)) is not None:
+        return f"Kerberos: {found[1]}"
     found = _REMOTE_ERROR.search(text)
-    return f"{found[1]}: {found[2]}" if found else text
+    return f"{found[1]}: {found[2]}" if found else text.partition("\n")[0]
+
+
+def find_default_node() -> str:
+    """Returns the NameNode or name service that Hadoop's configuration makes the default.
+
+    Raises:
+        ConfigError: It names none.
+    """
+    home = os.environ.get("HADOOP_HOME")
+    folder = os.environ.get("HADOOP_CONF_DIR") or (f"{home}/etc/hadoop" if home else None)
+    if folder is None:
+        raise _without_default("neither HADOOP_CONF_DIR nor HADOOP_HOME is set")
+    file = Path(folder) / "core-site.xml"
+    try:
+        root = ElementTree.parse(file).getroot()  # noqa: S314 - the own file of who runs this
+    except (OSError, ElementTree.ParseError) as error:
+        raise _without_default(f"{file}: {error}") from error
+    values = {
+        item.findtext("name", "").strip(): item.findtext("value", "")
+        for item in root.iter("property")
+    }
+    found = values.get("fs.defaultFS", values.get("fs.default.name", "")).strip()
+    node = re.fullmatch(r"hdfs://([^/@$]+)/?", found)
+    if node is None:
+        raise _without_default(f"fs.defaultFS in {file} is {found or 'not set'}")
+    return node[1]
+
+
+def _without_default(reason: str) -> ConfigError:
+    return ConfigError(
+        "hdfs:///<path> needs a default NameNode in Hadoop's configuration",
+        received=reason,
+        allowed="fs.defaultFS: hdfs://<host>:<port>, or the name of a name service",
+        fix="set HADOOP_CONF_DIR to the folder of core-site.xml, or write hdfs://<host>:<port>/…",
+    )
 
 
 def connect_hdfs(authority: str) -> HdfsClient:
@@ -126,7 +174,8 @@ class HdfsClient:
         status = self._find(path)
         if status is None or status.isdir:
             return None
-        if status.length <= _SMALL_BYTES and self._find(_name_after(path, status)) is not None:
+        after = _name_after(path, _state(status))
+        if status.length <= _SMALL_BYTES and self._find(after) is not None:
             with contextlib.suppress(FileNotFoundError):
                 self.get(path)
             status = self._status(path)
@@ -156,7 +205,7 @@ class HdfsClient:
         """Reads a file as it is at one moment; ends a replacement that is under way, or was."""
         status, data = self._get(path)
         for _ in range(_LOOKS):
-            after = _name_after(path, status)
+            after = _name_after(path, _state(status))
             if self._find(after) is None:
                 break
             try:
@@ -216,10 +265,12 @@ class HdfsClient:
                 _rename(self._client, source, target)
         return True
 
-    def remove_folder(self, folder: str) -> None:
-        """Removes a folder with what is left of uploads to it."""
+    def remove_folder(self, folder: str) -> bool:
+        """Removes a folder with all in it, in one step; the root stays."""
         if folder:
-            _ask(self._client.delete, f"/{folder}", True)
+            with contextlib.suppress(FileNotFoundError):
+                _ask(self._client.delete, f"/{folder}", True)
+        return bool(folder)
 
     def remove_uploads(self, folder: str, held: str) -> None:
         """Removes the uploads below a folder that never ended, and folders that are empty then."""
@@ -278,8 +329,8 @@ class HdfsClient:
             FileExistsError: It is of another one.
         """
         nonce = uuid.uuid4().hex
-        state = SimpleNamespace(modification_time=over.get("mtime_ms"), length=over.get("bytes"))
-        aside, after = _name(path, "next", nonce), _name_after(path, state)
+        aside = _name(path, "next", nonce)
+        after = _name_after(path, f"{over.get('mtime_ms')}/{over.get('bytes')}")
         _write(self._client, f"{aside}/{nonce}", data)
         ours = _version(self._status(f"{aside}/{nonce}"), data)
         try:
@@ -324,12 +375,13 @@ class HdfsClient:
             current = self._status(path)
         except FileNotFoundError:
             return
+        after = _name_after(path, _state(current))
         for status in found:
             parts = _UNFINISHED.fullmatch(status.path.rpartition("/")[2])
             if parts is None or parts[1] != name:
                 continue
             age_ms = current.modification_time - status.modification_time
-            is_after = parts[2] == "after" and status.path.strip("/") != _name_after(path, current)
+            is_after = parts[2] == "after" and status.path.strip("/") != after
             if is_after or (parts[2] == "next" and age_ms > _STALE_MS):
                 self.remove_folder(status.path.strip("/"))
 
@@ -384,6 +436,10 @@ class _HdfsUpload:
             found = _ask(self._client.get_file_info, f"/{self._path}")
             if _state(found) != _state(before):  # else an answer got lost
                 raise
+        except OSError as error:
+            if "must both be directories" not in str(error):
+                raise
+            raise IsADirectoryError(f"/{self._path} is a folder, not a file") from error
 
 
 def _create(client: Any, path: str) -> Any:
@@ -410,13 +466,12 @@ def _name(path: str, kind: str, nonce: str) -> str:
     return f"{folder}{slash}.{name}.{kind}-{nonce}"
 
 
-def _name_after(path: str, status: Any) -> str:
-    text = f"{status.modification_time}/{status.length}"
-    return _name(path, "after", hashlib.sha256(text.encode()).hexdigest()[:32])
+def _name_after(path: str, state: str) -> str:
+    return _name(path, "after", hashlib.sha256(state.encode()).hexdigest()[:32])
 
 
-def _state(status: Any) -> tuple[int, int]:
-    return status.length, status.modification_time
+def _state(status: Any) -> str:
+    return f"{status.modification_time}/{status.length}"
 
 
 def _version(status: Any, data: bytes) -> Version:

@@ -22,6 +22,7 @@ import numpy as np
 
 from conf.errors import ConfigError, did_you_mean
 from conf.local_paths import local_path
+from conf.storage.hdfs_client import find_default_node
 from conf.storage.object_store import Storage
 from conf.storage.store_clients import ANONYMOUS, CONNECTORS, split_endpoint, unreachable
 from conf.storage.store_interface import Settings, StoredObject
@@ -156,6 +157,9 @@ _FROM_ENVIRONMENT = (
     "in plans and logs"
 )
 
+_HDFS_USER = "the user is HADOOP_USER_NAME, else that of the process"
+_BY_OPTIONS = ", settings as options fs.endpoint_override, fs.region, fs.scheme"
+
 
 def split_storage_options(options: Mapping[str, str]) -> tuple[dict[str, str], Settings]:
     """Takes the settings of object stores out of data source options.
@@ -242,27 +246,29 @@ def parse_storage(path: str, settings: Settings = ()) -> Storage:
 
     Args:
         path: For example `s3a://bucket/data/train` or `az://container/data`; taken as it is,
-            nothing is unescaped.
+            nothing is unescaped. `hdfs:///data` lies where Hadoop's configuration says.
         settings: What `check_settings` returned.
 
     Raises:
-        ConfigError: Credentials or parameters in the URI (it is not shown then), or no bucket.
+        ConfigError: Credentials or parameters in the URI (it is not shown then), no bucket, or no
+            NameNode, here and in Hadoop's configuration.
     """
-    scheme, _, rest = path.partition("://")
+    scheme, _, rest = path.partition(":")
+    is_hdfs, is_whole, rest = find_scheme(path) == "hdfs", rest[:2] == "//", rest.removeprefix("//")
+    allowed = f"{scheme}://{'<host>:<port>' if is_hdfs else '<bucket>'}/<path>"
     if "@" in rest.partition("/")[0] or "?" in rest:
         raise ConfigError(
             f"a {scheme}:// path holds more than a place: what stands before @ or behind ? is "
             "refused",
-            allowed=f"{scheme}://<bucket>/<path>, settings as options fs.endpoint_override, "
-            "fs.region, fs.scheme",
-            fix=_FROM_ENVIRONMENT,
+            allowed=allowed + ("" if is_hdfs else _BY_OPTIONS),
+            fix=_HDFS_USER if is_hdfs else _FROM_ENVIRONMENT,
         )
+    if is_hdfs and is_whole and rest.startswith("/"):
+        rest = find_default_node() + rest
     parts = [part for part in rest.split("/") if part]
-    if not parts or rest.startswith("/") or {".", ".."} & set(parts):
+    if not (is_whole and parts) or rest.startswith("/") or {".", ".."} & set(parts):
         raise ConfigError(
-            "no place in an object store",
-            received=path,
-            allowed=f"{scheme}://<bucket>/<path>, without . and ..",
+            "no place in an object store", received=path, allowed=f"{allowed}, without . and .."
         )
     return Storage(find_scheme(path) or "", "/".join(parts), settings)
 

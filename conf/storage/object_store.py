@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
@@ -162,10 +163,18 @@ class Storage:
         """Deletes an object, if it is there."""
         self._client.delete(self._locate(key), self._path)
 
-    def delete_tree(self) -> None:
-        """Deletes all objects below."""
-        self.delete_all(sorted(self.list_objects()))
-        self._client.remove_folder(self._path)
+    def delete_tree(self, rank: Callable[[str], int] = lambda key: 0) -> None:
+        """Deletes all objects below.
+
+        Args:
+            rank: Of an object by its key: those of a lower rank are gone before others go.
+        """
+        keys = sorted(self.list_objects(), key=rank)
+        *first, last = [list(group) for _, group in groupby(keys, rank)] or [[]]
+        for group in first:
+            self.delete_all(group)
+        if not self._client.remove_folder(self._path):
+            self.delete_all(last)
 
     def remove_uploads(self, held: str) -> None:
         """Removes uploads below that never ended, where nobody else is at work.

@@ -44,7 +44,7 @@ _FIX = (
 _FIX_HDFS = (
     "name the NameNode's host and port, or a name service that core-site.xml and hdfs-site.xml in "
     "HADOOP_CONF_DIR know; the user is HADOOP_USER_NAME, else that of the process or, with "
-    "Kerberos, of its ticket (kinit)"
+    "Kerberos (set in core-site.xml too), of its ticket (kinit, or KRB5_CLIENT_KTNAME)"
 )
 
 
@@ -176,8 +176,9 @@ class ObstoreClient:
         """Does nothing: there are no renames."""
         return False
 
-    def remove_folder(self, folder: str) -> None:
+    def remove_folder(self, folder: str) -> bool:
         """Does nothing: a folder is but a part of names."""
+        return False
 
     def remove_uploads(self, folder: str, held: str) -> None:
         """Does nothing: no listing shows them; a rule of the bucket ends them."""

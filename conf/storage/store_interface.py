@@ -108,8 +108,12 @@ class StoreClient(Protocol):
         """Moves a folder in one step; returns False, and does nothing, where the store cannot."""
         ...
 
-    def remove_folder(self, folder: str) -> None:
-        """Removes a folder whose objects are gone, where folders are more than a part of names."""
+    def remove_folder(self, folder: str) -> bool:
+        """Removes a folder with all in it, uploads too, in one step.
+
+        Returns:
+            False, having done nothing, where the store cannot.
+        """
         ...
 
     def remove_uploads(self, folder: str, held: str) -> None:

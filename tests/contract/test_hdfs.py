@@ -213,6 +213,92 @@ def test_who_may_not_write_is_told_so(
     assert place.read("x") == b"1"
 
 
+def test_a_damaged_block_is_not_read(
+    cluster: HdfsCluster, place: Storage, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    data = os.urandom(4321)
+    place.put("x", data)
+    blocks = [path for path in tmp_path_factory.getbasetemp().rglob("blk_*")
+              if path.suffix != ".meta" and path.stat().st_size == len(data)]  # fmt: skip
+    [block] = blocks
+    block.write_bytes(data[::-1])
+    said = r"no DataNode gives a block whole: it is damaged, or they are away \(127\.0\.0\.1:\d+\)$"
+    with pytest.raises(OSError, match=said):
+        place.read("x")
+    with pytest.raises(OSError, match=said):
+        place.open_input("x").read()
+    place.put("x", b"new")
+    assert place.read("x") == b"new"
+
+
+def test_a_folder_of_the_name_is_said(place: Storage) -> None:
+    place.put("x/inner", b"1")
+    for put in (lambda: place.put("x", b"2"), lambda: place.replace("x", b"2", None)):
+        with pytest.raises(IsADirectoryError, match="/x is a folder, not a file"):
+            put()
+    with pytest.raises(FileNotFoundError, match=r"Path is not a file: \S+/x$"):
+        place.open_input("x")
+    assert (place.find("x"), place.read("x")) == (None, None)
+    assert place.list_objects().keys() == {"x/inner"}
+
+
+def test_names_may_hold_almost_anything(cluster: HdfsCluster, place: Storage) -> None:
+    names = {"a b%20+c=é/日本 #;?[*]{x}'\"\\", "%41", "~", "a&b"}
+    for name in names:
+        place.put(name, name.encode())
+        assert place.replace(name, b"2", place.read_version(name)[1])
+        assert place.read(name) == b"2"
+    assert place.list_objects().keys() == names
+    assert place.child("a b%20+c=é").move_tree(place.child("100%/moved +"))
+    assert len(place.list_objects()) == len(names)
+    with pytest.raises(OSError, match="Invalid path name"):  # HDFS takes no colon
+        place.put("10:30", b"1")
+
+
+def test_who_has_a_file_open_holds_nobody_up(cluster: HdfsCluster, place: Storage) -> None:
+    import hdfs_native
+
+    path = "/" + place.root.partition("/")[2]
+    options = hdfs_native.WriteOptions(create_parent=True)
+    opened = [native(cluster).create(f"{path}/{name}", options) for name in ("x", "folder/y")]
+    for file in opened:
+        file.write(b"old")
+    place.put("x", b"new")
+    assert place.child("folder").move_tree(place.child("moved"))
+    place.child("moved").delete_tree()
+    for file in opened:
+        with pytest.raises(OSError, match="does not have any open files"):
+            file.close()
+    assert (place.read("x"), left(cluster, place)) == (b"new", ["x"])
+
+
+def test_a_large_folder_is_listed_and_removed_at_once(cluster: HdfsCluster, place: Storage) -> None:
+    client, path = native(cluster), "/" + place.root.partition("/")[2]
+    count = 2500  # A NameNode gives a thousand names at a time.
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: client.mkdirs(f"{path}/{n}", 0o755, True), range(count)))
+    place.put("x", b"1")
+    assert place.list_folders() == set(map(str, range(count)))
+    assert place.list_objects().keys() == {"x"}
+    started = time.process_time()
+    place.delete_tree()
+    assert time.process_time() - started < 1
+    assert place.list_folders() == set()
+
+
+def test_a_path_without_a_node_lies_where_hadoop_says(
+    cluster: HdfsCluster, place: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.put("x", b"1")
+    (tmp_path / "core-site.xml").write_text(
+        "<configuration><property><name>fs.defaultFS</name>"
+        f"<value>{cluster.uri}</value></property></configuration>"
+    )
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    found = find_path(f"hdfs:///{place.root.partition('/')[2]}/x")
+    assert (found.read_bytes(), str(found)) == (b"1", f"{place.uri}/x")
+
+
 def test_a_full_quota_leaves_what_was_there(cluster: HdfsCluster, place: Storage) -> None:
     place.put("x", b"1")
     folder = "/" + place.root.partition("/")[2]

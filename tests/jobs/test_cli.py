@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -9,12 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+import typing
 from pathlib import Path
 
 import pytest
 import typer
 
 from conf import errors
+from conf.local_paths import local_path
 from jobs.cli import SUBCOMMANDS, main
 from jobs.support.run_app import run_app
 from jobs.support.terminal import setup_logging
@@ -43,6 +46,29 @@ def test_the_cache_of_compiled_code_can_be_switched_off(tmp_path):
     subprocess.run(command, check=True, env=environment, capture_output=True)
     assert (tmp_path / "a.tfrecord").stat().st_size > 0
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("command", ["convert STORE/a.csv b.tfrecord", "convert a.csv STORE/b",
+                                     "data generate --out STORE/logs"])  # fmt: skip
+@pytest.mark.parametrize("store", ["hdfs://node:8020", "s3://bucket"])
+def test_a_store_is_refused_where_only_a_file_can_be(command, store, tmp_path, monkeypatch, capsys):
+    """A path would lose a slash of it, and be a folder named after the scheme."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.csv").write_text("id\n1\n")
+    assert main(command.replace("STORE", store).split()) == 2
+    assert "must be on a file system" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_files_are_named_by_paths_or_by_uris_of_files(name):
+    app = importlib.import_module(SUBCOMMANDS[name][0]).app
+    for command in app.registered_commands:
+        hints = typing.get_type_hints(command.callback, include_extras=True)
+        for hint in hints.values():
+            kind, *about = typing.get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
+            if kind is Path or Path in typing.get_args(kind):
+                assert [info.parser for info in about] == [local_path], (command.callback, hint)
 
 
 def test_unknown_subcommand_names_the_nearest(capsys):

@@ -64,6 +64,12 @@ SERVICES = (
         recipes.HADOOP_JARS,
         recipes.install_hdfs,
     ),
+    Service(
+        "kerberos",
+        ("SLUICE_KERBEROS_CLASSPATH",),
+        recipes.KDC_JARS,
+        recipes.install_kerberos,
+    ),
     Service("browser", ("SLUICE_CHROMEDRIVER", "SLUICE_CHROMIUM"), ("1",), recipes.install_browser),
     Service(
         "azurite",

@@ -24,6 +24,7 @@ HADOOP_JARS = (
     "org.mockito:mockito-core:4.11.0",
     "junit:junit:4.13.2",
 )
+KDC_JARS = ("org.apache.hadoop:hadoop-minikdc:3.5.0",)
 # Of one Spark, which is older than ours: table formats follow its releases by months.
 LAKE_SPARK = "4.1.1"
 DELTA_JARS = ("io.delta:delta-spark_2.13:4.3.0", "io.delta:delta-storage:4.3.0")
@@ -165,6 +166,13 @@ def install_hdfs(folder: Path) -> dict[str, str]:
     """Hadoop's cluster in one process."""
     jars = copy_jars(HADOOP_JARS, folder, is_transitive=True)
     return {"SLUICE_HDFS_CLASSPATH": os.pathsep.join(map(str, jars))}
+
+
+def install_kerberos(folder: Path) -> dict[str, str]:
+    """Hadoop's KDC for tests; its log goes where Hadoop's own does."""
+    jars = copy_jars(KDC_JARS, folder, is_transitive=True)
+    used = [str(jar) for jar in jars if not jar.name.startswith("slf4j-")]
+    return {"SLUICE_KERBEROS_CLASSPATH": os.pathsep.join(used)}
 
 
 def install_debian(packages: Iterable[str], folder: Path) -> None:

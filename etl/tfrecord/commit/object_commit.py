@@ -152,8 +152,7 @@ def _remove(storage: Storage, job_id: str) -> None:
         storage.delete_all(_find_unlisted(view, job_id, replaced))
     if view.committed and view.jobs <= {job_id} and SUCCESS_FILE not in view.objects:
         storage.put(SUCCESS_FILE, b"")
-    temporary.delete_all(sorted(temporary.list_objects().keys() - {JOB_FILE}))
-    temporary.delete_tree()
+    temporary.delete_tree(lambda key: 1 if key == JOB_FILE else 0)
 
 
 def _close_job(temporary: Storage) -> list[str]:

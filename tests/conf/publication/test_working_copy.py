@@ -152,6 +152,18 @@ def test_a_folder_is_moved_and_removed_inside_the_store(
     assert set(here.remote.list_objects()) == {"2/x"}
 
 
+def test_what_a_folder_is_complete_with_goes_first(store: FakeStore, tmp_path: Path) -> None:
+    here = WorkingCopy(Storage("s3", "bucket/data"), tmp_path / "here")
+    write(here, **{"a": "1", "export.json": "{}", "z": "2"})
+    here.push()
+    store.log.clear()
+    remove_folder(here.remote)
+    requests = [line.rpartition("/")[2] for line in store.log if line.startswith("delete")]
+    assert requests[0] == "export.json"
+    assert sorted(requests[1:]) == ["a", "z"]
+    assert len([line for line in store.log if line.startswith("list")]) == 1
+
+
 def test_what_lies_in_a_copy_is_described_by_its_uri(copies: Callable[[str], WorkingCopy]) -> None:
     copy = copies("here")
     copy.begin()

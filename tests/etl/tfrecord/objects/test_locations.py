@@ -65,6 +65,55 @@ def test_no_place(path: str) -> None:
         parse_storage(path)
 
 
+_CORE_SITE = "<configuration><property><name>{}</name><value>{}</value></property></configuration>"
+
+
+@pytest.mark.parametrize("name", ["fs.defaultFS", "fs.default.name"])
+@pytest.mark.parametrize("home", ["HADOOP_CONF_DIR", "HADOOP_HOME"])
+def test_hadoop_says_where_a_path_without_a_node_lies(
+    name: str, home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
+    folder = tmp_path / "etc/hadoop" if home == "HADOOP_HOME" else tmp_path
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "core-site.xml").write_text(_CORE_SITE.format(name, "hdfs://ours:8020/"))
+    monkeypatch.setenv(home, str(tmp_path))
+    assert parse_storage("hdfs:///data/x").uri == "hdfs://ours:8020/data/x"
+    assert parse_storage("hdfs://other:1/x").uri == "hdfs://other:1/x"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "neither HADOOP_CONF_DIR nor HADOOP_HOME is set"),
+        ("", "core-site.xml: no element found"),
+        (_CORE_SITE.format("x", "y"), "is not set"),
+        (_CORE_SITE.format("fs.defaultFS", "s3a://b"), "is s3a://b"),
+    ],
+)
+def test_a_path_without_a_node_is_refused(
+    text: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HADOOP_CONF_DIR", "HADOOP_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    if text is not None:
+        (tmp_path / "core-site.xml").write_text(text)
+        monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    with pytest.raises(ConfigError, match="needs a default NameNode") as error:
+        parse_storage("hdfs:///data/x")
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("path", ["hdfs://me@host:1/x", "hdfs:/x", "hdfs:x"])
+def test_a_place_on_hdfs_has_no_user_and_is_no_bucket(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"no place|more than a place") as error:
+        parse_storage(path)
+    text = str(error.value)
+    assert "hdfs://<host>:<port>/<path>" in text
+    assert "AWS" not in text
+    assert "bucket" not in text
+
+
 @pytest.mark.parametrize(
     "path", [f"s3://key:{SECRET}@b/k", f"s3://b/k?secret_key={SECRET}", f"s3a://{SECRET}@b"]
 )
