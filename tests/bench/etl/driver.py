@@ -199,6 +199,7 @@ class EtlJob:
         conf: Further Spark settings.
         is_warm: Whether a small job of the same kind, which loads and compiles code, runs before.
         history_len: Items of a history at most.
+        compression: Of the version's shards; None: they are plain.
     """
 
     task: str
@@ -212,6 +213,7 @@ class EtlJob:
     conf: dict[str, str] = field(default_factory=dict)
     is_warm: bool = True
     history_len: int = HISTORY_LEN
+    compression: str | None = None
 
     @property
     def size(self) -> LogSize:
@@ -249,7 +251,8 @@ def run_build(spark: SparkSession, job: EtlJob) -> dict[str, Any]:
     from etl.build import build_dataset
 
     folder, root = Path(job.folder), Path(job.output)
-    config = build_config(folder, root, job.history_len, shards=_count_shards(job))
+    output = {"shards": _count_shards(job), "compression": job.compression}
+    config = build_config(folder, root, job.history_len, **output)
     times = StageTimes()
     logger = logging.getLogger("sluice.build")
     logger.setLevel(logging.INFO)

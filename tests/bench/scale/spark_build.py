@@ -18,7 +18,7 @@ from conf.artefacts.run import RUN_CARD_FILE, read_json, resolve_run
 from tests.bench.clock import REPOSITORY, run_driver_process, time_tree
 from tests.bench.etl.driver import EtlJob, LogSize
 
-HISTORY_LEN = 10
+HISTORY_LEN, COMPRESSION = 10, "gzip"
 """Of the series: a hundred million events then fit on a small disk."""
 SHUFFLE_PARTITIONS_EVENTS = 1_000_000
 LEAST_PARTITIONS = 8
@@ -100,7 +100,7 @@ def measure_build(
     job = EtlJob(
         "generate", events, False, str(logs), str(folder / "out"), "local[2]", driver_memory,
         max(LEAST_PARTITIONS, events // SHUFFLE_PARTITIONS_EVENTS),
-        is_warm=False, history_len=history_len,
+        is_warm=False, history_len=history_len, compression=COMPRESSION,
     )  # fmt: skip
     log_bytes = _run(job)["input_bytes"]
     with PeakDisk(folder) as disk:
