@@ -191,6 +191,7 @@ def describe_training(dataset: Path, runs: Path) -> dict[str, object]:
         "name": "scale", "dataset": str(dataset), "root": str(runs),
         "model": {
             "name": "dssm", "embedding_dim": DIM, "user_hidden_units": [HIDDEN_UNITS],
+            "objective": {"kind": "binary"},
             "user_features": ["user_id", "country", "age", "history"],
             "item_features": ["item_id", "category", "tags"],
             "embeddings": {
