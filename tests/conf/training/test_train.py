@@ -238,6 +238,7 @@ def test_an_entry_that_only_sets_what_static_tables_have_is_static() -> None:
         ("model.embeddings.a.max_rows=18446744073709551616", "less than or equal"),
         ("model.embeddings.a.capacity=9223372036854775807", "less than or equal"),
         ("model.embeddings.a=dinamic", "dynamic"),
+        ("model.embeddings.a={kind: static, shard: workers}", "`shard` is a key of dynamic tables"),
         ("model.embeddings.a.features=[]", "features"),
     ],
 )
