@@ -247,7 +247,7 @@ def _explain(cls: type[BaseModel], error: ValidationError, source: str | None) -
             lines.append(f"{where}: {item['msg'].removeprefix('Value error, ')}")
         else:
             lines.append(f"{where}: {item['msg']}, received {_short(item['input'])}")
-            fix = fix or _advise_quotes(item["type"], item["input"])
+            fix = fix or _advise_quotes(item)
     origin = source or "overrides"
     return ConfigError(
         f"config {origin} has {len(lines)} error(s)",
@@ -256,15 +256,23 @@ def _explain(cls: type[BaseModel], error: ValidationError, source: str | None) -
     )
 
 
-def _advise_quotes(kind: str, value: Any) -> str | None:
+def _advise_quotes(item: Mapping[str, Any]) -> str | None:
     """Says how YAML reads bare words and numbers where text is wanted; None: it is not that."""
+    kind, value = item["type"], item["input"]
     is_text = kind in ("string_type", "invalid_key", "literal_error", "enum")
     if kind == "string_type" and type(value) in (int, float):
         return f"quote it: text is wanted; write '{value}'"
     if not is_text or not isinstance(value, bool):
         return None
-    words, example = ("on, yes and true", "on") if value else ("off, no and false", "off")
-    return f"quote it: YAML reads {words} without quotes as {value}; write '{example}'"
+    words = ("on", "yes", "true") if value else ("off", "no", "false")
+    allowed = item.get("ctx", {}).get("expected")
+    if allowed is not None and not any(f"'{word}'" in allowed for word in words):
+        return None
+    first, second, third = words
+    return (
+        f"quote it: YAML reads {first}, {second} and {third} without quotes as {value}; "
+        f"write '{first}'"
+    )
 
 
 def _short(value: Any) -> str:

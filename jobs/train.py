@@ -91,10 +91,6 @@ def main(
     resolved = load_config(TrainConfig, "training", config, settings)
     one_process = {"--sweep": sweep, "--profile": steps, "--once": once or None}
     _check_launcher(launcher, workers, one_process)
-    if resolved.devices.strategy == "parameter_server":
-        _check_servers(launcher, sweep)
-        if not dry_run and (code := serve(resolved, log_format)) is not None:
-            return code
     if resolved.fit.refit is not None:
         _check_refit({**one_process, "--launcher spark": workers})
     if sweep is not None:
@@ -152,17 +148,6 @@ def _check_launcher(
             "--launcher spark starts one run anew, or with --resume, without a profile",
             received=given[0],
             fix="leave it out, or train without a launcher",
-        )
-
-
-def _check_servers(launcher: Launcher, sweep: Path | None) -> None:
-    refused = "--launcher spark" if launcher is Launcher.SPARK else "--sweep" if sweep else None
-    if refused is not None:
-        raise ConfigError(
-            f"{refused} cannot be used with devices.strategy=parameter_server",
-            received=refused,
-            fix="leave it out, or set another strategy: multi_worker trains under Spark, "
-            "none and mirrored can be swept",
         )
 
 
@@ -286,33 +271,6 @@ def train(
         told.inputs = [LineageDataset.version_at(read_json(run / RUN_CARD_FILE)["dataset"]["path"])]
         told.outputs = [LineageDataset.version_at(describe_run(run))]
         return run
-
-
-def serve(config: TrainConfig, log_format: LogFormat | str = LogFormat.TEXT) -> int | None:
-    """Serves the chief of a run with parameter servers, and returns its exit code.
-
-    Args:
-        config: The resolved config.
-        log_format: `text` or `json`.
-
-    Returns:
-        None, at once, where this process is the chief.
-
-    Raises:
-        SluiceError: `TF_CONFIG` is not what it should be, or the chief died or failed.
-    """
-    with quiet_tensorflow():
-        from training.distribution.cluster import read_server_cluster
-        from training.distribution.parameter_server import serve_chief
-    from training.monitoring.progress import build_progress
-
-    cluster = read_server_cluster()
-    if cluster.is_chief:
-        return None
-    json_lines = LogFormat(log_format) is LogFormat.JSON
-    progress = build_progress("json" if json_lines else "text", config.fit.log_every_seconds)
-    with closing(progress):
-        return serve_chief(cluster, config.devices.worker_timeout_s, progress.message)
 
 
 def _writes_run(config: TrainConfig) -> bool:

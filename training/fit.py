@@ -13,7 +13,6 @@ from conf.errors import ConfigError, read_code_version
 from conf.training.train import StepRange, TrainConfig
 from training.calibration_fit import check_calibration, fit_calibrations
 from training.checkpoint.stored_runs import StoredSeries, describe_run, is_stored
-from training.distribution.parameter_server import released_servers
 from training.distribution.strategy import (
     build_strategy,
     describe_devices,
@@ -79,17 +78,12 @@ def fit_run(
             fix="train by `sluice train` or training.refit.fit_chosen, or leave fit.refit out",
         )
     find_tracking_uri(config)
-    if config.devices.strategy in ("multi_worker", "parameter_server"):
+    if config.devices.strategy == "multi_worker":
         progress.message("waiting for the other processes of TF_CONFIG")
     strategy = build_strategy(config.devices)
     workers = Workers(strategy)
     mode = StartMode.ONCE if once else StartMode.RESUME if resume else StartMode.NEW
-    with (
-        released_servers(strategy),
-        lost_worker_errors(workers),
-        memory_errors(),
-        only_one(config, workers, mode),
-    ):
+    with lost_worker_errors(workers), memory_errors(), only_one(config, workers, mode):
         start = _choose_start(config, progress, workers, mode)
         if start.finished is not None:
             return start.finished

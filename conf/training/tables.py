@@ -268,8 +268,20 @@ _OF_DYNAMIC = set(DynamicTableConfig.model_fields) - set(StaticTableConfig.model
 
 
 def _find_table_kind(value: Any) -> Any:
-    """Takes an entry that only sets what static tables have too for a static one."""
-    if not isinstance(value, Mapping) or "kind" in value or _OF_DYNAMIC & set(value):
+    """Takes an entry that only sets what static tables have too for a static one.
+
+    Raises:
+        ValueError: A static table has a key of dynamic ones.
+    """
+    if not isinstance(value, Mapping):
+        return value
+    of_dynamic = sorted(_OF_DYNAMIC & set(value))
+    if of_dynamic and value.get("kind") == "static":
+        raise ValueError(
+            f"`{of_dynamic[0]}` is a key of dynamic tables, and this one is static; set kind: "
+            "dynamic, or leave it out"
+        )
+    if "kind" in value or of_dynamic:
         return value
     is_static = bool(set(StaticTableConfig.model_fields) & set(value))
     return {"kind": "static", **value} if is_static else value

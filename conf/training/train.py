@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -20,7 +20,11 @@ from conf.training.models import DSSMConfig, ModelConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.refit import RefitConfig
 
-StrategyKind = Literal["auto", "none", "mirrored", "multi_worker", "parameter_server"]
+StrategyKind = Literal["auto", "none", "mirrored", "multi_worker"]
+PARAMETER_SERVER_FIX = (
+    "set devices.strategy=multi_worker, and model.embeddings.TABLE={kind: dynamic, shard: workers} "
+    "for each table that no machine holds: docs/guide/training-dynamic.md, 'Rows shared by workers'"
+)
 
 
 class DevicesConfig(StrictFinite):
@@ -30,8 +34,7 @@ class DevicesConfig(StrictFinite):
         strategy: `auto`: all GPUs where there are any, else `cpu_replicas` logical CPU devices.
             `none`: one device. `mirrored`: as `auto`, by MirroredStrategy even on one device.
             `multi_worker`: the processes that `TF_CONFIG` names, each with all its GPUs or its
-            CPU. `parameter_server`: workers, each with one GPU or its CPU, that update the
-            variables on parameter servers without waiting for each other.
+            CPU.
         worker_timeout_s: Seconds without a sign of life after which another process is taken for
             dead, and by which the processes may start apart.
         cpu_replicas: Logical CPU devices of one process where there is no GPU.
@@ -40,6 +43,19 @@ class DevicesConfig(StrictFinite):
     strategy: StrategyKind = "auto"
     cpu_replicas: int = Field(1, ge=1)
     worker_timeout_s: int = Field(60, ge=5)
+
+    @field_validator("strategy", mode="before")
+    @classmethod
+    def _refuse_parameter_servers(cls, strategy: Any) -> Any:
+        if strategy == "parameter_server":
+            # Not a ValueError: then it is the whole message, of configs and of earlier runs.
+            raise ConfigError(
+                "devices.strategy=parameter_server is gone: its steps had no order",
+                received="devices.strategy=parameter_server",
+                allowed=", ".join(get_args(StrategyKind)),
+                fix=PARAMETER_SERVER_FIX,
+            )
+        return strategy
 
     @model_validator(mode="after")
     def _refuse_what_cannot_be(self) -> DevicesConfig:
@@ -414,65 +430,27 @@ class TrainConfig(StrictFinite):
                 "model.calibration is fitted to rows that do not train, and fit.refit trains on "
                 "all of them in the end; leave one of them out"
             )
-        if self.devices.strategy in ("multi_worker", "parameter_server"):
+        if self.devices.strategy == "multi_worker":
             raise ValueError(
-                "fit.refit trains several runs in one process, and devices.strategy="
-                f"{self.devices.strategy} spreads one over several; set auto, none or mirrored, "
-                "or leave fit.refit out"
+                "fit.refit trains several runs in one process, and devices.strategy=multi_worker "
+                "spreads one over several; set auto, none or mirrored, or leave fit.refit out"
             )
         return self
 
     @model_validator(mode="after")
     def _check_objective(self) -> TrainConfig:
         objective = getattr(self.model, "objective", None)
-        negatives = getattr(objective, "negatives", None)
         masks_items = getattr(objective, "mask", None) == "user_items"
         if self.compute.xla and masks_items and getattr(objective, "reads_label", False) is False:
             raise ValueError(
                 "model.objective.mask=user_items makes tensors whose size differs from step to "
                 "step, which compute.xla does not compile; set mask=target, or compute.xla=false"
             )
-        is_adaptive = negatives is not None and negatives.source == "adaptive"
-        if is_adaptive and self.devices.strategy == "parameter_server":
-            raise ValueError(
-                "model.objective.negatives.source=adaptive counts the items of all steps in "
-                "their order, and devices.strategy=parameter_server has none; set source to "
-                "frequency or uniform"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_parameter_servers(self) -> TrainConfig:
-        if self.devices.strategy != "parameter_server":
-            return self
-        if self.compute.xla:
-            raise ValueError(
-                "compute.xla compiles steps on one device, and devices.strategy=parameter_server "
-                "has the variables on others; set compute.xla=false"
-            )
-        if self.fit.gradient_norms:
-            raise ValueError(
-                "fit.gradient_norms are those of the whole batch, and with "
-                "devices.strategy=parameter_server each worker has a batch of its own; set "
-                "fit.gradient_norms=false"
-            )
-        if self.compute.mixed_precision and self.compute.half_dtype != "bfloat16":
-            raise ValueError(
-                "devices.strategy=parameter_server computes in float32 or bfloat16: steps that "
-                "wait for nobody cannot agree on the loss scale of float16; set "
-                "compute.half_dtype=bfloat16, or compute.mixed_precision=false"
-            )
         return self
 
     @model_validator(mode="after")
     def _check_dynamic_tables(self) -> TrainConfig:
         tables = {n: t for n, t in self.model.embeddings.items() if t.kind == "dynamic"}
-        if tables and self.devices.strategy == "parameter_server":
-            raise ValueError(
-                "devices.strategy=parameter_server computes steps in no order, and the keys of "
-                f"dynamic tables (model.embeddings.{next(iter(tables))}) get rows in that order; "
-                "set devices.strategy to auto, none, mirrored or multi_worker"
-            )
         _check_sharded_tables(self, [name for name, table in tables.items() if table.shard])
         tiers = [name for name, table in tables.items() if table.device_rows]
         if tiers and self.devices.strategy == "multi_worker":

@@ -165,6 +165,13 @@ def test_words_that_yaml_takes_for_booleans_are_to_be_quoted(tmp_path, text, sai
     assert said in str(refused.value.fix)
 
 
+def test_a_boolean_is_not_to_be_quoted_where_its_word_is_not_allowed_either() -> None:
+    overrides = ["name=t", "dataset=d", "model.embeddings.a={kind: dynamic, shard: true}"]
+    with pytest.raises(ConfigError, match="should be 'workers', received True") as refused:
+        load_config(TrainConfig, "training", None, overrides)
+    assert "quote it" not in str(refused.value.fix)
+
+
 def test_unknown_preset_names_the_known_ones():
     with pytest.raises(ConfigError) as refused:
         load_config(BuildConfig, "etl", "ml1m")

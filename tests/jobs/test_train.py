@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,7 +21,6 @@ from conf.training.train import TrainConfig
 from etl.tfrecord.table import write_table
 from jobs.cli import main
 from jobs.train import train
-from tests.training.processes import find_addresses
 
 SMALL = [
     "--set",
@@ -296,33 +296,14 @@ def test_runs_are_not_written_to_stores_without_conditions(dataset: Path, capsys
     assert "in a store with conditional puts" in text
 
 
-PARAMETER_SERVER = ["--set", "devices.strategy=parameter_server"]
-
-
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [
-        (["--sweep", "space.yaml"], "--sweep"),
-        (["--launcher", "spark", "--workers", "2"], "--launcher spark"),
-    ],
-)
-def test_parameter_servers_refuse_what_is_of_other_strategies(
-    dataset: Path, given: list[str], named: str, capsys
-) -> None:
-    arguments = ["train", "--dataset", str(dataset), *SMALL, *PARAMETER_SERVER]
-    assert main([*arguments, *given]) == 2
-    assert f"{named} cannot be used with" in capsys.readouterr().err
-
-
-def test_a_parameter_server_without_its_chief_ends(
-    dataset: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    chief, worker, server = find_addresses(3)
-    cluster = {"chief": [chief], "worker": [worker], "ps": [server]}
-    task = {"type": "ps", "index": 0}
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
-    arguments = ["train", "--dataset", str(dataset), *SMALL, *PARAMETER_SERVER]
-    assert main([*arguments, "--set", "devices.worker_timeout_s=5"]) == 1
-    told = capsys.readouterr().err
-    assert "serving as ps 0" in told
-    assert f"nobody listens on {chief}" in told
+def test_parameter_servers_are_refused_with_what_to_write(dataset: Path, capsys) -> None:
+    arguments = ["train", "--dataset", str(dataset), *SMALL]
+    assert main([*arguments, "--set", "devices.strategy=parameter_server"]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "received: devices.strategy=parameter_server" in told
+    assert "allowed: auto, none, mirrored, multi_worker" in told
+    assert "set devices.strategy=multi_worker" in told
+    assert "{kind: dynamic, shard: workers}" in told
+    guide, title = re.search(r"(docs/\S+\.md), '([^']+)'", told).groups()
+    assert f"## {title}" in (Path(__file__).parents[2] / guide).read_text()
+    assert "Traceback" not in told

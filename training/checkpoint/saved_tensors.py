@@ -23,7 +23,7 @@ from training.distribution.workers import Workers
 from training.embedding.growing_rows import GrowingRows, ShardedRows
 from training.embedding.key_index import FIRST_ROW
 from training.embedding.key_space import SAVED_KEYS
-from training.embedding.static_table import RowShards, TableRows, list_variables
+from training.embedding.static_table import TableRows, find_step_variable
 
 MODEL = "model"
 OPTIMIZERS = "optimizers"
@@ -62,8 +62,7 @@ class TrainingState:
     """The state that is saved, by name.
 
     Attributes:
-        variables: Variables; one that is split counts as one, and one that grows is as long as
-            its table has rows.
+        variables: Variables; one that grows is as long as its table has rows.
         saveables: Objects that bring their own tensors.
     """
 
@@ -118,9 +117,9 @@ def _collect(root: tuple[str, Any], state: TrainingState, seen: set[int]) -> Non
         if id(node) in seen:
             continue
         seen.add(id(node))
-        if isinstance(node, (tf.Variable, RowShards, GrowingRows)):
+        if isinstance(node, (tf.Variable, GrowingRows)):
             state.variables[name] = node
-            seen.update(id(variable) for variable in list_variables(node))
+            seen.add(id(find_step_variable(node)))
         elif isinstance(node, Saveable):
             state.saveables[name] = node
         else:

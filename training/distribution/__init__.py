@@ -1,1 +1,1 @@
-"""Devices and processes: replicas, several workers, parameter servers."""
+"""Devices and processes: replicas, several workers."""

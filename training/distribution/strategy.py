@@ -12,15 +12,7 @@ from tensorflow.python.eager import context
 
 from conf.errors import ConfigError, InputDataError, InternalError
 from conf.training.train import DevicesConfig
-from training.distribution.cluster import (
-    PARAMETER_SERVER_STRATEGY,
-    WORKER,
-    Cluster,
-    ServerCluster,
-    read_cluster,
-    read_server_cluster,
-)
-from training.distribution.parameter_server import ParameterServers, connect_servers
+from training.distribution.cluster import WORKER, Cluster, read_cluster
 from training.input.batches import ARRIVALS, Batch
 
 # TensorFlow has no public name for these; by default ten seconds are all that a start may take.
@@ -61,8 +53,6 @@ def build_strategy(config: DevicesConfig) -> tf.distribute.Strategy:
     """
     if config.strategy == "multi_worker" and len((cluster := read_cluster()).workers) > 1:
         return _join(cluster, config.worker_timeout_s)
-    if config.strategy == "parameter_server":
-        return connect_servers(config.worker_timeout_s)
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
         for gpu in gpus:
@@ -80,13 +70,12 @@ class Devices:
     """The devices that a run computes on.
 
     Attributes:
-        strategy: `none`, `mirrored`, `multi_worker` or `parameter_server`.
+        strategy: `none`, `mirrored` or `multi_worker`.
         workers: Processes that compute steps.
         replicas: Devices that compute a step together, of all processes; each computes its share
-            of a batch. With parameter servers each worker computes steps of its own.
+            of a batch.
         devices: Names of this process's devices.
         batch_size: Rows of a step over all replicas.
-        parameter_servers: Processes that hold the variables.
     """
 
     strategy: str
@@ -94,15 +83,9 @@ class Devices:
     replicas: int
     devices: tuple[str, ...]
     batch_size: int
-    parameter_servers: int = 0
 
     def render(self) -> str:
         """Returns the description in words."""
-        if self.parameter_servers:
-            return (
-                f"{self.workers} worker(s) and {self.parameter_servers} parameter server(s) "
-                f"(strategy {self.strategy}), {self.batch_size:,} rows per step of one worker"
-            )
         processes = f" in {self.workers} processes" if self.workers > 1 else ""
         share = self.batch_size // self.replicas
         return (
@@ -122,8 +105,6 @@ def describe_devices(strategy: tf.distribute.Strategy, batch_size: int) -> Devic
         strategy: The strategy.
         batch_size: Rows of a step over all replicas.
     """
-    if isinstance(strategy, ParameterServers):
-        return _describe_servers(strategy.cluster, batch_size)
     replicas, workers = strategy.num_replicas_in_sync, count_workers(strategy)
     kind, names = "none", [f"/device:{_kind_of_device()}:0"]
     if workers > 1 or isinstance(strategy, tf.distribute.MirroredStrategy):
@@ -138,9 +119,6 @@ def plan_devices(config: DevicesConfig, batch_size: int) -> tuple[tf.distribute.
     Raises:
         ConfigError: As for `build_strategy`, or the processes cannot share a batch evenly.
     """
-    if config.strategy == "parameter_server":
-        devices = _describe_servers(read_server_cluster(), batch_size)
-        return tf.distribute.get_strategy(), devices
     workers = len(read_cluster().workers) if config.strategy == "multi_worker" else 1
     if workers == 1:
         strategy = build_strategy(config)
@@ -151,13 +129,6 @@ def plan_devices(config: DevicesConfig, batch_size: int) -> tuple[tf.distribute.
     names = tuple(f"/device:{kind}:{number}" for number in range(local))
     devices = Devices("multi_worker", workers, workers * local, names, batch_size)
     return tf.distribute.get_strategy(), devices
-
-
-def _describe_servers(cluster: ServerCluster, batch_size: int) -> Devices:
-    names = tuple(f"/job:worker/task:{index}" for index in range(len(cluster.workers)))
-    return Devices(
-        PARAMETER_SERVER_STRATEGY, len(names), 1, names, batch_size, len(cluster.servers)
-    )
 
 
 def count_workers(strategy: tf.distribute.Strategy) -> int:

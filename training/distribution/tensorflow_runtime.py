@@ -113,6 +113,6 @@ def memory_errors() -> Iterator[None]:
             received=describe_error(error),
             fix="lower input.batch_size, or raise optimizer.accumulate_steps (a batch in parts); "
             "for tables, lower model.embedding_dim or the capacity of dynamic ones, set their "
-            "device_rows, or share them between workers: shard=workers of dynamic tables, "
-            "devices.strategy=parameter_server for static ones; with more memory, --resume goes on",
+            "device_rows, or share them between workers by shard=workers; with more memory, "
+            "--resume goes on",
         ) from error

@@ -19,7 +19,6 @@ from training.embedding.key_space import KeySpace, is_reading_rows
 from training.embedding.static_table import (
     FIRST_VALUES,
     EmbeddingTable,
-    RowShards,
     RowUpdates,
     read_rows,
 )
@@ -192,7 +191,7 @@ class DynamicTable(EmbeddingTable):
         """As `EmbeddingTable.read_rows`."""
         return self.rows.gather(rows)
 
-    def _read(self, variable: tf.Variable | RowShards, ids: tf.Tensor) -> tf.Tensor:
+    def _read(self, variable: tf.Variable, ids: tf.Tensor) -> tf.Tensor:
         is_elsewhere = self.keys.is_in_parts and not is_reading_rows()
         values = self.rows.gather(ids) if is_elsewhere else read_rows(variable, ids)
         if not self.keys.may_refuse:  # Then every key of a step has a row of its own.

@@ -24,7 +24,7 @@ from conf.training.optimizer import (
 )
 from training.embedding.distinct_rows import sum_rows
 from training.embedding.growing_rows import ShardedRows
-from training.embedding.static_table import TableRows, fill_like, list_variables, read_rows
+from training.embedding.static_table import TableRows, fill_like, find_step_variable, read_rows
 
 Slots = Mapping[str, tf.Tensor]
 
@@ -263,7 +263,7 @@ class LazyOptimizer(tf.Module):
     replicas are summed before the update, so R replicas do what one would.
 
     Args:
-        tables: Variables `[vocabulary_size, dim]`, or their shards.
+        tables: Variables `[vocabulary_size, dim]`.
         rules: The update of each table's rows, or of all of them.
         clip_value: Largest absolute value of a number of the summed gradient, or None.
 
@@ -281,7 +281,6 @@ class LazyOptimizer(tf.Module):
         super().__init__(name="lazy_optimizer")
         each = [rules] * len(tables) if isinstance(rules, TableRule) else list(rules)
         self._clip_value, self._rules = clip_value, each
-        self._parts = [len(list_variables(table)) for table in tables]
         # No dict: what looks for variables would look into it.
         self._sharded = MappingProxyType(
             {number: rows for number, rows in enumerate(tables) if isinstance(rows, ShardedRows)}
@@ -308,9 +307,9 @@ class LazyOptimizer(tf.Module):
         """Updates the tables, in a replica context.
 
         Args:
-            gradients: One per variable, in the order of the constructor; ids may repeat. None
-                where the loss does not depend on it.
-            tables: The variables of the constructor, those of a split table one by one.
+            gradients: One per table, in the order of the constructor; ids may repeat. None where
+                the loss does not depend on it.
+            tables: The variables that steps look the tables up in, in the order of the constructor.
             are_unique: Whether one replica runs and its gradients name no id twice.
             known: Rows that the gradients name, per table, or None where they are to be read;
                 for unique gradients only.
@@ -345,27 +344,16 @@ class LazyOptimizer(tf.Module):
                 tf.distribute.ReduceOp.SUM, [(slices, table) for slices, table, _ in shares]
             )
             reduced |= {number: total for (_, _, number), total in zip(shares, sums, strict=True)}
-        updates = self._list_updates()
         step = tf.convert_to_tensor(self.iterations)
         rates = {id(own): own.find_rate(step) for own in self._rules}
         for _, table, number in pairs:
-            own, state = updates[number]
+            own = self._rules[number]
+            state = {name: find_step_variable(self.slots[name][number]) for name in own.rule.slots}
             is_summed = are_unique or number in self._sharded
             moment = (rates[id(own)], tf.cast(step, tf.float32), is_summed)
             arguments = (reduced[number], own.rule, state, *moment, known[number])
             strategy.extended.update(table, self._update_rows, args=arguments)
         strategy.extended.update(self.iterations, lambda variable: variable.assign_add(1))
-
-    def _list_updates(self) -> list[tuple[TableRule, dict[str, tf.Variable]]]:
-        """Returns the rule and the state of each variable, those of a split table one by one."""
-        updates = []
-        for number, own in enumerate(self._rules):
-            kept = {name: list_variables(self.slots[name][number]) for name in own.rule.slots}
-            updates += [
-                (own, {name: variables[part] for name, variables in kept.items()})
-                for part in range(self._parts[number])
-            ]
-        return updates
 
     def _update_rows(
         self,

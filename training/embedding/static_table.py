@@ -1,11 +1,9 @@
-"""Static embedding tables: one row per id, whole or spread over parameter servers."""
+"""Static embedding tables: one row per id."""
 
 from __future__ import annotations
 
-import functools
 import math
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -16,90 +14,17 @@ from conf.errors import ConfigError
 from conf.schema import FIRST_TOKEN_ID, PAD_ID
 from conf.training.optimizer import SparseOptimizerConfig
 from conf.training.tables import Initializer, NormalConfig, UniformConfig
-from training.distribution.parameter_server import ParameterServers
 from training.distribution.tensorflow_runtime import free_memory_bytes
 from training.embedding.distinct_rows import FoundRows, current_rows, spread_rows
 from training.embedding.growing_rows import GrowingRows
 
 MIN_CHECKED_BYTES = 256 << 20
 """Smaller tables are built without a look at the memory that is left."""
-MIN_SHARD_BYTES = 256 << 10
-"""A table is split where each server gets so much of it, as TensorFlow's partitioner does."""
+
+TableRows: TypeAlias = tf.Variable | GrowingRows
 
 
-class RowShards(tf.Module):
-    """A matrix `[rows, dim]` in several variables: row `i` is in variable `i % shards`.
-
-    Ids are numbered by falling frequency: of contiguous shards the first would get nearly all
-    the work. What a checkpoint holds is the whole matrix, whatever the number of shards.
-
-    Args:
-        shards: The variables; the first ones have one row more where rows do not divide evenly.
-    """
-
-    def __init__(self, shards: list[tf.Variable]) -> None:
-        super().__init__(name="row_shards")
-        self.shards = shards
-
-    @property
-    def shape(self) -> tf.TensorShape:
-        """Shape of the matrix."""
-        rows = sum(int(shard.shape[0]) for shard in self.shards)
-        return tf.TensorShape([rows, self.shards[0].shape[1]])
-
-    @property
-    def dtype(self) -> tf.DType:
-        """Type of a number."""
-        return self.shards[0].dtype
-
-    def lookup(self, ids: tf.Tensor) -> tf.Tensor:
-        """Returns rows, `ids.shape + [dim]`; each is read once, however often its id occurs.
-
-        Args:
-            ids: int32 or int64, any shape.
-        """
-        unique, position = tf.unique(tf.reshape(ids, [-1]))
-        rows = tf.compat.v1.nn.embedding_lookup(self.shards, unique, partition_strategy="mod")
-        return tf.gather(rows, tf.reshape(position, tf.shape(ids)))
-
-    def scatter_update(self, slices: tf.IndexedSlices) -> None:
-        """Sets rows."""
-        count = len(self.shards)
-        for number, shard in enumerate(self.shards):
-            own = tf.where(slices.indices % count == number)[:, 0]
-            ids = tf.gather(slices.indices, own) // count
-            shard.scatter_update(tf.IndexedSlices(tf.gather(slices.values, own), ids))
-
-    def read_value(self) -> tf.Tensor:
-        """Returns the matrix."""
-        count, rows = len(self.shards), self.shape[0]
-        ids = [tf.range(number, rows, count) for number in range(count)]
-        return tf.dynamic_stitch(ids, [shard.read_value() for shard in self.shards])
-
-    def numpy(self) -> np.ndarray:
-        """Returns the matrix."""
-        return np.asarray(self.read_value())
-
-    def assign(self, values: tf.Tensor | np.ndarray) -> None:
-        """Sets the matrix."""
-        for number, shard in enumerate(self.shards):
-            shard.assign(values[number :: len(self.shards)])
-
-    def fill_like(self, value: float, name: str) -> RowShards:
-        """Returns another matrix of this shape, each shard beside the one of this matrix."""
-        extended = tf.distribute.get_strategy().extended
-        shards = []
-        for shard in self.shards:
-            with extended.colocate_vars_with(shard):
-                fill = functools.partial(tf.fill, shard.shape, value)
-                shards.append(tf.Variable(fill, trainable=False, name=name))
-        return RowShards(shards)
-
-
-TableRows: TypeAlias = tf.Variable | RowShards | GrowingRows
-
-
-def build_table_rows(rows: int, dim: int, name: str) -> TableRows:
+def build_table_rows(rows: int, dim: int, name: str) -> tf.Variable:
     """Returns a matrix of zeros; call it under the strategy's scope.
 
     Args:
@@ -110,11 +35,8 @@ def build_table_rows(rows: int, dim: int, name: str) -> TableRows:
     Raises:
         ConfigError: The machine has no memory for them.
     """
-    strategy = tf.distribute.get_strategy()
-    if not isinstance(strategy, ParameterServers):
-        _require_memory(rows, dim, name)
-        return tf.Variable(tf.zeros([rows, dim]), name=name)
-    return build_row_shards(rows, dim, name, count_shards(rows, dim, strategy))
+    _require_memory(rows, dim, name)
+    return tf.Variable(tf.zeros([rows, dim]), name=name)
 
 
 def _require_memory(rows: int, dim: int, name: str) -> None:
@@ -129,39 +51,21 @@ def _require_memory(rows: int, dim: int, name: str) -> None:
             received=f"{rows:,} rows of {dim} numbers: {needed:,} bytes",
             allowed=f"{free:,} bytes, which are free",
             fix=f"for keys such as hashes, of which few occur, set model.embeddings.{table}.kind="
-            "dynamic; else lower model.embedding_dim, or use devices.strategy=parameter_server",
+            "dynamic, with shard=workers where no machine holds their rows; else lower "
+            "model.embedding_dim",
         )
-
-
-def build_row_shards(rows: int, dim: int, name: str, count: int) -> RowShards:
-    """Returns a matrix of zeros in as many variables; none is on this machine as a whole."""
-    sizes = [len(range(number, rows, count)) for number in range(count)]
-    return RowShards(
-        [
-            tf.Variable(functools.partial(tf.zeros, [size, dim]), name=f"{name}/part_{number}")
-            for number, size in enumerate(sizes)
-        ]
-    )
-
-
-def count_shards(rows: int, dim: int, strategy: ParameterServers) -> int:
-    """Returns how many servers a matrix is split over: all, unless it is small."""
-    enough = rows * dim * tf.float32.size // MIN_SHARD_BYTES
-    return max(1, min(enough, len(strategy.cluster.servers), rows))
 
 
 def fill_like(rows: TableRows, value: float, name: str) -> TableRows:
     """Returns a matrix that is not trained, of the shape and in the place of another one."""
-    if isinstance(rows, RowShards | GrowingRows):
+    if isinstance(rows, GrowingRows):
         return rows.fill_like(value, name)
     return tf.Variable(tf.fill(rows.shape, value), trainable=False, name=name)
 
 
-def list_variables(rows: TableRows) -> list[tf.Variable]:
-    """Returns the variables that a step looks a matrix up in."""
-    if isinstance(rows, GrowingRows):
-        return [rows.step_variable]
-    return rows.shards if isinstance(rows, RowShards) else [rows]
+def find_step_variable(rows: TableRows) -> tf.Variable:
+    """Returns the variable that a step looks a matrix up in."""
+    return rows.step_variable if isinstance(rows, GrowingRows) else rows
 
 
 PIECE_ROWS = 1 << 20
@@ -231,8 +135,8 @@ class EmbeddingTable(tf.Module):
         return self._vocabulary_size
 
     @property
-    def variable(self) -> tf.Variable | RowShards:
-        """The variable, or shards, that rows are read from."""
+    def variable(self) -> tf.Variable:
+        """The variable that rows are read from."""
         return self.rows
 
     def lookup(self, ids: tf.Tensor) -> tf.Tensor:
@@ -273,11 +177,11 @@ class EmbeddingTable(tf.Module):
         """
         return read_rows(self.variable, rows)
 
-    def _read(self, variable: tf.Variable | RowShards, ids: tf.Tensor) -> tf.Tensor:
+    def _read(self, variable: tf.Variable, ids: tf.Tensor) -> tf.Tensor:
         return read_rows(variable, ids)
 
 
-def read_rows(table: TableRows, ids: tf.Tensor) -> tf.Tensor:
+def read_rows(table: tf.Variable, ids: tf.Tensor) -> tf.Tensor:
     """Returns rows of a table without reading the rest of it.
 
     `tf.nn.embedding_lookup` and `tf.gather` copy a variable that is mirrored on several devices
@@ -285,14 +189,12 @@ def read_rows(table: TableRows, ids: tf.Tensor) -> tf.Tensor:
     gradient tape follows it where it watches the variable, as the training step's does.
 
     Args:
-        table: Variable `[vocabulary_size, dim]`, or its shards.
+        table: Variable `[vocabulary_size, dim]`.
         ids: int32 or int64, any shape.
 
     Returns:
         `ids.shape + [dim]`; its gradient names rows.
     """
-    if isinstance(table, RowShards):
-        return table.lookup(ids)
     if not isinstance(table, tf.distribute.DistributedValues):
         return tf.nn.embedding_lookup(table, ids)
     try:
@@ -302,7 +204,7 @@ def read_rows(table: TableRows, ids: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.ResourceGather(resource=handle, indices=ids, dtype=table.dtype)
 
 
-def _draw_first_rows(rows: TableRows, seed: list[int], initializer: Initializer) -> None:
+def _draw_first_rows(rows: tf.Variable, seed: list[int], initializer: Initializer) -> None:
     """Fills a table piece by piece, so that a large one is in memory once and not three times.
 
     The draws are those of `tf.random.stateless_normal`, or `stateless_uniform`, for the whole
@@ -310,9 +212,7 @@ def _draw_first_rows(rows: TableRows, seed: list[int], initializer: Initializer)
     starts its counter there.
     """
     vocabulary_size, dim = rows.shape
-    copies: Sequence[TableRows] = [rows]
-    if not isinstance(rows, RowShards):
-        copies = tf.distribute.get_strategy().experimental_local_results(rows)
+    copies = tf.distribute.get_strategy().experimental_local_results(rows)
     with tf.device("CPU:0"):
         state = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
     for start in range(0, vocabulary_size, PIECE_ROWS):

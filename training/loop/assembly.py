@@ -9,14 +9,12 @@ import tensorflow as tf
 
 from conf.errors import ConfigError
 from conf.training.train import StepRange, TrainConfig
-from training.distribution.parameter_server import ParameterServers
 from training.distribution.run_steps import (
     RunSteps,
     build_prefetching_steps,
     build_run_steps,
     find_prefetch_device,
 )
-from training.distribution.scheduled_steps import ScheduledSteps
 from training.distribution.strategy import check_batch_size
 from training.embedding.key_mapping import plan_keyed_features, prepare_rules
 from training.loop.epoch_input import EpochInput, StepInputs
@@ -126,7 +124,7 @@ def assemble(task: TrainingTask, profile: StepRange | None = None) -> TrainingPa
     inputs = _build_inputs(task, model, objective)
     epoch_input = EpochInput(config, data, strategy, inputs)
     step = TrainStep(model, objective, optimizers, options, inputs.lookups, inputs.keyed)
-    run_steps = _compile(strategy, step, optimizers)
+    run_steps = _compile(strategy, step)
     return TrainingParts(
         model, optimizers, options.norms, epoch_input, step, run_steps, validate_steps,
         steps_per_epoch, memory,
@@ -199,10 +197,8 @@ def refuse_lost_order(task: TrainingTask, model: Model, features: Sequence[str])
         )
 
 
-def _compile(strategy: tf.distribute.Strategy, step: TrainStep, optimizers: Optimizers) -> RunSteps:
-    """Returns the compiled steps: on parameter servers, one GPU, or any other devices."""
-    if isinstance(strategy, ParameterServers):
-        return ScheduledSteps(strategy, step, optimizers)
+def _compile(strategy: tf.distribute.Strategy, step: TrainStep) -> RunSteps:
+    """Returns the compiled steps: on one GPU, or any other devices."""
     if device := find_prefetch_device(strategy):
         return build_prefetching_steps(step, device)
     return build_run_steps(strategy, step)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from training.embedding.static_table import list_variables
 from training.loop.gradients import Gradient, as_slices, square_dense, square_rows
 from training.models.model import Model
 
@@ -87,11 +86,7 @@ def build_gradient_norms(model: Model, steps: int) -> GradientNorms:
         model: The model.
         steps: Most steps of a call.
     """
-    tables = [
-        f"table/{name}"
-        for name, table in model.trained_tables.items()
-        for _ in list_variables(table.rows)
-    ]
+    tables = [f"table/{name}" for name in model.trained_tables]
     dense = [f"network/{name.partition('/')[0]}" for name in model.named_weights]
     return GradientNorms([*tables, *dense], steps)
 

@@ -18,7 +18,7 @@ from training.embedding.lazy_optimizer import (
     build_lazy_rule,
     sum_repeated_rows,
 )
-from training.embedding.static_table import EmbeddingTable, list_variables
+from training.embedding.static_table import EmbeddingTable
 from training.loop.gradients import (
     Gradient,
     LossScale,
@@ -219,7 +219,7 @@ class Optimizers(tf.Module):
         self._tables = model.table_variables
         trained = list(model.trained_tables.values())
         rows, rules = [table.rows for table in trained], _plan_rules(config, trained, total_steps)
-        self._updates = [t.updates for t in trained for _ in list_variables(t.rows)]
+        self._updates = [table.updates for table in trained]
         self._dense = model.dense_variables
         self.sparse = LazyOptimizer(rows, rules, clip_value=config.clip_value)
         self.dense: keras.optimizers.Optimizer | None = None
@@ -235,12 +235,6 @@ class Optimizers(tf.Module):
     def step(self) -> tf.Variable:
         """Number of updates so far, int64 scalar."""
         return self.sparse.iterations
-
-    def set_step(self, step: int) -> None:
-        """Sets the number of updates so far, outside of replicas."""
-        self.step.assign(step)
-        if self.dense is not None:
-            self.dense.iterations.assign(step)
 
     def widen(
         self, gradients: Sequence[Gradient], known: KnownRows, factor: tf.Tensor

@@ -10,7 +10,7 @@ import tensorflow as tf
 from conf.errors import ConfigError, did_you_mean
 from conf.manifest import Manifest
 from conf.schema import FeatureSpec
-from training.embedding.static_table import EmbeddingTable, list_variables
+from training.embedding.static_table import EmbeddingTable, find_step_variable
 from training.input.batches import Features
 from training.models.embedded_inputs import BIAS_SUFFIX, EmbeddedInputs
 from training.networks.network import Network
@@ -59,8 +59,8 @@ class Model(tf.Module):
 
     @property
     def table_variables(self) -> list[tf.Variable]:
-        """Variables of the trained tables, by table name; several where a table is split."""
-        return [v for table in self.trained_tables.values() for v in list_variables(table.rows)]
+        """Variables of the trained tables, in the order of their names."""
+        return [find_step_variable(table.rows) for table in self.trained_tables.values()]
 
     @property
     def id_spaces(self) -> dict[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conf.artefacts.run import RUN_CARD_FILE, read_json, update_run_card, write_json
-from conf.errors import ConfigError, ExitCode
+from conf.errors import ConfigError
 from conf.load import load_config
 from conf.training.input import InputConfig
 from conf.training.models import DSSMConfig, MFConfig
@@ -81,9 +81,6 @@ def test_objectives_that_devices_cannot_compute_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"mask=target, or compute\.xla=false"):
         load("model.objective.mask=user_items", "compute.xla=true")
     load("model.objective=binary", "compute.xla=true")
-    negatives = "model.objective.negatives={source: adaptive, count: 4}"
-    with pytest.raises(ConfigError, match="frequency or uniform"):
-        load(negatives, "devices.strategy=parameter_server")
 
 
 def test_a_tag_that_is_given_decides() -> None:
@@ -241,21 +238,13 @@ def test_an_entry_that_only_sets_what_static_tables_have_is_static() -> None:
         ("model.embeddings.a.max_rows=18446744073709551616", "less than or equal"),
         ("model.embeddings.a.capacity=9223372036854775807", "less than or equal"),
         ("model.embeddings.a=dinamic", "dynamic"),
+        ("model.embeddings.a={kind: static, shard: workers}", "`shard` is a key of dynamic tables"),
         ("model.embeddings.a.features=[]", "features"),
     ],
 )
 def test_what_is_misspelt_is_refused_with_what_is_near(override: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=hint):
         embeddings_load(override)
-
-
-def test_parameter_servers_are_refused_with_what_works() -> None:
-    servers, workers = (f"devices.strategy={s}" for s in ("parameter_server", "multi_worker"))
-    with pytest.raises(ConfigError, match="auto, none, mirrored or multi_worker") as caught:
-        embeddings_load("model.embeddings.a=dynamic", servers)
-    assert caught.value.exit_code == ExitCode.CONFIG
-    embeddings_load("model.embeddings.a=static", servers)
-    embeddings_load("model.embeddings.a=dynamic", workers)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from conf.artefacts.run import update_run_card
-from conf.errors import InputDataError, UpstreamNotReadyError
+from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.manifest import Manifest
 from conf.training.train import CheckpointConfig, TrainConfig
 from tests.training.checkpoint.conftest import MODEL, state_at
@@ -193,3 +193,12 @@ def test_an_incomplete_card_is_refused(run: Path) -> None:
     update_run_card(run, config=None)
     with pytest.raises(InputDataError, match="run_card"):
         load_run(run)
+
+
+def test_a_run_of_parameter_servers_is_refused_with_what_to_write(run: Path) -> None:
+    config = json.loads((run / "run_card.json").read_text())["config"]
+    config["devices"]["strategy"] = "parameter_server"
+    update_run_card(run, config=config)
+    with pytest.raises(ConfigError, match="parameter_server is gone") as refused:
+        load_run(run)
+    assert "shard: workers" in refused.value.fix

@@ -59,7 +59,6 @@ def test_a_gpu_split_into_logical_ones_is_mirrored_over(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"strategy": "parameter_server", "cpu_replicas": 2}, "one CPU device per process"),
         ({"strategy": "multi_worker", "cpu_replicas": 2}, "one CPU device per process"),
         ({"strategy": "none", "cpu_replicas": 2}, "one CPU device per process"),
     ],
@@ -79,22 +78,6 @@ def test_lists_of_several_lengths_are_for_one_process() -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("compute", "message"),
-    [
-        ({"xla": True}, "set compute.xla=false"),
-        ({"mixed_precision": True}, "set compute.half_dtype=bfloat16"),
-        ({"mixed_precision": True, "half_dtype": "float16"}, "set compute.half_dtype=bfloat16"),
-    ],
-)
-def test_what_parameter_servers_cannot_compute_is_refused(compute: dict, message: str) -> None:
-    settings = {"dataset": "d", "name": "t", "devices": {"strategy": "parameter_server"}}
-    with pytest.raises(ValueError, match=message):
-        TrainConfig.model_validate({**settings, "compute": compute})
-    half = {"mixed_precision": True, "half_dtype": "bfloat16"}
-    assert TrainConfig.model_validate({**settings, "compute": half})
-
-
 def test_several_workers_need_to_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
     with pytest.raises(ConfigError, match="TF_CONFIG is not set"):
@@ -111,17 +94,6 @@ def test_a_plan_waits_for_no_other_worker(monkeypatch: pytest.MonkeyPatch) -> No
     assert (devices.workers, devices.replicas) == (3, 3)
     with pytest.raises(ConfigError, match="multiple of the number of replicas"):
         plan_devices(DevicesConfig(strategy="multi_worker"), 13)
-
-
-def test_a_plan_waits_for_no_parameter_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1", "d:1"], "ps": ["e:1", "f:1"]}
-    task = {"type": "chief", "index": 0}
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
-    strategy, devices = plan_devices(DevicesConfig(strategy="parameter_server"), 13)
-    assert strategy.num_replicas_in_sync == 1
-    assert (devices.workers, devices.parameter_servers, devices.replicas) == (3, 2, 1)
-    assert devices.to_json()["rows_per_replica"] == 13
-    assert "3 worker(s) and 2 parameter server(s)" in devices.render()
 
 
 @no_gpu
