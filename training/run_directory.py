@@ -9,7 +9,7 @@ import importlib.metadata
 import logging
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,6 +30,7 @@ from conf.artefacts.run import (
     update_run_card,
 )
 from conf.errors import (
+    ConfigError,
     InternalError,
     SluiceError,
     TrainingInterruptedError,
@@ -55,6 +56,9 @@ from training.reader.split_source import TrainingData
 
 LOCK_FILE = ".lock"
 ONCE_LOCK_FILE = ".once.lock"
+# What says where a process writes, and not what it computes.
+_OF_PROCESS = ("root", "mlflow")
+NAMED_DIFFERENCES = 5
 REPORTED_PACKAGES = ("tensorflow", "keras", "numpy", "pyarrow")
 
 _log = logging.getLogger("sluice.training.run_directory")
@@ -370,10 +374,12 @@ def choose_start(
         mode: What becomes of an earlier run of the same config.
 
     Raises:
-        SluiceError: There is no such dataset, or the unfinished run's is damaged.
+        SluiceError: There is no such dataset, the unfinished run's is damaged, or the processes
+            have different configs.
     """
     if workers.count == 1:
         return _find_start(config, progress, mode)
+    require_same_config(config, workers)
 
     def find() -> list[str | None]:
         start = _find_start(config, progress, mode)
@@ -390,6 +396,37 @@ def choose_start(
     counts_file = run / INPUT_COUNTS_FILE if run is not None and workers.is_chief else None
     done = None if finished is None else Path(finished)
     return RunStart(TrainingData(version_dir, manifest, counts_file), run, done)
+
+
+def require_same_config(config: TrainConfig, workers: Workers) -> None:
+    """Refuses processes that would not take the same steps; each may have a root of its own.
+
+    Raises:
+        ConfigError: The config of this process, or of another one, is not that of the chief.
+    """
+    own = {key: value for key, value in config.resolved().items() if key not in _OF_PROCESS}
+    chief = workers.share(lambda: own)
+    differing = list(_list_differences(own, chief))
+    if workers.any(bool(differing)):
+        more = len(differing) - NAMED_DIFFERENCES
+        shown = ", ".join(differing[:NAMED_DIFFERENCES]) + (f" and {more} more" if more > 0 else "")
+        raise ConfigError(
+            "the workers of a run have different configs",
+            received=f"worker {workers.index}: {shown or 'as the chief, and another one differs'}",
+            allowed="one config; root and mlflow may differ",
+            fix="start the same command in each process, with TF_CONFIG alone different",
+        )
+
+
+def _list_differences(
+    own: Mapping[str, Any], chief: Mapping[str, Any], parent: str = ""
+) -> Iterator[str]:
+    for key in sorted({*own, *chief}):
+        mine, theirs = own.get(key), chief.get(key)
+        if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
+            yield from _list_differences(mine, theirs, f"{parent}{key}.")
+        elif mine != theirs:
+            yield f"{parent}{key}={mine}, {theirs} at the chief"
 
 
 def read_current_data(config: TrainConfig) -> TrainingData:

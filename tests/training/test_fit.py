@@ -3,9 +3,11 @@ from __future__ import annotations
 import errno
 import io
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -27,6 +29,7 @@ from conf.training.optimizer import OptimizerConfig
 from conf.training.train import EarlyStoppingConfig, FitConfig, TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.restore import load_run
+from training.distribution.workers import Workers
 from training.evaluation import protocols
 from training.fit import fit_run, plan_run
 from training.monitoring.progress import build_progress
@@ -40,6 +43,7 @@ from training.run_directory import (
     locked,
     publish_run,
     recorded_status,
+    require_same_config,
 )
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
@@ -61,6 +65,43 @@ def test_a_run_is_named_by_time_and_config(config: TrainConfig) -> None:
     assert run.is_dir()
     assert run.name == f"20260304T050607Z-{config_sha256(config)[:8]}"
     assert run.parent.name == "runs"
+
+
+class OneOfTwo(Workers):
+    """Stands for a worker whose chief has a config."""
+
+    def __init__(self, chief: TrainConfig, *, others_differ: bool = False) -> None:
+        super().__init__(tf.distribute.get_strategy())
+        self.index, self.count = 1, 2
+        self._chief, self._others_differ = chief.resolved(), others_differ
+
+    def share(self, decide: Callable[[], Any]) -> Any:
+        """What the chief decides where this one decides on keys of its config."""
+        return {key: self._chief[key] for key in decide()}
+
+    def any(self, flag: bool) -> bool:
+        """Whether this one says so, or another one does."""
+        return flag or self._others_differ
+
+
+def test_workers_with_different_configs_are_refused(config: TrainConfig) -> None:
+    elsewhere = config.model_copy(update={"root": "/elsewhere"})
+    require_same_config(elsewhere, OneOfTwo(config))
+    sharded = TrainConfig.model_validate(
+        {
+            "dataset": "d",
+            "name": "n",
+            "devices": {"strategy": "multi_worker"},
+            "model": {"embeddings": {"a": {"kind": "dynamic", "shard": "workers"}}},
+        }
+    )
+    whole = sharded.model_copy(deep=True)
+    whole.model.embeddings["a"] = whole.model.embeddings["a"].model_copy(update={"shard": None})
+    with pytest.raises(ConfigError, match="different configs") as refused:
+        require_same_config(sharded, OneOfTwo(whole))
+    assert "worker 1: model.embeddings.a.shard=workers, None at the chief" in refused.value.received
+    with pytest.raises(ConfigError, match="another one differs"):
+        require_same_config(config, OneOfTwo(config, others_differ=True))
 
 
 def test_two_runs_of_one_second_are_two_directories(config: TrainConfig) -> None:

@@ -17,6 +17,7 @@ from training.monitoring.run_logs import read_steps
 
 WORKERS = 2
 TIMEOUT_S = 300
+WORKER_TIMEOUT_S = 30
 KEYED = {
     "capacity": 4,
     "admission": {"count": 2},
@@ -72,6 +73,7 @@ def run(
     changes: dict[str, Any] | None = None,
     workers: int = WORKERS,
     is_shared: bool = False,
+    dies_in: tuple[int, str, int] | None = None,
 ) -> list[Ended]:
     """Runs all workers to their end.
 
@@ -81,9 +83,10 @@ def run(
         changes: What differs in the config.
         workers: How many there are.
         is_shared: Whether all have the root of the first, and not each its own.
+        dies_in: Worker that is killed in a collective of rows, which one, and in which call of it.
     """
     addresses = find_addresses(workers)
-    devices = {"devices": {"strategy": "multi_worker", "worker_timeout_s": 30}}
+    devices = {"devices": {"strategy": "multi_worker", "worker_timeout_s": WORKER_TIMEOUT_S}}
     where.mkdir(exist_ok=True)
     processes = []
     for index in range(workers):
@@ -99,6 +102,7 @@ def run(
             resume,
             where / f"{index}.npz",
             stop if index == workers - 1 else (0, "SIGTERM"),
+            dies_in[1:] if dies_in is not None and dies_in[0] == index else ("gather", 0),
         )
         processes.append(start_forked(run_worker, worker))
     try:

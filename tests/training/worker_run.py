@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +16,11 @@ from unittest import mock
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
+import tensorflow as tf
 
 from conf.training.train import TrainConfig
 from tests.training.processes import ClusterTask
+from training.embedding.placement.row_exchange import RowExchange
 from training.fit import fit_run
 from training.loop.trainer import Trainer
 from training.monitoring.progress import NoProgress, TrainingProgress
@@ -48,6 +54,33 @@ def fit_and_keep(
         fit_run(config, progress, resume=resume)
 
 
+@contextmanager
+def dying_in(collective: str, call: int, told: Path) -> Iterator[None]:
+    """Kills this process in a collective of `RowExchange` that the others are in by then.
+
+    Args:
+        collective: Name of the method.
+        call: Number of its call, from 1 on; 0: none.
+        told: File that is written just before.
+    """
+    method, calls = getattr(RowExchange, collective), itertools.count(1)
+
+    def die() -> int:
+        if next(calls) == call:
+            time.sleep(1.0)  # Until the others wait for what this process has to send.
+            told.write_text(str(time.time()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 0
+
+    def dying(self: RowExchange, tensors: Any, *arguments: Any) -> Any:
+        with tf.control_dependencies([tf.py_function(die, [], tf.int64)] if call else []):
+            tensors = tf.nest.map_structure(tf.identity, tensors)
+        return method(self, tensors, *arguments)
+
+    with mock.patch.object(RowExchange, collective, dying):
+        yield
+
+
 @dataclass(frozen=True)
 class Worker(ClusterTask):
     """What a worker does.
@@ -55,10 +88,12 @@ class Worker(ClusterTask):
     Attributes:
         weights: Where its last weights go.
         stop: Step after which it sends itself a signal, and that signal; step 0: it does not.
+        dies_in: Collective of rows in which it is killed, and the number of the call; 0: in none.
     """
 
     weights: Path
     stop: tuple[int, str]
+    dies_in: tuple[str, int] = ("gather", 0)
 
 
 def run_worker(worker: Worker) -> None:
@@ -67,4 +102,5 @@ def run_worker(worker: Worker) -> None:
     with worker.in_cluster():
         config = TrainConfig.model_validate_json(worker.config.read_text())
         progress = SignalAt(step, signal.Signals[number])
-        fit_and_keep(config, progress, worker.weights, resume=worker.resume)
+        with dying_in(*worker.dies_in, worker.weights.with_name("killed")):
+            fit_and_keep(config, progress, worker.weights, resume=worker.resume)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from jobs.cli import main
 from tests.training.worker_cluster import (
     KEYED,
+    WORKER_TIMEOUT_S,
     Ended,
     build_config,
     expect_end,
@@ -21,7 +24,7 @@ from tests.training.worker_cluster import (
     run,
     run_alone,
 )
-from training.checkpoint.checkpoint_files import list_checkpoints
+from training.checkpoint.checkpoint_files import list_checkpoints, read_checkpoint
 from training.checkpoint.restore import load_run
 from training.checkpoint.saved_tensors import MODEL, collect_state, copy_state
 
@@ -117,6 +120,30 @@ def test_a_run_that_a_worker_ends_goes_on(tiny_version: Path, runs: Path, one: P
 
 
 @pytest.mark.exhaustive
+def test_a_worker_that_dies_in_an_exchange_ends_the_others(
+    tiny_version: Path, tmp_path: Path, one: Path
+) -> None:
+    where = tmp_path / "run"
+    call = 2 * KILLED_STEP  # In the second of two tables: the first has been exchanged.
+    ended = run_sharded(tiny_version, where, dies_in=(1, "sum_at_owner", call))
+    waited_s = time.time() - float((where / "killed").read_text())
+    assert [worker.code for worker in ended] == [1, -9], ended
+    assert waited_s < 2 * WORKER_TIMEOUT_S
+    told = ended[0].errors
+    assert told.count("another of its processes ended") == 1
+    assert "--resume" in told
+    assert "Traceback" not in told
+    kept = list_checkpoints(find_run(where) / "checkpoints" / "last")
+    assert kept[-1].position.step(12) in (10, 12)  # The last ones that were due before.
+    for entry in kept:
+        read_checkpoint(entry.path)
+    resumed = run_sharded(tiny_version, where, resume=True)
+    assert [worker.code for worker in resumed] == [0, 0], resumed
+    assert_same(where, one)
+    assert [entry.name for entry in where.glob("0/t/runs/*/checkpoints/.*")] == []
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("numbers", [(2, 1), (1, 2), (2, 4)], ids=str)
 def test_a_run_goes_on_with_another_number_of_workers(
     tiny_version: Path, tmp_path: Path, one: Path, numbers: tuple[int, int]
@@ -179,6 +206,45 @@ def test_a_checkpoint_without_a_workers_rows_is_refused(
     resumed = run_sharded(tiny_version, where, resume=True)
     assert [worker.code for worker in resumed] == [0, 0], resumed
     assert_same(where, two)
+
+
+def read_tree(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("what", ["missing", "earlier checkpoint", "other number", "renamed"])
+def test_files_of_workers_that_do_not_belong_together_are_refused(
+    tmp_path: Path, two: Path, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(two, tmp_path / "copy")
+    run = find_run(tmp_path / "copy")
+    entries = [e for d in ("last", "best") for e in list_checkpoints(run / "checkpoints" / d)]
+    parts = {
+        e.position: next(e.path.glob("rows-00001-of-00002.data*")).read_bytes() for e in entries
+    }
+    for entry in entries:
+        first, second = (
+            next(entry.path.glob(f"rows-0000{index}-of-00002.data*")) for index in (0, 1)
+        )
+        content = first.read_bytes()
+        if what == "earlier checkpoint":
+            other = next(e for e in reversed(entries) if e.position != entry.position)
+            content = parts[other.position]
+        second.unlink()  # Checkpoints share files by links.
+        if what == "other number":
+            second.with_name(second.name.replace("of-00002", "of-00003")).write_bytes(content)
+        elif what != "missing":
+            second.write_bytes(content)
+    before = read_tree(tmp_path / "copy")
+    for command in (["export", "--to", str(tmp_path / "models")], ["evaluate"]):
+        assert main([command[0], "--run", str(run), *command[1:]]) == 3
+        told = capsys.readouterr().err
+        assert "rows-00001-of-00002.data" in told
+        assert "Traceback" not in told
+    assert read_tree(tmp_path / "copy") == before
+    assert not (tmp_path / "models").exists()
 
 
 @pytest.mark.parametrize(
