@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
+from conf.artefacts.export import ExportOptions
 from jobs.cli import main
 from tests.training.worker_cluster import (
     KEYED,
@@ -27,6 +29,8 @@ from tests.training.worker_cluster import (
 from training.checkpoint.checkpoint_files import list_checkpoints, read_checkpoint
 from training.checkpoint.restore import load_run
 from training.checkpoint.saved_tensors import MODEL, collect_state, copy_state
+from training.export.delta import apply_delta, find_base, write_delta
+from training.export.saved_model import write_export
 
 pytestmark = pytest.mark.slow
 
@@ -120,16 +124,17 @@ def test_a_run_that_a_worker_ends_goes_on(tiny_version: Path, runs: Path, one: P
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize(("victim", "collective"), [(1, "sum_at_owner")])
 def test_a_worker_that_dies_in_an_exchange_ends_the_others(
-    tiny_version: Path, tmp_path: Path, one: Path
+    tiny_version: Path, tmp_path: Path, one: Path, victim: int, collective: str
 ) -> None:
     where = tmp_path / "run"
     call = 2 * KILLED_STEP  # In the second of two tables: the first has been exchanged.
-    ended = run_sharded(tiny_version, where, dies_in=(1, "sum_at_owner", call))
+    ended = run_sharded(tiny_version, where, dies_in=(victim, collective, call))
     waited_s = time.time() - float((where / "killed").read_text())
-    assert [worker.code for worker in ended] == [1, -9], ended
+    assert [worker.code for worker in ended] == ([-9, 1] if victim == 0 else [1, -9]), ended
     assert waited_s < 2 * WORKER_TIMEOUT_S
-    told = ended[0].errors
+    told = ended[1 - victim].errors
     assert told.count("another of its processes ended") == 1
     assert "--resume" in told
     assert "Traceback" not in told
@@ -206,6 +211,37 @@ def test_a_checkpoint_without_a_workers_rows_is_refused(
     resumed = run_sharded(tiny_version, where, resume=True)
     assert [worker.code for worker in resumed] == [0, 0], resumed
     assert_same(where, two)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("workers", [3])
+def test_a_delta_leads_to_the_rows_of_the_full_export(
+    tiny_version: Path, tmp_path: Path, two: Path, workers: int
+) -> None:
+    """Also where the run that it is of has another number of workers than the one before."""
+    day_2 = {
+        **change(SHARDED, max_rows=45, eviction={"when_full": "least_recent"}),
+        "seed": 5,  # Other batches: some keys are new, and some lose their rows.
+        "fit": {"epochs": 1, "warm_start": {"path": str(find_run(two)), "moments": "transfer"}},
+        "input": {"batch_size": 60},  # Also for three workers.
+    }
+    ended = run_sharded(tiny_version, tmp_path / "run", changes=day_2, workers=workers)
+    assert [worker.code for worker in ended] == [0] * workers, ended
+    write_export(load_run(find_run(two)), ExportOptions(tmp_path / "models", "t", tables=True))
+    trained = load_run(find_run(tmp_path / "run"))
+    write_delta(trained, find_base(trained, "start"), ExportOptions(tmp_path / "deltas", "t"))
+    served = apply_delta(tmp_path / "deltas" / "t", tmp_path / "models" / "t")
+    again = load_run(find_run(tmp_path / "run"))
+    full = write_export(again, ExportOptions(tmp_path / "full", "t", tables=True))
+    delta = json.loads((tmp_path / "deltas" / "t" / "1" / "delta.json").read_text())["tables"]
+    assert delta["items"]["changed"] > 0
+    assert delta["items"]["removed"] + delta["user_id"]["removed"] > 0
+    for name in ("items", "user_id"):
+        mine, theirs = (
+            pq.read_table(path / "tables" / f"{name}.parquet") for path in (served, full)
+        )
+        assert mine.num_rows == delta[name]["rows"] > 0
+        assert mine.equals(theirs), name
 
 
 def read_tree(folder: Path) -> dict[str, bytes]:
