@@ -124,7 +124,7 @@ def test_a_run_that_a_worker_ends_goes_on(tiny_version: Path, runs: Path, one: P
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("victim", "collective"), [(1, "sum_at_owner")])
+@pytest.mark.parametrize(("victim", "collective"), [(1, "sum_at_owner"), (0, "gather")])
 def test_a_worker_that_dies_in_an_exchange_ends_the_others(
     tiny_version: Path, tmp_path: Path, one: Path, victim: int, collective: str
 ) -> None:
