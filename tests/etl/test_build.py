@@ -12,6 +12,7 @@ import pytest
 
 from conf.artefacts.dataset import DatasetPaths, read_manifest, resolve_version
 from conf.errors import InputDataError, UpstreamNotReadyError
+from conf.load import override_config
 from etl.build import build_dataset
 from etl.versions.publish import hold_lock
 from etl.versions.run_fingerprint import RunRequest
@@ -25,6 +26,14 @@ def test_every_event_is_accounted_for(built):
     assert counts.dropped == {"duplicate": 1, "unmatched:items": 1, "unmatched:users": 2}
     assert counts.joined == 10
     assert counts.kept == {"train": 6, "validation": 2, "test": 2, "catalog": 3, "users": 3}
+
+
+def test_events_that_are_given_twice_may_stay(spark, tmp_path):
+    config = build_config(write_logs(tmp_path / "logs"), tmp_path / "datasets")
+    config = override_config(config, {"events.deduplicate": False}, "of the test")
+    counts = build_dataset(spark, config).manifest.counts
+    assert counts.dropped == {"unmatched:items": 1, "unmatched:users": 2}
+    assert counts.joined == 11
 
 
 def test_leave_one_out_takes_the_last_events_and_ties_follow_the_file(built):
