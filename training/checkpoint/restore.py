@@ -115,7 +115,7 @@ def find_run_of(checkpoint: Path) -> Path:
 
 
 def load_checkpoint(directory: Path) -> TrainedModel:
-    """Loads the model of one checkpoint, and what it was trained on.
+    """Loads the model of one checkpoint for its tables; unlike `load_run`, without calibrations.
 
     Raises:
         InputDataError: The dataset version is gone or another one, or the checkpoint is damaged.
