@@ -217,7 +217,7 @@ def _plan_lists(
     k = request.k or int(defaults["k"])
     if not exported.is_ranking:
         file = f"{EMBEDDINGS_DIR}/{ITEMS_FILE}"
-        candidates = _read_candidates(exported, file, request.candidates)
+        candidates = read_candidates(exported, file, request.candidates)
         options = ListOptions(k, file, candidates=candidates, mask_seen=mask)
         return str(Give.USER_EMBEDDING), ("embedding",), options
     signature = "rank_items"
@@ -226,16 +226,21 @@ def _plan_lists(
     task = find_task(tasks, request.task or defaults["task"])
     given = exported.card["signatures"][signature]["inputs"]
     [items_input] = [item["name"] for item in given if "feature" not in item]
-    candidates = _read_candidates(exported, ITEMS_FILE, request.candidates)
+    candidates = read_candidates(exported, ITEMS_FILE, request.candidates)
     is_binary = task["kind"] == "binary"
     options = ListOptions(k, ITEMS_FILE, items_input, is_binary, candidates, mask)
     return signature, (task["name"],), options
 
 
-def _read_candidates(
+def read_candidates(
     exported: Exported, items_file: str, file: Path | None
 ) -> tuple[Any, ...] | None:
     """Returns the keys of a file that the catalogue has, each once, sorted.
+
+    Args:
+        exported: The version.
+        items_file: Its catalogue, a path below its directory.
+        file: The candidates, a raw key a row; None: there are none.
 
     Raises:
         InputDataError: It has none of them.
@@ -247,7 +252,7 @@ def _read_candidates(
     parts = [rows.inputs[key.name] for rows in RawReader(RawFile(file), [key]).read(1 << 16)]
     given = pc.unique(pa.chunked_array([pa.array(part) for part in parts]).cast(keys.type))
     is_known = pc.is_in(given, keys.combine_chunks())
-    report_unknown(RawFile(file), len(given), given.filter(pc.invert(is_known)).combine_chunks())
+    report_unknown(RawFile(file), len(given), given.filter(pc.invert(is_known)))
     return tuple(sorted(given.filter(is_known).to_pylist()))
 
 
