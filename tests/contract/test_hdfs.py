@@ -407,7 +407,9 @@ def test_a_run_goes_on_after_sigkill(
         cwd=_ROOT, env={**os.environ, **work}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     ) as process:  # fmt: skip
         end = time.monotonic() + 120
-        while not any(key.endswith("/checkpoint.json") for key in place.list_objects()):
+        # Without its card it is no run yet: a new one would begin.
+        wanted = {"checkpoint.json", "run_card.json"}
+        while not wanted <= {key.rpartition("/")[2] for key in place.list_objects()}:
             assert process.poll() is None
             assert time.monotonic() < end
             time.sleep(0.1)
