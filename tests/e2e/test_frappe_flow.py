@@ -126,12 +126,6 @@ def test_libfm_logs_become_the_probability_of_a_row(spark, tmp_path) -> None:
     own, served = (read_json(run / name) for name in ("metrics.json", "metrics-served.json"))
     before = own["tasks"]["used"].pop("uncalibrated")  # A server knows the calibrated ones alone.
     assert before["log_loss"] != own["tasks"]["used"]["log_loss"]
-    # Many rows share a calibrated probability: one that lies at the edge of a bin may, rounded
-    # on its way through JSON, fall into the next one.
-    for metrics in (own, served):
-        calibration = metrics["tasks"]["used"]["calibration"]
-        assert sum(one["rows"] for one in calibration.pop("bins")) == 700
-        del calibration["expected_error"]
     expected = list_numbers(own["tasks"])
     assert expected["/used/rows"] == 700
     assert list_numbers(served["tasks"]) == pytest.approx(expected, abs=1e-6)

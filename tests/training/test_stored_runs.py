@@ -136,14 +136,21 @@ def test_other_machines_go_on_where_one_was_lost(
     assert fit_run(config, NoProgress()).name != run.name
 
 
+@pytest.mark.parametrize("whole", [0, 1])
 def test_a_checkpoint_that_was_brought_in_part_is_left_out(
-    store: FakeStore, machine: Machine, tiny_version: Path, monkeypatch: pytest.MonkeyPatch
+    store: FakeStore,
+    machine: Machine,
+    tiny_version: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    whole: int,
 ) -> None:
-    config = plan(tiny_version)
+    """The history came before them, and may be epochs ahead."""
+    config = plan(tiny_version, epochs=4)
     interrupted(config, 3, monkeypatch)
     found = store.objects("bucket/runs/t")
-    *_, newest = sorted(k for k in found if "/last/" in k and k.endswith("checkpoint.json"))
-    store.delete(f"runs/t/{newest}", "")
+    last = sorted(k for k in found if "/last/" in k and k.endswith("checkpoint.json"))
+    for key in last[whole:]:
+        store.delete(f"runs/t/{key}", "")
     machine("second")
     run = fit_run(config, NoProgress(), resume=True)
     assert len(json.loads((run / "history.json").read_text())) == config.fit.epochs

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from conf.artefacts.run import CHECKPOINTS_DIR
+from conf.artefacts.run import BEST_DIR, CHECKPOINTS_DIR, LAST_DIR
 from conf.errors import InputDataError
 from conf.training.train import CheckpointConfig
 from training.checkpoint.checkpoint_files import (
@@ -100,8 +100,6 @@ class BackgroundWriter:
             self._executor.shutdown(wait=True)
 
 
-LAST_DIR = "last"
-BEST_DIR = "best"
 WRITING_DIR = ".writing"
 
 _log = logging.getLogger("sluice.training.checkpoint")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from conf.artefacts.run import CHECKPOINT_FILE, CHECKPOINTS_DIR
+from conf.artefacts.run import BEST_DIR, CHECKPOINT_FILE, CHECKPOINTS_DIR, LAST_DIR
 from conf.errors import UpstreamNotReadyError
 from conf.local_paths import local_path
 from conf.manifest import Manifest
@@ -19,7 +19,7 @@ from training.checkpoint.checkpoint_files import (
     read_checkpoint,
 )
 from training.checkpoint.checkpoint_tensors import STATE_PREFIX
-from training.checkpoint.manager import BEST_DIR, LAST_DIR, restore_newest
+from training.checkpoint.manager import restore_newest
 from training.checkpoint.run_reference import RunReference
 from training.checkpoint.saved_tensors import MODEL, collect_state, restore_state
 from training.checkpoint.stored_runs import find_run

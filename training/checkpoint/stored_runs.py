@@ -18,6 +18,7 @@ from conf.artefacts.entries import resolve_entry
 from conf.artefacts.run import (
     CHECKPOINT_FILE,
     CHECKPOINTS_DIR,
+    LAST_DIR,
     RUN,
     RUN_CARD_FILE,
     RUNS_DIR,
@@ -29,6 +30,7 @@ from conf.publication.pointer import set_pointer
 from conf.publication.working_copy import WorkingCopy, describe_place, find_working_copy
 from conf.storage.locations import find_path, is_remote
 from conf.training.train import TrainConfig
+from training.monitoring.epoch_records import read_history, write_history
 
 _POLL_S = 1.0
 
@@ -94,6 +96,7 @@ class StoredSeries:
                 if read_holder(copy.remote) != copy.read_id():
                     copy.pull()
                     _remove_unfinished(copy.local)
+                    _cut_history(copy.local)
                 return
 
     def _list_runs(self) -> set[str]:
@@ -171,6 +174,19 @@ def _remove_unfinished(run: Path) -> None:
         if not (folder / CHECKPOINT_FILE).is_file():
             _log.warning("%s did not get to the store whole: it is left out", folder.name)
             shutil.rmtree(folder)
+
+
+def _cut_history(run: Path) -> None:
+    """Leaves out epochs that no whole checkpoint has behind it: they are trained again.
+
+    Training goes on while files are brought, so the history may be epochs ahead of what came last.
+    """
+    newest = [
+        Path(path).name for path in _list_checkpoints(run) if Path(path).parent.name == LAST_DIR
+    ]
+    epochs = int(max(newest).partition("-")[0]) if newest else 0
+    if len(history := read_history(run)) > epochs:
+        write_history(run, history[:epochs])
 
 
 def _list_checkpoints(run: Path) -> list[str]:

@@ -371,7 +371,8 @@ def evaluate_tasks(
     groups = build_user_groups(version_dir, manifest, config.seed)
     scores = TaskScores(model, manifest, score, slicings, groups)
     scores.measure_own(build_own_metrics(config.evaluation.metrics))
-    scores.measure_uncalibrated()
+    if score is None:  # What serves a model gives the calibrated scores alone.
+        scores.measure_uncalibrated()
     dataset = build_eval_dataset(
         version_dir, manifest, split, batch_size, scores.inputs, measured=config.evaluation.filter
     )
