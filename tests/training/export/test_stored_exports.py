@@ -287,6 +287,7 @@ def test_what_a_store_does_not_copy_passes_through(
 
 def serve(place: ReadablePath) -> ModelStore:
     found = ModelStore(place, 60.0)
+    found.load()
     found.start()
     return found
 
