@@ -394,7 +394,10 @@ def test_long_bodies_are_checked_beside_the_event_loop(client, monkeypatch) -> N
 
     bodies = {
         "server.parse_predict": (PREDICT, {"inputs": {"history": [[1] * 9000]}}),
-        "server.parse_examples": ("/v1/models/scores:regress", {"context": {"history": [1] * 9000}}),
+        "server.parse_examples": (
+            "/v1/models/scores:regress",
+            {"context": {"history": [1] * 9000}},
+        ),
         "lists.recommend.parse_recommend": (RECOMMEND, {"user": 1003, "exclude": [1] * 9000}),
         "lists.recommend.check_features": (
             RECOMMEND,
