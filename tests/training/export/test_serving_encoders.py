@@ -1,6 +1,6 @@
 """Inputs of a served graph: their names, what pads them and what stands for a missing value.
 
-What the graph makes of them is compared with the ETL in tests/contract/test_encoder_skew.py.
+What the graph makes of them is compared with the ETL in tests/contract/skew/test_encoder_skew.py.
 """
 
 from __future__ import annotations

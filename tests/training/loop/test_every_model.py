@@ -141,7 +141,7 @@ def _read_weights(trained: TrainedModel) -> list[np.ndarray]:
 def test_models_of_ones_own_score_alike_in_a_process_without_sluice(
     runs: Runs, tiny_manifest: Manifest, tiny_version: Path, tmp_path: Path
 ) -> None:
-    """They name features of this dataset; the others: tests/training/export/test_model_skew.py."""
+    """They name features of this dataset; the others: tests/contract/skew/test_model_skew.py."""
     rows = read_raw_rows(tiny_version, tiny_manifest)
     exports, expected = {}, {}
     for name in ("own", "own_tower"):

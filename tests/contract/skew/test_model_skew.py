@@ -28,7 +28,7 @@ from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.train import TrainConfig
 from etl.encoders.pipeline import read_pipeline
 from etl.encoders.target import build_statistic_table, write_statistic_table
-from tests.contract.encoder_plans import plan_feature, write_tokens
+from tests.contract.skew.encoder_plans import plan_feature, write_tokens
 from tests.training.every_model import (
     RANKING_MODELS,
     RETRIEVAL_MODELS,

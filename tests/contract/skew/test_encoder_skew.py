@@ -34,7 +34,7 @@ from etl.encoders.base import row_encoders
 from etl.encoders.pipeline import read_pipeline
 from etl.encoders.target import build_statistic_table, write_statistic_table
 from etl.encoders.vocabulary import write_vocabulary
-from tests.contract.encoder_plans import plan_feature, write_tokens
+from tests.contract.skew.encoder_plans import plan_feature, write_tokens
 from tests.machine import examples
 from training.encoders.execution import executions as tensor_executions
 from training.export.serving_encoders import FLOAT_NULL_TOKEN, build_serving_encoders
