@@ -17,12 +17,12 @@ from conf.etl.build import BuildConfig
 from conf.manifest import FileInfo, Manifest, SplitInfo, find_counted
 from conf.schema import PackedSlot
 from conf.splits import CATALOG, TRAIN, USERS
-from etl.encoders.fit import FittedEncoders
 from etl.encoders.pipeline import read_pipeline
 from etl.events.most_frequent import add_most_frequent
 from etl.features.plan import FeaturePlan
 from etl.quality.statistics import merge_statistics, summarize_statistics
 from etl.quality.version_view import write_statistics
+from etl.records.fitted_encoders import FittedEncoders
 from etl.records.jvm_connector import wire_features
 from etl.records.kept_partitions import (
     link_shards,

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from conf.errors import ConfigError
-from etl.encoders.fit import fit_encoders, take_over_encoders
 from etl.events.date_range import (
     check_dates,
     check_days_have_samples,
@@ -25,6 +24,7 @@ from etl.quality.figures import VersionFigures, share_kept, share_matched
 from etl.quality.mistakes import find_early_ends
 from etl.quality.time_units import count_sources
 from etl.quality.version_view import VersionView
+from etl.records.fitted_encoders import fit_encoders, take_over_encoders
 from etl.records.samples import build_samples, check_served_columns, drop_short_histories
 from etl.records.sharding import check_partition_columns
 from etl.records.stage import RecordInputs, RecordStage

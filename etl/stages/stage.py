@@ -19,9 +19,10 @@ from etl.versions.run_fingerprint import RunRequest
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from etl.encoders.fit import EarlierEncoders, FittedEncoders
+    from etl.encoders.fit import EarlierEncoders
     from etl.events.event_counts import EventCounts
     from etl.quality.time_units import CountedSources
+    from etl.records.fitted_encoders import FittedEncoders
     from etl.records.stage import RecordStage, WrittenRecords
     from etl.sources.source import Source
 
