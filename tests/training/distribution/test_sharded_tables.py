@@ -67,7 +67,7 @@ def read_model(where: Path) -> dict[str, np.ndarray]:
 
 
 def assert_same(where: Path, reference: Path) -> None:
-    np.testing.assert_allclose(losses(where), losses(reference), rtol=1e-6)
+    np.testing.assert_allclose(losses(where), losses(reference), rtol=0, atol=1e-6)
     mine, theirs = read_model(where), read_model(reference)
     assert mine.keys() == theirs.keys()
     for name, value in theirs.items():
@@ -160,6 +160,19 @@ def test_a_run_goes_on_with_another_number_of_workers(
     resumed = run_sharded(tiny_version, where, workers=after, resume=True)
     assert [worker.code for worker in resumed] == [0] * after, resumed
     assert_same(where, one)
+
+
+@pytest.mark.exhaustive
+def test_workers_may_own_no_row(tiny_version: Path, tmp_path: Path) -> None:
+    few = change(SHARDED, max_rows=2)
+    run_alone(tiny_version, tmp_path / "alone", change(few, shard=None))
+    ended = run_sharded(tiny_version, tmp_path / "run", workers=4, changes=few)
+    assert [worker.code for worker in ended] == [0] * 4, ended
+    assert_same(tmp_path / "run", tmp_path / "alone")
+    epochs = json.loads((find_run(tmp_path / "run") / "history.json").read_text())
+    items = epochs[-1]["tables"]["items"]
+    assert items["keys"] == 2
+    assert items["rejected"] > 0
 
 
 @pytest.mark.exhaustive
