@@ -24,7 +24,7 @@ from training.loop.validation import is_validated, read_validation
 from training.models.calibration import Calibration
 from training.models.model import Model
 from training.models.ranking import RankingModel, Task
-from training.reader.split_source import TrainingData
+from training.reader.training_data import TrainingData
 
 
 def check_calibration(config: TrainConfig, data: TrainingData, model: Model) -> None:

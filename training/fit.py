@@ -28,7 +28,7 @@ from training.models.model import Model
 from training.monitoring.epoch_records import TrainingResult
 from training.monitoring.mlflow_log import find_tracking_uri, tracked
 from training.monitoring.progress import NoProgress, TrainingProgress
-from training.reader.split_source import TrainingData
+from training.reader.training_data import TrainingData
 from training.run_directory import (
     RunStart,
     StartMode,

@@ -41,7 +41,7 @@ from training.input.batches import build_held_out_dataset, read_batches
 from training.loop.early_stopping import find_best
 from training.monitoring.epoch_records import EpochRecord, read_history
 from training.monitoring.progress import TrainingProgress
-from training.reader.split_source import TrainingData
+from training.reader.training_data import TrainingData
 from training.run_directory import (
     config_sha256,
     find_unfinished_run,

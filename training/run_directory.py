@@ -52,7 +52,7 @@ from training.distribution.workers import Workers
 from training.models.model import Model
 from training.monitoring.epoch_records import TrainingResult
 from training.monitoring.progress import TrainingProgress
-from training.reader.split_source import TrainingData
+from training.reader.training_data import TrainingData
 
 LOCK_FILE = ".lock"
 ONCE_LOCK_FILE = ".once.lock"

@@ -136,7 +136,7 @@ def test_trained_model_beats_popularity_and_an_untrained_one_does_not(demo, run)
     from training.checkpoint.restore import load_run
     from training.evaluation.evaluate import FullRanking, evaluate_full
     from training.models.registry import build_model
-    from training.reader.split_source import TrainingData
+    from training.reader.training_data import TrainingData
 
     trained = load_run(run)
     untrained = build_model(trained.config.model, trained.manifest, seed=1)

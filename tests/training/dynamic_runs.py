@@ -17,7 +17,7 @@ from conf.training.train import CheckpointConfig, DevicesConfig, FitConfig, Trai
 from training.distribution.strategy import build_strategy
 from training.loop.trainer import Trainer
 from training.monitoring.progress import NoProgress, StepStatus
-from training.reader.split_source import TrainingData
+from training.reader.training_data import TrainingData
 
 TABLES: dict[str, Any] = {
     "user_id": "dynamic",

@@ -27,7 +27,7 @@ from training.checkpoint import manager as checkpoints_module
 from training.loop import assembly
 from training.loop.trainer import Trainer
 from training.monitoring.progress import NoProgress
-from training.reader.split_source import TrainingData
+from training.reader.training_data import TrainingData
 from training.refit import fit_chosen
 
 KEYS = ("user_id", "movie_id", "history")

@@ -40,7 +40,7 @@ from training.input.batches import build_eval_dataset, read_batches
 from training.models.ranking import RankingModel, Task
 from training.models.retrieval import RetrievalModel, require_retrieval
 from training.raw_inputs.vocabularies import read_key_vocabulary
-from training.reader.split_source import TrainingData
+from training.reader.training_data import TrainingData
 
 
 def compare_runs(trained: TrainedModel, other: TrainedModel, split: str) -> dict[str, Any]:
@@ -64,8 +64,9 @@ def compare_runs(trained: TrainedModel, other: TrainedModel, split: str) -> dict
     require_rows(trained.manifest, split)
     config = trained.config.model_copy(update={"model": other.config.model})
     rival = TrainedModel(other.run_dir, other.model, config, trained.manifest, trained.version_dir)
-    data, measured = TrainingData(trained.version_dir, trained.manifest), config.evaluation.filter
-    described = describe_filter(data, split, measured)
+    data = TrainingData(trained.version_dir, trained.manifest)
+    evaluation_filter = config.evaluation.filter
+    described = describe_filter(data, split, evaluation_filter)
     if isinstance(trained.model, RankingModel):
         return {**described, **_compare_ranking(trained, rival, split)}
     return {**described, **_compare_retrieval(trained, rival, split)}
@@ -132,7 +133,7 @@ def _measure_events(trained: TrainedModel, split: str) -> MeasuredRows:
         ModelScorer(model, index),
     )
     rows = MeasuredRows()
-    for batch in reader.read(split, seen=protocol == FULL_UNSEEN, measured=config.filter):
+    for batch in reader.read(split, seen=protocol == FULL_UNSEEN, evaluation_filter=config.filter):
         scores = scorer.scores(batch.features, batch.rows)
         ranks = rank_by_protocol(scores, batch, None)[protocol]
         ids = np.asarray(batch.features[user], np.int64) if user else np.zeros(batch.rows, np.int64)
@@ -221,7 +222,9 @@ def _score_rows(trained: TrainedModel, split: str, tasks: list[Task]) -> _Scored
     others = [name for name in (user, weight) if name]
     names = tuple(dict.fromkeys((*model.inputs, *labels, *others)))
     config = trained.config.evaluation
-    dataset = build_eval_dataset(*where, split, config.batch_size, names, measured=config.filter)
+    dataset = build_eval_dataset(
+        *where, split, config.batch_size, names, evaluation_filter=config.filter
+    )
     rows = MeasuredRows()
     for batch in read_batches(dataset, *where, split):
         logits = score({name: batch[name] for name in model.inputs})

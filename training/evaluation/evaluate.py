@@ -73,7 +73,7 @@ from training.evaluation.task_metrics import ScoreRows, evaluate_tasks
 from training.evaluation.users_as_of import BEFORE
 from training.models.ranking import RankingModel
 from training.models.retrieval import RetrievalModel, require_retrieval
-from training.reader.split_source import TrainingData
+from training.reader.training_data import TrainingData
 
 LIST_LENGTH = 10
 SLICED_SYSTEMS = (ModelScorer.name, PopularityScorer.name)
@@ -89,7 +89,7 @@ class FullRanking:
         batch_size: Rows ranked at a time, at most.
         held_out: Ranks these rows of train alone.
         batches: How many batches are ranked, the first ones; None: all.
-        measured: What rows must pass.
+        evaluation_filter: What rows must pass.
         relevance: Label that says which rows count (`find_relevance`); None: all do.
     """
 
@@ -98,7 +98,7 @@ class FullRanking:
     batch_size: int
     held_out: HeldOutRows | None = None
     batches: int | None = None
-    measured: tuple[FilterConfig, ...] = ()
+    evaluation_filter: tuple[FilterConfig, ...] = ()
     relevance: str | None = None
 
 
@@ -134,7 +134,7 @@ def evaluate_full(
         split,
         seen=protocol == FULL_UNSEEN,
         held_out=held_out,
-        measured=ranking.measured,
+        evaluation_filter=ranking.evaluation_filter,
         optional=() if relevance is None else (relevance,),
     )
     for batch in islice(rows, ranking.batches):
@@ -296,7 +296,7 @@ class _Evaluation:
             negatives=negatives,
             given=self.given,
             optional=(self.labels.label,) if self.labels else (),
-            measured=config.filter,
+            evaluation_filter=config.filter,
         )
 
     def update(self, batch: RankingBatch) -> None:

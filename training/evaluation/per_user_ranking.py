@@ -93,7 +93,12 @@ def read_held_out(trained: TrainedModel, split: str, items: ItemIds) -> HeldOutI
     vocabulary = read_key_vocabulary(version_dir, manifest, user)
     config = trained.config.evaluation
     dataset = build_eval_dataset(
-        version_dir, manifest, split, config.batch_size, (user, item), measured=config.filter
+        version_dir,
+        manifest,
+        split,
+        config.batch_size,
+        (user, item),
+        evaluation_filter=config.filter,
     )
     users, columns = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for batch in read_batches(dataset, version_dir, manifest, split):

@@ -37,7 +37,7 @@ from training.input.batches import build_eval_dataset, read_batches
 from training.objectives.item_catalog import read_catalog
 from training.raw_inputs.vocabularies import read_key_vocabulary
 from training.reader.filters import EVALUATION_FILTER
-from training.reader.split_source import TrainingData
+from training.reader.training_data import TrainingData
 
 LISTS_AT_ONCE = 4096
 UNKNOWN = -1
@@ -99,8 +99,8 @@ def measure_lists(
     """
     require_rows(trained.manifest, split)
     key, longest = _survey(path)
-    measured = trained.config.evaluation.filter
-    if key == "row" and measured:
+    evaluation_filter = trained.config.evaluation.filter
+    if key == "row" and evaluation_filter:
         raise ConfigError(
             "lists named by `row` are measured against every row of the split, and "
             f"{EVALUATION_FILTER} leaves some out",
@@ -109,7 +109,7 @@ def measure_lists(
             fix="measure all rows: --set 'evaluation.filter=[]'",
         )
     described = describe_filter(
-        TrainingData(trained.version_dir, trained.manifest), split, measured
+        TrainingData(trained.version_dir, trained.manifest), split, evaluation_filter
     )
     kept = [k for k in ks if k <= longest]
     if not kept:

@@ -46,7 +46,7 @@ from training.input.train_counts import find_counted_keys, read_train_pairs
 from training.objectives.user_items import UserItems, group_pairs
 from training.reader.feature_columns import ROLE_OF_SPLIT
 from training.reader.filters import EVALUATION_FILTER
-from training.reader.split_source import InputOptions, TrainingData
+from training.reader.training_data import TrainingData
 
 
 @dataclass
@@ -248,23 +248,23 @@ def require_rows(manifest: Manifest, split: str) -> None:
 
 
 def describe_filter(
-    data: TrainingData, split: str, measured: tuple[FilterConfig, ...]
+    data: TrainingData, split: str, evaluation_filter: tuple[FilterConfig, ...]
 ) -> dict[str, Any]:
     """Returns what files of metrics say of `evaluation.filter`: nothing where there is none.
 
     Args:
         data: The dataset version.
         split: The split that is measured.
-        measured: The filter.
+        evaluation_filter: The filter.
 
     Raises:
         InputDataError: No row passes, a feature is unknown, or a shard is damaged.
         ConfigError: A value is not of its feature's type.
     """
-    if not measured:
+    if not evaluation_filter:
         return {}
-    conditions = [item.model_dump(mode="json") for item in measured]
-    rows, listed = data.measured_rows(split, measured), data.manifest.split(split).rows
+    conditions = [item.model_dump(mode="json") for item in evaluation_filter]
+    rows, listed = data.filtered_rows(split, evaluation_filter), data.manifest.split(split).rows
     if not rows:
         raise TooFewRowsError(
             f"{EVALUATION_FILTER} leaves no row of the {split} split: there is nothing to measure",
@@ -303,7 +303,7 @@ class RankingReader:
         given: bool = False,
         optional: Sequence[str] = (),
         held_out: HeldOutRows | None = None,
-        measured: tuple[FilterConfig, ...] = (),
+        evaluation_filter: tuple[FilterConfig, ...] = (),
     ) -> Iterator[RankingBatch]:
         """Yields the batches of a split, each row once, in the order of the shards.
 
@@ -314,7 +314,7 @@ class RankingReader:
             given: Whether to read the data set's own candidates.
             optional: Scalars that records may lack, read as ragged.
             held_out: Reads these rows of train alone.
-            measured: What rows must pass.
+            evaluation_filter: What rows must pass.
 
         Raises:
             InputDataError: The split is empty, or a record is damaged.
@@ -331,11 +331,13 @@ class RankingReader:
         rows = max(1, min(self.batch_size, BLOCK_CELLS // len(self.index)))
         where = (self.version_dir, self.manifest)
         if held_out is None:
-            dataset = build_eval_dataset(*where, split, rows, names, tuple(ragged), measured)
+            dataset = build_eval_dataset(
+                *where, split, rows, names, tuple(ragged), evaluation_filter
+            )
         else:
-            options = InputOptions(measured=measured)
-            config = held_out.config
-            dataset = build_held_out_dataset(*where, config, rows, names, tuple(ragged), options)
+            dataset = build_held_out_dataset(
+                *where, held_out.config, rows, names, tuple(ragged), evaluation_filter
+            )
         for features in read_batches(dataset, self.version_dir, self.manifest, split):
             batch = self._batch(features, seen, negatives, given)
             yield batch if in_train is None else replace(batch, seen=self._met(batch, in_train))

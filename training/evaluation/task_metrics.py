@@ -374,7 +374,12 @@ def evaluate_tasks(
     if score is None:  # What serves a model gives the calibrated scores alone.
         scores.measure_uncalibrated()
     dataset = build_eval_dataset(
-        version_dir, manifest, split, batch_size, scores.inputs, measured=config.evaluation.filter
+        version_dir,
+        manifest,
+        split,
+        batch_size,
+        scores.inputs,
+        evaluation_filter=config.evaluation.filter,
     )
     for batch in read_batches(dataset, version_dir, manifest, split):
         scores.update(batch)

@@ -208,7 +208,7 @@ def build_eval_dataset(
     batch_size: int,
     features: _Select = None,
     ragged: Sequence[str] = (),
-    measured: tuple[FilterConfig, ...] = (),
+    evaluation_filter: tuple[FilterConfig, ...] = (),
 ) -> tf.data.Dataset:
     """Returns a split in the manifest's order, every record once, the last batch included.
 
@@ -221,14 +221,14 @@ def build_eval_dataset(
             those of role item, of the users those of role user and their seen items.
         ragged: Features to return as RaggedTensors: lists rather than padded, and scalars that
             records may lack, which have a row of length 0 there.
-        measured: What rows must pass; others are left out.
+        evaluation_filter: What rows must pass; others are left out.
 
     Raises:
         InputDataError: The version has no such split, or a feature is unknown.
-        ConfigError: A value of `measured` is not of its feature's type.
+        ConfigError: A value of `evaluation_filter` is not of its feature's type.
     """
     config = InputConfig(batch_size=batch_size)
-    options = InputOptions(measured=measured)
+    options = InputOptions(evaluation_filter=evaluation_filter)
     source = SplitSource(version_dir, manifest, split, config, options)
     return _build_ordered(source, features or split_features(manifest, split), ragged)
 
@@ -240,7 +240,8 @@ def build_held_out_dataset(
     batch_size: int,
     features: _Select = None,
     ragged: Sequence[str] = (),
-    options: InputOptions | None = None,
+    evaluation_filter: tuple[FilterConfig, ...] = (),
+    binary_labels: tuple[str, ...] = (),
 ) -> tf.data.Dataset:
     """Returns the rows of train that `config.validation` keeps apart, in the manifest's order.
 
@@ -251,7 +252,8 @@ def build_held_out_dataset(
         batch_size: Rows per batch; the last batch may have fewer.
         features: Names to read; None reads all.
         ragged: As for `build_eval_dataset`.
-        options: What the run asks for beside its config.
+        evaluation_filter: As for `build_eval_dataset`.
+        binary_labels: Features whose values must be 0 or 1.
 
     Raises:
         ConfigError: Nothing is held out.
@@ -262,7 +264,8 @@ def build_held_out_dataset(
             "no rows of train are held out", fix="set input.validation.hash_of and .share"
         )
     own = config.model_copy(update={"batch_size": batch_size, "mix": ()})
-    source = SplitSource(version_dir, manifest, "train", own, options or InputOptions(), True)
+    options = InputOptions(binary_labels, evaluation_filter=evaluation_filter)
+    source = SplitSource(version_dir, manifest, "train", own, options, True)
     return _build_ordered(source, features or manifest.schema.names, ragged)
 
 

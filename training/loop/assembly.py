@@ -41,7 +41,7 @@ from training.objectives.objective import (
 )
 from training.reader.batch_plan import find_sparse_pairs
 from training.reader.mixing import check_mixed_ids, find_mixed
-from training.reader.split_source import TrainingData
+from training.reader.training_data import TrainingData
 
 
 @dataclass(frozen=True)

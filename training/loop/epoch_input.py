@@ -21,7 +21,8 @@ from training.input.batches import Batch, build_train_dataset
 from training.input.carried_errors import input_errors, is_carried
 from training.models.embedded_inputs import vector_errors
 from training.reader.damage import InputCounts
-from training.reader.split_source import InputOptions, TrainingData
+from training.reader.split_source import InputOptions
+from training.reader.training_data import TrainingData
 
 
 @dataclass(frozen=True)

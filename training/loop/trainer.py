@@ -47,7 +47,7 @@ from training.monitoring.run_logs import (
     read_step_validations,
     read_weight_samples,
 )
-from training.reader.split_source import TrainingData
+from training.reader.training_data import TrainingData
 
 
 class Trainer:

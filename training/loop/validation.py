@@ -36,7 +36,7 @@ from training.models.model import Model
 from training.models.ranking import RankingModel
 from training.models.retrieval import require_retrieval
 from training.reader.filters import EVALUATION_FILTER
-from training.reader.split_source import InputOptions, TrainingData
+from training.reader.training_data import TrainingData
 
 Validate = Callable[[Model], dict[str, float]]
 
@@ -112,16 +112,16 @@ def check_validation(config: TrainConfig, data: TrainingData) -> str | None:
     """
     _check_held_out(config, data)
     _check_own_metrics(config)
-    measured = config.evaluation.filter
-    if not measured or not is_validated(config, data.manifest):
+    evaluation_filter = config.evaluation.filter
+    if not evaluation_filter or not is_validated(config, data.manifest):
         return None
     if config.input.validation is None:
         listed, what = data.manifest.split("validation").rows, "of the validation split"
-        rows = data.measured_rows("validation", measured)
+        rows = data.filtered_rows("validation", evaluation_filter)
     else:
         listed, what = data.held_out_rows(config.input), "that input.validation holds out"
-        rows = data.held_out_rows(config.input, measured)
-    conditions = describe_conditions(item.model_dump(mode="json") for item in measured)
+        rows = data.held_out_rows(config.input, evaluation_filter)
+    conditions = describe_conditions(item.model_dump(mode="json") for item in evaluation_filter)
     if not rows:
         raise TooFewRowsError(
             f"{EVALUATION_FILTER} leaves no row to validate on",
@@ -159,7 +159,7 @@ def _check_held_out(config: TrainConfig, data: TrainingData) -> None:
 def _build_ranking(config: TrainConfig, data: TrainingData, batches: int | None) -> Validate:
     evaluation = config.evaluation
     where, held_out = (data.version_dir, data.manifest), None
-    split, measured = "validation", evaluation.filter
+    split, evaluation_filter = "validation", evaluation.filter
     if config.input.validation is not None:
         split, mask = TRAIN, evaluation.mask_seen
         held_out = HeldOutRows.read(*where, config.input, mask_seen=mask)
@@ -171,7 +171,7 @@ def _build_ranking(config: TrainConfig, data: TrainingData, batches: int | None)
         evaluation.batch_size,
         held_out,
         batches,
-        measured,
+        evaluation_filter,
         find_relevance(config.model, data.manifest),
     )
 
@@ -185,7 +185,7 @@ def read_validation(
     config: TrainConfig,
     data: TrainingData,
     features: Sequence[str],
-    measured: tuple[FilterConfig, ...] = (),
+    evaluation_filter: tuple[FilterConfig, ...] = (),
 ) -> Iterator[Batch]:
     """Yields the rows to validate on: those of the validation split, or held out of train.
 
@@ -193,7 +193,7 @@ def read_validation(
         config: The run's config.
         data: The dataset version.
         features: Names to read.
-        measured: What rows must pass.
+        evaluation_filter: What rows must pass.
 
     Raises:
         InputDataError: The split is not there, or a record is damaged.
@@ -201,15 +201,19 @@ def read_validation(
     where, size = (data.version_dir, data.manifest), config.evaluation.batch_size
     if config.input.validation is None:
         split = "validation"
-        dataset = build_eval_dataset(*where, split, size, features, measured=measured)
+        dataset = build_eval_dataset(
+            *where, split, size, features, evaluation_filter=evaluation_filter
+        )
     else:
-        split, options = TRAIN, InputOptions(measured=measured)
-        dataset = build_held_out_dataset(*where, config.input, size, features, options=options)
+        split = TRAIN
+        dataset = build_held_out_dataset(
+            *where, config.input, size, features, evaluation_filter=evaluation_filter
+        )
     yield from read_batches(dataset, *where, split)
 
 
 def _build_task_metrics(config: TrainConfig, data: TrainingData, batches: int | None) -> Validate:
-    measured = config.evaluation.filter
+    evaluation_filter = config.evaluation.filter
     compiled, own = functools.cache(compile_scores), build_own_metrics(config.evaluation.metrics)
 
     def validate(model: Model) -> dict[str, float]:
@@ -217,7 +221,9 @@ def _build_task_metrics(config: TrainConfig, data: TrainingData, batches: int | 
             raise TypeError(f"a {type(model).__name__} has no tasks")
         scores = TaskScores(model, data.manifest, compiled(model))
         scores.measure_own(own)
-        for batch in islice(read_validation(config, data, scores.inputs, measured), batches):
+        for batch in islice(
+            read_validation(config, data, scores.inputs, evaluation_filter), batches
+        ):
             scores.update(batch)
         return summarize_tasks(model, scores.result())
 
@@ -234,7 +240,7 @@ def _build_scoring(
         where = (data.version_dir, data.manifest)
         dataset = build_held_out_dataset(
             *where, config.input, config.evaluation.batch_size, (*towers.inputs, *scores.inputs),
-            options=InputOptions(binary_labels=(label,), measured=config.evaluation.filter),
+            evaluation_filter=config.evaluation.filter, binary_labels=(label,),
         )  # fmt: skip
         for batch in islice(read_batches(dataset, *where, "train"), batches):
             scores.update(batch, score_pairs(towers, batch))

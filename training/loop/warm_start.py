@@ -54,7 +54,7 @@ from training.raw_inputs.vocabularies import (
     match_rows,
     read_encoded_version,
 )
-from training.reader.split_source import TrainingData
+from training.reader.training_data import TrainingData
 
 ITEM_OF_LIST = re.compile(r"(.+)/([0-9]+)")
 _ROW_STATE = f"{OPTIMIZERS}/sparse/"

@@ -77,7 +77,7 @@ def build_row_filter(
     manifest: Manifest,
     config: InputConfig,
     is_held_out: bool = False,
-    measured: tuple[FilterConfig, ...] = (),
+    evaluation_filter: tuple[FilterConfig, ...] = (),
 ) -> RowFilter | None:
     """Builds the filter of a config; None where all rows are kept.
 
@@ -85,13 +85,13 @@ def build_row_filter(
         manifest: The dataset.
         config: Its `filter` and `validation`.
         is_held_out: Whether to keep the rows that are held out, instead of the others.
-        measured: What rows must pass as well: `evaluation.filter`.
+        evaluation_filter: What rows must pass as well: `evaluation.filter`.
 
     Raises:
         InputDataError: A feature is unknown.
         ConfigError: A value is not of the feature's type, or a key is a list.
     """
-    asked = (("input.filter", config.filter), (EVALUATION_FILTER, measured))
+    asked = (("input.filter", config.filter), (EVALUATION_FILTER, evaluation_filter))
     for setting, filters in asked:
         _require_features(manifest, filters, setting)
     names = [item.feature for _, filters in asked for item in filters]
@@ -110,7 +110,7 @@ def build_row_filter(
                 "input.validation.hash_of must be one value per row",
                 received=f"{name}: a list", fix="name the id of the user or of the session",
             )  # fmt: skip
-    return RowFilter(columns, (*config.filter, *measured), config.validation, is_held_out)
+    return RowFilter(columns, (*config.filter, *evaluation_filter), config.validation, is_held_out)
 
 
 def _require_features(manifest: Manifest, filters: Sequence[FilterConfig], setting: str) -> None:

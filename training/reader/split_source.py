@@ -44,13 +44,13 @@ class InputOptions:
         worker: Number of this worker and of all of them: each reads its own files and makes its
             part of the global batch.
         counts: Counts what is left out.
-        measured: What rows must pass beside the config's own filter: `evaluation.filter`.
+        evaluation_filter: What rows must pass beside the config's own filter: `evaluation.filter`.
     """
 
     binary_labels: tuple[str, ...] = ()
     worker: tuple[int, int] = (0, 1)
     counts: InputCounts = field(default_factory=InputCounts)
-    measured: tuple[FilterConfig, ...] = ()
+    evaluation_filter: tuple[FilterConfig, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class SplitSource:
     @property
     def is_exact(self) -> bool:
         """Whether the manifest's counts alone tell how many rows there are."""
-        return self.config.is_exact and not self.options.measured
+        return self.config.is_exact and not self.options.evaluation_filter
 
     @property
     def batch_size(self) -> int:
@@ -131,7 +131,7 @@ class SplitSource:
         is_shuffled = seed is not None
         check_format(manifest)
         warn_unlisted(str(self.version_dir), manifest)
-        row_filter = build_row_filter(manifest, config, self.is_held_out, options.measured)
+        row_filter = build_row_filter(manifest, config, self.is_held_out, options.evaluation_filter)
         balance = config.class_balance if is_shuffled else None
         plan = ReadPlan(
             columns=tuple(columns),
@@ -255,7 +255,8 @@ def _count_kept(source: SplitSource, worker: int, file: Path | None) -> int:
             "shards": [[s.path, s.crc32c] for s in source.manifest.split(source.split).shards],
             "version": f"{source.manifest.dataset_name}/{source.manifest.dataset_version}",
             "filter": [
-                item.model_dump(mode="json") for item in (*config.filter, *source.options.measured)
+                item.model_dump(mode="json")
+                for item in (*config.filter, *source.options.evaluation_filter)
             ],
             "validation": config.validation and config.validation.model_dump(mode="json"),
             "held_out": source.is_held_out,
@@ -277,7 +278,9 @@ def _count_kept(source: SplitSource, worker: int, file: Path | None) -> int:
 def _read_through(source: SplitSource, worker: int) -> int:
     workers = source.options.worker[1]
     options = InputOptions(
-        worker=(worker, workers), counts=InputCounts(), measured=source.options.measured
+        worker=(worker, workers),
+        counts=InputCounts(),
+        evaluation_filter=source.options.evaluation_filter,
     )
     plain = source.config.model_copy(update={"cache": None, "cache_dir": None, "mix": ()})
     counted = SplitSource(
@@ -294,62 +297,3 @@ def _read_counts(file: Path | None) -> dict[str, int]:
         return {str(key): int(rows) for key, rows in counts.items()}
     except (ValueError, TypeError):  # damaged: count again
         return {}
-
-
-@dataclass(frozen=True)
-class TrainingData:
-    """A dataset version that a run trains on.
-
-    Attributes:
-        version_dir: Directory of the dataset version.
-        manifest: Its manifest.
-        counts_file: Keeps how many rows the input leaves, where they had to be counted; None
-            keeps it for this process alone.
-    """
-
-    version_dir: ReadablePath
-    manifest: Manifest
-    counts_file: Path | None = None
-
-    def steps_per_epoch(self, config: InputConfig) -> int:
-        """Whole batches of an epoch; the rows left over are drawn anew each epoch.
-
-        Args:
-            config: How the train split is read. Only where it leaves rows out is the split read
-                through, once.
-
-        Raises:
-            InputDataError: There is no whole batch, or a shard is damaged.
-        """
-        source = SplitSource(self.version_dir, self.manifest, "train", config)
-        return count_steps(source, self.counts_file)
-
-    def held_out_rows(self, config: InputConfig, measured: tuple[FilterConfig, ...] = ()) -> int:
-        """Rows of train that `config.validation` keeps apart; counted as those of an epoch are.
-
-        Args:
-            config: How the train split is read.
-            measured: What the rows must pass as well.
-
-        Raises:
-            InputDataError: A shard is damaged.
-        """
-        source = SplitSource(
-            self.version_dir, self.manifest, "train", config, InputOptions(measured=measured), True
-        )
-        return count_rows(source, self.counts_file)
-
-    def measured_rows(self, split: str, measured: tuple[FilterConfig, ...]) -> int:
-        """Rows of a split that pass `evaluation.filter`.
-
-        Args:
-            split: Name of the split.
-            measured: The filter.
-
-        Raises:
-            InputDataError: There is no such split or feature, or a shard is damaged.
-            ConfigError: A value is not of the feature's type.
-        """
-        config, options = InputConfig(), InputOptions(measured=measured)
-        source = SplitSource(self.version_dir, self.manifest, split, config, options)
-        return count_rows(source, self.counts_file)

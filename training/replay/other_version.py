@@ -39,7 +39,7 @@ from training.raw_inputs.vocabularies import (
     read_key_vocabulary,
 )
 from training.reader.filters import EVALUATION_FILTER
-from training.reader.split_source import TrainingData
+from training.reader.training_data import TrainingData
 from training.replay.own_encoders import build_own_encoders, read_raw_inputs
 
 

@@ -19,7 +19,7 @@ from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import FullRanking, evaluate_full, evaluate_split
 from training.input.batches import build_eval_dataset
-from training.reader.split_source import TrainingData
+from training.reader.training_data import TrainingData
 
 KS = (1, 5, 10)
 

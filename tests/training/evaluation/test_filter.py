@@ -27,7 +27,7 @@ from training.evaluation.prediction_files import measure_lists
 from training.input.batches import build_eval_dataset
 from training.loop.validation import build_validate, check_validation
 from training.models.registry import build_model
-from training.reader.split_source import TrainingData
+from training.reader.training_data import TrainingData
 
 CONFIG = TinyConfig(users=30, events_per_user=14, leave_out=3, own_group=0.5)
 RELATED = [{"feature": "label", "value": 1}]

@@ -33,7 +33,7 @@ from training.monitoring.epoch_records import (
     write_history,
 )
 from training.monitoring.progress import build_progress
-from training.reader.split_source import TrainingData
+from training.reader.training_data import TrainingData
 
 
 def records(values: list[float], losses: list[float] | None = None) -> list[EpochRecord]:

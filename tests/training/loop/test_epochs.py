@@ -50,7 +50,7 @@ from training.loop.step_validation import StepPlan
 from training.loop.trainer import Trainer
 from training.monitoring.progress import NoProgress
 from training.reader import shuffle_buffer
-from training.reader.split_source import TrainingData
+from training.reader.training_data import TrainingData
 
 FEATURES = ["user_id", "history", "label"]
 

@@ -31,7 +31,7 @@ from training.loop.validation import Validate, build_validate
 from training.monitoring.epoch_records import TrainingResult, read_history
 from training.monitoring.run_logs import read_step_validations, read_steps
 from training.networks.network import TrainingPass
-from training.reader.split_source import TrainingData
+from training.reader.training_data import TrainingData
 
 PARAMS = {"hidden_units": [8], "dropout": 0.2, "batch_normalization": True}
 OWN = {

@@ -28,7 +28,7 @@ from training.loop import assembly
 from training.loop.trainer import Trainer
 from training.monitoring.progress import NoProgress
 from training.monitoring.run_logs import read_steps
-from training.reader.split_source import TrainingData
+from training.reader.training_data import TrainingData
 
 STEPS = 12  # per epoch
 EPOCHS = 2

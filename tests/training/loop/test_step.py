@@ -38,7 +38,7 @@ from training.loop.step import (
 from training.loop.trainer import Trainer
 from training.networks.layers import compute_dtype
 from training.networks.network import TrainingPass
-from training.reader.split_source import TrainingData
+from training.reader.training_data import TrainingData
 
 
 class Sum:

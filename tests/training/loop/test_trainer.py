@@ -30,7 +30,7 @@ from training.monitoring.epoch_records import TrainingResult
 from training.monitoring.progress import LineProgress, NoProgress
 from training.objectives.item_catalog import read_item_events
 from training.objectives.user_items import TrainRows
-from training.reader.split_source import TrainingData
+from training.reader.training_data import TrainingData
 
 
 def build(version: Path, manifest: Manifest, **changes: object) -> Trainer:

@@ -49,7 +49,7 @@ from training.raw_inputs.vocabularies import (
     match_rows,
     read_encoded_version,
 )
-from training.reader.split_source import TrainingData
+from training.reader.training_data import TrainingData
 
 LAYOUT = CheckpointLayout({"a": "model/a", "b": "model/b"}, ("model/v", "model/w"))
 SHAPES = {
