@@ -139,12 +139,22 @@ def pair_shards(shards: Shards) -> tuple[BareFiles, ...]:
             fix="delete the files of the earlier one, or name the files by their full beginning",
         )
     [(count, size)] = layouts
-    wanted = {(count, size, rank, n) for rank in range(size) for n in range(1, count + 1)}
-    missing = sorted(wanted - set(shards))
-    if missing:
-        *_, rank, shard = missing[0]
+    for match in shards.values():
+        if not (1 <= int(match["shard"]) <= count and int(match["rank"]) < size):
+            raise InputDataError(
+                f"a shard of {one['name']} is none of those that its name counts",
+                received=match[0] + KEYS,
+                allowed=f"shards 1 to {count:,} of ranks 0 to {size - 1:,}",
+                fix="delete the file, or give it the name that it was saved by",
+            )
+    # A name may count more shards than memory has room for: none is listed but the first missing.
+    wanted = ((count, size, rank, n) for rank in range(size) for n in range(1, count + 1))
+    missing = next((place for place in wanted if place not in shards), None)
+    if missing is not None:
+        *_, rank, shard = missing
         raise InputDataError(
-            f"{len(missing):,} of {len(wanted):,} shards of {one['name']} are missing",
+            f"{count * size - len(shards):,} of {count * size:,} shards of {one['name']} are "
+            "missing",
             received=f"no …_mht_{shard}of{count}_rank{rank}_size{size}{KEYS}",
             fix="bring the files of all ranks together",
         )
@@ -235,7 +245,7 @@ def _read_attributes(data: Path) -> tuple[int, ...]:
             shape = np.frombuffer(content, "<i8").tolist()
         if len(shape) < 2 and "embedding" in data.parts[-2]:
             raise ValueError(f"shape {shape}")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise InputDataError(
             f"{file} does not describe a file of a table",
             received=str(error),

@@ -80,7 +80,8 @@ def find_checkpoint(path: Path) -> str | None:
     if path.suffix == ".index" and path.is_file():
         return str(path.with_suffix(""))
     for prefix in (path / "variables" / "variables", path):
-        if prefix.with_name(f"{prefix.name}.index").is_file():
+        # The folder that one is in has no name.
+        if prefix.name and prefix.with_name(f"{prefix.name}.index").is_file():
             return str(prefix)
     return tf.train.latest_checkpoint(str(path)) if (path / "checkpoint").is_file() else None
 

@@ -228,6 +228,32 @@ def test_shards_that_are_missing_or_too_many_are_refused(tmp_path):
     check(tmp_path / TFRA.format(shard=1, shards=1, rank=0, size=1))
 
 
+@pytest.mark.parametrize(
+    ("shard", "rank"), [(3, 0), (0, 0), (1, 1)], ids=["behind the last", "shard 0", "rank"]
+)
+def test_a_shard_that_its_own_name_does_not_count_is_refused(tmp_path, shard, rank):
+    write_tfra(tmp_path, 2, 1)
+    write_bare(tmp_path / TFRA.format(shard=shard, shards=2, rank=rank, size=1), [77], ROWS[:1])
+    error = refuse(tmp_path, InputDataError, "none of those that its name counts")
+    assert f"_mht_{shard}of2_rank{rank}_size1-keys" in str(error.received)
+    assert error.allowed == "shards 1 to 2 of ranks 0 to 0"
+
+
+def test_a_name_that_counts_more_shards_than_memory_has_room_for_is_refused(tmp_path):
+    name = TFRA.format(shard=1, shards=10**9, rank=0, size=10**6)
+    write_bare(tmp_path / name, KEYS, ROWS)
+    error = refuse(tmp_path, InputDataError, "shards of .*rows are missing")
+    assert f"_mht_2of{10**9}_rank0_size{10**6}-keys" in str(error.received)
+
+
+def test_the_folder_that_one_is_in_is_a_path(tmp_path, monkeypatch):
+    write_tfra(tmp_path / "rows")
+    monkeypatch.chdir(tmp_path / "rows")
+    check(".")
+    monkeypatch.chdir(tmp_path)
+    refuse(Path(), ConfigError, "no table that Sluice reads")
+
+
 def test_folders_that_are_no_table_are_refused(tmp_path):
     write_tfra(tmp_path / "two")
     write_bare(tmp_path / "two" / "items_mht_1of1_rank0_size1", KEYS, ROWS)
@@ -265,6 +291,8 @@ def write(name: str, content: bytes) -> Callable[[Path], object]:
         (write("embedding/slice.attribute", b'{"data_type": "float32"}'),
          "does not describe a file"),
         (write("embedding/slice.attribute", b"{"), "does not describe a file"),
+        (write("embedding/slice.attribute", b'{"data_type": "float32", "shape": [Infinity, 3]}'),
+         "does not describe a file"),
     ],
 )  # fmt: skip
 def test_folders_of_mxrec_that_contradict_themselves_are_refused(tmp_path, damage, message):
