@@ -129,8 +129,21 @@ def _read_parquet(path: Path, dim: int) -> Iterator[TableRows]:
                 received=f"columns {', '.join(file.schema_arrow.names)}",
                 allowed=", ".join(f"{field.name} {field.type}" for field in _SCHEMA),
             )
+        key_type = file.schema_arrow.field("key").type
+        if pa.types.is_floating(key_type) or pa.types.is_boolean(key_type):
+            raise InputDataError(
+                f"{path} has keys that are no whole numbers",
+                received=f"key {key_type}",
+                allowed="key int64; a float64 has rounded keys above 2^53 already",
+                fix="write the keys as int64; pandas makes float64 of a column that lacks a value",
+            )
         first = 0
         for batch in file.iter_batches(columns=_SCHEMA.names):
+            is_null = pc.or_(pc.is_null(batch["key"]), pc.is_null(batch["vector"]))
+            if pc.any(is_null).as_py():
+                bad = pc.index(is_null, True).as_py()
+                shown = f"key {batch['key'][bad]}: {batch['vector'][bad].as_py()}"
+                raise _bad_row(path, "row", first + bad + 1, shown, dim)
             yield _check_rows(path, "row", first, batch.cast(_SCHEMA), dim)
             first += batch.num_rows
 
@@ -159,25 +172,31 @@ def _open_text(path: Path) -> pyarrow.csv.CSVStreamingReader:
 
 def _parse_lines(path: Path, first: int, batch: pa.RecordBatch, dim: int) -> TableRows:
     try:
-        keys = batch["key"].cast(pa.int64())
-        vectors = pc.split_pattern(batch["vector"], ",").cast(pa.list_(pa.float32()))
+        parsed = _parse(batch)
     except pa.ArrowInvalid:
         bad = _find_bad_line(batch)
         line = f"{batch['key'][bad]}\t{batch['vector'][bad]}"
         raise _bad_row(path, "line", first + bad + 1, line, dim) from None
-    parsed = pa.record_batch([keys, vectors], schema=_SCHEMA)
     return _check_rows(path, "line", first, parsed, dim)
 
 
+def _parse(batch: pa.RecordBatch) -> pa.RecordBatch:
+    keys = batch["key"].cast(pa.int64())
+    vectors = pc.split_pattern(batch["vector"], ",").cast(pa.list_(pa.float32()))
+    return pa.record_batch([keys, vectors], schema=_SCHEMA)
+
+
 def _find_bad_line(batch: pa.RecordBatch) -> int:
-    """Number of the first line of a batch that holds what is no number."""
-    for number, (key, vector) in enumerate(zip(*(c.to_pylist() for c in batch), strict=True)):
+    """Number of the first line of a batch that cannot be parsed, where there is one."""
+    first, count = 0, batch.num_rows
+    while count > 1:
+        half = count // 2
         try:
-            np.int64(int(key))
-            np.array(vector.split(","), np.float32)
-        except (ValueError, OverflowError):
-            return number
-    return batch.num_rows - 1
+            _parse(batch.slice(first, half))
+            first, count = first + half, count - half
+        except pa.ArrowInvalid:
+            count = half
+    return first
 
 
 def _check_rows(path: Path, unit: str, first: int, batch: pa.RecordBatch, dim: int) -> TableRows:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
@@ -171,6 +172,10 @@ def test_what_is_saved_is_loaded(filled, tmp_path: Path):
         ("5\t1,2,nan\n", "line 1"),
         ("9999999999999999999\t1,2,3\n", "line 1"),
         ("5\t1,2,3\n\n", "line 2"),
+        # What Python takes for a number, and a file of a table does not.
+        ("4\t1,2,3\n5\t1, 2,3\n6\t1,2,3\n7\t1,2,3\n", "line 2"),
+        ("4\t1,2,3\n5\t1,2,3\n+6\t1,2,3\n7\t1,2,3\n", "line 3"),
+        ("4_0\t1,2,3\n5\t1,2,3\n", "line 1"),
         ("5 1,2,3\n", "cannot be read"),
         ("5\t1,2,3\n5\t1,2,4\n", "a key twice"),
     ],
@@ -196,6 +201,26 @@ def test_a_damaged_parquet_file_is_refused(filled, tmp_path: Path):
     filled.save(tmp_path / "t.parquet")
     with pytest.raises(InputDataError, match="row 1"):
         TableStore(DIM + 1).load(tmp_path / "t.parquet")
+
+
+@pytest.mark.parametrize(
+    ("keys", "vectors", "message"),
+    [
+        (pa.array([5, None]), [[1.0, 2.0, 3.0]] * 2, "row 2: no row of this table"),
+        (pa.array([5, 6]), [None, [1.0, 2.0, 3.0]], "row 1: no row of this table"),
+        (pa.array([5.0, 2.0**60]), [[1.0, 2.0, 3.0]] * 2, "keys that are no whole numbers"),
+        (pa.array([True, False]), [[1.0, 2.0, 3.0]] * 2, "keys that are no whole numbers"),
+    ],
+    ids=["no key", "no vector", "rounded", "truth"],
+)
+def test_what_is_no_key_or_no_vector_in_parquet_is_refused(
+    filled, tmp_path: Path, keys, vectors, message
+):
+    table = pa.table({"key": keys, "vector": pa.array(vectors, pa.list_(pa.float32()))})
+    pq.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(InputDataError, match=message):
+        filled.load(tmp_path / "t.parquet")
+    assert len(filled) == 5
 
 
 @pytest.mark.parametrize("keys", ["a", ["a", "b"], 1.5, [1, None], np.uint64(2**63), [True]])
