@@ -149,8 +149,8 @@ def fit_isotonic(
 ) -> Calibration:
     """Fits a calibration to rows.
 
-    A step of one label alone would be a probability of 0 or 1: rates stay half a row away from
-    both.
+    A step of one label alone would be a probability of 0 or 1: its rate stays half a row away from
+    both, the lightest row of the label that it lacks. No other rate is that near.
 
     Args:
         logits: `[rows]`, log-odds of a network, finite.
@@ -168,8 +168,9 @@ def fit_isotonic(
     starts = pool_adjacent_violators(rates, w)
     total = np.add.reduceat(w, starts)
     middle = (np.add.reduceat(w * x, starts) / total).astype(np.float32)
-    margin = 0.5 / len(labels)
-    rate = np.clip(np.add.reduceat(w * rates, starts) / total, margin, 1.0 - margin)
+    own = np.ones(len(labels)) if weights is None else weights
+    low, high = 0.5 * own[labels].min() / w.sum(), 0.5 * own[~labels].min() / w.sum()
+    rate = np.clip(np.add.reduceat(w * rates, starts) / total, low, 1.0 - high)
     log_odds = (np.log(rate) - np.log1p(-rate)).astype(np.float32)
     # Steps that are one number in float32 are one knot.
     kept = np.concatenate(([True], (np.diff(middle) > 0) & (np.diff(log_odds) > 0)))

@@ -70,7 +70,18 @@ def test_a_weight_of_two_is_the_row_twice() -> None:
     twice = fit_isotonic(np.repeat(logits, weights), np.repeat(labels, weights))
     found = fit_isotonic(logits, labels, weights.astype(float))
     assert found.logits == twice.logits
-    np.testing.assert_allclose(found.log_odds[1:-1], twice.log_odds[1:-1], rtol=1e-6)
+    np.testing.assert_allclose(found.log_odds, twice.log_odds, rtol=1e-6)
+
+
+def test_a_rate_between_0_and_1_is_kept_however_small_weights_make_it() -> None:
+    """Rows of label 0 that were kept at a rate weigh so much: half of all rows is no half row."""
+    logits, labels = np.zeros(4, np.float32), np.array([0, 1, 0, 1], bool)
+    weights = np.where(labels, 1.0, 1000.0)
+    found = fit_isotonic(logits, labels, weights)
+    np.testing.assert_allclose(sigmoid(found.log_odds), [2 / 2002], rtol=1e-5)
+    found = fit_isotonic(np.float32([0, 1, 2, 3]), labels[[0, 2, 1, 3]], weights[[0, 2, 1, 3]])
+    ends = [0.5 / 2002, 1 - 500 / 2002]  # Half of the lightest row of the other label.
+    np.testing.assert_allclose(sigmoid(found.log_odds)[[0, -1]], ends, rtol=1e-5)
 
 
 def test_a_fit_brings_probabilities_to_the_rates() -> None:
