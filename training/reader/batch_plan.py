@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from conf.encoders.bags import SparseIndices, Weights
-from conf.errors import ConfigError
+from conf.errors import ConfigError, TooFewRowsError
 from conf.load import override_config
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
@@ -312,8 +312,11 @@ class RequestedBatches:
         columns = plan_columns(source.manifest, self.specs, ragged)
         return plan_ordered(source, columns, drop_remainder=drop)
 
-    def count(self) -> int | None:
+    def count(self, ranks: int = 1) -> int | None:
         """Batches of an epoch, None where only reading tells; the same for workers in step.
+
+        Args:
+            ranks: Ranks that share each batch; one with fewer rows than that is dropped.
 
         Raises:
             InputDataError: There is no batch.
@@ -329,7 +332,26 @@ class RequestedBatches:
         batches = rows // source.batch_size if drop else -(-rows // source.batch_size)
         if not batches:
             raise build_size_error(source, rows)
+        if 0 < rows % source.batch_size < ranks and not drop:
+            batches -= 1
+        if not batches:
+            raise build_share_error(source.split, ranks)
         return batches
+
+
+def build_share_error(split: str, ranks: int) -> TooFewRowsError:
+    """Returns the error of an epoch without a batch that has a row for each rank.
+
+    Args:
+        split: Name of the split.
+        ranks: How many there are.
+    """
+    return TooFewRowsError(
+        f"an epoch of the {split} split has no batch",
+        received=f"fewer rows than the {ranks} ranks that share them" if ranks > 1 else "no row",
+        allowed="a batch with a row for each rank",
+        fix="let filter, validation, take and on_corrupt leave rows, or open it with fewer ranks",
+    )
 
 
 def request_batches(

@@ -20,6 +20,7 @@ from training.reader.batch_plan import (
     BatchRequest,
     BatchShape,
     RequestedBatches,
+    build_share_error,
     build_source,
     request_batches,
 )
@@ -66,8 +67,8 @@ _WHAT = {
         "ranks, whose number may change",
     ),
     "version": (
-        "another dataset version",
-        "open the version that the state was taken from by its own directory",
+        "another dataset version, or another split",
+        "open the version that the state was taken from by its own directory, and the same split",
     ),
     "rows": (
         "other rows, or another order of them",
@@ -98,7 +99,7 @@ class BatchReader:
     def __init__(self, batches: RequestedBatches, share: BatchShare, first_epoch: int = 0) -> None:
         self._batches, self._share = batches, share
         self.epoch, self.batch = first_epoch, 0
-        self.batches_per_epoch = batches.count()
+        self.batches_per_epoch = batches.count(share.ranks)
         # What does not fit the dataset is said here, not by the first batch.
         self._shape = batches.plan().shape
         self._identity = _identify(batches)
@@ -138,12 +139,16 @@ class BatchReader:
     def _read(self, epoch: int, batch: int, share: BatchShare) -> Iterator[Arrays]:
         counts, source = InputCounts(), self._batches.source
         plan = _plan_for_worker(self._batches, counts, share.workers)
+        is_empty = batch == 0 and share.worker == 0
         try:
             for rows in plan.read_part(epoch, batch, share):
+                is_empty = False
                 yield _build_arrays(plan.shape, rows)
         except SluiceError as error:
             explain_error(error, source.version_dir, source.manifest, source.split)
             raise
+        if is_empty:
+            raise build_share_error(source.split, share.ranks)
         if source.config.on_corrupt != "fail":
             warn_of_losses(counts, source.split, epoch)
         self.epoch, self.batch = epoch + 1, 0
@@ -188,14 +193,15 @@ class BatchReader:
                     f"the state of a reader is of {what}",
                     received=f"{name} {state[name]}", allowed=f"{name} {value}", fix=fix,
                 )  # fmt: skip
-        if self.batches_per_epoch is not None and state["batch"] > self.batches_per_epoch:
+        most = self._batches.count()  # Fewer ranks may have had one more.
+        if most is not None and state["batch"] > most:
             raise ConfigError(
                 "the state of a reader lies behind the end of an epoch",
                 received=f"batch {state['batch']}",
-                allowed=f"0 to {self.batches_per_epoch}",
+                allowed=f"0 to {most}",
                 fix="restore the state as it was saved",
             )
-        self.epoch, self.batch = state["epoch"], state["batch"]
+        self.epoch, self.batch = int(state["epoch"]), int(state["batch"])
 
 
 def open_batches(
@@ -240,12 +246,18 @@ def open_batches(
             `cache`, `on_corrupt`, `validation`.
 
     Raises:
-        ConfigError: There is no such rank, or an option is unknown or does not fit the dataset.
+        ConfigError: There is no such rank, an argument is of another type, or an option is unknown
+            or does not fit the dataset.
         InputDataError: There is no such split or feature, or the split is empty or does not fill
             a batch.
         UpstreamNotReadyError: There is no such dataset.
     """
     _check_number("rank", rank)
+    for name, value, least in (
+        ("batch_size", batch_size, 1), ("seed", seed, 0), ("first_epoch", first_epoch, 0),
+    ):  # fmt: skip
+        _require_whole(name, value, least)
+    _check_names(source, features)
     if batch_size % rank[1]:
         raise ConfigError(
             "batch_size must be a multiple of the number of ranks",
@@ -277,18 +289,51 @@ def _choose_features(manifest: Manifest, split: str) -> list[str]:
 
 
 def _check_number(what: str, given: tuple[int, int]) -> None:
-    number, count = given
-    if not 0 <= number < count:
+    is_pair = isinstance(given, Sequence) and len(given) == 2
+    if not is_pair or not all(map(_is_whole, given)) or not given[0] < given[1]:
         raise ConfigError(
             f"there is no such {what}",
-            received=f"{what} {number} of {count}",
-            allowed=f"(number, {what}s) with 0 <= number < {what}s",
+            received=f"{what} {given[0]} of {given[1]}" if is_pair else repr(given),
+            allowed=f"(number, {what}s), whole numbers with 0 <= number < {what}s",
+        )
+
+
+def _is_whole(value: object) -> bool:
+    """Whether it is a whole number, 0 or more; arrays of checkpoints have such of NumPy's."""
+    is_number = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return is_number and int(value) >= 0  # type: ignore[call-overload]
+
+
+def _require_whole(name: str, value: object, least: int) -> None:
+    if not _is_whole(value) or int(value) < least:  # type: ignore[call-overload]
+        raise ConfigError(
+            f"{name} is no such number",
+            received=repr(value), allowed=f"a whole number, {least} or more",
+        )  # fmt: skip
+
+
+def _check_names(source: Any, features: Any) -> None:
+    """Refuses what names neither a dataset nor files, and features that are no names."""
+    files = source if isinstance(source, Sequence) and not isinstance(source, str) else [source]
+    if not files or not all(isinstance(file, str | Path) for file in files):
+        raise ConfigError(
+            "this names no dataset",
+            received=repr(source)[:300],
+            allowed="a directory or URI of a dataset, or a list of TFRecord files",
+        )
+    named = [] if features is None else features
+    is_list = isinstance(named, Sequence) and not isinstance(named, str)
+    if not is_list or not all(isinstance(name, str) for name in named):
+        raise ConfigError(
+            "features must be a list of names",
+            received=repr(features)[:300],
+            allowed='such as ["user_id", "history"], or None for all',
         )
 
 
 def _check_state(state: Mapping[str, int], names: set[str]) -> None:
     is_state = isinstance(state, Mapping) and set(state) == names
-    if not is_state or any(type(value) is not int or value < 0 for value in state.values()):
+    if not is_state or not all(_is_whole(value) for value in state.values()):
         raise ConfigError(
             "this is no state of a reader",
             received=str(state)[:300],

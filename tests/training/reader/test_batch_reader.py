@@ -337,7 +337,22 @@ def test_a_state_behind_the_end_is_refused(version: Path) -> None:
         ({"rank": (0, 0)}, ConfigError, r"no such rank"),
         ({"rank": (0, 3)}, ConfigError, r"multiple of the number of ranks[\s\S]*8 rows on 3"),
         ({"shufle_buffer": 5}, ConfigError, r"shufle_buffer: unknown key.*shuffle_buffer"),
+        *(
+            ({"rank": rank}, ConfigError, r"no such rank")
+            for rank in (None, 5, (0,), ("0", 2), (0.0, 1), (False, True))
+        ),
         ({"batch_size": 0}, ConfigError, r"batch_size"),
+        *(
+            ({"batch_size": size}, ConfigError, r"batch_size is no such number")
+            for size in ("16", None, 2.5, True)
+        ),
+        *(({"seed": seed}, ConfigError, r"seed is no such number") for seed in (-1, 1.5, "a")),
+        *(({"first_epoch": epoch}, ConfigError, r"first_epoch is") for epoch in (-1, None)),
+        *(
+            ({"features": names}, ConfigError, r"features must be a list of names")
+            for names in ("movie_id", [None])
+        ),
+        ({"rank": (0, 16), "batch_size": 16, "take": 10}, TooFewRowsError, r"16 ranks that share"),
         ({"held_out": True}, ConfigError, r"no rows are held out"),
         ({"split": "test", "class_balance": BALANCE}, ConfigError, r"needs shuffled rows"),
         ({"schema": []}, ConfigError, r"schema is for bare files"),
@@ -354,7 +369,33 @@ def test_refuses_what_cannot_be_read(
         open_batches(version, **{"batch_size": 8, **arguments})
 
 
+def test_a_batch_without_a_row_for_each_rank_is_not_counted(version: Path) -> None:
+    """Ten rows: a batch of eight, and two rows that four ranks cannot share."""
+    for rank in range(4):
+        reader = open_batches(version, 8, rank=(rank, 4), take=10)
+        assert reader.batches_per_epoch == len(list(reader)) == 1
+    # Two ranks stand behind the second batch: all that four ranks have is behind them.
+    reader.restore({**open_batches(version, 8, rank=(0, 2), take=10).state(), "batch": 2})
+    assert list(reader) == []
+    few = [{"feature": "movie_id", "op": "<", "value": 0}]
+    for options in ({"filter": few}, {"filter": few, "rank": (1, 2)}):
+        reader = open_batches(version, 8, **options)
+        assert reader.batches_per_epoch is None
+        with pytest.raises(TooFewRowsError, match="an epoch of the train split has no batch"):
+            next(iter(reader))
+
+
+def test_a_state_may_hold_numbers_of_numpy(version: Path) -> None:
+    reader = open_batches(version, 48)
+    state = {name: np.int64(value) for name, value in reader.state().items()}
+    reader.restore({**state, "batch": np.int64(2)})
+    assert json.loads(json.dumps(reader.state()))["batch"] == 2
+
+
 def test_a_dataset_and_a_worker_must_be_there(version: Path, tmp_path: Path) -> None:
+    for nothing in (None, 5, [], [None]):
+        with pytest.raises(ConfigError, match="this names no dataset"):
+            open_batches(nothing, 8)
     with pytest.raises(UpstreamNotReadyError):
         open_batches(tmp_path / "nothing", 8)
     with pytest.raises(ConfigError, match="no such worker"):
