@@ -19,7 +19,7 @@ from training.checkpoint.calibrations import (
 from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.restore import load_run
 from training.evaluation.label_metrics import FloatArray, read_weights
-from training.evaluation.task_metrics import compile_scores
+from training.evaluation.task_metrics import check_binary, compile_scores
 from training.loop.validation import is_validated, read_validation
 from training.models.calibration import Calibration
 from training.models.model import Model
@@ -78,7 +78,8 @@ def fit_calibrations(config: TrainConfig, run: Path, data: TrainingData) -> str 
         What to tell of it; None: the model is not calibrated.
 
     Raises:
-        InputDataError: There are rows of one label alone, or log-odds that are not finite.
+        InputDataError: There are rows of one label alone, a label is neither 0 nor 1, or log-odds
+            are not finite.
     """
     if not requires_fit(config.model):
         return None
@@ -111,7 +112,9 @@ def _fit(
         found = score({name: batch[name] for name in model.inputs})
         for task in tasks:
             logits[task.name].append(np.asarray(found[task.name], np.float32))
-            labels[task.name].append(np.asarray(batch[task.label]).reshape(-1) > 0.5)
+            values = np.asarray(batch[task.label]).reshape(-1)
+            check_binary(task, values)
+            labels[task.name].append(values > 0.5)
         rows = len(labels[tasks[0].name][-1])
         own = read_weights(batch, weight, rows)
         weights.append(np.ones(rows) if own is None else own)

@@ -187,7 +187,7 @@ class TaskScores:
                     fix="look for numbers in the features that are not finite",
                 )
             if task.is_binary:
-                _check_binary(task, np.asarray(batch[task.label]))
+                check_binary(task, np.asarray(batch[task.label]))
             self._scores[task.name].update(batch, scores)
             self._slices[task.name].update(batch, scores)
             if task.name in self._own:
@@ -386,7 +386,16 @@ def evaluate_tasks(
     return scores.result()
 
 
-def _check_binary(task: Task, labels: NDArray[np.generic]) -> None:
+def check_binary(task: Task, labels: NDArray[np.generic]) -> None:
+    """Refuses labels of a binary task that are neither 0 nor 1.
+
+    Args:
+        task: The task.
+        labels: `[rows]`.
+
+    Raises:
+        InputDataError: One is another number, or NaN.
+    """
     bad = (labels != 0) & (labels != 1)
     if bad.any():
         raise InputDataError(

@@ -194,13 +194,14 @@ def list_slices(folder: Path) -> tuple[BareFiles, ...]:
         for part in ("key", "embedding")
     }
     names = set(parts["key"])
-    if not names or names != set(parts["embedding"]) or ("slice.data" in names and len(names) > 1):
+    whole = {"slice.data"}, {f"slice_{rank}.data" for rank in range(len(names))}
+    if not names or names != set(parts["embedding"]) or names not in whole:
         shown = "; ".join(f"{part}: {', '.join(f) or 'none'}" for part, f in parts.items())
         raise InputDataError(
             f"{folder} does not hold the keys and rows of one table",
             received=shown,
-            allowed="slice.data in both, or slice_<rank>.data of the same ranks in both",
-            fix="save the table again",
+            allowed="slice.data in both, or slice_<rank>.data of all ranks from 0 on in both",
+            fix="copy the files of all ranks, or save the table again",
         )
     pairs = [BareFiles(parts["key"][name], parts["embedding"][name]) for name in sorted(names)]
     for pair in pairs:
@@ -219,6 +220,13 @@ def _check_attributes(pair: BareFiles) -> None:
             allowed=f"{about_keys[0] * _KEY_BYTES:,} bytes: {about_keys[0]:,} keys",
             fix="save the table again; tables with offsets beside keys (host memory, releases of "
             "2023) are not read",
+        )
+    if about_rows and about_rows[0] * _KEY_BYTES != key_bytes:
+        raise InputDataError(
+            f"{pair.rows} has not as many rows as {pair.keys.name} has keys",
+            received=f"{about_rows[0]:,} rows by its attribute",
+            allowed=f"{key_bytes // _KEY_BYTES:,} rows",
+            fix="save the table again",
         )
     if about_rows and about_rows[0] * about_rows[1] * _NUMBER_BYTES != row_bytes:
         raise InputDataError(

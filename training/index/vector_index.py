@@ -79,7 +79,19 @@ class VectorIndex:
             found = self._search_near(vector, k, selector, count)
             if len(found[0]) == k:
                 return found
-        return _search(self.exact, vector, k, _LIBRARY.SearchParameters(sel=selector))
+        return self._search_exactly(vector, k, selector)
+
+    def _search_exactly(self, vector: NDArray[np.float32], k: int, selector: Any) -> Found:
+        """Compares all items; where several tie for the last place, the first of them have it."""
+        parameters = _LIBRARY.SearchParameters(sel=selector)
+        positions, scores = _search(self.exact, vector, k + 1, parameters)
+        if len(scores) <= k or scores[k] < scores[k - 1]:
+            return positions[:k], scores[:k]
+        below = np.nextafter(scores[k], np.float32("-inf"))
+        row = vector[None].astype(np.float32)
+        _, found, tied = self.exact.range_search(row, float(below), params=parameters)
+        order = np.lexsort((tied, -found))[:k]
+        return tied[order], found[order]
 
     def _is_few(self, count: int) -> bool:
         few = min(EXACT_ITEMS, len(self) // 2)

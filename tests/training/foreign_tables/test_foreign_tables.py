@@ -116,8 +116,17 @@ def test_one_pair_of_files_is_read_whatever_its_name(tmp_path):
     check(empty, [], np.empty((0, 3)))
 
 
+EVERY_RANK = tuple(f"slice_{rank}" for rank in range(11))
+
+
+@pytest.mark.parametrize("names", [("slice_1",), ("slice_0", "slice_2"), ("slice", "slice_0")])
+def test_a_folder_of_mxrec_without_a_rank_is_refused(tmp_path, names):
+    write_mxrec(tmp_path / "users", names, None)
+    refuse(tmp_path / "users", InputDataError, "keys and rows of one table")
+
+
 @pytest.mark.parametrize("attributes", ["int64", "json", None])
-@pytest.mark.parametrize("names", [("slice",), ("slice_0",), ("slice_0", "slice_1", "slice_10")])
+@pytest.mark.parametrize("names", [("slice",), ("slice_0",), EVERY_RANK])
 def test_folders_of_mxrec_are_read(tmp_path, names, attributes):
     write_mxrec(tmp_path / "users", names, attributes)
     check(tmp_path / "users")
@@ -285,6 +294,7 @@ def write(name: str, content: bytes) -> Callable[[Path], object]:
         (lambda folder: cut(folder / "key" / "slice.data", 8), "key/slice.data is not as long"),
         (lambda folder: cut(folder / "embedding" / "slice.data", 4), "slice.data is not as long"),
         (write("key/slice.attribute", struct.pack("<2q", 3, 2)), "key/slice.data is not as long"),
+        (write("embedding/slice.attribute", struct.pack("<3q", 18, 1, 4)), "not as many rows"),
         (write("embedding/slice.attribute", b"\x01\x02"), "does not describe a file"),
         (write("embedding/slice.attribute", b'{"data_type": "float16", "shape": [6, 3]}'),
          "does not describe a file"),

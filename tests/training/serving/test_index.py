@@ -61,6 +61,18 @@ def test_equal_scores_are_in_the_order_of_items(vectors) -> None:
     assert pairs == sorted(pairs)
 
 
+def test_the_first_of_equal_items_has_the_last_place(vectors) -> None:
+    """Each vector twice, in another order: a list may end between the two."""
+    order = np.random.default_rng(6).permutation(600)
+    twice = np.concatenate([vectors[:300], vectors[:300]])[order]
+    index, allowed = fit_index(IndexKind.EXACT, twice), np.arange(600) % 7 > 0
+    for query in (*vectors[::100], np.zeros(DIM, np.float32)):
+        for k, some in ((1, allowed), (9, allowed), (72, np.ones(600, bool)), (599, allowed)):
+            scores = np.where(some, index.exact.reconstruct_n(0, 600) @ query, -np.inf)
+            expected = np.lexsort((np.arange(600), -scores))[: min(k, some.sum())]
+            assert index.search(query, k, some)[0].tolist() == expected.tolist()
+
+
 def test_the_effort_grows_until_the_recall_is_reached(vectors) -> None:
     queries = vectors[::50] + np.float32(0.1)
     index = fit_index(IndexKind.IVF, vectors)
