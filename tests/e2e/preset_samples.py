@@ -63,6 +63,14 @@ def write_sasrec(folder: Path) -> None:
     (folder / "ml-1m.txt").write_text("".join(f"{user} {item}\n" for user, item in pairs))
 
 
+def write_sequences(folder: Path) -> None:
+    """`user<TAB>item` in the order of time, names as text."""
+    folder.mkdir()
+    events = _draw_events()
+    pairs = zip(events.user_ids.tolist(), events.movie_ids.tolist(), strict=True)
+    (folder / "log.tsv").write_text("".join(f"u{user}\tfilm {item}\n" for user, item in pairs))
+
+
 def write_fold(folder: Path) -> None:
     """A fold of MovieLens-100K: `user<TAB>item<TAB>rating<TAB>time`, a fifth of it test."""
     folder.mkdir()
@@ -193,5 +201,6 @@ SAMPLES: dict[str, Callable[[Path], None]] = {
     "ml_1m_sasrec": write_sasrec,
     "ml_1m_sequences": write_movielens,
     "pairs": write_pairs,
+    "sequences": write_sequences,
 }
 """Writes the log of a preset of a build into a folder, which it makes."""

@@ -43,6 +43,13 @@ CHOSEN = (
     "input.batch_size=64",
     "optimizer.learning_rate=0.02",
 )
+CHOSEN_DROPOUT = (
+    "fit.epochs=8",
+    "fit.refit.space={model.dropout: [0.5, 0.2]}",
+    "input.batch_size=16",
+    "model.embedding_dim=64",
+    "optimizer.learning_rate=0.005",
+)
 TRAININGS = {
     "a9a": Training("a9a", "auc"),
     "clicks": Training("clicks", "auc", SLOWER),
@@ -66,6 +73,7 @@ TRAININGS = {
     "ml_1m_sasrec_ligr": Training("ml_1m_sasrec", "hit_rate@10", SEQUENCES),
     "ml_1m_sequences": Training("ml_1m_sequences", "hit_rate@50", SEQUENCES),
     "pairs": Training("pairs", "recall@20", settings=CHOSEN),
+    "sequences": Training("sequences", "hit_rate@10", settings=CHOSEN_DROPOUT),
 }
 
 

@@ -59,6 +59,7 @@ LOGS = {
     "ml_1m_sasrec": Log("ml-1m-sasrec", {"train": 8_636, "validation": 6_040, "test": 6_040}),
     "ml_1m_sequences": Log("ml-1m"),
     "pairs": Log(),
+    "sequences": Log(),
 }
 
 
