@@ -170,9 +170,7 @@ def test_workers_may_own_no_row(tiny_version: Path, tmp_path: Path) -> None:
     assert [worker.code for worker in ended] == [0] * 4, ended
     assert_same(tmp_path / "run", tmp_path / "alone")
     epochs = json.loads((find_run(tmp_path / "run") / "history.json").read_text())
-    items = epochs[-1]["tables"]["items"]
-    assert items["keys"] == 2
-    assert items["rejected"] > 0
+    assert epochs[-1]["tables"]["items"]["keys"] == 2
 
 
 @pytest.mark.exhaustive
