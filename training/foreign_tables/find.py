@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
 from pathlib import Path
 
@@ -23,6 +25,9 @@ from training.foreign_tables.tensor_pairs import (
 )
 
 Sources = tuple[BareFiles | TensorPairs, ...]
+_MOST_NAMED = 5
+_MOST_FOLDERS = 2000
+"""Folders that are looked through for a message: a path may be that of a whole disk."""
 
 
 def find_foreign_table(path: Path) -> Sources | None:
@@ -56,8 +61,15 @@ def find_foreign_table(path: Path) -> Sources | None:
     prefix = find_checkpoint(path)
     if prefix is not None:
         return (pick_table(prefix, ""),)
-    shards = list_shards(path.parent, path.name)
-    return pair_shards(shards[path.name]) if path.name in shards else None
+    shards = list_shards(path.parent, "")
+    if shards and path.name not in shards:
+        raise ConfigError(
+            "there are no files of this table",
+            received=path,
+            allowed=", ".join(str(path.parent / name) for name in sorted(shards)[:_MOST_NAMED]),
+            fix="name one of them",
+        )
+    return pair_shards(shards[path.name]) if shards else None
 
 
 def _find_in_folder(path: Path) -> Sources:
@@ -76,12 +88,18 @@ def _find_in_folder(path: Path) -> Sources:
             allowed=", ".join(str(path / name) for name in sorted(shards)),
             fix="name one of them",
         )
-    inside = sorted(f.parent for f in path.glob("**/key") if (f.parent / "embedding").is_dir())
+    inside = _list_tables_of_mxrec(path)
     raise ConfigError(
         "the folder is no table that Sluice reads",
         received=path,
-        allowed=", ".join(map(str, inside[:5]))
+        allowed=", ".join(map(str, inside[:_MOST_NAMED]))
         or "a file of `sluice export --tables` or TableStore.save; files of TFRA, or a folder of "
         "them; a checkpoint or SavedModel with tables; mxRec's folder of a table (key, embedding)",
         fix="name the folder of one table" if inside else "correct the path",
     )
+
+
+def _list_tables_of_mxrec(folder: Path) -> list[Path]:
+    """Lists folders of tables below a folder, among the first that it holds."""
+    found = itertools.islice(os.walk(folder), _MOST_FOLDERS)
+    return sorted(Path(path) for path, names, _ in found if {"key", "embedding"} <= set(names))

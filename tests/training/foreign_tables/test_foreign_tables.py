@@ -268,12 +268,15 @@ def test_folders_that_are_no_table_are_refused(tmp_path):
     write_bare(tmp_path / "two" / "items_mht_1of1_rank0_size1", KEYS, ROWS)
     error = refuse(tmp_path / "two", ConfigError, "files of several tables")
     assert str(tmp_path / "two" / "items") in str(error.allowed)
+    error = refuse(tmp_path / "two" / "item", ConfigError, "no files of this table")
+    assert str(tmp_path / "two" / "items") in str(error.allowed)
     write_mxrec(tmp_path / "sparse-model" / "HashTable" / "HBM" / "users")
     error = refuse(tmp_path / "sparse-model", ConfigError, "no table that Sluice reads")
     assert str(error.allowed).endswith("HBM/users")
     (tmp_path / "empty").mkdir()
     refuse(tmp_path / "empty", ConfigError, "no table that Sluice reads")
     refuse(tmp_path / "nothing", ConfigError, "no such file of a table")
+    refuse(Path("/"), ConfigError, "no table that Sluice reads")
     refuse(tmp_path / "nothing#users", ConfigError, "no such file of a table")
 
 
