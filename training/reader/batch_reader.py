@@ -315,7 +315,7 @@ def _require_whole(name: str, value: object, least: int) -> None:
 def _check_names(source: Any, features: Any) -> None:
     """Refuses what names neither a dataset nor files, and features that are no names."""
     files = source if isinstance(source, Sequence) and not isinstance(source, str) else [source]
-    if not files or not all(isinstance(file, str | Path) for file in files):
+    if not all(isinstance(file, str | Path) for file in files):
         raise ConfigError(
             "this names no dataset",
             received=repr(source)[:300],

@@ -111,7 +111,9 @@ def test_a_model_learns_the_same_in_groups(
         monkeypatch.setattr("training.models.sequence.plan_groups", lambda *_, n=groups: n)
         found.append(compute(build_model(MODELS[name], manifest, 1), batch))
     for key, value in found[1].items():
-        np.testing.assert_allclose(found[0][key], value, rtol=1e-5, atol=1e-6, err_msg=key)
+        # Sums of float32 in another order: small numbers among large ones lose digits.
+        bound = 1e-6 + 1e-5 * np.abs(value).max()
+        np.testing.assert_allclose(found[0][key], value, rtol=1e-5, atol=bound, err_msg=key)
 
 
 def test_groups_drop_other_numbers_and_the_same_again(

@@ -393,7 +393,7 @@ def test_a_state_may_hold_numbers_of_numpy(version: Path) -> None:
 
 
 def test_a_dataset_and_a_worker_must_be_there(version: Path, tmp_path: Path) -> None:
-    for nothing in (None, 5, [], [None]):
+    for nothing in (None, 5, [None]):
         with pytest.raises(ConfigError, match="this names no dataset"):
             open_batches(nothing, 8)
     with pytest.raises(UpstreamNotReadyError):
