@@ -298,14 +298,14 @@ def _check_number(what: str, given: tuple[int, int]) -> None:
         )
 
 
-def _is_whole(value: object) -> bool:
+def _is_whole(value: Any) -> bool:
     """Whether it is a whole number, 0 or more; arrays of checkpoints have such of NumPy's."""
     is_number = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    return is_number and int(value) >= 0  # type: ignore[call-overload]
+    return is_number and int(value) >= 0
 
 
-def _require_whole(name: str, value: object, least: int) -> None:
-    if not _is_whole(value) or int(value) < least:  # type: ignore[call-overload]
+def _require_whole(name: str, value: Any, least: int) -> None:
+    if not _is_whole(value) or value < least:
         raise ConfigError(
             f"{name} is no such number",
             received=repr(value), allowed=f"a whole number, {least} or more",
@@ -314,7 +314,7 @@ def _require_whole(name: str, value: object, least: int) -> None:
 
 def _check_names(source: Any, features: Any) -> None:
     """Refuses what names neither a dataset nor files, and features that are no names."""
-    files = source if isinstance(source, Sequence) and not isinstance(source, str) else [source]
+    files = source if _is_list(source) else [source]
     if not all(isinstance(file, str | Path) for file in files):
         raise ConfigError(
             "this names no dataset",
@@ -322,13 +322,16 @@ def _check_names(source: Any, features: Any) -> None:
             allowed="a directory or URI of a dataset, or a list of TFRecord files",
         )
     named = [] if features is None else features
-    is_list = isinstance(named, Sequence) and not isinstance(named, str)
-    if not is_list or not all(isinstance(name, str) for name in named):
+    if not _is_list(named) or not all(isinstance(name, str) for name in named):
         raise ConfigError(
             "features must be a list of names",
             received=repr(features)[:300],
             allowed='such as ["user_id", "history"], or None for all',
         )
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 def _check_state(state: Mapping[str, int], names: set[str]) -> None:
