@@ -48,8 +48,8 @@ def main(
     to: Annotated[
         str | None,
         typer.Option(
-            help="Directory of models, also in s3://, gs:// or az://; default: export/ (deltas: "
-            "delta/) of the run."
+            help="Directory of models, also in s3://, gs://, az:// or hdfs://; default: export/ "
+            "(deltas: delta/) of the run."
         ),
     ] = None,
     name: Annotated[

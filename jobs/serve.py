@@ -29,7 +29,10 @@ _REQUEST, _CONNECTIONS = DEFAULTS.request, DEFAULTS.connections
 @app.command()
 def main(
     models: Annotated[
-        str, typer.Option(help="Directory of models: `export --to`, also in s3://, gs:// or az://.")
+        str,
+        typer.Option(
+            help="Directory of models: `export --to`, also in s3://, gs://, az:// or hdfs://."
+        ),
     ],
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 8501,

@@ -123,7 +123,7 @@ class ImportOutputConfig(Strict):
 
     root: PublishedRoot = Field(
         "work/datasets",
-        description="Folder of datasets: a path, or a URI of s3://, gs:// or az://.",
+        description="Folder of datasets: a path, or a URI of s3://, gs://, az:// or hdfs://.",
     )
     files: Literal["link", "copy"] = Field(
         "link",

@@ -38,7 +38,7 @@ class OutputConfig(Strict):
 
     root: PublishedRoot = Field(
         "work/datasets",
-        description="Folder of datasets: a path, or a URI of s3://, gs:// or az://.",
+        description="Folder of datasets: a path, or a URI of s3://, gs://, az:// or hdfs://.",
     )
     shards: int = Field(
         8, ge=1, le=MOST_SHARDS, description="Shards of the train split, or of each partition."
