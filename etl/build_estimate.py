@@ -13,7 +13,7 @@ from conf.etl.encodings import FeatureConfig
 from conf.etl.sources import is_list_type
 from conf.etl.time_columns import ms_per_unit
 from conf.manifest import InputFile
-from conf.splits import TRAIN
+from conf.splits import TRAIN, VALIDATION
 from etl.events.sample_filter import find_where_columns
 from etl.features.plan import SEEN, FeaturePlan, raw_value_columns
 from etl.row_sample import Row, RowSample, sample_source
@@ -222,4 +222,5 @@ def declared_shards(config: BuildConfig, estimate: SizeEstimate) -> dict[str, in
     return {
         split: estimate.shards if split == TRAIN else config.output.eval_shards
         for split in config.record_splits
+        if split != VALIDATION or config.split.has_validation
     }

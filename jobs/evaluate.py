@@ -389,6 +389,11 @@ def print_metrics(metrics: Mapping[str, Any]) -> None:
         console.print(table)
         if lost := protocol.get("users_outside_catalogue"):
             console.print(f"{lost:,} users have no held-out item in the catalogue: misses")
+        if left_out := protocol.get("left_out_as_seen"):
+            console.print(
+                f"{left_out:,} of {protocol['relevant']:,} held-out items are left out of their "
+                "user's list as seen before: misses"
+            )
         if unnamed := protocol.get("records_without_user"):
             console.print(
                 f"{unnamed:,} records are of users outside the vocabulary: not measured per user"

@@ -207,3 +207,12 @@ def test_a_plan_is_a_page(tmp_path):
     for part in ("2026-01-11 to 2026-01-20", "log: 1 file", "train until 2026-01-19T00:00",
                  "test from 2026-01-20T00:00", "features", "user, item", "--full"):  # fmt: skip
         assert part in text
+
+
+@pytest.mark.parametrize("validation", [True, False])
+def test_a_plan_has_shards_of_the_splits_that_are_asked_for(tmp_path, validation):
+    (tmp_path / "log.tsv").write_text(TEXT)
+    split = {"strategy": "leave_one_out", "validation": validation}
+    shards = plan(log_config(tmp_path, "log.tsv", split=split), RunRequest(None))["shards"]
+    assert ("validation" in shards) == validation
+    assert {"train", "test", "catalog", "users"} <= set(shards)

@@ -408,8 +408,10 @@ class _UserEvaluation:
         self.slices = {name: SliceMeans(slicings) for name in SLICED_SYSTEMS}
         self.groups = UserGroups(seed=trained.config.seed)  # Each row is a user of its own.
         self.sums = SystemSums()
+        self.left_out = 0
 
     def update(self, batch: UserBatch) -> None:
+        self.left_out += batch.count_left_out()
         lists = self.scorer.rank(batch)
         self.lists.add(np.where(lists.ids == PAD_ID, MISSING, self.index.columns_of(lists.ids)))
         groups = self.groups.find(batch.features, len(batch))
@@ -425,7 +427,10 @@ class _UserEvaluation:
             self.slices[system].update(batch.features, values)
 
     def result(self) -> dict[str, Any]:
-        protocol = describe_protocol(self.protocol, len(self.index), self.reader)
+        protocol = {
+            **describe_protocol(self.protocol, len(self.index), self.reader),
+            "left_out_as_seen": self.left_out,
+        }
         systems = {name: means.result() for name, means in self.means.items()}
         differences = self.sums.compare(ModelScorer.name, self.groups.seed)
         return {

@@ -160,6 +160,17 @@ class UserBatch:
     def __len__(self) -> int:
         return len(self.users)
 
+    def count_left_out(self) -> int:
+        """Counts the relevant items that are left out as seen: no list can hold them."""
+        if self.seen is None:
+            return 0
+        width = 1 + max(self.relevant.columns.max(initial=0), self.seen.columns.max(initial=0))
+        relevant, seen = (
+            cells.rows * width + cells.columns for cells in (self.relevant, self.seen)
+        )
+        known = self.relevant.columns != MISSING
+        return len(np.intersect1d(relevant[known], seen, assume_unique=True))
+
 
 @dataclass(frozen=True)
 class UserReader:

@@ -134,6 +134,10 @@ def test_a_users_whole_set_is_measured_as_in_the_text_books(
     lost = [len(u) == len(items) for u, items in zip(unknown, relevant.values(), strict=True)]
     assert protocol["users_outside_catalogue"] == sum(lost)
     assert sum(lost) > 0  # Such a user counts, as a miss.
+    found = [item for user, items in relevant.items() for item in items if item in ranked[user]]
+    left_out = protocol["relevant"] - protocol["outside_catalogue"] - len(found)
+    assert protocol["left_out_as_seen"] == left_out
+    assert (left_out > 0) == masks
     shown = {item for user in ranked for item in ranked[user][:3]}
     size = len(_ids(trained, "movie_id"))
     assert report["beyond_accuracy"]["coverage@3"] == pytest.approx(len(shown) / size)
