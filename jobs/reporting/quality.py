@@ -266,8 +266,12 @@ def view_slices(slices: Mapping[str, Any], task: str | None = None) -> list[dict
 
 
 def shown_slice_metrics(values: Mapping[str, Any]) -> list[str]:
-    """Returns the metrics that a table of slices has room for."""
-    names = ("recall@10", "ndcg@10", "auc", "log_loss", "rmse", "mae")
+    """Returns the metrics that a table of slices has room for, named as above the slices.
+
+    With one relevant item per row (which has an MRR) recall is the hit rate.
+    """
+    first = "hit_rate@10" if {"hit_rate@10", "mrr"} <= values.keys() else "recall@10"
+    names = (first, "ndcg@10", "auc", "log_loss", "rmse", "mae")
     return [name for name in names if name in values] or sorted(values, key=metric_order)[:2]
 
 

@@ -88,7 +88,8 @@ def build_metrics() -> dict[str, Any]:
         "slices": {
             "user_frequency": [
                 {"value": band, "rows": rows,
-                 "systems": {name: {"recall@10": 0.2, "ndcg@10": value, "mrr": 0.1}
+                 "systems": {name: {"hit_rate@10": 0.2, "recall@10": 0.2, "ndcg@10": value,
+                                    "mrr": 0.1}
                              for name, value in (("model", found), ("popularity", 0.0511))}}
                 for band, rows, found in (("1-9", 400, 0.0912), ("10-99", 1100, 0.1473))
             ]

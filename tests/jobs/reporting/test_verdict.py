@@ -172,7 +172,8 @@ def test_no_labels_no_sampled_protocol(finished):
     metrics["protocols"] = metrics["protocols"][:1]
     tables = show("quality", replace(finished, metrics=metrics)).tables
     assert len(tables) == 2
-    # Slices come last: rows, then the model beside popularity.
+    # Slices come last: rows, then the model beside popularity, named as in the table of all rows.
+    assert tables[-1].columns[2:4] == ["HR@10, model", "HR@10, popularity"]
     assert tables[-1].rows[1] == ["10-99", "1,100", "0.2000", "0.2000", "0.1473", "0.0511"]
     assert len(show("quality", replace(finished, metrics={**metrics, "slices": {}})).tables) == 1
 
