@@ -403,6 +403,8 @@ def print_metrics(metrics: Mapping[str, Any]) -> None:
     _print_slices(console, metrics["slices"])
     if metrics["oov_targets"]:
         console.print(f"{metrics['oov_targets']:,} targets are not in the catalogue: misses")
+    if not_relevant := metrics.get("rows_not_relevant"):
+        console.print(f"{not_relevant:,} rows are not relevant by their label: not ranked")
     if metrics["labels"] is not None:
         console.print(describe_labels(metrics["labels"]))
 

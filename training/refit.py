@@ -10,6 +10,7 @@ and the epoch; a fresh model is trained with them on all rows and is the run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -65,14 +66,14 @@ class Trial:
         values: Its value of each key that was tried.
         value: The metric at its best epoch; None where it did not finish.
         epoch: That epoch, from 1; None likewise.
-        curve: The metric after each epoch.
+        curve: The metric after each epoch; None where it is not defined (metrics of one's own).
         detail: Directory of its run, or what ended it.
     """
 
     values: dict[str, Any]
     value: float | None
     epoch: int | None
-    curve: list[float]
+    curve: list[float | None]
     detail: str
 
 
@@ -106,10 +107,9 @@ class RefitState:
         """Writes the file, whole or not at all."""
         write_json(directory / REFIT_FILE, asdict(self))
 
-    @property
-    def best(self) -> Trial | None:
-        """The first of the best trials that finished."""
-        done = [trial for trial in self.trials if trial.value is not None]
+    def find_best(self, count: int | None = None) -> Trial | None:
+        """Returns the first of the best trials that finished, of all or of the first `count`."""
+        done = [trial for trial in self.trials[:count] if trial.value is not None]
         sign = -1.0 if is_minimised(self.metric) else 1.0
         return max(done, key=lambda trial: sign * (trial.value or 0.0), default=None)
 
@@ -136,6 +136,8 @@ class _TrialProgress:
         if self.best is None or is_minimised(self.metric) or 2 * record.epoch < self.epochs:
             return
         ahead = self.best.curve[: record.epoch][-1]
+        if ahead is None or ahead <= 0.0:  # A share of less than nothing says nothing.
+            return
         if record.value(self.metric) < _FAR_BEHIND * ahead:
             raise FarBehindError(
                 f"ended after epoch {record.epoch}: {self.metric} is less than {_FAR_BEHIND:.0%} "
@@ -341,7 +343,7 @@ class _Refit:
         chosen: dict[str, Any] = {}
         if not self._refit.space:
             yield chosen
-        tried = set()
+        tried: set[str] = set()
         for key, values in self._refit.space.items():
             for value in values:
                 asked = {**chosen, key: value}
@@ -349,7 +351,8 @@ class _Refit:
                 if resolved not in tried:
                     tried.add(resolved)
                     yield asked
-            best = self._state.best
+            # A resumed refit knows trials of later keys, which this choice came before.
+            best = self._state.find_best(len(tried))
             chosen = chosen if best is None else best.values
 
     def _build_trial(self, number: int, values: dict[str, Any]) -> TrainConfig:
@@ -375,23 +378,28 @@ class _Refit:
         metric = self._state.metric
         if self._config.fit.early_stopping is not None:
             epoch = find_best(history, metric) + 1
-        curve = [record.value(metric) for record in history]
+        curve = [None if math.isnan(v) else v for v in (r.value(metric) for r in history)]
+        value = curve[epoch - 1]
+        if value is None:
+            reason = f"{metric} is not defined on the held-out rows"
+            self._progress.message(f"{label}: {reason}", trial=number)
+            return Trial(values, None, None, [], reason)
         self._progress.message(
-            f"{label}: {metric} {curve[epoch - 1]:.4f} after epoch {epoch}",
-            trial=number, value=curve[epoch - 1], epoch=epoch,
+            f"{label}: {metric} {value:.4f} after epoch {epoch}",
+            trial=number, value=value, epoch=epoch,
         )  # fmt: skip
-        return Trial(values, curve[epoch - 1], epoch, curve, str(run))
+        return Trial(values, value, epoch, curve, str(run))
 
     def _fit_trial(self, config: TrainConfig) -> Path:
         current = run_paths(config).current
         if current.exists():  # Killed after its last step, before it was noted.
             return resolve_run(str(current.parent))
-        epochs = config.fit.epochs or 1
-        progress = _TrialProgress(self._progress, self._state.metric, epochs, self._state.best)
+        epochs, best = config.fit.epochs or 1, self._state.find_best()
+        progress = _TrialProgress(self._progress, self._state.metric, epochs, best)
         return fit_run(config, progress, resume=find_unfinished_run(config) is not None)
 
     def _fit_best(self) -> Path:
-        best = self._state.best
+        best = self._state.find_best()
         if best is None or best.epoch is None:
             raise ConfigError(
                 "no trial of fit.refit has finished",

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -32,7 +33,13 @@ from conf.training.refit import RefitConfig
 from conf.training.sweep import ChoicesConfig, SweepConfig
 from conf.training.train import TrainConfig
 from training.fit import fit_run
-from training.loop.early_stopping import check_evaluated, default_metric, selection_metric
+from training.loop.early_stopping import (
+    RETRIEVAL_METRIC,
+    check_evaluated,
+    default_metric,
+    measures_loss,
+    selection_metric,
+)
 from training.loop.validation import is_validated
 from training.monitoring.epoch_records import (
     EpochRecord,
@@ -167,6 +174,13 @@ def find_metric(config: TrainConfig, sweep: SweepConfig | RefitConfig) -> str:
     """
     metric = sweep.metric or selection_metric(config) or default_metric(config)
     if metric == LOSS_METRIC:
+        if isinstance(sweep, RefitConfig) and not measures_loss(config):
+            raise ConfigError(
+                "fit.refit compares trials by held-out rows, which are ranked and have no loss",
+                received=f"fit.refit.metric: {metric}",
+                allowed=f"metrics of ranking, such as {RETRIEVAL_METRIC}",
+                fix=f"set fit.refit.metric={RETRIEVAL_METRIC}, or leave it out",
+            )
         return metric
     version = resolve_version(find_path(config.dataset))
     if not is_validated(config, read_manifest(version, config.input.tolerates)):
@@ -289,6 +303,8 @@ class _Sweep:
         try:
             run = self._fit(trial, values)
             value = _read_kept(run).value(self.metric)
+            if math.isnan(value):
+                raise ConfigError(f"{self.metric} is not defined on the held-out rows")
         except (TrialPrunedError, TrainingDivergedError, ConfigError, TooFewRowsError) as error:
             self.progress.message(f"trial {trial.number + 1}: {error.what}", trial=trial.number)
             trial.set_user_attr("detail", error.what)

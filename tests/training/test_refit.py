@@ -10,6 +10,7 @@ import pytest
 from conf.artefacts.run import read_json, resolve_run
 from conf.errors import ConfigError, TrainingInterruptedError, UpstreamNotReadyError
 from conf.load import override_config
+from conf.metrics import register_metric
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import TrainConfig
 from tests.training import killed_run
@@ -227,6 +228,45 @@ def test_a_trial_that_cannot_be_trained_is_passed_over(config: TrainConfig) -> N
     assert not list((Path(config.root) / "r" / "runs").glob("*-2"))
 
 
+@pytest.mark.parametrize("best", ["0.3", "0.2", "0.1"])
+def test_three_keys_are_tried_in_the_same_order_after_a_kill_at_any_trial(
+    best: str, config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rate, dim, temperature = "optimizer.learning_rate", "model.embedding_dim", "model.temperature"
+    space = {temperature: [0.1, 0.2], dim: [8, 2], rate: [0.3, 0.1, 0.2]}
+    left = [99]
+
+    def try_one(self: object, number: int, values: dict) -> Trial:
+        left[0] -= 1
+        if not left[0]:
+            raise TrainingInterruptedError("SIGTERM")
+        value = values[temperature] + 0.01 * values.get(dim, 4) + (str(values.get(rate)) == best)
+        return Trial(values, value, 1, [value], "")
+
+    monkeypatch.setattr(refit._Refit, "_try", try_one)
+    monkeypatch.setattr(refit._Refit, "_fit_best", lambda self: list(self._state.trials))
+    config = override_config(config, {"fit.refit": {"space": space}}, "of the test")
+    whole = fit_chosen(override_config(config, {"name": "whole"}, "of the test"), NoProgress())
+    assert [tuple(trial.values.values()) for trial in whole] == [
+        (0.1,), (0.2,), (0.2, 8), (0.2, 2), (0.2, 8, 0.3), (0.2, 8, 0.1), (0.2, 8, 0.2),
+    ]  # fmt: skip
+    for killed in range(1, 8):
+        own = override_config(config, {"name": f"killed_{killed}"}, "of the test")
+        left[0] = killed
+        with pytest.raises(TrainingInterruptedError):
+            fit_chosen(own, NoProgress())
+        left[0] = 99
+        assert fit_chosen(own, NoProgress(), resume=True) == whole
+
+
+def test_a_trial_is_not_ended_by_a_share_of_a_negative_metric() -> None:
+    record = EpochRecord(2, 9.0, 1.0, 1, 1.0, 0.0, {"own_r2": -0.47})
+    for curve in ([-0.5, -0.5], [None, None]):
+        best = Trial({}, curve[-1], 2, curve, "x")
+        register_metric("own_r2", "higher")
+        refit._TrialProgress(NoProgress(), "own_r2", 2, best).epoch(record, False, None)
+
+
 def test_a_trial_far_behind_is_ended_in_its_second_half() -> None:
     best = Trial({}, 0.4, 4, [0.1, 0.2, 0.3, 0.4], "x")
     progress = refit._TrialProgress(NoProgress(), "ndcg@10", 4, best)
@@ -253,6 +293,7 @@ def test_a_trial_far_behind_is_ended_in_its_second_half() -> None:
         ({"fit.refit": {"space": {"input.validation.share": [0.1]}}}, "cannot be tried"),
         ({"fit.refit": {"space": {"optimizer.learning_rat": [1]}}}, "learning_rate"),
         ({"fit.refit": {"metric": "ndcg@7"}}, "not evaluated"),
+        ({"fit.refit": {"metric": "loss"}}, "ranked and have no loss"),
         ({"root": "s3://bucket/runs"}, "file system"),
         ({"input.validation": {**PAIRS, "share": 1e-9}}, "holds out no rows"),
         # Each user has one event without a history.

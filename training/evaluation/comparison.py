@@ -24,13 +24,16 @@ from training.evaluation.confidence_intervals import (
 from training.evaluation.item_index import build_item_index
 from training.evaluation.label_metrics import auc_by_group, read_weights
 from training.evaluation.metrics import FloatArray, IntArray, Per, find_log_losses, measure
-from training.evaluation.per_user_ranking import PER_USER, ListScorer, UserReader
+from training.evaluation.per_user_ranking import PER_USER, ListScorer, UserReader, read_held_out
 from training.evaluation.protocols import (
     FULL_UNSEEN,
     RankingReader,
     describe_filter,
+    find_relevance,
+    find_relevant_rows,
     headline_protocol,
     rank_by_protocol,
+    require_relevant,
     require_rows,
 )
 from training.evaluation.scorers import ModelScorer
@@ -108,7 +111,9 @@ class MeasuredRows:
 def _compare_retrieval(trained: TrainedModel, other: TrainedModel, split: str) -> dict[str, Any]:
     per: Per = (trained.config.evaluation.per or ("event",))[0]
     measure_rows = _measure_users if per == "user" else _measure_events
-    rows, rival = measure_rows(trained, split), measure_rows(other, split)
+    # Of both runs the same rows count, whatever the second one's objective is.
+    relevance = find_relevance(trained.config.model, trained.manifest)
+    rows, rival = (measure_rows(one, split, relevance) for one in (trained, other))
     owners = number_owners(trained, np.concatenate(rows.owners))
     protocol = headline_protocol(trained.manifest, trained.config.evaluation.mask_seen, split)
     own, others = ({m: np.concatenate(v) for m, v in r.values.items()} for r in (rows, rival))
@@ -121,7 +126,7 @@ def _compare_retrieval(trained: TrainedModel, other: TrainedModel, split: str) -
     }
 
 
-def _measure_events(trained: TrainedModel, split: str) -> MeasuredRows:
+def _measure_events(trained: TrainedModel, split: str, relevance: str | None) -> MeasuredRows:
     model, config = require_retrieval(trained.model), trained.config.evaluation
     where = (trained.version_dir, trained.manifest)
     protocol = headline_protocol(trained.manifest, config.mask_seen, split)
@@ -132,20 +137,30 @@ def _measure_events(trained: TrainedModel, split: str) -> MeasuredRows:
         RankingReader(*where, index, inputs, config.batch_size),
         ModelScorer(model, index),
     )
-    rows = MeasuredRows()
-    for batch in reader.read(split, seen=protocol == FULL_UNSEEN, evaluation_filter=config.filter):
+    rows, irrelevant = MeasuredRows(), 0
+    for batch in reader.read(
+        split,
+        seen=protocol == FULL_UNSEEN,
+        optional=() if relevance is None else (relevance,),
+        evaluation_filter=config.filter,
+    ):
         scores = scorer.scores(batch.features, batch.rows)
         ranks = rank_by_protocol(scores, batch, None)[protocol]
         ids = np.asarray(batch.features[user], np.int64) if user else np.zeros(batch.rows, np.int64)
-        rows.add(ids, measure(ranks, config.ks))
+        relevant = find_relevant_rows(batch.features, batch.rows, relevance)
+        irrelevant += int(np.count_nonzero(~relevant))
+        rows.add(ids[relevant], measure(ranks[relevant], config.ks))
+    require_relevant(relevance, sum(map(len, rows.owners)), irrelevant)
     return rows
 
 
-def _measure_users(trained: TrainedModel, split: str) -> MeasuredRows:
+def _measure_users(trained: TrainedModel, split: str, relevance: str | None) -> MeasuredRows:
     model: RetrievalModel = require_retrieval(trained.model)
     config = trained.config.evaluation
     index = build_item_index(model, trained.version_dir, trained.manifest, config.batch_size)
-    reader = UserReader.open(trained, split, index, tuple(model.user_inputs), config.mask_seen)
+    held_out = read_held_out(trained, split, index, relevance)
+    inputs = tuple(model.user_inputs)
+    reader = UserReader(trained, split, index, inputs, config.mask_seen, held_out)
     scorer, rows = ListScorer(model, index, max(config.ks)), MeasuredRows()
     for batch in reader.read():
         ranks = scorer.measure(batch, scorer.rank(batch))

@@ -41,6 +41,7 @@ from training.evaluation.per_user_ranking import (
     UserBatch,
     UserReader,
     describe_protocol,
+    read_held_out,
 )
 from training.evaluation.protocols import (
     FULL_ALL,
@@ -140,7 +141,7 @@ def evaluate_full(
     for batch in islice(rows, ranking.batches):
         scores = scorer.scores(batch.features, batch.rows)
         ranks = rank_by_protocol(scores, batch, None)[protocol]
-        means.update(ranks[find_relevant_rows(batch, relevance)])
+        means.update(ranks[find_relevant_rows(batch.features, batch.rows, relevance)])
     return means.result()
 
 
@@ -307,7 +308,7 @@ class _Evaluation:
             self.labels.update(batch.features, score_pairs(self.model, batch.features))
         groups, relevant = (
             self.groups.find(batch.features, batch.rows),
-            find_relevant_rows(batch, self.relevance),
+            find_relevant_rows(batch.features, batch.rows, self.relevance),
         )
         self.irrelevant += int(np.count_nonzero(~relevant))
         for system in self.systems:
@@ -395,7 +396,9 @@ class _UserEvaluation:
         scorers, k = _build_ease(trained, ease, self.index), max(*config.ks, LIST_LENGTH)
         inputs = (*model.user_inputs, *(slicing.feature for slicing in slicings))
         inputs += tuple(scorer.seen for scorer in scorers)
-        self.reader = UserReader.open(trained, split, self.index, inputs, config.mask_seen)
+        relevance = find_relevance(trained.config.model, manifest)
+        held_out = read_held_out(trained, split, self.index, relevance)
+        self.reader = UserReader(trained, split, self.index, inputs, config.mask_seen, held_out)
         self.scorer = ListScorer(model, self.index, k)
         self.baselines: tuple[EaseLists | PopularityLists | RandomLists, ...] = (
             *(EaseLists(scorer, k) for scorer in scorers),
@@ -435,6 +438,7 @@ class _UserEvaluation:
         differences = self.sums.compare(ModelScorer.name, self.groups.seed)
         return {
             "rows": protocol["rows"],
+            "rows_not_relevant": protocol["rows_not_relevant"],
             "users": protocol["rows"],
             "oov_targets": protocol["outside_catalogue"],
             "ties": "counted against the target",

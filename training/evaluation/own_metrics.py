@@ -69,6 +69,9 @@ class OwnMetric:
         Raises:
             ConfigError: It fails, or gives something else than a number or None.
         """
+        # A metric that sorts in place would change what the next one is given.
+        for column in (labels, scores, weights):
+            column.setflags(write=False)
         given = {"weights": weights} if self._reads_weights else {}
         fault = Fault(
             f"metric {self._path} fails on {len(labels)} rows",

@@ -27,7 +27,12 @@ from training.evaluation.item_index import (
     read_cells,
 )
 from training.evaluation.metrics import MISSING, FloatArray, IntArray, Pairs
-from training.evaluation.protocols import carries_seen, require_rows
+from training.evaluation.protocols import (
+    carries_seen,
+    find_relevant_rows,
+    require_relevant,
+    require_rows,
+)
 from training.evaluation.users_as_of import (
     BEFORE,
     UserRows,
@@ -53,12 +58,14 @@ class HeldOutItems:
         columns: `[items]`, catalogue columns, each once per user; MISSING for each record whose
             item is not in the catalogue.
         unnamed: Records of users outside the vocabulary, which belong to no one.
+        not_relevant: Records whose item the label says is not relevant.
     """
 
     users: IntArray
     starts: IntArray
     columns: IntArray
     unnamed: int
+    not_relevant: int = 0
 
     def find(self, users: IntArray) -> Pairs:
         """Returns the relevant items of some users: their row, and the column or MISSING."""
@@ -78,33 +85,51 @@ class HeldOutItems:
             "outside_catalogue": int(outside.sum()),
             "users_outside_catalogue": int(np.count_nonzero(reachable == 0)),
             "records_without_user": self.unnamed,
+            "rows_not_relevant": self.not_relevant,
         }
 
 
-def read_held_out(trained: TrainedModel, split: str, items: ItemIds) -> HeldOutItems:
+def read_held_out(
+    trained: TrainedModel, split: str, items: ItemIds, relevance: str | None
+) -> HeldOutItems:
     """Reads the items of each user in a split, of the records that pass `evaluation.filter`.
 
+    Args:
+        trained: The run and its dataset.
+        split: Name of the split.
+        items: The catalogue.
+        relevance: Label that says which records count (`find_relevance`); None: all do.
+
     Raises:
-        ConfigError: The dataset has no users.
-        InputDataError: A record is damaged, or none is of a known user.
+        ConfigError: The dataset has no users or no seen items, or no split is before this one.
+        InputDataError: The split is empty, a record is damaged, or none is relevant or of a known
+            user.
     """
+    require_user_rows(trained, split)
     manifest, version_dir = trained.manifest, trained.version_dir
     user, item = manifest.require_key("user"), manifest.require_key("item")
     vocabulary = read_key_vocabulary(version_dir, manifest, user)
     config = trained.config.evaluation
+    labels = () if relevance is None else (relevance,)
     dataset = build_eval_dataset(
         version_dir,
         manifest,
         split,
         config.batch_size,
-        (user, item),
-        evaluation_filter=config.filter,
+        (user, item, *labels),
+        labels,
+        config.filter,
     )
     users, columns = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    not_relevant = 0
     for batch in read_batches(dataset, version_dir, manifest, split):
-        users.append(np.asarray(batch[user], np.int64))
-        columns.append(items.columns_of(np.asarray(batch[item], np.int64)))
+        ids = np.asarray(batch[user], np.int64)
+        relevant = find_relevant_rows(batch, len(ids), relevance)
+        not_relevant += int(np.count_nonzero(~relevant))
+        users.append(ids[relevant])
+        columns.append(items.columns_of(np.asarray(batch[item], np.int64)[relevant]))
     owner, column = np.concatenate(users), np.concatenate(columns)
+    require_relevant(relevance, len(owner), not_relevant)
     named = is_named(owner, vocabulary)
     if not named.any():
         raise InputDataError(
@@ -120,7 +145,7 @@ def read_held_out(trained: TrainedModel, split: str, items: ItemIds) -> HeldOutI
     keep = np.concatenate(([True], ~again))[: len(owner)]
     owner, column = owner[keep], column[keep]
     found, starts = np.unique(owner, return_index=True)
-    return HeldOutItems(found, np.append(starts, len(owner)), column, unnamed)
+    return HeldOutItems(found, np.append(starts, len(owner)), column, unnamed, not_relevant)
 
 
 def require_user_rows(trained: TrainedModel, split: str) -> None:
@@ -192,25 +217,6 @@ class UserReader:
     inputs: tuple[str, ...]
     mask_seen: bool
     held_out: HeldOutItems
-
-    @classmethod
-    def open(
-        cls,
-        trained: TrainedModel,
-        split: str,
-        items: ItemIds,
-        inputs: tuple[str, ...],
-        mask_seen: bool,
-    ) -> UserReader:
-        """Reads what is relevant; arguments are the attributes.
-
-        Raises:
-            ConfigError: The dataset has no users or no seen items, or no split is before this one.
-            InputDataError: The split is empty, or a record is damaged.
-        """
-        require_user_rows(trained, split)
-        held_out = read_held_out(trained, split, items)
-        return cls(trained, split, items, inputs, mask_seen, held_out)
 
     @property
     def masks(self) -> bool:

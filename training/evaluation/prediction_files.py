@@ -29,10 +29,15 @@ from training.evaluation.per_user_ranking import (
     HeldOutItems,
     rank_in_lists,
     read_held_out,
-    require_user_rows,
     spread_ranks,
 )
-from training.evaluation.protocols import describe_filter, require_rows
+from training.evaluation.protocols import (
+    describe_filter,
+    find_relevance,
+    find_relevant_rows,
+    require_relevant,
+    require_rows,
+)
 from training.input.batches import build_eval_dataset, read_batches
 from training.objectives.item_catalog import read_catalog
 from training.raw_inputs.vocabularies import read_key_vocabulary
@@ -119,12 +124,12 @@ def measure_lists(
             fix="write longer lists (`predict --k`), or measure smaller cut-offs",
         )
     items = _read_catalog(trained)
+    relevance = find_relevance(trained.config.model, trained.manifest)
     if key == "row":
-        names, held_out = None, _read_targets(trained, split, items)
+        names, held_out = None, _read_targets(trained, split, items, relevance)
     else:
-        require_user_rows(trained, split)
         names = TokenIds(trained, trained.manifest.require_key("user"))
-        held_out = read_held_out(trained, split, items)
+        held_out = read_held_out(trained, split, items, relevance)
     sums = _Measured(trained, items, held_out, kept, longest)
     for lists in _read(path, key):
         owners = np.array(lists.names, np.int64) if names is None else names.find(lists.names)
@@ -223,13 +228,22 @@ def _read_catalog(trained: TrainedModel) -> ItemIds:
     return ItemIds(np.sort(np.concatenate([np.asarray(b[key], np.int64) for b in batches])))
 
 
-def _read_targets(trained: TrainedModel, split: str, items: ItemIds) -> HeldOutItems:
+def _read_targets(
+    trained: TrainedModel, split: str, items: ItemIds, relevance: str | None
+) -> HeldOutItems:
     """Returns the item of each row of a split; rows are named by their numbers, from 1."""
-    key = trained.manifest.require_key("item")
+    key, labels = trained.manifest.require_key("item"), () if relevance is None else (relevance,)
     where, size = (trained.version_dir, trained.manifest), trained.config.evaluation.batch_size
-    batches = read_batches(build_eval_dataset(*where, split, size, (key,)), *where, split)
-    columns = np.concatenate([items.columns_of(np.asarray(b[key], np.int64)) for b in batches])
-    return HeldOutItems(np.arange(1, len(columns) + 1), np.arange(len(columns) + 1), columns, 0)
+    columns, relevant = [], []
+    dataset = build_eval_dataset(*where, split, size, (key, *labels), labels)
+    for batch in read_batches(dataset, *where, split):
+        columns.append(items.columns_of(np.asarray(batch[key], np.int64)))
+        relevant.append(find_relevant_rows(batch, len(columns[-1]), relevance))
+    is_relevant = np.concatenate(relevant)
+    rows, found = 1 + np.flatnonzero(is_relevant), np.concatenate(columns)[is_relevant]
+    not_relevant = len(is_relevant) - len(rows)
+    require_relevant(relevance, len(rows), not_relevant)
+    return HeldOutItems(rows, np.arange(len(rows) + 1), found, 0, not_relevant)
 
 
 def _survey(path: Path) -> tuple[str, int]:

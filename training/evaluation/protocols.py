@@ -12,7 +12,7 @@ them (Krichene & Rendle 2020).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -398,11 +398,19 @@ def count_missing(batch: RankingBatch) -> int:
     return int(np.count_nonzero(batch.targets == MISSING))
 
 
-def find_relevant_rows(batch: RankingBatch, relevance: str | None) -> NDArray[np.bool_]:
-    """Returns which rows' items are relevant, `[rows]`: of rows without the label none is."""
+def find_relevant_rows(
+    features: Mapping[str, Any], rows: int, relevance: str | None
+) -> NDArray[np.bool_]:
+    """Returns which rows' items are relevant, `[rows]`: of rows without the label none is.
+
+    Args:
+        features: A batch; it has the label, as records may lack it or not.
+        rows: Its rows.
+        relevance: The label (`find_relevance`); None: every row's is.
+    """
     if relevance is None:
-        return np.ones(batch.rows, bool)
-    labels = batch.features[relevance]
+        return np.ones(rows, bool)
+    labels = features[relevance]
     if isinstance(labels, tf.RaggedTensor):
         labels = labels.to_tensor(default_value=0, shape=[None, 1])[:, 0]
     return np.asarray(labels) > 0

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from conf.errors import ConfigError
 from conf.training.train import StepRange, TrainConfig
+from training.checkpoint.calibrations import requires_fit
 from training.distribution.run_steps import (
     RunSteps,
     build_prefetching_steps,
@@ -118,7 +119,9 @@ def assemble(task: TrainingTask, profile: StepRange | None = None) -> TrainingPa
             norms = build_gradient_norms(model, config.fit.steps_per_loop)
             options = replace(options, norms=norms)
     objective = _build_objective(task, model, optimizers)
-    unknown_balance = undo_balance(model, config.input, data.manifest)
+    balanced = undo_balance(model, config.input, data.manifest)
+    # What is fitted when training ends takes the place of what is missing.
+    unknown_balance = () if requires_fit(config.model) else balanced
     for note in (*model.notes, *list_notes(objective), *unknown_balance):
         task.progress.message(note)
     inputs = _build_inputs(task, model, objective)

@@ -33,8 +33,14 @@ def find_best_epoch(history: Sequence[EpochRecord], metric: str | None) -> int:
 
 
 def find_best(records: Sequence[EpochRecord] | Sequence[StepValidation], metric: str) -> int:
-    """Returns the position of the first record with the best metric."""
+    """Returns the position of the first record with the best metric.
+
+    NaN is worst, and so is a metric of one's own where it is not defined; where no record has more,
+    the last one is as good as any, and training goes on.
+    """
     values = [record.metric(metric) for record in records]
+    if all(map(math.isnan, values)):
+        return len(values) - 1
     comparable = [-math.inf if math.isnan(value) else value for value in values]
     return comparable.index(max(comparable))
 
@@ -87,6 +93,11 @@ def selection_metric(config: TrainConfig) -> str | None:
         )
     check_evaluated(config, metric, "fit.early_stopping.metric")
     return metric
+
+
+def measures_loss(config: TrainConfig) -> bool:
+    """Whether held-out rows give a loss: those of a retrieval model that are ranked have none."""
+    return isinstance(config.model, RankingConfig) or is_scored_by_label(config)
 
 
 def default_metric(config: TrainConfig) -> str:

@@ -60,14 +60,23 @@ def undo_balance(model: Model, config: InputConfig, manifest: Manifest) -> list[
     if balance is None or not isinstance(model, NetworkRankingModel):
         return []
     model.calibrate(find_balance_calibrations(model.tasks, config, manifest))
-    tasks = [one.name for one in model.tasks if one.is_binary and one.label == balance.feature]
-    if not tasks or set(tasks) <= set(model.calibrations):
-        return []
-    return [
-        "input.class_balance changes the share of label 1, and nothing says what it was in the "
-        f"rows that input.filter, take and mix leave: probabilities of {', '.join(tasks)} are "
-        "those of balanced rows; model.calibration=isotonic fits them to the rows to validate on"
-    ]
+    binary = [one for one in model.tasks if one.is_binary and one.name not in model.calibrations]
+    tasks = [one.name for one in binary if one.label == balance.feature]
+    others = [one.name for one in binary if one.label != balance.feature]
+    advice = "model.calibration=isotonic fits them to the rows to validate on"
+    notes = []
+    if tasks:
+        notes.append(
+            "input.class_balance changes the share of label 1, and nothing says what it was in the "
+            f"rows that input.filter, take and mix leave: probabilities of {', '.join(tasks)} are "
+            f"those of balanced rows; {advice}"
+        )
+    if others:
+        notes.append(
+            f"input.class_balance draws rows by {balance.feature}: probabilities of "
+            f"{', '.join(others)} are those of the rows that are drawn; {advice}"
+        )
+    return notes
 
 
 def copy_calibrations(source: Model, target: Model) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from conf.artefacts.run import HISTORY_FILE
 from conf.errors import ConfigError, InputDataError, did_you_mean
-from conf.metrics import LOSS_METRIC, is_minimised
+from conf.metrics import LOSS_METRIC, OWN_PREFIX, find_family, is_minimised
 from conf.storage.atomic_output import write_text_atomic
 
 
@@ -96,6 +97,9 @@ class StepValidation:
 
 
 def _find_value(name: str, found: Mapping[str, float]) -> float:
+    """The metric; NaN where one of one's own, whose name was checked before, is not defined."""
+    if find_family(name).startswith(OWN_PREFIX):
+        return found.get(name, math.nan)
     if name not in found:
         names = sorted(found)
         raise ConfigError(

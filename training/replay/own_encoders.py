@@ -131,7 +131,7 @@ class RawRanking(RankingModel):
 
     def __init__(self, model: RankingModel, own: OwnEncoders) -> None:
         super().__init__("raw", model.tasks)
-        self.tables = model.tables
+        self.tables, self.calibrations = model.tables, model.calibrations
         self._model, self._own = model, own
 
     @property

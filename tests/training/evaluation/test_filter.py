@@ -22,7 +22,7 @@ from training.checkpoint.restore import TrainedModel
 from training.evaluation.comparison import compare_runs
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import build_item_index
-from training.evaluation.per_user_ranking import ListScorer, UserReader
+from training.evaluation.per_user_ranking import ListScorer, UserReader, read_held_out
 from training.evaluation.prediction_files import measure_lists
 from training.input.batches import build_eval_dataset
 from training.loop.validation import build_validate, check_validation
@@ -124,7 +124,9 @@ def test_users_are_measured_by_the_events_that_pass(
             relevant.setdefault(int(row["user_id"]), set()).add(int(row["movie_id"]))
     everyone = _train(version, manifest, evaluation={"per": ["user"]})
     index = build_item_index(everyone.model, version, manifest, 64)
-    reader = UserReader.open(everyone, "test", index, everyone.model.user_inputs, True)
+    held_out = read_held_out(everyone, "test", index, None)
+    inputs = everyone.model.user_inputs
+    reader = UserReader(everyone, "test", index, inputs, True, held_out)
     lists = {}
     for batch in reader.read():
         ranked = ListScorer(everyone.model, index, 10).rank(batch).ids[:, :10]

@@ -38,6 +38,10 @@ def accuracy(labels, scores, weights, threshold=0.5):
 def undefined(labels, scores):
     return None if len(labels) != 16 else 0.5
 
+def sorting(labels, scores):
+    scores.sort()
+    return scores[0]
+
 def rows(labels, scores):
     return labels - scores
 
@@ -106,11 +110,15 @@ def test_metrics_are_those_of_all_rows_in_epochs_and_evaluation(
 def test_a_metric_that_is_not_defined_on_a_split_is_told(
     tiny_version: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = plan(tiny_version, tmp_path, {"own_none": own("undefined")})
+    fit = {"epochs": 3, "early_stopping": {"metric": "own_none", "patience": 1}}
+    config = plan(tiny_version, tmp_path, {"own_none": own("undefined")}, fit=fit)
     with caplog.at_level(logging.WARNING):
         run = fit_run(config, NoProgress())
     assert "metric own_none of task label is not defined on these" in caplog.text
-    assert "own_none" not in read_history(run)[0].validation
+    history = read_history(run)
+    assert not any("own_none" in record.validation for record in history)
+    # Nothing is known to be better than the last epoch, and nothing stops.
+    assert json.loads((run / "run_card.json").read_text())["training"]["best_epoch"] == 3
     values = evaluate_split(load_run(run), "test")["tasks"]["label"]
     assert values["own"] == {"own_none": None}
     assert 0 < values["auc"] < 1
@@ -121,6 +129,7 @@ def test_a_metric_that_is_not_defined_on_a_split_is_told(
     [
         (own("rows"), r"ndarray of shape \(16,\).*np\.average"),
         (own("words"), "str of shape"),
+        (own("sorting"), "(?s)fails on 16 rows.*read-only"),
         (own("broken"), r"fails on 16 rows.*own_metrics\.py:\d+"),
         (own("accuracy", params={"treshold": 1}), "did you mean 'threshold'"),
         (own("bier"), "did you mean 'brier'"),

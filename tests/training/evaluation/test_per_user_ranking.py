@@ -26,7 +26,12 @@ from training.evaluation.baselines import read_popularity
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import ItemIndex, build_item_index, rank_top_k
 from training.evaluation.metrics import MISSING, Pairs, measure
-from training.evaluation.per_user_ranking import RandomLists, UserReader, rank_in_lists
+from training.evaluation.per_user_ranking import (
+    RandomLists,
+    UserReader,
+    rank_in_lists,
+    read_held_out,
+)
 from training.evaluation.prediction_files import measure_lists
 from training.evaluation.users_as_of import find_first_rows
 from training.prediction.predict import write_recommendations
@@ -49,6 +54,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
     manifest = read_manifest(version)
     config = TrainConfig.model_validate({"dataset": "d", "name": "n"})
     return TrainedModel(Path(), TinyTowers(manifest), config, manifest, version)
+
+
+def _open_users(trained: TrainedModel, index: ItemIndex, inputs: tuple[str, ...]) -> UserReader:
+    held_out = read_held_out(trained, "test", index, None)
+    return UserReader(trained, "test", index, inputs, True, held_out)
 
 
 def _ids(trained: TrainedModel, name: str) -> dict:
@@ -164,7 +174,7 @@ def test_popularity_and_chance_are_ranked_by_the_same_rules(trained: TrainedMode
         ]
         for name in rows[0]:
             assert found["popularity"][name] == pytest.approx(np.mean([r[name] for r in rows]))
-    batches = list(UserReader.open(_configure(trained), "test", index, (), True).read())
+    batches = list(_open_users(_configure(trained), index, ()).read())
     chance = RandomLists(len(index), 5)
     several = [
         measure(chance.measure(batch), (10,), "user")["precision@10"]
@@ -257,7 +267,7 @@ def test_a_constant_model_finds_nothing(trained: TrainedModel) -> None:
 
 def test_users_outside_the_vocabulary_belong_to_no_one(trained: TrainedModel) -> None:
     index = build_item_index(trained.model, trained.version_dir, trained.manifest, 64)
-    reader = UserReader.open(_configure(trained), "test", index, ("gender",), True)
+    reader = _open_users(_configure(trained), index, ("gender",))
     users = np.concatenate([batch.users for batch in reader.read()])
     assert sorted(users.tolist()) == sorted(_ids(trained, "user_id").values())
     assert reader.held_out.unnamed == 0

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from conf.errors import ConfigError, InputDataError
 from conf.manifest import Manifest
+from conf.metrics import register_metric
 from conf.training.input import InputConfig
 from conf.training.models import DSSMConfig, MFConfig, RankingConfig
 from conf.training.objectives import BinaryConfig, SampledSoftmaxConfig
@@ -55,6 +56,22 @@ def records(values: list[float], losses: list[float] | None = None) -> list[Epoc
 )
 def test_best_epoch(values: list[float], best: int) -> None:
     assert find_best_epoch(records(values), "ndcg@10") == best
+
+
+@pytest.mark.parametrize(
+    ("values", "best"),
+    # While it is not defined the latest weights are as good as any, and nothing stops.
+    [([None], 1), ([None, None], 2), ([None, 0.2, None, 0.1], 2), ([-0.3, None], 1)],
+)
+def test_an_epoch_without_a_value_of_ones_own_metric_is_never_better(
+    values: list[float | None], best: int
+) -> None:
+    register_metric("own_f1", "higher")
+    given = [
+        EpochRecord(i + 1, 1.0, 1.0, 10, 10.0, 0.1, {} if value is None else {"own_f1": value})
+        for i, value in enumerate(values)
+    ]
+    assert find_best_epoch(given, "own_f1") == best
 
 
 def test_without_a_metric_the_last_epoch_is_kept() -> None:
