@@ -18,7 +18,9 @@ def local_path(uri: str | os.PathLike[str]) -> Path:
     text = os.fspath(uri)
     parsed = urlparse(text)
     if parsed.scheme in ("", "file"):
-        return Path(unquote(parsed.path) if parsed.scheme else text).expanduser()
+        # What stands behind ? and # is of the name: a path has neither a query nor a fragment.
+        after_scheme = text[len("file:") :].removeprefix(f"//{parsed.netloc}")
+        return Path(unquote(after_scheme) if parsed.scheme else text).expanduser()
     raise ConfigError(
         "this path must be on a file system, local or mounted",
         received=text,

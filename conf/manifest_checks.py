@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from conf.errors import InputDataError
+from conf.schema import MOST_VALUES
 
 if TYPE_CHECKING:
     from conf.manifest import FileInfo, Manifest, ShardInfo
@@ -20,8 +21,6 @@ RECORD_BYTES = 16
 MOST_COMPRESSED = 1032
 """Bytes that a compressed one may become at most (DEFLATE, RFC 1951: 258 bytes of 2 bits)."""
 MOST_NUMBER = 2**63 - 1
-MOST_VALUES = 2**31
-"""Values of one list: a record is a message of less than 2 GiB."""
 _CRC32C = re.compile(r"[0-9a-f]{8}")
 _TEXTS = ("dataset_name", "dataset_version", "created_at", "record_type", "code_version")
 

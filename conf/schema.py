@@ -23,6 +23,8 @@ OOV_ID = 1
 """The id of every token outside the vocabulary, and of null."""
 FIRST_TOKEN_ID = 2
 """The id of the most frequent token."""
+MOST_VALUES = 2**31
+"""Values of one list: a record is a message of less than 2 GiB."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,13 @@ class FeatureSpec:
                 received=self.shape,
                 allowed="(), (n,) or (None,)",
             )
+        for field, length in (("max_len", self.max_len), ("shape", (*self.shape, None)[0])):
+            if length is not None and not (type(length) is int and 0 < length <= MOST_VALUES):
+                raise InputDataError(
+                    f"feature {self.name!r} has a {field} that no list can have",
+                    received=length,
+                    allowed=f"a whole number from 1 to {MOST_VALUES:,}",
+                )
 
     @property
     def is_list(self) -> bool:

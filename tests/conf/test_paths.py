@@ -44,6 +44,14 @@ def test_current_and_direct_paths_resolve(tmp_path):
     assert published_versions(tmp_path) == ["v1"]
 
 
+@pytest.mark.parametrize("name", ["ck#users", "a?b=c#d", "plain", "a%20b"])
+def test_a_file_uri_has_neither_query_nor_fragment(name):
+    expected = Path("/data") / name.replace("%20", " ")
+    assert local_path(f"file:///data/{name}") == expected
+    assert local_path(f"file://localhost/data/{name}") == expected
+    assert local_path(f"file:/data/{name}") == expected
+
+
 def test_nothing_published_is_not_ready(tmp_path):
     with pytest.raises(UpstreamNotReadyError):
         resolve_version(tmp_path)

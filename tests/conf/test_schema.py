@@ -176,3 +176,11 @@ def test_keys_and_hashes_are_the_items_where_the_dataset_names_the_history(
     item, clicks = _ids("item", "item", shape=(), **made[0]), _ids("clicks", **made[1])
     assert bool(_with_lists("clicks", clicks, item=item).histories) == is_history
     assert _with_lists(None, clicks, item=item).histories == ()
+
+
+@pytest.mark.parametrize("length", [0, -3, 10**12, 2.0, True, "7"])
+def test_lengths_that_no_list_can_have_are_refused(length):
+    with pytest.raises(InputDataError, match="max_len that no list can have"):
+        FeatureSpec("a", "int64", "user", (None,), max_len=length)
+    with pytest.raises(InputDataError, match="shape that no list can have"):
+        FeatureSpec("a", "int64", "user", (length,))

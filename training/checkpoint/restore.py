@@ -6,8 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from conf.artefacts.run import BEST_DIR, CHECKPOINT_FILE, CHECKPOINTS_DIR, LAST_DIR
-from conf.errors import UpstreamNotReadyError
+from conf.artefacts.run import (
+    BEST_DIR,
+    CHECKPOINT_FILE,
+    CHECKPOINTS_DIR,
+    LAST_DIR,
+    RUN_CARD_FILE,
+)
+from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.local_paths import local_path
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
@@ -110,8 +116,20 @@ def resolve_checkpoint(path: str) -> Path:
 
 
 def find_run_of(checkpoint: Path) -> Path:
-    """Returns the directory of the run that a checkpoint is of."""
-    return checkpoint.resolve().parents[2]
+    """Returns the directory of the run that a checkpoint is of.
+
+    Raises:
+        InputDataError: It does not lie in one.
+    """
+    above = checkpoint.resolve().parents
+    if len(above) < 3 or not (above[2] / RUN_CARD_FILE).is_file():
+        raise InputDataError(
+            "a checkpoint is read where it was saved: inside its run",
+            received=checkpoint,
+            allowed=f"RUN/{CHECKPOINTS_DIR}/{BEST_DIR}/NUMBER, with RUN/{RUN_CARD_FILE}",
+            fix="copy the run's whole directory",
+        )
+    return above[2]
 
 
 def load_checkpoint(directory: Path) -> TrainedModel:

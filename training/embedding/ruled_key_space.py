@@ -166,10 +166,14 @@ class RuledKeySpace(KeySpace):
     def set_keys(self, keys: np.ndarray) -> None:
         """Gives rows from 2 on to keys that have qualified and whose times are not known.
 
+        Eviction by count spares them as it does keys that have just reached it.
+
         Raises:
             ValueError: A key occurs twice, or there are more than `max_rows`.
         """
-        counts = np.full(len(keys), self.rules.least_count)
+        eviction = self.rules.eviction
+        kept_from = 1 if eviction is None or eviction.min_count is None else eviction.min_count
+        counts = np.full(len(keys), max(self.rules.least_count, kept_from))
         times = np.zeros(len(keys), np.int64)
         counters = IndexCounters(rows=len(keys) + FIRST_ROW)
         self.set_records(build_records(keys, counts, times), counters)

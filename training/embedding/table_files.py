@@ -122,8 +122,7 @@ def _write_text(path: Path, parts: Iterable[TableRows]) -> None:
 
 def _read_parquet(path: Path, dim: int) -> Iterator[TableRows]:
     with pq.ParquetFile(path) as file:
-        missing = set(_SCHEMA.names) - set(file.schema_arrow.names)
-        if missing:
+        if any(file.schema_arrow.names.count(name) != 1 for name in _SCHEMA.names):
             raise InputDataError(
                 f"{path} is no file of a table",
                 received=f"columns {', '.join(file.schema_arrow.names)}",

@@ -16,7 +16,6 @@ step count alone, which no file has.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from conf.errors import InputDataError
+from conf.json_text import parse_json
 
 KEYS, VALUES = "-keys", "-values"
 _KEY_BYTES, _NUMBER_BYTES = 8, 4
@@ -136,7 +136,7 @@ def pair_shards(shards: Shards) -> tuple[BareFiles, ...]:
         raise InputDataError(
             f"{one['name']} was saved twice, in other shards",
             received=", ".join(f"{n} shards of {size} ranks" for n, size in sorted(layouts)),
-            fix="delete the files of the earlier one, or name the files by their full beginning",
+            fix="delete the files of the earlier one, or name a file by its full beginning",
         )
     [(count, size)] = layouts
     for match in shards.values():
@@ -162,6 +162,23 @@ def pair_shards(shards: Shards) -> tuple[BareFiles, ...]:
         require_both(BareFiles(Path(match[0] + KEYS), Path(match[0] + VALUES)))
         for _, match in sorted(shards.items())
     )
+
+
+def pair_siblings(stem: Path) -> tuple[BareFiles, ...] | None:
+    """Returns the files of all shards that were saved with one; None: it is no shard.
+
+    Args:
+        stem: Its path without `-keys`.
+
+    Raises:
+        InputDataError: Shards are missing.
+    """
+    match = _SHARD.fullmatch(str(stem))
+    if match is None:
+        return None
+    layout, name = (int(match["shards"]), int(match["size"])), Path(match["name"]).name
+    found = list_shards(stem.parent, name).get(name, {})
+    return pair_shards({place: shard for place, shard in found.items() if place[:2] == layout})
 
 
 def require_both(files: BareFiles) -> BareFiles:
@@ -245,7 +262,7 @@ def _read_attributes(data: Path) -> tuple[int, ...]:
     content = file.read_bytes()
     try:
         if content.startswith(b"{"):
-            about = json.loads(content)
+            about = parse_json(content.decode())
             if about["data_type"] not in ("float32", "int64", "uint64"):
                 raise ValueError(f"data_type {about['data_type']}")
             shape = [int(each) for each in about["shape"]]

@@ -15,6 +15,7 @@ from training.foreign_tables.bare_files import (
     list_shards,
     list_slices,
     pair_shards,
+    pair_siblings,
     require_both,
 )
 from training.foreign_tables.tensor_pairs import (
@@ -45,17 +46,18 @@ def find_foreign_table(path: Path) -> Sources | None:
         ConfigError: There are several tables, or none of that name.
         InputDataError: A part is missing.
     """
-    plain, mark, table = str(path).partition(TABLE_MARK)
-    if mark and not path.exists():
+    plain, mark, table = str(path).rpartition(TABLE_MARK)
+    if mark and not path.exists() and find_checkpoint(path) is None:
         prefix = find_checkpoint(Path(plain))
-        return None if prefix is None else (pick_table(prefix, table),)
+        if prefix is not None:
+            return (pick_table(prefix, table),)
     if path.is_dir():
         return _find_in_folder(path)
-    stem = path.with_name(re.sub(r"-(keys|values)$", "", path.name))
+    stem = path.with_name(re.sub(r"(?<=.)-(keys|values)$", "", path.name))
     bare = BareFiles(stem.with_name(stem.name + KEYS), stem.with_name(stem.name + VALUES))
     there = [file.is_file() for file in (bare.keys, bare.rows)]
     if all(there) or (any(there) and not path.exists()):
-        return (require_both(bare),)
+        return pair_siblings(stem) or (require_both(bare),)
     if path.exists() and path.suffix != ".index":
         return None
     prefix = find_checkpoint(path)

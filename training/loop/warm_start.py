@@ -15,7 +15,8 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from conf.artefacts.dataset import ToleratesShard
-from conf.errors import ConfigError, InputDataError
+from conf.artefacts.run import CHECKPOINT_FILE
+from conf.errors import ConfigError, InputDataError, SluiceError
 from conf.training.train import TrainConfig, WarmStartConfig
 from training.checkpoint.checkpoint_files import (
     CheckpointLayout,
@@ -261,11 +262,41 @@ def start_from(config: TrainConfig, target: WarmTarget, workers: Workers) -> War
     """
     state = collect_state(**{MODEL: target.model, OPTIMIZERS: target.optimizers})
     if state.sharded:  # Each process takes the rows that it owns.
-        report = transfer_weights(config, target)
+        report = _transfer_each(config, target, workers)
     else:
         found = workers.share(lambda: asdict(transfer_weights(config, target)))
         report = WarmStartReport(**found)
     share_state(state, workers)
+    return report
+
+
+def _transfer_each(config: TrainConfig, target: WarmTarget, workers: Workers) -> WarmStartReport:
+    """Has each process read the earlier run, and refuses another one than the chief's.
+
+    A series' path stands for its last run, which may be another one a moment later.
+    """
+    failure: SluiceError | None = None
+    report, found = WarmStartReport(None, {}), ""
+    try:
+        report = transfer_weights(config, target)
+        if report.source is not None:
+            found = (Path(report.source) / CHECKPOINT_FILE).read_text("utf-8")
+    except SluiceError as error:
+        failure = error
+    if workers.any(failure is not None):
+        raise failure or InputDataError(
+            "another worker cannot start from what fit.warm_start names",
+            received=str(config.fit.warm_start and config.fit.warm_start.path),
+            fix="see that worker's message; each of them reads the path",
+        )
+    is_other = workers.share(lambda: found) != found
+    if workers.any(is_other):
+        raise InputDataError(
+            "fit.warm_start.path is another checkpoint on another worker",
+            received=report.source,
+            allowed="one that is the same for all: each worker takes the rows that it owns from it",
+            fix="name one run (SERIES/runs/ID) on storage that all workers share",
+        )
     return report
 
 

@@ -13,6 +13,7 @@ from conf.paths import ReadablePath
 from conf.schema import FeatureSchema, FeatureSpec
 from etl.tfrecord.reading import (
     HEADER_BYTES,
+    BadRange,
     WireFeature,
     crc32c,
     detect_compression,
@@ -53,9 +54,11 @@ def describe_shards(
     folder = Path(os.path.commonpath([path.parent for path in paths]))
     try:
         compression = _find_compression(paths)
-        shards = [_describe_shard(folder, path, on_corrupt != "fail") for path in paths]
+        is_salvaging = on_corrupt != "fail"
+        shards = [_describe_shard(folder, path, is_salvaging) for path in paths]
         if schema is None:
-            schema = [_describe_feature(feature) for feature in infer_features(paths)]
+            hook = (lambda _: None) if is_salvaging else None  # What reads them tells of it.
+            schema = [_describe_feature(f) for f in infer_features(paths, on_corrupt=hook)]
     except OSError as error:
         raise InputDataError(
             "a file cannot be read",
@@ -81,9 +84,13 @@ def _find_compression(paths: Sequence[Path]) -> str | None:
 
 
 def _describe_shard(folder: Path, path: Path, is_salvaging: bool) -> ShardInfo:
-    hook = (lambda _: None) if is_salvaging else None
-    blocks = read_record_blocks(path, verify=False, on_corrupt=hook)
-    rows = sum(len(block.index) for block in blocks)
+    bad: list[BadRange] = []
+    hook = bad.append if is_salvaging else None
+    rows = sum(
+        len(block.index) for block in read_record_blocks(path, verify=False, on_corrupt=hook)
+    )
+    # What reads them counts a range of bad bytes as a record.
+    rows += sum(not one.continues for one in bad)
     checksum = size = 0
     with path.open("rb") as file:
         while piece := file.read(_READ_BYTES):

@@ -257,6 +257,9 @@ def open_batches(
         ("batch_size", batch_size, 1), ("seed", seed, 0), ("first_epoch", first_epoch, 0),
     ):  # fmt: skip
         _require_whole(name, value, least)
+    # NumPy's whole numbers would stay what they are in a state, which JSON does not take.
+    batch_size, seed, first_epoch = int(batch_size), int(seed), int(first_epoch)
+    rank = (int(rank[0]), int(rank[1]))
     _check_names(source, features)
     if batch_size % rank[1]:
         raise ConfigError(

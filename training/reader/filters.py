@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,12 @@ from conf.errors import ConfigError, InputDataError, did_you_mean
 from conf.manifest import Manifest
 from conf.training.input import FilterConfig, HeldOutConfig, InputConfig
 from etl.tfrecord.reading import list_lengths
-from training.reader.feature_columns import FeatureColumn, plan_columns, select_features
+from training.reader.feature_columns import (
+    FeatureColumn,
+    fill_absent,
+    plan_columns,
+    select_features,
+)
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
@@ -42,28 +48,51 @@ class RowFilter:
     held_out: HeldOutConfig | None
     is_held_out: bool = False
 
-    def keep(self, batch: pa.RecordBatch) -> np.ndarray:
-        """Which rows of a decoded block are kept, bool `[rows]`."""
+    def keep(self, batch: pa.RecordBatch, where: str) -> np.ndarray:
+        """Which rows of a decoded block are kept, bool `[rows]`.
+
+        Of a number that records may lack, rows without it pass `!=` and `not_in` alone; a text is
+        empty there.
+
+        Args:
+            batch: The block.
+            where: What it is of, for messages.
+
+        Raises:
+            InputDataError: A record lacks a value that it must have.
+        """
         kept = np.ones(batch.num_rows, bool)
         for config in self.filters:
-            kept &= _compare(self._values(batch, config.feature), config)
+            values, is_absent = self._values(batch, config.feature, where)
+            passed = _compare(values, config)
+            if is_absent is not None:
+                passed = np.where(is_absent, config.op in ("!=", "not_in"), passed)
+            kept &= passed
         if self.held_out is not None:
-            hashed = hash_together([self._values(batch, name) for name in self.held_out.key])
+            keys = [self._values(batch, name, where)[0] for name in self.held_out.key]
+            hashed = hash_together(keys)
             is_inside = hashed < np.uint64(self.held_out.share * 2**64)
             kept &= is_inside if self.is_held_out else ~is_inside
         return kept
 
-    def _values(self, batch: pa.RecordBatch, name: str) -> np.ndarray:
+    def _values(
+        self, batch: pa.RecordBatch, name: str, where: str
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Values of a feature, and which are absent; None: all are there, or the schema's."""
         column, spec = batch.column(name), next(c for c in self.columns if c.name == name)
+        is_absent = None
         if spec.wire.is_list or spec.is_sequence:
-            return list_lengths(column)
+            return list_lengths(column), None
         if pa.types.is_list(column.type):  # A value that records may lack, read as a list of it.
             column = _take_first(column)
-        if column.null_count and spec.absent is not None:
-            absent = spec.absent
-            filler = absent.encode() if isinstance(absent, str) else absent
-            column = column.fill_null(pa.scalar(filler, column.type))
-        return column.to_numpy(zero_copy_only=False)
+            if column.null_count and spec.absent is None:
+                is_text = spec.spec.dtype == "bytes"
+                is_absent = None if is_text else column.is_null().to_numpy(zero_copy_only=False)
+                # With a null left, Arrow would make whole numbers float64, which holds but some.
+                column = column.fill_null(pa.scalar(b"" if is_text else 0, column.type))
+        if column.null_count:
+            column = fill_absent(spec, column, where)
+        return column.to_numpy(zero_copy_only=False), is_absent
 
 
 def _take_first(lists: pa.ListArray) -> pa.Array:
@@ -202,3 +231,19 @@ def _check_value(column: FeatureColumn, config: FilterConfig, setting: str) -> N
             received=config.value,
             allowed="text" if is_text else "a number",
         )
+    is_whole = column.wire.is_list or column.spec.dtype == "int64"
+    fits = _is_int64 if is_whole and config.op in ("in", "not_in") else _is_float64
+    if not is_text and not all(map(fits, values)):
+        raise ConfigError(
+            f"{setting}: no row of feature {column.name!r} can hold such a number",
+            received=config.value,
+            allowed="whole numbers of 64 bits" if fits is _is_int64 else "numbers of 64 bits",
+        )
+
+
+def _is_int64(value: float) -> bool:
+    return value == int(value) and -(2**63) <= value < 2**63
+
+
+def _is_float64(value: float) -> bool:
+    return abs(value) <= sys.float_info.max

@@ -316,7 +316,7 @@ class _Filling:
             InputDataError: A row does not hold what the schema says.
         """
         plan = self._plan
-        indices = self._filter(batch, indices)
+        indices = self._filter(batch, indices, where)
         self._kept[indices[indices >= 0]] = True
         dense: list[pa.Array] = []
         lists: list[pa.Array] = []
@@ -334,11 +334,11 @@ class _Filling:
             with self._lock:
                 self._pieces.append((indices, pa.RecordBatch.from_arrays(lists, names)))
 
-    def _filter(self, batch: pa.RecordBatch, indices: np.ndarray) -> np.ndarray:
+    def _filter(self, batch: pa.RecordBatch, indices: np.ndarray, where: str) -> np.ndarray:
         """The output indices, below 0 for rows that the filter leaves out."""
         plan, kept = self._plan, indices >= 0
         if plan.row_filter is not None:
-            passed = plan.row_filter.keep(batch)
+            passed = plan.row_filter.keep(batch, where)
             plan.damage.counts.add_filtered(int((kept & ~passed).sum()))
             kept &= passed
         return indices if kept.all() else np.where(kept, indices, -1)

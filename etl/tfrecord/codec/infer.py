@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,7 +15,7 @@ from conf.errors import ConfigError, InputDataError
 from conf.storage.locations import Compression
 from etl.tfrecord.codec.decode_columns import KeyTable
 from etl.tfrecord.codec.decode_kernels import FEATURE_LISTS_TAG, FEATURES_TAG, measure_feature_list
-from etl.tfrecord.codec.framing import RecordBlock, corrupt_record, read_record_blocks
+from etl.tfrecord.codec.framing import BadRange, RecordBlock, corrupt_record, read_record_blocks
 from etl.tfrecord.codec.kernels import inlined, kernel
 from etl.tfrecord.codec.message_kernels import (
     ABSENT,
@@ -298,6 +298,7 @@ def infer_features(
     compression: Compression | Literal["auto"] | None = "auto",
     record_type: str = "Example",
     max_records: int | None = None,
+    on_corrupt: Callable[[BadRange], None] | None = None,
 ) -> list[WireFeature]:
     """Finds out which features files hold; see `FeatureCollector.features`.
 
@@ -306,6 +307,7 @@ def infer_features(
         compression: As for `read_record_blocks`.
         record_type: `"Example"`, `"SequenceExample"` or `"ByteArray"`.
         max_records: How many records to look at, from the first file on; None for all.
+        on_corrupt: Receives bytes that are no sound record; None to raise it.
 
     Returns:
         Features in the order in which they first occur.
@@ -321,7 +323,7 @@ def infer_features(
     for path in paths:
         if max_records is not None and collector.records >= max_records:
             break
-        for block in read_record_blocks(path, compression=compression):
+        for block in read_record_blocks(path, compression=compression, on_corrupt=on_corrupt):
             left = None if max_records is None else max_records - collector.records
             few = RecordBlock(block.data, block.index[:left], block.offset, block.first_record)
             collector.update(few, str(path))

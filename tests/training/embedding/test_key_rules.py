@@ -470,6 +470,14 @@ def test_saved_keys_of_other_rules_are_refused() -> None:
     assert ruled.find_problems(short) == ["counts is int64 [2], not int64 [3]"]
 
 
+def test_keys_that_were_taken_over_are_not_evicted_before_they_are_met() -> None:
+    ruled = build_ruled_table({"eviction": {"min_count": 3, "every": 4}}).keys
+    ruled.set_keys(np.arange(10, 60))
+    for _ in range(8):  # Each key's turn comes twice.
+        ruled.ruled.map(np.array([7]), None, is_last=False)
+    assert set(range(10, 60)) <= set(ruled.state_tensors()["by_row"].numpy().tolist())
+
+
 Y2020_S, DAY_S = 1_577_836_800, 86_400
 
 

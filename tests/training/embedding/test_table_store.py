@@ -198,6 +198,12 @@ def test_a_damaged_parquet_file_is_refused(filled, tmp_path: Path):
     pd.DataFrame({"id": [1]}).to_parquet(tmp_path / "other.parquet")
     with pytest.raises(InputDataError, match="no file of a table"):
         filled.load(tmp_path / "other.parquet")
+    twice = pa.Table.from_arrays(
+        [pa.array([1]), pa.array([2]), pa.array([[0.0] * DIM])], names=["key", "key", "vector"]
+    )
+    pq.write_table(twice, tmp_path / "twice.parquet")
+    with pytest.raises(InputDataError, match="no file of a table"):
+        filled.load(tmp_path / "twice.parquet")
     filled.save(tmp_path / "t.parquet")
     with pytest.raises(InputDataError, match="row 1"):
         TableStore(DIM + 1).load(tmp_path / "t.parquet")

@@ -233,8 +233,22 @@ def test_shards_that_are_missing_or_too_many_are_refused(tmp_path):
     assert "_mht_2of2_rank1_size2-keys" in str(error.received)
     write_tfra(tmp_path, 1)
     refuse(tmp_path / "rows", InputDataError, "saved twice, in other shards")
-    # Each by its full beginning.
+    # By the full beginning of one of its files.
     check(tmp_path / TFRA.format(shard=1, shards=1, rank=0, size=1))
+    sound = TFRA.format(shard=1, shards=2, rank=0, size=2)
+    refuse(tmp_path / f"{sound}-keys", InputDataError, "1 of 4 shards of .*rows are missing")
+    write_tfra(tmp_path, 2, 2)
+    check(tmp_path / sound)
+
+
+def test_a_folder_with_the_mark_of_tables_in_its_name_is_a_path(tmp_path):
+    folder = tmp_path / "run#3"
+    folder.mkdir()
+    write_checkpoint(folder / "ck", users=(np.array(KEYS), np.array(ROWS, np.float32)))
+    for name in ("ck", "ck#users"):
+        check(folder / name)
+    write_tfra(folder / "rows")
+    check(folder / "rows" / "rows")
 
 
 @pytest.mark.parametrize(
@@ -304,6 +318,8 @@ def write(name: str, content: bytes) -> Callable[[Path], object]:
         (write("embedding/slice.attribute", b'{"data_type": "float32"}'),
          "does not describe a file"),
         (write("embedding/slice.attribute", b"{"), "does not describe a file"),
+        (write("embedding/slice.attribute", b'{"data_type": ' + b"[" * 100_000),
+         "does not describe a file"),
         (write("embedding/slice.attribute", b'{"data_type": "float32", "shape": [Infinity, 3]}'),
          "does not describe a file"),
     ],

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,8 +25,9 @@ from jobs.inspection.variables import summarize_key
 from tests.training.killed_run import CONFIG
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.checkpoint_files import CheckpointLayout, list_checkpoints
-from training.checkpoint.restore import load_run
+from training.checkpoint.restore import find_run_of, load_run
 from training.checkpoint.saved_tensors import TrainingState
+from training.distribution.workers import Workers
 from training.embedding import TableStore
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_index import FIRST_ROW
@@ -33,8 +35,9 @@ from training.embedding.key_space import KeySpace
 from training.embedding.ruled_key_space import RuledKeySpace
 from training.export.tables import describe_tables, read_table_rows, write_tables
 from training.fit import fit_run, plan_run
+from training.loop import warm_start
 from training.loop.trainer import Trainer
-from training.loop.warm_start import SlotMap, map_slots
+from training.loop.warm_start import SlotMap, WarmTarget, map_slots
 from training.models.carried_tables import (
     MatchedKeys,
     match_dynamic_table,
@@ -578,6 +581,53 @@ def test_what_is_not_there_or_damaged_is_refused(
     refuse(start_from(copy), InputDataError, "damaged")
     shutil.rmtree(copy / "checkpoints")
     refuse(start_from(copy), UpstreamNotReadyError, "no checkpoint yet")
+
+
+def test_a_checkpoint_outside_of_its_run_is_refused(
+    dssm_run: Path, grown: Path, tmp_path: Path
+) -> None:
+    (newest,) = list_checkpoints(dssm_run / "checkpoints" / "best")
+    shutil.copytree(newest.path, tmp_path / "alone")
+    config = configure(grown, tmp_path, MODELS["dssm"], {"path": str(tmp_path / "alone")})
+    refuse(config, InputDataError, "inside its run")
+    with pytest.raises(InputDataError, match="inside its run"):
+        find_run_of(Path("/alone"))
+
+
+class OneOfTwo(Workers):
+    """Stands for the second worker of two."""
+
+    def __init__(self, chief: str, *, other_fails: bool = False) -> None:
+        super().__init__(tf.distribute.get_strategy())
+        self.index, self.count = 1, 2
+        self._chief, self._other_fails = chief, other_fails
+
+    def share(self, decide: Callable[[], Any]) -> Any:
+        """What the chief's checkpoint says."""
+        return self._chief
+
+    def any(self, flag: bool) -> bool:
+        """Whether this one says so, or the other one does."""
+        return flag or self._other_fails
+
+
+def test_workers_with_tables_in_parts_start_from_one_checkpoint(
+    dssm_run: Path, grown: Path, tmp_path: Path
+) -> None:
+    (newest,) = list_checkpoints(dssm_run / "checkpoints" / "best")
+    said = (newest.path / "checkpoint.json").read_text()
+    config = configure(grown, tmp_path, MODELS["dssm"], {"path": str(dssm_run)})
+    built = warm_start_build(config)
+    target = WarmTarget(built.parts.model, built.parts.optimizers, built.task.data)
+    report = warm_start._transfer_each(config, target, OneOfTwo(said))
+    assert report.source == str(newest.path)
+    with pytest.raises(InputDataError, match="another checkpoint on another worker"):
+        warm_start._transfer_each(config, target, OneOfTwo(said + " "))
+    with pytest.raises(InputDataError, match="another worker cannot start"):
+        warm_start._transfer_each(config, target, OneOfTwo(said, other_fails=True))
+    gone = configure(grown, tmp_path, MODELS["dssm"], {"path": str(tmp_path / "nowhere")})
+    with pytest.raises(UpstreamNotReadyError, match="finished training run"):
+        warm_start._transfer_each(gone, target, OneOfTwo(said))
 
 
 def test_a_version_that_is_gone_leaves_rows_without_tokens(

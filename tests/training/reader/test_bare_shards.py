@@ -99,6 +99,56 @@ def test_damaged_files_are_refused_or_salvaged(tmp_path: Path) -> None:
     assert sorted(i for batch in reader for i in batch["id"].tolist()) == list(range(59))
 
 
+@pytest.mark.parametrize("place", [3 * 40 + 9, -4], ids=["length's checksum", "payload's checksum"])
+@pytest.mark.parametrize("has_schema", [True, False])
+def test_one_damaged_record_costs_no_other_one(
+    place: int, has_schema: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.tfrecord"
+    write_table(pa.table({"id": [100 + row for row in range(10)]}), path)
+    content = bytearray(path.read_bytes())
+    size = len(content) // 10
+    where = 3 * size + 8 if place >= 0 else 4 * size - 4
+    content[where] ^= 1
+    path.write_bytes(content)
+    schema = [FeatureSpec("id", "int64", "context")] if has_schema else None
+    reader = open_batches([path], 1, schema=schema, shuffle=False, on_corrupt="skip_record")
+    found = [int(batch["id"][0]) - 100 for batch in reader]
+    assert found == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+
+
+def test_a_filter_on_a_value_that_a_record_lacks_is_refused(tmp_path: Path) -> None:
+    # With a null beside them, whole numbers must not be compared as float64: 2^62 + 5 is none.
+    keys: list[int | None] = [2**62 + row for row in range(40)]
+    path, sound = tmp_path / "a.tfrecord", tmp_path / "b.tfrecord"
+    write_table(pa.table({"n": range(40), "k": pa.array(keys, pa.int64())}), sound)
+    write_table(pa.table({"n": range(40), "k": pa.array([*keys[:-1], None], pa.int64())}), path)
+    schema = [FeatureSpec(name, "int64", "context") for name in ("n", "k")]
+    asked: dict[str, Any] = {"schema": schema, "shuffle": False, "features": ["n"]}
+
+    def read(file: Path, **options: Any) -> list[int]:
+        batches = open_batches([file], 100, drop_remainder=False, **asked, **options)
+        return [int(n) for batch in batches for n in batch["n"]]
+
+    fifth = [{"feature": "k", "op": "in", "value": [2**62 + 5]}]
+    assert read(sound, filter=fifth) == [5]
+    for options in ({"filter": fifth}, {"validation": {"hash_of": "k", "share": 0.3}}):
+        with pytest.raises(InputDataError, match="does not hold feature 'k'"):
+            read(path, **options)
+    filled = [schema[0], FeatureSpec("k", "int64", "context", pad_value=2**62 + 5)]
+    asked["schema"] = filled
+    assert read(path, filter=fifth) == [5, 39]
+
+
+@pytest.mark.parametrize("value", [1.5, 2**70, -(2**63) - 1, 10**400])
+def test_numbers_that_no_row_can_hold_are_refused(value: float, tmp_path: Path) -> None:
+    files = write_files(tmp_path)
+    for feature in ("id", "tags"):
+        condition = {"feature": feature, "op": "not_in", "value": [3, value]}
+        with pytest.raises(ConfigError, match="no row of feature"):
+            open_batches(files, 8, filter=[condition])
+
+
 def test_refuses_files_that_do_not_go_together(tmp_path: Path) -> None:
     files = write_files(tmp_path)
     (tmp_path / "gzip").mkdir()

@@ -402,6 +402,13 @@ def test_a_dataset_and_a_worker_must_be_there(version: Path, tmp_path: Path) -> 
         open_batches(version, 8).read_part(2, 2)
 
 
+def test_numbers_of_numpy_give_a_state_that_json_takes(version: Path) -> None:
+    one = np.int64(1)
+    ours = open_batches(version, np.int32(8), seed=one, first_epoch=one, rank=(one - one, one))
+    plain = open_batches(version, 8, seed=1, first_epoch=1)
+    assert json.dumps(ours.state()) == json.dumps(plain.state())
+
+
 def test_damage_is_named_or_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     damaged = write_tiny_dataset(tmp_path)
     shard = damaged / "train" / "part-00001.tfrecord"
