@@ -117,10 +117,22 @@ def build_session(config: SparkConfig, app_name: str, *, is_short: bool = False)
     if not submitted:
         # Every failure of a task reaches this process as an exception that says the same.
         session.sparkContext.setLogLevel("OFF")
+        quiet_accumulators(session.sparkContext)
         if not is_on_this_machine(config.master):
             _ship_code(session.sparkContext)
     set_fast_plans(session, session.sparkContext.getConf())
     return session
+
+
+def quiet_accumulators(context: SparkContext) -> None:
+    """Keeps PySpark from printing a trace where Java ends in the middle of an update of counters.
+
+    The action that was running raises an error of its own.
+    """
+    server = getattr(context, "_accumulatorServer", None)
+    if server is not None:
+        log = logging.getLogger("sluice")
+        server.handle_error = lambda *_: log.debug("an update was cut off", exc_info=True)
 
 
 def _is_not_of_py4j(record: logging.LogRecord) -> bool:

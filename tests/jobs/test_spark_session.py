@@ -120,6 +120,16 @@ def test_short_work_has_few_partitions(asked, is_short, partitions):
     assert settings["spark.sql.shuffle.partitions"] == str(partitions)
 
 
+def test_an_update_of_counters_that_is_cut_off_prints_no_trace(spark, capfd):
+    """As where Java and this process are sent SIGTERM together."""
+    server = spark.sparkContext._accumulatorServer
+    try:
+        raise EOFError("a message that ends early")
+    except EOFError:
+        server.handle_error(None, ("here", 1))
+    assert capfd.readouterr().err == ""
+
+
 def test_workers_get_ready_beside_other_work(spark):
     warming = spark_session.warm_workers(spark)
     assert spark.range(5).count() == 5
