@@ -75,7 +75,8 @@ class FeatureSpec:
                 received=self.shape,
                 allowed="(), (n,) or (None,)",
             )
-        for field, length in (("max_len", self.max_len), ("shape", (*self.shape, None)[0])):
+        lengths = [("max_len", self.max_len), *(("shape", length) for length in self.shape)]
+        for field, length in lengths:
             if length is not None and not (type(length) is int and 0 < length <= MOST_VALUES):
                 raise InputDataError(
                     f"feature {self.name!r} has a {field} that no list can have",

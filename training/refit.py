@@ -107,7 +107,7 @@ class RefitState:
         """Writes the file, whole or not at all."""
         write_json(directory / REFIT_FILE, asdict(self))
 
-    def find_best(self, count: int | None = None) -> Trial | None:
+    def find_best_trial(self, count: int | None = None) -> Trial | None:
         """Returns the first of the best trials that finished, of all or of the first `count`."""
         done = [trial for trial in self.trials[:count] if trial.value is not None]
         sign = -1.0 if is_minimised(self.metric) else 1.0
@@ -352,7 +352,7 @@ class _Refit:
                     tried.add(resolved)
                     yield asked
             # A resumed refit knows trials of later keys, which this choice came before.
-            best = self._state.find_best(len(tried))
+            best = self._state.find_best_trial(len(tried))
             chosen = chosen if best is None else best.values
 
     def _build_trial(self, number: int, values: dict[str, Any]) -> TrainConfig:
@@ -394,12 +394,12 @@ class _Refit:
         current = run_paths(config).current
         if current.exists():  # Killed after its last step, before it was noted.
             return resolve_run(str(current.parent))
-        epochs, best = config.fit.epochs or 1, self._state.find_best()
+        epochs, best = config.fit.epochs or 1, self._state.find_best_trial()
         progress = _TrialProgress(self._progress, self._state.metric, epochs, best)
         return fit_run(config, progress, resume=find_unfinished_run(config) is not None)
 
     def _fit_best(self) -> Path:
-        best = self._state.find_best()
+        best = self._state.find_best_trial()
         if best is None or best.epoch is None:
             raise ConfigError(
                 "no trial of fit.refit has finished",

@@ -117,14 +117,14 @@ def build_session(config: SparkConfig, app_name: str, *, is_short: bool = False)
     if not submitted:
         # Every failure of a task reaches this process as an exception that says the same.
         session.sparkContext.setLogLevel("OFF")
-        quiet_accumulators(session.sparkContext)
+        _quiet_accumulators(session.sparkContext)
         if not is_on_this_machine(config.master):
             _ship_code(session.sparkContext)
     set_fast_plans(session, session.sparkContext.getConf())
     return session
 
 
-def quiet_accumulators(context: SparkContext) -> None:
+def _quiet_accumulators(context: SparkContext) -> None:
     """Keeps PySpark from printing a trace where Java ends in the middle of an update of counters.
 
     The action that was running raises an error of its own.

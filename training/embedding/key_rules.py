@@ -78,6 +78,12 @@ class KeyRules:
         """Occurrences that a key needs for a row."""
         return 1 if self.admission is None else self.admission.least_occurrences
 
+    @property
+    def kept_count(self) -> int:
+        """Occurrences that a key needs for a row, and to keep it where eviction counts them."""
+        kept_from = None if self.eviction is None else self.eviction.min_count
+        return max(self.least_count, kept_from or 0)
+
     def read_allowed(self) -> np.ndarray | None:
         """Returns the keys of the list of those that get a row, sorted; None: there is no list.
 

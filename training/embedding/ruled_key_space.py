@@ -171,9 +171,7 @@ class RuledKeySpace(KeySpace):
         Raises:
             ValueError: A key occurs twice, or there are more than `max_rows`.
         """
-        eviction = self.rules.eviction
-        kept_from = 1 if eviction is None or eviction.min_count is None else eviction.min_count
-        counts = np.full(len(keys), max(self.rules.least_count, kept_from))
+        counts = np.full(len(keys), self.rules.kept_count)
         times = np.zeros(len(keys), np.int64)
         counters = IndexCounters(rows=len(keys) + FIRST_ROW)
         self.set_records(build_records(keys, counts, times), counters)

@@ -84,13 +84,16 @@ def _find_compression(paths: Sequence[Path]) -> str | None:
 
 
 def _describe_shard(folder: Path, path: Path, is_salvaging: bool) -> ShardInfo:
-    bad: list[BadRange] = []
-    hook = bad.append if is_salvaging else None
-    rows = sum(
-        len(block.index) for block in read_record_blocks(path, verify=False, on_corrupt=hook)
-    )
+    bad_ranges = 0
+
+    def count(bad: BadRange) -> None:
+        nonlocal bad_ranges
+        bad_ranges += not bad.continues
+
+    hook = count if is_salvaging else None
+    blocks = read_record_blocks(path, verify=False, on_corrupt=hook)
     # What reads them counts a range of bad bytes as a record.
-    rows += sum(not one.continues for one in bad)
+    rows = sum(len(block.index) for block in blocks) + bad_ranges
     checksum = size = 0
     with path.open("rb") as file:
         while piece := file.read(_READ_BYTES):

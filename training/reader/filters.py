@@ -80,9 +80,9 @@ class RowFilter:
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Values of a feature, and which are absent; None: all are there, or the schema's."""
         column, spec = batch.column(name), next(c for c in self.columns if c.name == name)
-        is_absent = None
         if spec.wire.is_list or spec.is_sequence:
             return list_lengths(column), None
+        is_absent = None
         if pa.types.is_list(column.type):  # A value that records may lack, read as a list of it.
             column = _take_first(column)
             if column.null_count and spec.absent is None:
