@@ -15,7 +15,12 @@ import typer
 
 from conf.artefacts.run import write_json
 from conf.errors import ExitCode, LaterLogError
-from jobs.support.formatting import describe_filter, format_metric, metric_title
+from jobs.support.formatting import (
+    describe_filter,
+    describe_not_relevant,
+    format_metric,
+    metric_title,
+)
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
 from jobs.support.trained_run import (
     CheckpointChoice,
@@ -162,6 +167,8 @@ def print_comparison(result: Mapping[str, Any]) -> None:
     )
     if (line := describe_filter(result)) is not None:
         console.print(f"{line}, for both runs", soft_wrap=True, markup=False)
+    if (line := describe_not_relevant(result)) is not None:
+        console.print(line)
     for name in ("run", "against"):
         console.print(f"{name}: {result[name]}", soft_wrap=True)
     table = Table()

@@ -25,6 +25,7 @@ from jobs.support.formatting import (
     describe_calibration,
     describe_filter,
     describe_gauc,
+    describe_not_relevant,
     describe_weights,
     format_count,
     format_metric,
@@ -330,6 +331,8 @@ def print_list_metrics(metrics: Mapping[str, Any]) -> None:
         console.print(
             f"{metrics['lists_of_others']:,} lists are of no {rows[:-1]} that is measured"
         )
+    if (note := describe_not_relevant(metrics)) is not None:
+        console.print(note)
 
 
 def print_replay(replay: Mapping[str, Any]) -> None:
@@ -403,8 +406,8 @@ def print_metrics(metrics: Mapping[str, Any]) -> None:
     _print_slices(console, metrics["slices"])
     if metrics["oov_targets"]:
         console.print(f"{metrics['oov_targets']:,} targets are not in the catalogue: misses")
-    if not_relevant := metrics.get("rows_not_relevant"):
-        console.print(f"{not_relevant:,} rows are not relevant by their label: not ranked")
+    if (note := describe_not_relevant(metrics)) is not None:
+        console.print(note)
     if metrics["labels"] is not None:
         console.print(describe_labels(metrics["labels"]))
 

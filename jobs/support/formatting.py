@@ -188,6 +188,12 @@ def describe_filter(metrics: Mapping[str, Any]) -> str | None:
     return f"evaluation.filter: {describe_conditions(conditions)}: {counts}"
 
 
+def describe_not_relevant(metrics: Mapping[str, Any]) -> str | None:
+    """Returns how many rows the label leaves out of a ranking; None where it leaves none."""
+    count = metrics.get("rows_not_relevant")
+    return f"{count:,} rows are not relevant by their label: not ranked" if count else None
+
+
 def describe_split(metrics: Mapping[str, Any]) -> str:
     """Returns the split that metrics are of, and which of its rows."""
     split, filtered = f"{metrics.get('split', 'test')} split", describe_filter(metrics)

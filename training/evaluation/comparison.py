@@ -96,10 +96,12 @@ class MeasuredRows:
     Attributes:
         owners: The user of each row, or a number of its own below 0.
         values: `[rows]` by metric.
+        not_relevant: Rows that are left out, as their label says that their item is not relevant.
     """
 
     owners: list[IntArray] = field(default_factory=list)
     values: dict[str, list[FloatArray]] = field(default_factory=dict)
+    not_relevant: int = 0
 
     def add(self, owners: IntArray, values: Mapping[str, FloatArray]) -> None:
         """Adds a batch."""
@@ -121,6 +123,7 @@ def _compare_retrieval(trained: TrainedModel, other: TrainedModel, split: str) -
     return {
         "protocol": protocol + (PER_USER if per == "user" else ""),
         "rows": len(owners),
+        "rows_not_relevant": rows.not_relevant,
         "users": len(np.unique(owners)),
         "metrics": {m: vars(compare_rows(m, (own[m], others[m]), owners, seed)) for m in own},
     }
@@ -137,7 +140,7 @@ def _measure_events(trained: TrainedModel, split: str, relevance: str | None) ->
         RankingReader(*where, index, inputs, config.batch_size),
         ModelScorer(model, index),
     )
-    rows, irrelevant = MeasuredRows(), 0
+    rows = MeasuredRows()
     for batch in reader.read(
         split,
         seen=protocol == FULL_UNSEEN,
@@ -148,9 +151,9 @@ def _measure_events(trained: TrainedModel, split: str, relevance: str | None) ->
         ranks = rank_by_protocol(scores, batch, None)[protocol]
         ids = np.asarray(batch.features[user], np.int64) if user else np.zeros(batch.rows, np.int64)
         relevant = find_relevant_rows(batch.features, batch.rows, relevance)
-        irrelevant += int(np.count_nonzero(~relevant))
+        rows.not_relevant += int(np.count_nonzero(~relevant))
         rows.add(ids[relevant], measure(ranks[relevant], config.ks))
-    require_relevant(relevance, sum(map(len, rows.owners)), irrelevant)
+    require_relevant(relevance, sum(map(len, rows.owners)), rows.not_relevant)
     return rows
 
 
@@ -161,7 +164,8 @@ def _measure_users(trained: TrainedModel, split: str, relevance: str | None) -> 
     held_out = read_held_out(trained, split, index, relevance)
     inputs = tuple(model.user_inputs)
     reader = UserReader(trained, split, index, inputs, config.mask_seen, held_out)
-    scorer, rows = ListScorer(model, index, max(config.ks)), MeasuredRows()
+    scorer = ListScorer(model, index, max(config.ks))
+    rows = MeasuredRows(not_relevant=held_out.not_relevant)
     for batch in reader.read():
         ranks = scorer.measure(batch, scorer.rank(batch))
         rows.add(batch.users, measure(ranks, config.ks, "user"))

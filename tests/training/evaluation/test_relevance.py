@@ -62,7 +62,10 @@ def test_a_comparison_counts_the_rows_of_the_first_run_for_both(version: Path, p
         compare_runs(binary, softmax, "test")["metrics"]
         == (compare_runs(*alone, "test")["metrics"])
     )
+    left_out = compare_runs(binary, softmax, "test")["rows_not_relevant"]
+    assert left_out == evaluate_split(binary, "test")["rows_not_relevant"] > 0
     found, wanted = compare_runs(softmax, binary, "test"), count_rows(softmax)
+    assert found["rows_not_relevant"] == 0
     assert found["rows"] == wanted > compare_runs(binary, softmax, "test")["rows"] or per == "user"
 
 
