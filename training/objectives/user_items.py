@@ -237,18 +237,21 @@ class KnownItems:
         Returns:
             bool `[rows, n]`.
         """
-        distinct, column_of = tf.unique(ids)
-        columns = tf.tensor_scatter_nd_update(
+        distinct, place_of, counts = tf.unique_with_counts(ids)
+        places = tf.tensor_scatter_nd_update(
             tf.fill([self._size], -1), distinct[:, tf.newaxis], tf.range(tf.size(distinct))
         )
-        found = tf.gather(columns, known.items)
-        kept = tf.where(found >= 0)[:, 0]
-        cells = tf.stack(
-            [tf.gather(tf.cast(known.rows, tf.int32), kept), tf.gather(found, kept)], 1
+        met = tf.gather(places, known.items)
+        kept = tf.where(met >= 0)[:, 0]
+        met, rows = tf.gather(met, kept), tf.gather(tf.cast(known.rows, tf.int32), kept)
+        # An id that stands in several columns is marked in each of them.
+        columns = tf.RaggedTensor.from_row_lengths(tf.argsort(place_of), counts, validate=False)
+        columns = tf.gather(columns, met)
+        cells = tf.stack([tf.gather(rows, columns.value_rowids()), columns.values], axis=1)
+        shape = tf.stack([row_count, tf.size(ids)])
+        return tf.tensor_scatter_nd_update(
+            tf.zeros(shape, tf.bool), cells, tf.ones_like(columns.values, tf.bool)
         )
-        shape = tf.stack([row_count, tf.size(distinct)])
-        marks = tf.scatter_nd(cells, tf.ones_like(kept, tf.int32), shape)
-        return tf.gather(marks > 0, column_of, axis=1)
 
 
 def _list_items(values: tf.Tensor | tf.RaggedTensor) -> RowItems:
