@@ -199,8 +199,8 @@ EXPERIMENTS = (
         "diginetica-coder",
         "Diginetica's sessions: is this the next item? Negatives of the same category.",
         _AUC,
-        "The best epoch by validation log loss; later ones have a higher AUC and a log loss above a "
-        "constant's.",
+        "The best epoch by validation log loss; later ones have a higher AUC and a log loss above "
+        "a constant's.",
     ),
     *(
         Experiment(
