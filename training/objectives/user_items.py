@@ -245,8 +245,8 @@ class KnownItems:
         kept = tf.where(met >= 0)[:, 0]
         met, rows = tf.gather(met, kept), tf.gather(tf.cast(known.rows, tf.int32), kept)
         # An id that stands in several columns is marked in each of them.
-        columns = tf.RaggedTensor.from_row_lengths(tf.argsort(place_of), counts, validate=False)
-        columns = tf.gather(columns, met)
+        columns_of = tf.RaggedTensor.from_row_lengths(tf.argsort(place_of), counts, validate=False)
+        columns = tf.gather(columns_of, met)
         cells = tf.stack([tf.gather(rows, columns.value_rowids()), columns.values], axis=1)
         shape = tf.stack([row_count, tf.size(ids)])
         return tf.tensor_scatter_nd_update(
