@@ -48,6 +48,7 @@ from training.run_directory import (
     find_unfinished_run,
     locked,
     make_entry,
+    publish_run,
     read_current_data,
     run_paths,
 )
@@ -55,7 +56,7 @@ from training.sweep import find_metric
 
 REFIT_FILE = "refit.json"
 _FAR_BEHIND = 0.9
-"""Share of the best trial's metric at the same epoch below which a trial is ended."""
+"""Share of the best trial's metric after as many epochs below which a trial is ended."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class RefitState:
     """What `refit.json` holds.
 
     Attributes:
-        sha256: Fingerprint of the config that was asked for.
+        sha256: Fingerprint of the config that was asked for, and of the order of its keys to try.
         config: That config.
         dataset: The dataset version of all trials and of the run.
         metric: What trials are compared by.
@@ -135,13 +136,13 @@ class _TrialProgress:
         self.show.epoch(record, best, metric)
         if self.best is None or is_minimised(self.metric) or 2 * record.epoch < self.epochs:
             return
-        ahead = self.best.curve[: record.epoch][-1]
+        ahead = self.best.curve[: record.epoch][-1]  # A shorter trial had its rate down by then.
         if ahead is None or ahead <= 0.0:  # A share of less than nothing says nothing.
             return
         if record.value(self.metric) < _FAR_BEHIND * ahead:
             raise FarBehindError(
                 f"ended after epoch {record.epoch}: {self.metric} is less than {_FAR_BEHIND:.0%} "
-                "of the best trial's at that epoch"
+                "of the best trial's at that epoch, or at its last one before"
             )
 
 
@@ -275,7 +276,7 @@ def _find_newest(config: TrainConfig) -> tuple[Path | None, Path | None]:
     Returns:
         Its directory where it is unfinished, and its run where it has finished.
     """
-    wanted = config_sha256(config)
+    wanted = _refit_sha256(config)
     for file in sorted(_parent(config).glob(f"*/{REFIT_FILE}"), reverse=True):
         state = RefitState.read(file.parent)
         if state.sha256 == wanted:
@@ -295,13 +296,19 @@ def _is_trained_on_current(run: Path, config: TrainConfig) -> bool:
     return is_current and card.get("status") == STATUS_TRAINED
 
 
+def _refit_sha256(config: TrainConfig) -> str:
+    """Fingerprint of a config that holds the order of the keys to try, which decides the trials."""
+    order = [] if config.fit.refit is None else list(config.fit.refit.space)
+    return fingerprint([config_sha256(config), order])
+
+
 def _parent(config: TrainConfig) -> Path:
     return run_paths(config).base / "refits"
 
 
 def _make_directory(config: TrainConfig, metric: str) -> Path:
     version = str(read_current_data(config).version_dir.absolute())
-    sha256 = config_sha256(config)
+    sha256 = _refit_sha256(config)
     directory = make_entry(_parent(config), sha256)
     RefitState(sha256, config.resolved(), version, metric).write(directory)
     return directory
@@ -413,6 +420,7 @@ class _Refit:
             f"on all rows: {shown}, {best.epoch} epochs", values=best.values, epoch=best.epoch
         )
         run = fit_run(config, self._progress, once=self._is_resumed)
+        publish_run(config, run)  # An earlier run of the same settings may be what was found.
         update_run_card(run, refit=self._describe(best))
         self._state.run = str(run)
         self._state.write(self._directory)

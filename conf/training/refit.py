@@ -40,6 +40,8 @@ class RefitConfig(StrictFinite):
             for fixed, why in _FIXED.items():
                 if key == fixed or key.startswith(f"{fixed}."):
                     raise ValueError(f"{key} {why} and cannot be tried")
+                if fixed.startswith(f"{key}."):
+                    raise ValueError(f"{key} cannot be tried: its {fixed} {why}")
         return space
 
     @property

@@ -7,6 +7,8 @@ import json
 import os
 import platform
 import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -204,10 +206,20 @@ def describe_machine() -> dict[str, Any]:
         model = found[1] if found else None
     return {
         "processor": model or platform.processor(),
+        "gpus": _list_gpus(),
         "cores": os.cpu_count(),
         "load_1_min": os.getloadavg()[0],
         "python": platform.python_version(),
     }
+
+
+def _list_gpus() -> list[str]:
+    """Names of NVIDIA's devices; none where their driver's tool is not there."""
+    if (tool := shutil.which("nvidia-smi")) is None:
+        return []
+    command = [tool, "--query-gpu=name", "--format=csv,noheader"]
+    found = subprocess.run(command, check=False, capture_output=True, text=True)
+    return found.stdout.split("\n")[:-1] if found.returncode == 0 else []
 
 
 class WritableReport(Protocol):

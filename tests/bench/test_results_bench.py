@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from conf.artefacts.run import METRICS_FILE, RUN_CARD_FILE, write_json
-from conf.load import preset_names
+from conf.load import load_config, override_config, preset_names
+from conf.training.train import TrainConfig
+from tests.bench.results import __main__ as command
 from tests.bench.results.experiments import BY_PRESET, Experiment, Metric
 from tests.bench.results.page import PAGE, render_page
 from tests.bench.results.records import (
@@ -87,6 +89,24 @@ def test_a_run_is_read_with_what_made_it(tmp_path: Path) -> None:
     assert (result.seed, result.epochs, result.best_epoch, result.cpu_seconds) == (7, 10, 9, 61)
     assert (result.commit, result.processor) == (ORIGIN["commit"], ORIGIN["processor"])
     assert result.finished_on == "2026-11-26"
+
+
+def test_a_run_of_another_config_is_made_by_another_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_sluice", lambda *words: None)
+    monkeypatch.setattr(command, "resolve_run", Path)
+    monkeypatch.setattr(command, "read_seed", lambda experiment, run, origin: origin)
+    preset = load_config(TrainConfig, "training", EXPERIMENT.preset)
+    changed = override_config(preset, {"optimizer.learning_rate": 0.5}, "of the test")
+
+    def train(config: TrainConfig, commit: str) -> dict[str, str]:
+        monkeypatch.setattr(command, "load_config", lambda *names: config)
+        return command._train(EXPERIMENT, tmp_path / "datasets" / "d", 7, {"commit": commit})
+
+    assert train(preset, "a") == train(preset, "b") == {"commit": "a"}
+    assert train(changed, "b") == {"commit": "b"}
+    assert train(preset, "c") == {"commit": "a"}
 
 
 @pytest.mark.parametrize(

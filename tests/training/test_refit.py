@@ -159,6 +159,19 @@ def test_settings_that_were_tried_are_not_tried_again(config: TrainConfig) -> No
     assert values == [{"fit.epochs": 1}, {"fit.epochs": 1, "model.embedding_dim": 2}]
 
 
+def test_keys_in_another_order_are_another_refit(config: TrainConfig) -> None:
+    space = {"model.embedding_dim": [4, 2], "model.temperature": [0.05]}
+    first = override_config(config, {"fit.epochs": 1, "fit.refit.space": space}, "of the test")
+    with pytest.raises(TrainingInterruptedError):
+        fit_chosen(first, Interrupts(2))
+    turned = dict(reversed(space.items()))
+    other = override_config(first, {"fit.refit": {"space": turned}}, "of the test")
+    run = fit_chosen(other, NoProgress(), resume=True)
+    trials = read_json(run / "run_card.json")["refit"]["trials"]
+    assert list(trials[0]["values"]) == ["model.temperature"]
+    assert len(list((Path(config.root) / "r" / "refits").iterdir())) == 2
+
+
 class Interrupts(NoProgress):
     """Progress that ends the process, as a signal would, after so many epochs of all runs."""
 
@@ -212,7 +225,10 @@ def test_what_has_finished_is_trained_again_but_not_with_once(config: TrainConfi
     (directory / "refit.json").write_text(json.dumps(state))
     with locked(directory), pytest.raises(UpstreamNotReadyError):
         fit_chosen(config, NoProgress(), resume=True)
-    assert fit_chosen(config, NoProgress(), resume=True) == first
+    other = fit_run(override_config(config, {"fit.refit": None}, "of the test"), NoProgress())
+    series = str(Path(config.root) / "r")
+    assert resolve_run(series) == other
+    assert fit_chosen(config, NoProgress(), resume=True) == first == resolve_run(series)
     assert fit_chosen(config, NoProgress(), resume=True) != first
 
 
@@ -279,6 +295,10 @@ def test_a_trial_far_behind_is_ended_in_its_second_half() -> None:
     end(2, 0.181)
     with pytest.raises(FarBehindError, match="epoch 3"):
         end(3, 0.269)
+    progress = refit._TrialProgress(NoProgress(), "ndcg@10", 8, best)  # It lasted half as long.
+    end(3, 0.0)
+    with pytest.raises(FarBehindError, match="at its last one before"):
+        end(5, 0.359)
 
 
 @pytest.mark.parametrize(
@@ -291,6 +311,7 @@ def test_a_trial_far_behind_is_ended_in_its_second_half() -> None:
         ({"devices.strategy": "multi_worker"}, "several runs"),
         ({"fit.refit": {"space": {"dataset": ["x"]}}}, "cannot be tried"),
         ({"fit.refit": {"space": {"input.validation.share": [0.1]}}}, "cannot be tried"),
+        ({"fit.refit": {"space": {"input": [{"batch_size": 64}]}}}, r"its input\.validation"),
         ({"fit.refit": {"space": {"optimizer.learning_rat": [1]}}}, "learning_rate"),
         ({"fit.refit": {"metric": "ndcg@7"}}, "not evaluated"),
         ({"fit.refit": {"metric": "loss"}}, "ranked and have no loss"),

@@ -42,8 +42,8 @@ from training.input.batches import (
     build_held_out_dataset,
     read_batches,
 )
-from training.input.train_counts import find_counted_keys, read_train_pairs
-from training.objectives.user_items import UserItems, group_pairs
+from training.input.train_counts import find_counted_keys
+from training.objectives.user_items import UserItems, list_items, read_user_items
 from training.reader.feature_columns import ROLE_OF_SPLIT
 from training.reader.filters import EVALUATION_FILTER
 from training.reader.training_data import TrainingData
@@ -130,14 +130,18 @@ class UniformNegatives:
 class HeldOutRows:
     """Rows of train that a config's `input.validation` keeps apart.
 
+    Lists leave out what the user has in the rows that train, and the items of the row's own
+    histories: a user who is held out whole has nothing else.
+
     Attributes:
         config: How the train split is read.
-        trained: Items of each user in the rows that train, which their lists leave out; None:
-            nothing is left out.
+        trained: Items of each user in the rows that train; None: nothing is left out.
+        histories: Lists of items that a row's user had met.
     """
 
     config: InputConfig
     trained: UserItems | None
+    histories: tuple[str, ...] = ()
 
     @classmethod
     def read(
@@ -157,9 +161,7 @@ class HeldOutRows:
         is_known = {"user", "item"} <= set(find_counted_keys(manifest).features)
         if not mask_seen or not is_known:
             return cls(config, None)
-        parts = read_train_pairs(version_dir, manifest, config, positives=False)
-        pairs = [np.zeros([0, 2], np.int64), *(np.stack(part, axis=1) for part in parts)]
-        return cls(config, group_pairs(np.concatenate(pairs)))
+        return cls(config, read_user_items(version_dir, manifest, config), manifest.histories)
 
 
 FULL_UNSEEN = "full_unseen"
@@ -321,11 +323,11 @@ class RankingReader:
         """
         require_rows(self.manifest, split)
         keys = self.manifest.keys
-        in_train = held_out.trained if seen and held_out is not None else None
+        masks = held_out if seen and held_out is not None and held_out.trained is not None else None
         seen = seen and carries_seen(self.manifest, split)
         ragged = [*optional, *([keys.seen] if seen and keys.seen else [])]
         ragged += [keys.candidates] if given and keys.candidates else []
-        owner = () if in_train is None else (self.manifest.require_key("user"),)
+        owner = () if masks is None else (self.manifest.require_key("user"), *masks.histories)
         item = self.manifest.require_key("item")
         names = tuple(dict.fromkeys((item, *owner, *self.inputs, *ragged)))
         rows = max(1, min(self.batch_size, BLOCK_CELLS // len(self.index)))
@@ -340,7 +342,7 @@ class RankingReader:
             )
         for features in read_batches(dataset, self.version_dir, self.manifest, split):
             batch = self._batch(features, seen, negatives, given)
-            yield batch if in_train is None else replace(batch, seen=self._met(batch, in_train))
+            yield batch if masks is None else replace(batch, seen=self._find_met(batch, masks))
 
     def _batch(
         self,
@@ -360,9 +362,13 @@ class RankingReader:
             candidates = negatives.draw(met, targets)
         return RankingBatch(features, targets, met, candidates)
 
-    def _met(self, batch: RankingBatch, trained: UserItems) -> Pairs:
-        users = np.asarray(batch.features[self.manifest.require_key("user")], np.int64)
-        rows, items = trained.find(users)
+    def _find_met(self, batch: RankingBatch, masks: HeldOutRows) -> Pairs:
+        found = [list_items(batch.features[name]) for name in masks.histories]
+        parts = [(np.asarray(one.rows), np.asarray(one.items)) for one in found]
+        if masks.trained is not None:
+            users = np.asarray(batch.features[self.manifest.require_key("user")], np.int64)
+            parts.append(masks.trained.find(users))
+        rows, items = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         return build_pairs(rows, self.index.columns_of(items), batch.targets, len(self.index))
 
     def _cells(self, features: dict[str, tf.Tensor], name: str, targets: IntArray) -> Pairs:

@@ -82,15 +82,7 @@ def read_train_counts(
         ConfigError: The dataset has no such key.
         InputDataError: Its ids are no numbers; or the file of counts, or a record, is damaged.
     """
-    keys, feature = find_counted_keys(manifest), manifest.require_key(part)
-    if part not in keys.features:
-        spec = manifest.schema[feature]
-        raise InputDataError(
-            f"feature {feature!r} is the {part}'s id, and cannot be counted",
-            received=f"{spec.dtype} of shape {spec.shape}",
-            allowed="one int64 per row",
-            fix=f"encode the {part} by a vocabulary or a hash and build the dataset again",
-        )
+    keys = require_counted_keys(manifest, part)
     if config is None or _reads_all(config):
         if part in manifest.train_counts:
             return _read_file(version_dir, manifest.train_counts[part])
@@ -101,6 +93,27 @@ def read_train_counts(
 def find_counted_keys(manifest: Manifest) -> CountedKeys:
     """Finds the keys that are counted, and what tells events and positives."""
     return find_counted(manifest.keys, manifest.schema, manifest.source.config)
+
+
+def require_counted_keys(manifest: Manifest, *parts: KeyPart) -> CountedKeys:
+    """As `find_counted_keys`, where some must be among them.
+
+    Raises:
+        ConfigError: The dataset has no such key.
+        InputDataError: Its ids are no numbers.
+    """
+    keys = find_counted_keys(manifest)
+    for part in parts:
+        feature = manifest.require_key(part)
+        if part not in keys.features:
+            spec = manifest.schema[feature]
+            raise InputDataError(
+                f"feature {feature!r} is the {part}'s id, and cannot be counted",
+                received=f"{spec.dtype} of shape {spec.shape}",
+                allowed="one int64 per row",
+                fix=f"encode the {part} by a vocabulary or a hash and build the dataset again",
+            )
+    return keys
 
 
 def _reads_all(config: InputConfig) -> bool:
@@ -162,7 +175,7 @@ def read_train_pairs(
 
     Args:
         version_dir: Directory that holds the manifest.
-        manifest: The version's manifest; both keys can be counted.
+        manifest: The version's manifest.
         config: How the train split is read; see `read_train_counts`.
         positives: Whether events with a label above 0 alone are read, else all events.
 
@@ -170,9 +183,10 @@ def read_train_pairs(
         Ids of users and of items, int64 `[n]` each; a pair may come several times.
 
     Raises:
-        InputDataError: A record is damaged.
+        ConfigError: The dataset has no such key.
+        InputDataError: Its ids are no numbers, or a record is damaged.
     """
-    keys = find_counted_keys(manifest)
+    keys = require_counted_keys(manifest, "user", "item")
     user, item = (keys.features[part] for part in ("user", "item"))
     for rows in _read_rows(version_dir, manifest, keys, config):
         events, positive = _find_events(rows, keys)

@@ -31,6 +31,7 @@ from training.loop.step_validation import StepPlan
 from training.loop.validation import Validate, build_step_validate, check_validation
 from training.models.model import Model
 from training.models.registry import build_model, undo_balance
+from training.models.sequence import require_held_out
 from training.monitoring.progress import TrainingProgress
 from training.objectives.objective import (
     Objective,
@@ -103,6 +104,7 @@ def assemble(task: TrainingTask, profile: StepRange | None = None) -> TrainingPa
     """
     config, data, strategy = task.config, task.data, task.strategy
     check_batch_size(config.input.batch_size, strategy)
+    require_held_out(config, data.manifest)
     steps_per_epoch = _count_steps(task)
     validate_steps = build_step_validate(config, data)
     total_steps = StepPlan.of(config.fit, steps_per_epoch).total

@@ -49,7 +49,7 @@ def undo_balance(model: Model, config: InputConfig, manifest: Manifest) -> list[
     """Sets what undoes a balance of classes outside of training.
 
     Args:
-        model: The model; one without tasks stays as it is.
+        model: The model; one that retrieves stays as it is.
         config: How its train split is read.
         manifest: The dataset version.
 
@@ -57,8 +57,13 @@ def undo_balance(model: Model, config: InputConfig, manifest: Manifest) -> list[
         What to tell of probabilities that stay those of balanced rows.
     """
     balance = config.class_balance
-    if balance is None or not isinstance(model, NetworkRankingModel):
+    if balance is None:
         return []
+    if not isinstance(model, NetworkRankingModel):
+        return [
+            "input.class_balance changes the share of label 1, which is not undone of a retrieval "
+            "model: its log loss and calibration are those of balanced rows, ranks stay as they are"
+        ]
     model.calibrate(find_balance_calibrations(model.tasks, config, manifest))
     binary = [one for one in model.tasks if one.is_binary and one.name not in model.calibrations]
     tasks = [one.name for one in binary if one.label == balance.feature]

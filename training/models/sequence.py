@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from conf.errors import ConfigError
-from conf.manifest import Manifest
+from conf.manifest import Manifest, find_counted
 from conf.schema import FIRST_TOKEN_ID, FeatureSpec
 from conf.training.models import (
     BSTConfig,
@@ -26,6 +26,7 @@ from conf.training.models import (
     SASRecConfig,
     SequenceConfig,
 )
+from conf.training.train import TrainConfig
 from training.input.batches import Batch, Features
 from training.models.dssm import plan_pooling, select_features
 from training.models.embedded_inputs import MASK_SUFFIX, EmbeddedInputs, InputFeature
@@ -101,7 +102,7 @@ class SequenceModel(RetrievalModel):
             for side in (users, items)
         ]
         sides[0] = [replace(one, is_cut=one.spec in lists) for one in sides[0]]
-        self._sequence, self._every_position = lists[0].name, _is_trained_everywhere(config)
+        self._sequence, self._every_position = lists[0].name, trains_everywhere(config)
         if isinstance(config, ComiRecConfig):
             self.interests = _require_length(config.interests, lists[0])
         # A GRU goes over positions one after the other, in each group anew; ComiRec is quick.
@@ -193,8 +194,30 @@ class SequenceModel(RetrievalModel):
         return normalize_rows(vectors) if self._normalize else vectors
 
 
-def _is_trained_everywhere(config: SequenceConfig) -> bool:
+def trains_everywhere(config: SequenceConfig) -> bool:
+    """Whether each item of a history is a target, not the row's item alone."""
     return not isinstance(config, BSTConfig | ComiRecConfig) and config.every_position
+
+
+def require_held_out(config: TrainConfig, manifest: Manifest) -> None:
+    """Refuses held-out rows that later rows' histories would train on, position by position.
+
+    Raises:
+        ConfigError: `input.validation` goes by items, and rows stand for events.
+    """
+    held_out, model = config.input.validation, config.model
+    if held_out is None or not isinstance(model, SequenceConfig) or not trains_everywhere(model):
+        return
+    has_sequences = find_counted(manifest.keys, manifest.schema, manifest.source.config).history
+    if manifest.keys.item not in held_out.key or has_sequences:
+        return
+    raise ConfigError(
+        f"{model.name} trains on every item of a history: a held-out row whose user has later "
+        "ones is trained on all the same",
+        received=f"input.validation.hash_of: {held_out.hash_of!r}, model.every_position: true",
+        allowed="whole users: hash_of the user's feature",
+        fix="hold users out, or set model.every_position=false",
+    )
 
 
 def count_queries(config: SequenceConfig, manifest: Manifest) -> int:
@@ -203,7 +226,7 @@ def count_queries(config: SequenceConfig, manifest: Manifest) -> int:
     Raises:
         ConfigError: The config names no sequence that the dataset has.
     """
-    if not _is_trained_everywhere(config):
+    if not trains_everywhere(config):
         return 1
     return list_length(_find_lists(config, manifest)[0]) or 1
 

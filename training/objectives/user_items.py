@@ -20,6 +20,7 @@ from conf.schema import FIRST_TOKEN_ID
 from conf.training.input import InputConfig
 from training.embedding.key_mapping import read_keys
 from training.input.batches import Batch
+from training.input.train_counts import read_train_pairs
 from training.reader.damage import InputCounts
 from training.reader.feature_columns import plan_columns
 from training.reader.shuffle_buffer import read_epoch
@@ -97,20 +98,23 @@ class UserItems:
         return rows, self.items[self.starts[place][rows] + offsets]
 
 
-def read_user_items(train: TrainRows) -> UserItems:
-    """Reads the train split through, once: the user and the item of each row.
+def read_user_items(
+    version_dir: ReadablePath, manifest: Manifest, config: InputConfig | None = None
+) -> UserItems:
+    """Reads the train split through, once: the items that each user has, those of histories too.
 
     Args:
-        train: The rows; the dataset has users and items.
+        version_dir: Directory of the dataset version.
+        manifest: Its manifest; the dataset has users and items.
+        config: How the train split is read; None: all rows.
 
     Raises:
-        InputDataError: A record is damaged.
+        ConfigError: The dataset has no users, or no items.
+        InputDataError: Their ids are no numbers, or a record is damaged.
     """
-    names = [train.manifest.require_key("user"), train.manifest.require_key("item")]
-    parts = [np.zeros([0, 2], np.int64)]
-    for columns in read_train_columns(train, names):
-        parts.append(np.stack([columns[name] for name in names], axis=1))
-    return group_pairs(np.concatenate(parts))
+    read = read_train_pairs(version_dir, manifest, config or InputConfig(), positives=False)
+    pairs = [np.zeros([0, 2], np.int64), *(np.stack(part, axis=1) for part in read)]
+    return group_pairs(np.concatenate(pairs))
 
 
 def read_train_columns(train: TrainRows, names: Sequence[str]) -> Iterator[dict[str, np.ndarray]]:
@@ -194,7 +198,7 @@ class KnownItems:
         """
         own = tf.cast(read_keys(batch, self._item_key), tf.int64)
         parts = [RowItems(tf.range(tf.size(own, tf.int64)), own)]
-        parts += [_list_items(read_keys(batch, history)) for history in self._histories]
+        parts += [list_items(read_keys(batch, history)) for history in self._histories]
         if self._user is not None:
             parts.append(self._find_of_users(tf.cast(read_keys(batch, self._user), tf.int64)))
         return RowItems(*(tf.concat(columns, axis=0) for columns in zip(*parts, strict=True)))
@@ -254,8 +258,12 @@ class KnownItems:
         )
 
 
-def _list_items(values: tf.Tensor | tf.RaggedTensor) -> RowItems:
-    """Returns the items of lists, without their padding."""
+def list_items(values: tf.Tensor | tf.RaggedTensor) -> RowItems:
+    """Returns the items of lists, without their padding.
+
+    Args:
+        values: Ids, int64 `[rows, None]` or `[rows, n]`; 0 is padding.
+    """
     if isinstance(values, tf.RaggedTensor):
         return RowItems(values.value_rowids(), tf.cast(values.values, tf.int64))
     cells = tf.where(tf.not_equal(values, 0))
@@ -285,7 +293,9 @@ def build_known_items(train: TrainRows, features: Sequence[str]) -> KnownItems:
             allowed="none, target",
             fix="set model.objective.mask=target, or declare events.user or a history in the build",
         )
-    users = None if user is None else (user, read_user_items(train))
+    users = (
+        None if user is None else (user, read_user_items(train.version_dir, manifest, train.config))
+    )
     if users is not None:
         histories = tuple(name for name in histories if name in features)
     return KnownItems(item, users, histories, int(manifest.schema[item].vocabulary_size or 0))

@@ -29,6 +29,7 @@ from tests.bench.results.records import (
     write_record,
 )
 from tests.real_data import VARIABLE, find_data
+from training.run_directory import config_sha256
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -90,18 +91,20 @@ def measure(experiment: Experiment, log: Path, arguments: argparse.Namespace, co
     work: Path = arguments.work.resolve()
     build = Path(load_config(TrainConfig, "training", experiment.preset).dataset).name
     dataset = work / "datasets" / build
-    if not (dataset / "CURRENT").exists():
-        _sluice("build", build, "--data", str(log), "--set", f"output.root={dataset.parent}")
-    origin = {"commit": commit, "processor": describe_machine()["processor"]}
+    # Builds nothing where neither the config nor the log has changed.
+    _sluice("build", build, "--data", str(log), "--set", f"output.root={dataset.parent}")
+    machine = describe_machine()
+    origin = {"commit": commit, "processor": ", ".join((machine["processor"], *machine["gpus"]))}
     seeds = [_train(experiment, dataset, seed, origin) for seed in arguments.seeds]
     print(write_record(build_record(experiment, resolve_version(dataset), seeds)))
 
 
 def _train(experiment: Experiment, dataset: Path, seed: int, origin: dict[str, Any]) -> SeedResult:
-    """One seed; what a finished run of it was made by stays as it was."""
+    """One seed; what a run of the same config was begun by stays as it was."""
     name = f"{experiment.preset}_seed{seed}"
     runs = dataset.parent.parent / "runs"
-    file = runs / f"{name}{ORIGIN_SUFFIX}"
+    config = config_sha256(load_config(TrainConfig, "training", experiment.preset))
+    file = runs / f"{name}-{config[:8]}{ORIGIN_SUFFIX}"
     if not file.exists():
         runs.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(origin), encoding="utf-8")
@@ -115,10 +118,16 @@ def _train(experiment: Experiment, dataset: Path, seed: int, origin: dict[str, A
 
 
 def _sluice(*words: str) -> None:
-    """Runs a command of this checkout; its output goes to this one's."""
+    """Runs a command of this checkout; its output goes to this one's.
+
+    Raises:
+        SystemExit: It has failed, and has said why; the same code.
+    """
     here = Path(__file__).parents[3]
     environment = {**os.environ, "PYTHONPATH": str(here)}
-    subprocess.run([sys.executable, "-m", "jobs.cli", *words], check=True, env=environment)
+    command = [sys.executable, "-m", "jobs.cli", *words]
+    if code := subprocess.run(command, check=False, env=environment).returncode:
+        sys.exit(code)
 
 
 if __name__ == "__main__":

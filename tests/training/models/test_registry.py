@@ -11,6 +11,7 @@ import tensorflow as tf
 from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema, FeatureSpec
+from conf.training.input import InputConfig
 from conf.training.models import DSSMConfig, MFConfig, YouTubeDNNConfig
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.static_table import EmbeddingTable
@@ -18,7 +19,7 @@ from training.input.batches import Batch, build_eval_dataset
 from training.models.embedding_tables import TableBuilder, table_size
 from training.models.mf import MatrixFactorization
 from training.models.model import find_feature
-from training.models.registry import build_model
+from training.models.registry import build_model, undo_balance
 
 CONFIGS = [
     MFConfig(embedding_dim=4),
@@ -329,3 +330,12 @@ def test_towers_put_tables_of_any_lengths_side_by_side(
 def test_names_that_do_not_fit_are_refused(embeddings, error, tiny_manifest: Manifest) -> None:
     with pytest.raises(ConfigError, match=error):
         build(tiny_manifest, **embeddings)
+
+
+def test_a_balance_that_a_retrieval_model_keeps_is_told(tiny_manifest: Manifest) -> None:
+    balance = {"feature": "label", "shares": {0: 0.5, 1: 0.5}}
+    config = InputConfig.model_validate({"batch_size": 32, "class_balance": balance})
+    model = build_model(MFConfig(embedding_dim=4), tiny_manifest, 1)
+    (note,) = undo_balance(model, config, tiny_manifest)
+    assert "not undone" in note
+    assert not undo_balance(model, InputConfig(batch_size=32), tiny_manifest)

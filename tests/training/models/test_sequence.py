@@ -35,7 +35,7 @@ from training.evaluation.item_index import build_item_index
 from training.export.saved_model import write_export
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
-from training.models.sequence import SequenceModel
+from training.models.sequence import SequenceModel, require_held_out
 from training.networks.network import (
     Network,
     NetworkInputs,
@@ -356,6 +356,23 @@ def test_datasets_without_a_sequence_of_items_are_refused(tiny_manifest: Manifes
     with pytest.raises(ConfigError, match="keys are no targets"):
         build(SASRecConfig.model_validate({"embeddings": tables}), keyed)
     assert build(SASRecConfig(every_position=False), others).user_inputs == ("history",)
+
+
+def test_pairs_cannot_be_held_out_of_later_histories(tiny_manifest: Manifest) -> None:
+    pairs = {"hash_of": ["user_id", "movie_id"], "share": 0.2}
+
+    def configure(held_out: dict[str, Any], **model: Any) -> TrainConfig:
+        given = {"dataset": "d", "name": "t", "model": {"name": "sasrec", **model}}
+        return TrainConfig.model_validate({**given, "input": {"validation": held_out}})
+
+    with pytest.raises(ConfigError, match="trained on all the same"):
+        require_held_out(configure(pairs), tiny_manifest)
+    with pytest.raises(ConfigError, match="trained on all the same"):
+        require_held_out(configure({**pairs, "hash_of": "movie_id"}), tiny_manifest)
+    require_held_out(configure({**pairs, "hash_of": "user_id"}), tiny_manifest)
+    require_held_out(configure(pairs, every_position=False), tiny_manifest)
+    cut = replace(tiny_manifest.source, config={"train_samples": 5})
+    require_held_out(configure(pairs), replace(tiny_manifest, source=cut))
 
 
 def test_heads_divide_the_vectors() -> None:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError, InputDataError
 from conf.manifest import Manifest
-from conf.schema import FeatureSchema
+from conf.schema import FIRST_TOKEN_ID, FeatureSchema
 from conf.training.input import InputConfig
 from conf.training.objectives import NegativesConfig
+from tests.datasets import read_train_records
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.input.batches import build_eval_dataset
 from training.networks.network import TrainingPass
@@ -164,14 +165,30 @@ def test_user_items_are_those_of_the_rows_that_are_trained_on(
     names = ["user_id", "movie_id"]
     rows = next(iter(build_eval_dataset(tiny_version, tiny_manifest, "train", 10_000, names)))
     pairs = set(zip(*(rows[name].numpy().tolist() for name in names), strict=True))
-    found = read_user_items(TrainRows(tiny_version, tiny_manifest, 32))
+    found = read_user_items(tiny_version, tiny_manifest)
     users = np.repeat(found.users, np.diff(found.starts))
     assert set(zip(users.tolist(), found.items.tolist(), strict=True)) == pairs
     held_out = InputConfig.model_validate(
         {"batch_size": 32, "validation": {"hash_of": "movie_id", "share": 0.3}}
     )
-    kept = read_user_items(TrainRows(tiny_version, tiny_manifest, 32, held_out))
+    kept = read_user_items(tiny_version, tiny_manifest, held_out)
     assert 0 < len(kept.items) < len(found.items)
+
+
+def test_a_user_has_the_items_of_all_its_sequences(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    source = replace(tiny_manifest.source, config={"train_samples": 5})
+    manifest = replace(tiny_manifest, source=source)
+    expected: set[tuple[int, int]] = set()
+    for record in read_train_records(tiny_version, manifest):
+        items = {record["movie_id"][0], *record["history"]}
+        expected |= {(record["user_id"][0], item) for item in items if item >= FIRST_TOKEN_ID}
+    found = read_user_items(tiny_version, manifest)
+    users = np.repeat(found.users, np.diff(found.starts))
+    pairs = set(zip(users.tolist(), found.items.tolist(), strict=True))
+    assert pairs == {pair for pair in expected if pair[0] >= FIRST_TOKEN_ID}
+    assert len(pairs) >= len(read_user_items(tiny_version, tiny_manifest).items)
 
 
 def test_without_users_the_history_tells(tiny_version: Path, tiny_manifest: Manifest) -> None:
@@ -208,4 +225,4 @@ def test_the_items_of_every_history_are_known(tmp_path: Path) -> None:
 
 def test_damage_is_named(tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest) -> None:
     with pytest.raises(InputDataError):
-        read_user_items(TrainRows(tmp_path, tiny_manifest, 32))
+        read_user_items(tmp_path, tiny_manifest)

@@ -33,7 +33,7 @@ from tensorflow_serving.apis.model_pb2 import ModelSpec
 from tensorflow_serving.apis.predict_pb2 import PredictRequest
 from tensorflow_serving.apis.prediction_service_pb2_grpc import PredictionServiceStub
 
-from conf.artefacts.export import IndexKind, IndexOptions, roll_back
+from conf.artefacts.export import ExportOptions, IndexKind, IndexOptions, roll_back
 from conf.errors import ConfigError, ExitCode, InputDataError, UpstreamNotReadyError
 from jobs.evaluate import app as evaluate_app
 from jobs.export import app as export_app
@@ -44,6 +44,7 @@ from tests.training.serving.tiny_models import ROW
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import build_item_index, read_user_vectors
+from training.export.saved_model import write_export
 from training.index.index_build import build_index
 from training.index.item_columns import align_columns, read_table
 from training.index.known_entities import KnownEntities, Users
@@ -172,6 +173,28 @@ def test_lists_are_exact_and_leave_out_what_is_met_blocked_or_filtered(client, t
         assert {item["kind"] for item in found["items"]} == {"a"}
         assert found["history"][0]["title"].startswith("Film")
         assert found["histories"] == {"history": found["history"]}
+
+
+def test_lists_are_ordered_where_all_probabilities_are_one(trained, tmp_path) -> None:
+    one = trained["scores"]
+    sure = build_model(one.config.model, one.manifest, 3)
+    for weight in sure.trainable_variables:
+        if weight.shape == (1,):  # The bias of a task's head.
+            weight.assign_add([40.0])
+    write_export(replace(one, model=sure), ExportOptions(tmp_path, k=5))
+    server = Server(ServerConfig(tmp_path, 60.0))
+    with TestClient(build_app(server), "http://localhost") as client:
+        features = {"gender": "F", "history": [101]}
+        asked = {"user": 1003, "features": features, "k": 30, "seen": True}
+        found = client.post("/v1/recommend", json=asked).json()["items"]
+        items = [[item["item"] for item in found]]
+        row = {"user_id": [1003], "gender": ["F"], "history": [[101]], "items": items}
+        given = {"signature_name": "rank_items", "inputs": row}
+        answer = client.post("/v1/models/scores:predict", json=given).json()
+    odds = answer["outputs"]["click"][0]
+    assert {item["score:click"] for item in found} == {1.0}
+    assert len(set(odds)) > 10
+    assert odds == sorted(odds, reverse=True)
 
 
 def test_every_history_of_a_user_is_shown() -> None:

@@ -21,9 +21,9 @@ from training.index.known_entities import KnownEntities
 from training.index.vector_index import Found
 from training.serving.lists.list_models import ListModels
 from training.serving.lists.row_inputs import (
+    ORDERS,
     ROW_FEATURES,
     ROW_SIGNATURES,
-    SCORES,
     check_features,
     describe_input,
     find_items_input,
@@ -216,14 +216,13 @@ class Recommender:
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         own = _require_known(ranker)
         row = _find_user(own, request)
-        signature, inputs = await self._read_row(ranker, SCORES, own, request, row, size)
+        signature, inputs = await self._read_row(ranker, ORDERS, own, request, row, size)
         name, spec = find_items_input(ranker, signature)
         inputs[name] = _read_items(known, name, order, spec)
         outputs = await self._batcher.call(ranker, signature, inputs)
-        names = [output["name"] for output in ranker.card["outputs"]]
-        tasks = {f"score:{task}": outputs[task][0] for task in names}
-        best = np.argsort(-outputs[names[0]][0], kind="stable")
-        merged = {**tasks, **scores}
+        tasks = ranker.card["outputs"]
+        best = np.argsort(-outputs[tasks[0]["name"]][0], kind="stable")
+        merged = {f"score:{task['name']}": _to_score(task, outputs) for task in tasks} | scores
         return order[best], {name: value[best] for name, value in merged.items()}
 
 
@@ -241,6 +240,12 @@ def _read_items(known: KnownEntities, name: str, order: np.ndarray, spec: Any) -
     if keys.size and (keys.dtype == object) != (spec.dtype == tf.string):
         raise RequestError(f"the ranking model's input {name} is {spec.dtype.name}; keys are not")
     return keys.astype(spec.dtype.as_numpy_dtype, copy=False)
+
+
+def _to_score(task: Mapping[str, Any], outputs: Arrays) -> np.ndarray:
+    """Returns probabilities for a binary task's log-odds, the values of another as they are."""
+    order = outputs[task["name"]][0]
+    return tf.sigmoid(order).numpy() if task["kind"] == "binary" else order
 
 
 def _require_known(version: ServedVersion) -> KnownEntities:

@@ -21,9 +21,9 @@ from training.serving.requests.tensors import Arrays
 
 ROW_FEATURES = "row_features"
 """Signature that gives what the `…_encoded` ones take of a row, of raw values."""
-SCORES = "score_items"
-"""Signature that gives the scores of items by their keys."""
-ROW_SIGNATURES = {"retrieval": "user_embedding", "ranking": SCORES}
+ORDERS = "rank_items"
+"""Signature that gives what orders items, by their keys: log-odds, as probabilities near 1 tie."""
+ROW_SIGNATURES = {"retrieval": "user_embedding", "ranking": ORDERS}
 """Signature that takes raw values of a row, by the kind of the model."""
 _MOST_KEY = 2**63 - 1
 
