@@ -136,7 +136,7 @@ def _train(
             _keep_counts(config, start.data, run)
         progress.message(
             f"training {config.model.name} on {devices.render()}: "
-            f"{start.data.manifest.split('train').rows:,} rows, "
+            f"{start.data.manifest.split('train').rows:,} rows in train, "
             f"{trainer.parts.steps_per_epoch:,} steps per epoch, "
             f"{trainer.parts.model.parameter_count:,} parameters; run {describe_run(run)}",
             run=describe_run(run),

@@ -335,8 +335,8 @@ class _Refit:
     def fit(self) -> Path:
         plan = describe_plan(self._config, self._refit)
         self._progress.message(
-            f"fit.refit: at most {plan['trials']} trials without the held-out rows, then the best "
-            f"settings and epoch on all rows: at most {plan['epochs']} epochs in all",
+            f"fit.refit: trials without the held-out rows (at most {plan['trials']}), then the "
+            f"best settings and epoch on all rows: at most {plan['epochs']} epochs in all",
             **plan,
         )
         for number, values in enumerate(self._list_trials()):
@@ -419,6 +419,10 @@ class _Refit:
         self._progress.message(
             f"on all rows: {shown}, {best.epoch} epochs", values=best.values, epoch=best.epoch
         )
+        if best.epoch == best.values.get("fit.epochs", self._config.fit.epochs):
+            self._progress.message(
+                "the best trial was best in its last epoch: more epochs may be better (fit.epochs)"
+            )
         run = fit_run(config, self._progress, once=self._is_resumed)
         publish_run(config, run)  # An earlier run of the same settings may be what was found.
         update_run_card(run, refit=self._describe(best))

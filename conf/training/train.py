@@ -16,7 +16,7 @@ from conf.config_base import OWN_CODE_PATTERN, PublishedRoot, StrictFinite, keep
 from conf.errors import ConfigError
 from conf.metrics import OWN_PREFIX, build_stopping_pattern, register_metric
 from conf.training.input import FilterConfig, InputConfig
-from conf.training.models import DSSMConfig, ModelConfig
+from conf.training.models import DSSMConfig, ModelConfig, RankingConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.refit import RefitConfig
 
@@ -412,6 +412,15 @@ class TrainConfig(StrictFinite):
             raise ValueError(
                 "devices.strategy=multi_worker needs lists of one length in all batches, and "
                 "input.bucket_boundaries gives them several; leave bucket_boundaries out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_own_metrics(self) -> TrainConfig:
+        if self.evaluation.metrics and not isinstance(self.model, RankingConfig):
+            raise ValueError(
+                f"evaluation.metrics ({', '.join(self.evaluation.metrics)}) are of the tasks of a "
+                "ranking model, and a retrieval model has none; leave them out"
             )
         return self
 

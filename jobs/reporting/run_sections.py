@@ -46,7 +46,7 @@ def view_learning(data: RunData) -> dict[str, Any]:
     """Returns curves and a table of the epochs, and what the input left out of the last one."""
     if not data.epochs:
         raise MissingPartError(data.gaps.get("history", "No epoch of this run has finished yet."))
-    metric, chosen = _validation_metric(data), _is_chosen(data)
+    metric, chosen, refit = _validation_metric(data), _is_chosen(data), _tell_refit(data)
     numbers = [int(entry.get("epoch", index + 1)) for index, entry in enumerate(data.epochs)]
     title = None if metric is None else data.title(metric)
     curves = {"Loss": _values(data, LOSS_METRIC)}
@@ -57,8 +57,7 @@ def view_learning(data: RunData) -> dict[str, Any]:
     if metric and conditions:
         shown += f" (of rows with {describe_conditions(conditions)})"
     return {
-        "lead": f"{shown}; the {'best' if chosen else 'last'} epoch's weights were kept."
-        + _tell_refit(data),
+        "lead": f"{shown}; the {'best' if chosen else 'last'} epoch's weights were kept." + refit,
         "best": best_epoch(data),
         "numbers": numbers,
         "curves": curves,
@@ -68,7 +67,7 @@ def view_learning(data: RunData) -> dict[str, Any]:
             for number, entry, *values in zip(numbers, data.epochs, *curves.values(), strict=True)
         ],
         "validation": _view_validation(data, numbers),
-        "kept_by_default": metric is None and not chosen,
+        "kept_by_default": metric is None and not chosen and not refit,
         "left_out": as_mapping(data.epochs[-1].get("left_out")),
         "tables": [
             [table, number, *(as_mapping(found).get(name) for name in _TABLE_COUNTS)]
@@ -85,11 +84,12 @@ def _tell_refit(data: RunData) -> str:
     if not found or not isinstance(trials, list):
         return ""
     values = as_mapping(found.get("values"))
+    count = "1 trial" if len(trials) == 1 else f"{len(trials)} trials"
     shown = ", ".join(f"{key} {value}" for key, value in values.items()) or "as configured"
     return (
         f" Settings ({shown}) and epochs were chosen on held-out rows: "
         f"{data.title(str(refit.get('metric')))} {to_float(found.get('value')):.4f} after epoch "
-        f"{found.get('epoch')}, the best of {len(trials)} trials. This run trained on them too."
+        f"{found.get('epoch')}, the best of {count}. This run trained on them too."
     )
 
 

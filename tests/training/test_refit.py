@@ -150,6 +150,18 @@ def test_the_cost_is_told_beforehand(config: TrainConfig) -> None:
     assert describe_plan(config, config.fit.refit)["epochs"] == 2 * 3 + 7 + 7 + 7
 
 
+def test_a_best_epoch_that_is_the_last_is_told(config: TrainConfig) -> None:
+    told: list[str] = []
+
+    class Tells(NoProgress):
+        def message(self, text: str, **fields: object) -> None:
+            told.append(text)
+
+    one = override_config(config, {"fit.epochs": 1, "name": "one"}, "of the test")
+    fit_chosen(one, Tells())
+    assert sum("more epochs may be better" in text for text in told) == 1
+
+
 def test_settings_that_were_tried_are_not_tried_again(config: TrainConfig) -> None:
     # The second key's first value is what the first trials had.
     space = {"fit.epochs": [1], "model.embedding_dim": [4, 2]}

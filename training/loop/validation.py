@@ -111,7 +111,7 @@ def check_validation(config: TrainConfig, data: TrainingData) -> str | None:
             does not work.
     """
     _check_held_out(config, data)
-    _check_own_metrics(config)
+    build_own_metrics(config.evaluation.metrics)
     evaluation_filter = config.evaluation.filter
     if not evaluation_filter or not is_validated(config, data.manifest):
         return None
@@ -131,18 +131,6 @@ def check_validation(config: TrainConfig, data: TrainingData) -> str | None:
             "vocabulary: `sluice inspect --head 5` shows them",
         )
     return f"validation is of {rows:,} of {listed:,} rows {what}: {conditions}"
-
-
-def _check_own_metrics(config: TrainConfig) -> None:
-    """Refuses metrics of one's own that do not work, or that are of no task."""
-    metrics = config.evaluation.metrics
-    if metrics and not isinstance(config.model, RankingConfig):
-        raise ConfigError(
-            "evaluation.metrics are of the tasks of a ranking model",
-            received=f"{', '.join(metrics)}, with model.kind = retrieval",
-            fix="leave them out, or train a ranking model",
-        )
-    build_own_metrics(metrics)
 
 
 def _check_held_out(config: TrainConfig, data: TrainingData) -> None:

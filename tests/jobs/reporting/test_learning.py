@@ -180,3 +180,8 @@ def test_a_run_on_all_rows_tells_how_it_was_chosen(finished: RunData) -> None:
     assert "model.temperature 0.1" in lead
     assert "NDCG@20 0.1621 after epoch 17, the best of 8 trials" in lead
     assert "held-out rows" not in show("learning", finished).lead
+    epochs = tuple({**entry, "validation": {}} for entry in finished.epochs)
+    card = {**finished.card, "training": {}, "refit": {**refit, "trials": [{}]}}
+    shown = show("learning", replace(finished, epochs=epochs, card=card))
+    assert "the best of 1 trial." in shown.lead
+    assert not any("nothing could be chosen" in note for note in shown.notes)

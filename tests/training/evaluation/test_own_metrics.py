@@ -15,6 +15,7 @@ import yaml
 from pydantic import ValidationError
 
 from conf.errors import ConfigError, ExitCode
+from conf.load import override_config
 from conf.metrics import find_direction, is_minimised
 from conf.training.train import EvaluationConfig, TrainConfig
 from jobs.reporting.report import write_report
@@ -150,9 +151,11 @@ def test_faults_of_a_metric_are_said_before_anything_is_written(
 def test_metrics_are_of_ranking_models_and_have_names_of_their_own(
     tiny_version: Path, tmp_path: Path
 ) -> None:
-    config = plan(tiny_version, tmp_path, {"own_brier": own("brier")}, model={"name": "mf"})
-    with pytest.raises(ConfigError, match="tasks of a ranking model"):
-        plan_run(config)
+    with pytest.raises(ValidationError, match="tasks of a ranking model"):
+        plan(tiny_version, tmp_path, {"own_brier": own("brier")}, model={"name": "mf"})
+    towers = plan(tiny_version, tmp_path, {}, model={"name": "mf"})
+    with pytest.raises(ConfigError, match="tasks of a ranking model"):  # As `evaluate --set` does.
+        override_config(towers, {"evaluation.metrics": {"own_brier": own("brier")}}, "of a test")
     with pytest.raises(ValidationError, match="own_"):
         EvaluationConfig.model_validate({"metrics": {"auc": own("brier")}})
     stopping = {"epochs": 1, "early_stopping": {"metric": "own_bier"}}

@@ -207,6 +207,7 @@ def test_every_history_of_a_user_is_shown() -> None:
     assert describe_history(known, "bought", 0) == [{"item": "y"}]
     assert describe_history(known, "bought", 1) == []  # An item that the export does not hold.
     assert describe_history(known, "carts", None) == []
+    assert describe_history(known, "carts", 0, ["z", 7, "nothing"]) == [{"item": "z"}]
     earlier = SimpleNamespace(card={"users": {"history": "clicked"}})
     assert list_histories(earlier) == ["clicked"]
 
@@ -224,6 +225,7 @@ def test_a_user_whom_nobody_knows_gets_a_list_too(client) -> None:
     found = client.post("/v1/recommend", json=asked)
     assert found.status_code == 200
     assert found.json()["known"] is False
+    assert {item["item"] for item in found.json()["history"]} == {101}
 
 
 @pytest.mark.parametrize("name", ["towers", "scores"])

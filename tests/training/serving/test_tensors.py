@@ -228,7 +228,7 @@ def test_text_of_a_history_is_bounded_before_its_items_are_looked_up() -> None:
     version = SimpleNamespace(card=card)
     text = " ".join(["a"] * RequestLimits.values)
     request = RecommendRequest(features={"viewed": text})
-    assert len(read_given(version, request, {"viewed"})) == RequestLimits.values
+    assert len(read_given(version, request, {"viewed"})["viewed"]) == RequestLimits.values
     request = RecommendRequest(features={"viewed": text + " a"})
     with pytest.raises(RequestError, match="more than 250,000 values"):
         read_given(version, request, {"viewed"})

@@ -7,7 +7,7 @@ asked to be left out, and what a filter does not name is not among them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -116,7 +116,7 @@ class Recommender:
             order, scores = await self._rank(ranker, known, request, order, scores, size)
         met = _count_values(known, row, list_histories(first))
         return await self._builder.run(
-            ITEM_BYTES * (request.k + met), _describe,
+            size + ITEM_BYTES * (request.k + met), _describe,
             request, known, row, order[: request.k], scores, first, ranker,
         )  # fmt: skip
 
@@ -230,7 +230,9 @@ def _leave_out_met(request: RecommendRequest, first: ServedVersion) -> Recommend
     """Adds what the request says that the user has met to what is left out of the list."""
     if request.seen or not request.features:
         return request
-    met = read_given(first, request, list_histories(first))
+    met = [
+        key for keys in read_given(first, request, list_histories(first)).values() for key in keys
+    ]
     return replace(request, exclude=[*request.exclude, *met]) if met else request
 
 
@@ -276,7 +278,9 @@ def _describe(
     first: ServedVersion,
     ranker: ServedVersion | None,
 ) -> bytes:
-    histories = {name: describe_history(known, name, row) for name in list_histories(first)}
+    names = list_histories(first)
+    given = read_given(first, request, names) if request.features else {}
+    histories = {name: describe_history(known, name, row, given.get(name)) for name in names}
     items = [
         {"item": known.keys[position],
          **{name: value[place] for name, value in scores.items()},
@@ -308,11 +312,24 @@ def list_histories(version: ServedVersion) -> list[str]:
     return list(users.get("histories", earlier))
 
 
-def describe_history(known: KnownEntities, name: str, row: int | None) -> list[dict[str, Any]]:
-    """Returns the items of a user's list; nothing of a user who is not known."""
-    if row is None or known.users is None:
+def describe_history(
+    known: KnownEntities, name: str, row: int | None, given: Sequence[Token] | None = None
+) -> list[dict[str, Any]]:
+    """Returns the items of a user's list that the export holds.
+
+    Args:
+        known: What the export holds.
+        name: Feature of the list.
+        row: The user's; None: nothing is stored of the user.
+        given: Keys that the request gives in the place of what is stored; None: it gives none.
+    """
+    if given is not None:
+        places = [known.position_of.get(str(key)) for key in given]
+        met = np.array([place for place in places if place is not None], np.int64)
+    elif row is None or known.users is None:
         return []
-    met = known.find_positions(known.users.read_list(f"{FEATURE_PREFIX}{name}", row))
+    else:
+        met = known.find_positions(known.users.read_list(f"{FEATURE_PREFIX}{name}", row))
     described = zip(met, known.get_columns(met), strict=True)
     return [{"item": known.keys[position], **columns} for position, columns in described]
 

@@ -139,20 +139,20 @@ def find_stored(
 @refuse_values()
 def read_given(
     version: ServedVersion, request: RecommendRequest, histories: Collection[str]
-) -> list[Token]:
-    """Returns the keys of items that a request gives as the user's histories.
+) -> dict[str, list[Token]]:
+    """Returns the keys of items that a request gives as the user's histories, by feature.
 
     Raises:
         RequestError: Text is no list as the build reads it, or holds too many values.
     """
     row = find_row_inputs(version, ROW_SIGNATURES[version.card["kind"]])
     given = row.name_given(request.features)
-    found: list[Token] = []
+    found: dict[str, list[Token]] = {}
     for item in row.items:
         if item["feature"] in histories and item["name"] in given:
             value = read_written(given[item["name"]], 0, item, RequestLimits.values)
             if isinstance(value, list):
-                found += [one for one in value if type(one) in (int, str)]
+                found[item["feature"]] = [one for one in value if type(one) in (int, str)]
     return found
 
 
