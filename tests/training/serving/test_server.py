@@ -200,7 +200,13 @@ def test_lists_are_ordered_where_all_probabilities_are_one(trained, tmp_path) ->
 def test_every_history_of_a_user_is_shown() -> None:
     lists = {"feature:carts": [[5, 7], []], "feature:bought": [[7], [9]]}
     users = Users(pa.table({"key": ["a", "b"], **lists}), {"a": 0, "b": 1})
-    known = KnownEntities(["x", "y", "z"], np.array([5, 7, 8]), {}, np.ones(3, bool), users=users)
+    known = KnownEntities(
+        ["x", "y", "z"],
+        np.array([5, 7, 8]),
+        {"x": 0, "y": 1, "z": 2},
+        np.ones(3, bool),
+        users=users,
+    )
     version = SimpleNamespace(card={"users": {"histories": ["carts", "bought"]}})
     assert list_histories(version) == ["carts", "bought"]
     assert describe_history(known, "carts", 0) == [{"item": "x"}, {"item": "y"}]
