@@ -103,6 +103,7 @@ class SequenceModel(RetrievalModel):
         ]
         sides[0] = [replace(one, is_cut=one.spec in lists) for one in sides[0]]
         self._sequence, self._every_position = lists[0].name, trains_everywhere(config)
+        self._rows_note = _compare_rows(config, manifest)
         if isinstance(config, ComiRecConfig):
             self.interests = _require_length(config.interests, lists[0])
         # A GRU goes over positions one after the other, in each group anew; ComiRec is quick.
@@ -122,6 +123,11 @@ class SequenceModel(RetrievalModel):
                 self.queries_per_row = list_length(lists[0]) or 1
             first = self.network.random_layers
             self.item_tower = _build_item_tower(self._items, config, first)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Says where the rows are not those that such a model is for."""
+        return super().notes + self._rows_note
 
     @property
     def embedded_inputs(self) -> Sequence[EmbeddedInputs]:
@@ -197,6 +203,25 @@ class SequenceModel(RetrievalModel):
 def trains_everywhere(config: SequenceConfig) -> bool:
     """Whether each item of a history is a target, not the row's item alone."""
     return not isinstance(config, BSTConfig | ComiRecConfig) and config.every_position
+
+
+def _compare_rows(config: SequenceConfig, manifest: Manifest) -> tuple[str, ...]:
+    """Says that targets are lost, or repeat; nothing where the build did not make the histories."""
+    build = manifest.source.config
+    samples = build.get("train_samples", "all")
+    if not build.get("history") or trains_everywhere(config) is (samples != "all"):
+        return ()
+    if samples == "all":
+        return (
+            f"{config.name} learns each item of a history, and each event has a row with those "
+            "before it: an item is a target many times in an epoch; build with train_samples, or "
+            "set model.every_position=false",
+        )
+    return (
+        f"{config.name} learns the item of a row alone, and rows stand for whole sequences "
+        f"(train_samples: {samples}): their other items are no targets; build with a row for each "
+        "event (train_samples: all)",
+    )
 
 
 def require_held_out(config: TrainConfig, manifest: Manifest) -> None:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema
-from conf.training.models import BSTConfig, GRUConfig, HSTUConfig, SASRecConfig
+from conf.training.models import BSTConfig, ComiRecConfig, GRUConfig, HSTUConfig, SASRecConfig
 from conf.training.train import CheckpointConfig, TrainConfig
 from tests.training.dynamic_runs import build_trainer, train_on_replicas
 from tests.training.networks.test_networks import (
@@ -373,6 +373,21 @@ def test_pairs_cannot_be_held_out_of_later_histories(tiny_manifest: Manifest) ->
     require_held_out(configure(pairs, every_position=False), tiny_manifest)
     cut = replace(tiny_manifest.source, config={"train_samples": 5})
     require_held_out(configure(pairs), replace(tiny_manifest, source=cut))
+
+
+def test_rows_that_lose_or_repeat_targets_are_told(tiny_manifest: Manifest) -> None:
+    def notes(config: Any, samples: Any) -> str:
+        made = {"history": {"name": "history"}, "train_samples": samples}
+        built_by = {"train_samples": "all"} if samples is None else made
+        source = replace(tiny_manifest.source, config=built_by)
+        return " ".join(build(config, replace(tiny_manifest, source=source)).notes)
+
+    assert "many times in an epoch" in notes(SASRecConfig(), "all")
+    assert "no targets" in notes(SASRecConfig(every_position=False), 5)
+    assert "no targets" in notes(ComiRecConfig(interests=2), "last")
+    assert not notes(SASRecConfig(), 5)
+    assert not notes(SASRecConfig(every_position=False), "all")
+    assert not notes(SASRecConfig(), None)
 
 
 def test_heads_divide_the_vectors() -> None:
