@@ -253,6 +253,11 @@ class CountedKeys:
         return {part: name for part, name in parts.items() if name is not None}
 
 
+def has_sequences(config: Mapping[str, Any]) -> bool:
+    """Whether rows of train stand for sequences of their user, by the config that made them."""
+    return bool(config.get("train_samples", "all") != "all")
+
+
 def find_counted(
     keys: DatasetKeys, schema: FeatureSchema, config: Mapping[str, Any]
 ) -> CountedKeys:
@@ -272,13 +277,12 @@ def find_counted(
 
     label = keys.label if keys.label in schema else None
     is_number = label is not None and not schema[label].is_list and schema[label].dtype != "bytes"
-    has_sequences = config.get("train_samples", "all") != "all"
     negatives = config.get("negatives") or {}
     return CountedKeys(
         user=find(keys.user),
         item=find(keys.item),
         label=label if is_number else None,
-        history=find(keys.history, is_list=True) if has_sequences else None,
+        history=find(keys.history, is_list=True) if has_sequences(config) else None,
         has_drawn=negatives.get("strategy", "exposure") != "exposure"
         and "train" in negatives.get("splits", ("train",)),
     )

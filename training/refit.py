@@ -213,10 +213,10 @@ def check_users(config: TrainConfig) -> None:
     user, where = data.manifest.keys.user, (data.version_dir, data.manifest)
     if held_out is None or user is None or user not in held_out.key or len(held_out.key) == 1:
         return
-    trained = HeldOutRows.read(*where, config.input, mask_seen=True).trained
+    met = HeldOutRows.read(*where, config.input, mask_seen=True).met
     rows = build_held_out_dataset(*where, config.input, config.evaluation.batch_size, [user])
     users = [np.asarray(batch[user]) for batch in read_batches(rows, *where, "train")]
-    if trained is None or not users or np.isin(np.concatenate(users), trained.users).any():
+    if met is None or not users or np.isin(np.concatenate(users), met.users).any():
         return
     raise TooFewRowsError(
         "input.validation holds pairs out of users who have no other pair: nothing is learned of "

@@ -219,7 +219,7 @@ def _list_gpus() -> list[str]:
         return []
     command = [tool, "--query-gpu=name", "--format=csv,noheader"]
     found = subprocess.run(command, check=False, capture_output=True, text=True)
-    return found.stdout.split("\n")[:-1] if found.returncode == 0 else []
+    return found.stdout.splitlines() if found.returncode == 0 else []
 
 
 class WritableReport(Protocol):

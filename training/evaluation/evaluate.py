@@ -125,7 +125,7 @@ def evaluate_full(
     version_dir, manifest, batch_size = data.version_dir, data.manifest, ranking.batch_size
     protocol = headline_protocol(manifest, ranking.mask_seen, split)
     held_out = ranking.held_out
-    if ranking.mask_seen and held_out is not None and held_out.trained is not None:
+    if ranking.mask_seen and held_out is not None and held_out.met is not None:
         protocol = FULL_UNSEEN
     index = build_item_index(model, version_dir, manifest, batch_size)
     scorer = ModelScorer(model, index)

@@ -43,7 +43,7 @@ from training.input.batches import (
     read_batches,
 )
 from training.input.train_counts import find_counted_keys
-from training.objectives.user_items import UserItems, list_items, read_user_items
+from training.objectives.user_items import KnownItems, read_user_items
 from training.reader.feature_columns import ROLE_OF_SPLIT
 from training.reader.filters import EVALUATION_FILTER
 from training.reader.training_data import TrainingData
@@ -135,13 +135,11 @@ class HeldOutRows:
 
     Attributes:
         config: How the train split is read.
-        trained: Items of each user in the rows that train; None: nothing is left out.
-        histories: Lists of items that a row's user had met.
+        met: Finds both; None: nothing is left out.
     """
 
     config: InputConfig
-    trained: UserItems | None
-    histories: tuple[str, ...] = ()
+    met: KnownItems | None
 
     @classmethod
     def read(
@@ -161,7 +159,10 @@ class HeldOutRows:
         is_known = {"user", "item"} <= set(find_counted_keys(manifest).features)
         if not mask_seen or not is_known:
             return cls(config, None)
-        return cls(config, read_user_items(version_dir, manifest, config), manifest.histories)
+        user, item = manifest.require_key("user"), manifest.require_key("item")
+        trained = read_user_items(version_dir, manifest, config)
+        size = int(manifest.schema[item].vocabulary_size or 0)
+        return cls(config, KnownItems(item, (user, trained), manifest.histories, size))
 
 
 FULL_UNSEEN = "full_unseen"
@@ -323,13 +324,13 @@ class RankingReader:
         """
         require_rows(self.manifest, split)
         keys = self.manifest.keys
-        masks = held_out if seen and held_out is not None and held_out.trained is not None else None
+        met = held_out.met if seen and held_out is not None else None
         seen = seen and carries_seen(self.manifest, split)
         ragged = [*optional, *([keys.seen] if seen and keys.seen else [])]
         ragged += [keys.candidates] if given and keys.candidates else []
-        owner = () if masks is None else (self.manifest.require_key("user"), *masks.histories)
+        of_met = () if met is None else met.inputs
         item = self.manifest.require_key("item")
-        names = tuple(dict.fromkeys((item, *owner, *self.inputs, *ragged)))
+        names = tuple(dict.fromkeys((item, *of_met, *self.inputs, *ragged)))
         rows = max(1, min(self.batch_size, BLOCK_CELLS // len(self.index)))
         where = (self.version_dir, self.manifest)
         if held_out is None:
@@ -342,7 +343,7 @@ class RankingReader:
             )
         for features in read_batches(dataset, self.version_dir, self.manifest, split):
             batch = self._batch(features, seen, negatives, given)
-            yield batch if masks is None else replace(batch, seen=self._find_met(batch, masks))
+            yield batch if met is None else replace(batch, seen=self._find_met(batch, met))
 
     def _batch(
         self,
@@ -362,13 +363,8 @@ class RankingReader:
             candidates = negatives.draw(met, targets)
         return RankingBatch(features, targets, met, candidates)
 
-    def _find_met(self, batch: RankingBatch, masks: HeldOutRows) -> Pairs:
-        found = [list_items(batch.features[name]) for name in masks.histories]
-        parts = [(np.asarray(one.rows), np.asarray(one.items)) for one in found]
-        if masks.trained is not None:
-            users = np.asarray(batch.features[self.manifest.require_key("user")], np.int64)
-            parts.append(masks.trained.find(users))
-        rows, items = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    def _find_met(self, batch: RankingBatch, met: KnownItems) -> Pairs:
+        rows, items = (np.asarray(column) for column in met.find(batch.features))
         return build_pairs(rows, self.index.columns_of(items), batch.targets, len(self.index))
 
     def _cells(self, features: dict[str, tf.Tensor], name: str, targets: IntArray) -> Pairs:

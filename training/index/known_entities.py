@@ -112,6 +112,11 @@ class KnownEntities:
         found: np.ndarray = self._tensor[positions]
         return found
 
+    def find_keys(self, keys: Iterable[Token]) -> np.ndarray:
+        """Returns the positions of items by their keys; unknown ones are left out."""
+        found = (self.position_of.get(str(key)) for key in keys)
+        return np.array([position for position in found if position is not None], np.int64)
+
     def find_positions(self, ids: np.ndarray) -> np.ndarray:
         """Returns the positions of items; unknown ones are left out."""
         found = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)

@@ -8,7 +8,7 @@ in a process.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -203,21 +203,36 @@ def read_train_pairs(
 def _read_rows(
     version_dir: ReadablePath, manifest: Manifest, keys: CountedKeys, config: InputConfig
 ) -> Iterator[DecodedRows]:
-    plain = config.model_copy(
-        update={
-            "cache": None,
-            "cache_dir": None,
-            "mix": (),
-            "bucket_boundaries": None,
-            "class_balance": None,
-        }
-    )
+    names = [name for name in (*keys.features.values(), keys.label, keys.history) if name]
+    lists = () if keys.history is None else (keys.history,)
+    plain = config.model_copy(update={"class_balance": None})
+    return read_train_rows(version_dir, manifest, plain, names, lists)
+
+
+def read_train_rows(
+    version_dir: ReadablePath,
+    manifest: Manifest,
+    config: InputConfig,
+    names: Sequence[str],
+    lists: Sequence[str] = (),
+) -> Iterator[DecodedRows]:
+    """Yields the rows of train as the first epoch has them, without mixed datasets, in parts.
+
+    Args:
+        version_dir: Directory that holds the manifest.
+        manifest: The version's manifest.
+        config: How the train split is read.
+        names: Features to read.
+        lists: Those of them that stay lists of their own length.
+
+    Raises:
+        InputDataError: A record is damaged.
+    """
+    alone = {"cache": None, "cache_dir": None, "mix": (), "bucket_boundaries": None}
     options = InputOptions(counts=InputCounts())
-    source = SplitSource(version_dir, manifest, "train", plain, options)
-    read = (*keys.features.values(), keys.label, keys.history)
-    specs = [manifest.schema[name] for name in dict.fromkeys(read) if name is not None]
-    columns = plan_columns(manifest, specs, () if keys.history is None else (keys.history,))
-    yield from read_epoch(source.plan(columns, None), 0)
+    source = SplitSource(version_dir, manifest, "train", config.model_copy(update=alone), options)
+    specs = [manifest.schema[name] for name in dict.fromkeys(names)]
+    yield from read_epoch(source.plan(plan_columns(manifest, specs, lists), None), 0)
 
 
 class _Counter:

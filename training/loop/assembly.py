@@ -104,7 +104,7 @@ def assemble(task: TrainingTask, profile: StepRange | None = None) -> TrainingPa
     """
     config, data, strategy = task.config, task.data, task.strategy
     check_batch_size(config.input.batch_size, strategy)
-    require_held_out(config, data.manifest)
+    require_held_out(config.model, config.input.validation, data.manifest)
     steps_per_epoch = _count_steps(task)
     validate_steps = build_step_validate(config, data)
     total_steps = StepPlan.of(config.fit, steps_per_epoch).total

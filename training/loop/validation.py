@@ -151,7 +151,7 @@ def _build_ranking(config: TrainConfig, data: TrainingData, batches: int | None)
     if config.input.validation is not None:
         split, mask = TRAIN, evaluation.mask_seen
         held_out = HeldOutRows.read(*where, config.input, mask_seen=mask)
-    if held_out is None or held_out.trained is None:
+    if held_out is None or held_out.met is None:
         warn_unmasked(data.manifest, evaluation.mask_seen, split)
     ranking = FullRanking(
         evaluation.ks,

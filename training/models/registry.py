@@ -61,8 +61,8 @@ def undo_balance(model: Model, config: InputConfig, manifest: Manifest) -> list[
         return []
     if not isinstance(model, NetworkRankingModel):
         return [
-            "input.class_balance changes the share of label 1, which is not undone of a retrieval "
-            "model: its log loss and calibration are those of balanced rows, ranks stay as they are"
+            "input.class_balance is not undone of a retrieval model: where it gives probabilities, "
+            "they, their log loss and their calibration are those of the rows that are drawn"
         ]
     model.calibrate(find_balance_calibrations(model.tasks, config, manifest))
     binary = [one for one in model.tasks if one.is_binary and one.name not in model.calibrations]

@@ -15,18 +15,19 @@ import keras
 import tensorflow as tf
 
 from conf.errors import ConfigError
-from conf.manifest import Manifest, find_counted
+from conf.manifest import Manifest, has_sequences
 from conf.schema import FIRST_TOKEN_ID, FeatureSpec
+from conf.training.input import HeldOutConfig
 from conf.training.models import (
     BSTConfig,
     ComiRecConfig,
     GRUConfig,
     HSTUConfig,
+    ModelConfig,
     PoolingConfig,
     SASRecConfig,
     SequenceConfig,
 )
-from conf.training.train import TrainConfig
 from training.input.batches import Batch, Features
 from training.models.dssm import plan_pooling, select_features
 from training.models.embedded_inputs import MASK_SUFFIX, EmbeddedInputs, InputFeature
@@ -208,10 +209,9 @@ def trains_everywhere(config: SequenceConfig) -> bool:
 def _compare_rows(config: SequenceConfig, manifest: Manifest) -> tuple[str, ...]:
     """Says that targets are lost, or repeat; nothing where the build did not make the histories."""
     build = manifest.source.config
-    samples = build.get("train_samples", "all")
-    if not build.get("history") or trains_everywhere(config) is (samples != "all"):
+    if not build.get("history") or trains_everywhere(config) is has_sequences(build):
         return ()
-    if samples == "all":
+    if not has_sequences(build):
         return (
             f"{config.name} learns each item of a history, and each event has a row with those "
             "before it: an item is a target many times in an epoch; build with train_samples, or "
@@ -219,22 +219,22 @@ def _compare_rows(config: SequenceConfig, manifest: Manifest) -> tuple[str, ...]
         )
     return (
         f"{config.name} learns the item of a row alone, and rows stand for whole sequences "
-        f"(train_samples: {samples}): their other items are no targets; build with a row for each "
-        "event (train_samples: all)",
+        f"(train_samples: {build['train_samples']}): their other items are no targets; build with "
+        "a row for each event (train_samples: all)",
     )
 
 
-def require_held_out(config: TrainConfig, manifest: Manifest) -> None:
+def require_held_out(
+    model: ModelConfig, held_out: HeldOutConfig | None, manifest: Manifest
+) -> None:
     """Refuses held-out rows that later rows' histories would train on, position by position.
 
     Raises:
         ConfigError: `input.validation` goes by items, and rows stand for events.
     """
-    held_out, model = config.input.validation, config.model
     if held_out is None or not isinstance(model, SequenceConfig) or not trains_everywhere(model):
         return
-    has_sequences = find_counted(manifest.keys, manifest.schema, manifest.source.config).history
-    if manifest.keys.item not in held_out.key or has_sequences:
+    if manifest.keys.item not in held_out.key or has_sequences(manifest.source.config):
         return
     raise ConfigError(
         f"{model.name} trains on every item of a history: a held-out row whose user has later "

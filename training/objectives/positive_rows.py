@@ -8,7 +8,8 @@ from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.training.input import InputConfig
 from conf.training.objectives import ItemSettings
-from training.objectives.user_items import TrainRows, read_train_columns
+from training.input.train_counts import read_train_rows
+from training.objectives.user_items import TrainRows
 from training.reader.filters import passes
 
 
@@ -70,8 +71,9 @@ def _leaves_out(source: InputConfig, label: str) -> bool:
 def _count_taught(train: TrainRows, label: str, weight: str | None) -> tuple[int, int]:
     """Counts the rows that are trained on, and those of label 0 that weigh something."""
     rows = negatives = 0
-    names = list(dict.fromkeys((label, weight or label)))
-    for columns in read_train_columns(train, names):
+    where = (train.version_dir, train.manifest, train.config or InputConfig())
+    for part in read_train_rows(*where, [label, weight or label]):
+        columns = part.dense
         is_negative = np.asarray(columns[label]).reshape(-1) == 0
         if weight is not None:
             # A scalar may come as a list of one.

@@ -6,7 +6,7 @@ be pushed away from the user who likes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,10 +21,6 @@ from conf.training.input import InputConfig
 from training.embedding.key_mapping import read_keys
 from training.input.batches import Batch
 from training.input.train_counts import read_train_pairs
-from training.reader.damage import InputCounts
-from training.reader.feature_columns import plan_columns
-from training.reader.shuffle_buffer import read_epoch
-from training.reader.split_source import InputOptions, SplitSource
 
 PAIR_BYTES = 8
 
@@ -117,22 +113,6 @@ def read_user_items(
     return group_pairs(np.concatenate(pairs))
 
 
-def read_train_columns(train: TrainRows, names: Sequence[str]) -> Iterator[dict[str, np.ndarray]]:
-    """Yields scalars of the rows that are trained on, once each, in parts of `[rows]` by name.
-
-    Raises:
-        InputDataError: A record is damaged.
-    """
-    plain = (train.config or InputConfig()).model_copy(
-        update={"cache": None, "cache_dir": None, "mix": (), "bucket_boundaries": None}
-    )
-    options = InputOptions(counts=InputCounts())
-    source = SplitSource(train.version_dir, train.manifest, "train", plain, options)
-    columns = plan_columns(train.manifest, [train.manifest.schema[name] for name in names])
-    for rows in read_epoch(source.plan(columns, None), 0):
-        yield {name: rows.dense[name] for name in names}
-
-
 def group_pairs(pairs: np.ndarray) -> UserItems:
     """Groups pairs by user, each pair once; ids below the first token stand for nobody.
 
@@ -161,6 +141,7 @@ class KnownItems:
     Attributes:
         inputs: Features of a batch that it reads.
         notes: What to tell those who train: the memory that it takes.
+        users: int64 `[users]`, ids of those who have items in train, ascending; none without users.
     """
 
     def __init__(
@@ -174,6 +155,7 @@ class KnownItems:
         self._size = vocabulary_size
         self._user = None if users is None else users[0]
         self.notes: tuple[str, ...] = ()
+        self.users = tf.zeros([0], tf.int64)
         user = () if self._user is None else (self._user,)
         self.inputs = (item_key, *user, *self._histories)
         if users is not None:
@@ -183,7 +165,7 @@ class KnownItems:
                 f"pairs of train, {size / 1e6:,.1f} MB",
             )
             with tf.device("CPU:0"):
-                self._users = tf.constant(users[1].users, tf.int64)
+                self.users = tf.constant(users[1].users, tf.int64)
                 self._items = tf.RaggedTensor.from_row_splits(
                     tf.constant(users[1].items, tf.int64),
                     tf.constant(users[1].starts, tf.int64),
@@ -198,17 +180,17 @@ class KnownItems:
         """
         own = tf.cast(read_keys(batch, self._item_key), tf.int64)
         parts = [RowItems(tf.range(tf.size(own, tf.int64)), own)]
-        parts += [list_items(read_keys(batch, history)) for history in self._histories]
+        parts += [_list_items(read_keys(batch, history)) for history in self._histories]
         if self._user is not None:
             parts.append(self._find_of_users(tf.cast(read_keys(batch, self._user), tf.int64)))
         return RowItems(*(tf.concat(columns, axis=0) for columns in zip(*parts, strict=True)))
 
     def _find_of_users(self, users: tf.Tensor) -> RowItems:
-        if not int(self._users.shape[0]):
+        if not int(self.users.shape[0]):
             return RowItems(users[:0], users[:0])
-        found = tf.searchsorted(self._users, users, out_type=tf.int64)
-        found = tf.minimum(found, tf.size(self._users, tf.int64) - 1)
-        rows = tf.where(tf.gather(self._users, found) == users)[:, 0]
+        found = tf.searchsorted(self.users, users, out_type=tf.int64)
+        found = tf.minimum(found, tf.size(self.users, tf.int64) - 1)
+        rows = tf.where(tf.gather(self.users, found) == users)[:, 0]
         items = tf.gather(self._items, tf.gather(found, rows))
         return RowItems(tf.gather(rows, items.value_rowids()), items.values)
 
@@ -258,12 +240,8 @@ class KnownItems:
         )
 
 
-def list_items(values: tf.Tensor | tf.RaggedTensor) -> RowItems:
-    """Returns the items of lists, without their padding.
-
-    Args:
-        values: Ids, int64 `[rows, None]` or `[rows, n]`; 0 is padding.
-    """
+def _list_items(values: tf.Tensor | tf.RaggedTensor) -> RowItems:
+    """Returns the items of lists, without their padding."""
     if isinstance(values, tf.RaggedTensor):
         return RowItems(values.value_rowids(), tf.cast(values.values, tf.int64))
     cells = tf.where(tf.not_equal(values, 0))

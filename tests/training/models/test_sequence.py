@@ -16,6 +16,7 @@ import tensorflow as tf
 from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema
+from conf.training.input import HeldOutConfig
 from conf.training.models import BSTConfig, ComiRecConfig, GRUConfig, HSTUConfig, SASRecConfig
 from conf.training.train import CheckpointConfig, TrainConfig
 from tests.training.dynamic_runs import build_trainer, train_on_replicas
@@ -359,20 +360,16 @@ def test_datasets_without_a_sequence_of_items_are_refused(tiny_manifest: Manifes
 
 
 def test_pairs_cannot_be_held_out_of_later_histories(tiny_manifest: Manifest) -> None:
-    pairs = {"hash_of": ["user_id", "movie_id"], "share": 0.2}
-
-    def configure(held_out: dict[str, Any], **model: Any) -> TrainConfig:
-        given = {"dataset": "d", "name": "t", "model": {"name": "sasrec", **model}}
-        return TrainConfig.model_validate({**given, "input": {"validation": held_out}})
-
+    pairs = HeldOutConfig(hash_of=("user_id", "movie_id"), share=0.2)
     with pytest.raises(ConfigError, match="trained on all the same"):
-        require_held_out(configure(pairs), tiny_manifest)
+        require_held_out(SASRecConfig(), pairs, tiny_manifest)
+    items, users = (HeldOutConfig(hash_of=name, share=0.2) for name in ("movie_id", "user_id"))
     with pytest.raises(ConfigError, match="trained on all the same"):
-        require_held_out(configure({**pairs, "hash_of": "movie_id"}), tiny_manifest)
-    require_held_out(configure({**pairs, "hash_of": "user_id"}), tiny_manifest)
-    require_held_out(configure(pairs, every_position=False), tiny_manifest)
+        require_held_out(SASRecConfig(), items, tiny_manifest)
+    require_held_out(SASRecConfig(), users, tiny_manifest)
+    require_held_out(SASRecConfig(every_position=False), pairs, tiny_manifest)
     cut = replace(tiny_manifest.source, config={"train_samples": 5})
-    require_held_out(configure(pairs), replace(tiny_manifest, source=cut))
+    require_held_out(SASRecConfig(), pairs, replace(tiny_manifest, source=cut))
 
 
 def test_rows_that_lose_or_repeat_targets_are_told(tiny_manifest: Manifest) -> None:

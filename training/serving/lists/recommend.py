@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,8 @@ from training.serving.requests.limits import CALL_ITEMS
 from training.serving.requests.recommend_request import RecommendRequest, parse_recommend
 from training.serving.requests.tensors import Arrays
 
+Histories = Mapping[str, list[Token]]
+"""Keys of items by the feature of their list."""
 ITEM_BYTES = 128
 """About so long is an item of the answer."""
 
@@ -102,7 +105,8 @@ class Recommender:
         known = _require_known(first)
         row = _find_user(known, request)
         await self._builder.run(size, check_features, request, models)
-        request = await self._builder.run(size, _leave_out_met, request, first)
+        given = await self._builder.run(size, _read_histories, request, first)
+        request = _leave_out_met(request, given)
         scores: dict[str, np.ndarray] = {}
         if retrieval is not None:
             vector = await self._embed(retrieval, known, request, row, size)
@@ -117,7 +121,7 @@ class Recommender:
         met = _count_values(known, row, list_histories(first))
         return await self._builder.run(
             size + ITEM_BYTES * (request.k + met), _describe,
-            request, known, row, order[: request.k], scores, first, ranker,
+            request, known, row, order[: request.k], scores, given, first, ranker,
         )  # fmt: skip
 
     def _count(self, request: RecommendRequest, ranker: ServedVersion | None) -> int:
@@ -149,9 +153,7 @@ class Recommender:
                 allowed &= known.columns.find(request.filter)
             except WrongFilterError as error:
                 raise RequestError(str(error)) from error
-        for key in request.exclude:
-            if (position := known.position_of.get(str(key))) is not None:
-                allowed[position] = False
+        allowed[known.find_keys(request.exclude)] = False
         if row is not None and not request.seen and known.users is not None:
             allowed[known.find_positions(known.users.read_list(SEEN, row))] = False
         return allowed
@@ -226,14 +228,16 @@ class Recommender:
         return order[best], {name: value[best] for name, value in merged.items()}
 
 
-def _leave_out_met(request: RecommendRequest, first: ServedVersion) -> RecommendRequest:
+def _read_histories(request: RecommendRequest, first: ServedVersion) -> Histories:
+    """Returns the histories that a request gives."""
+    return read_given(first, request, list_histories(first)) if request.features else {}
+
+
+def _leave_out_met(request: RecommendRequest, given: Histories) -> RecommendRequest:
     """Adds what the request says that the user has met to what is left out of the list."""
-    if request.seen or not request.features:
+    if request.seen or not given:
         return request
-    met = [
-        key for keys in read_given(first, request, list_histories(first)).values() for key in keys
-    ]
-    return replace(request, exclude=[*request.exclude, *met]) if met else request
+    return replace(request, exclude=[*request.exclude, *chain.from_iterable(given.values())])
 
 
 def _read_items(known: KnownEntities, name: str, order: np.ndarray, spec: Any) -> np.ndarray:
@@ -275,12 +279,13 @@ def _describe(
     row: int | None,
     order: np.ndarray,
     scores: Mapping[str, np.ndarray],
+    given: Histories,
     first: ServedVersion,
     ranker: ServedVersion | None,
 ) -> bytes:
-    names = list_histories(first)
-    given = read_given(first, request, names) if request.features else {}
-    histories = {name: describe_history(known, name, row, given.get(name)) for name in names}
+    histories = {
+        name: describe_history(known, name, row, given.get(name)) for name in list_histories(first)
+    }
     items = [
         {"item": known.keys[position],
          **{name: value[place] for name, value in scores.items()},
@@ -324,8 +329,7 @@ def describe_history(
         given: Keys that the request gives in the place of what is stored; None: it gives none.
     """
     if given is not None:
-        places = [known.position_of.get(str(key)) for key in given]
-        met = np.array([place for place in places if place is not None], np.int64)
+        met = known.find_keys(given)
     elif row is None or known.users is None:
         return []
     else:
