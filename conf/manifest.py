@@ -234,8 +234,8 @@ class CountedKeys:
         user: Feature of the user's id; None: not counted.
         item: Feature of the item's id; None: not counted.
         label: Feature whose values above 0 make a positive; None: all rows are.
-        history: Feature of the items before the row's own, where a row stands for its sequence;
-            None: a row stands for its own event.
+        history: Feature of the items before the row's own, where a row stands for its sequence:
+            the first of its histories; None: a row stands for its own event.
         has_drawn: Whether train holds drawn negatives. Then no row of label 0 is an event: nothing
             in a record tells those of the log apart.
     """
@@ -258,6 +258,26 @@ def has_sequences(config: Mapping[str, Any]) -> bool:
     return bool(config.get("train_samples", "all") != "all")
 
 
+def find_histories(keys: DatasetKeys, schema: FeatureSchema) -> tuple[str, ...]:
+    """Finds the lists of items that the user met before the event, `keys.history` first.
+
+    Beside that key these are the lists of role user whose ids are the item's. A list of other ids
+    is none, as the videos of columns are not columns.
+    """
+    if keys.item is None or keys.item not in schema:
+        return ()
+    item, named = schema[keys.item], keys.history
+    found = [
+        spec.name
+        for spec in schema.features
+        if spec.role == "user" and spec.is_list and spec.shares_ids(item)
+    ]
+    if named is not None and named in schema:
+        is_known = named in found or _is_keyed_alike(schema[named], item)
+        found = [*([named] if is_known else []), *(name for name in found if name != named)]
+    return tuple(found)
+
+
 def find_counted(
     keys: DatasetKeys, schema: FeatureSchema, config: Mapping[str, Any]
 ) -> CountedKeys:
@@ -278,11 +298,12 @@ def find_counted(
     label = keys.label if keys.label in schema else None
     is_number = label is not None and not schema[label].is_list and schema[label].dtype != "bytes"
     negatives = config.get("negatives") or {}
+    histories = find_histories(keys, schema) if has_sequences(config) else ()
     return CountedKeys(
         user=find(keys.user),
         item=find(keys.item),
         label=label if is_number else None,
-        history=find(keys.history, is_list=True) if has_sequences(config) else None,
+        history=find(histories[0], is_list=True) if histories else None,
         has_drawn=negatives.get("strategy", "exposure") != "exposure"
         and "train" in negatives.get("splits", ("train",)),
     )
@@ -388,23 +409,8 @@ class Manifest:
 
     @property
     def histories(self) -> tuple[str, ...]:
-        """Lists of items that the user met before the event, `keys.history` first.
-
-        Beside that key these are the lists of role user whose ids are the item's. A list of other
-        ids is none, as the videos of columns are not columns.
-        """
-        if self.keys.item is None or self.keys.item not in self.schema:
-            return ()
-        item, named = self.schema[self.keys.item], self.keys.history
-        found = [
-            spec.name
-            for spec in self.schema.features
-            if spec.role == "user" and spec.is_list and spec.shares_ids(item)
-        ]
-        if named is not None and named in self.schema:
-            is_known = named in found or _is_keyed_alike(self.schema[named], item)
-            found = [*([named] if is_known else []), *(name for name in found if name != named)]
-        return tuple(found)
+        """Lists of items that the user met before the event, `keys.history` first."""
+        return find_histories(self.keys, self.schema)
 
     def find_history(self) -> str | None:
         """Returns `keys.history`, else the only one of `histories`; None where there is no such."""

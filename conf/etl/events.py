@@ -219,6 +219,11 @@ class UserHistoryConfig(Strict):
         return self.lookback or self.max_len * (DISTINCT_LOOKBACK if self.distinct else 1)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether it holds the latest events as they were, none of them left out."""
+        return not (self.where or self.window_days or self.distinct or self.within_session)
+
+    @property
     def needs_time(self) -> bool:
         """Whether the history reads event times."""
         return bool(self.gaps or self.window_days or self.within_session)

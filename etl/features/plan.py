@@ -393,10 +393,12 @@ def _keys(config: BuildConfig, features: Sequence[FeatureConfig]) -> DatasetKeys
             (f.name for f in features if f.column == column and role in (None, f.role)), None
         )
 
+    whole = [history.name for history in all_histories(config) if history.is_whole]
+    histories = [find(column) for column in (config.events.history, *whole)]
     return DatasetKeys(
         user=find(config.events.user, "user"),
         item=find(config.events.item, "item"),
-        history=find(config.history.name if config.history else config.events.history),
+        history=next((name for name in histories if name is not None), None),
         seen=find(SEEN) if config.seen else None,
         candidates=find(CANDIDATES),
         label=find(config.label_name),

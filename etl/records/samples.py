@@ -85,12 +85,14 @@ def _columns(plan: FeaturePlan, role: str, key: str | None) -> set[str]:
 
 
 def _made(config: BuildConfig, role: str) -> set[str]:
-    """Columns that are made of the log and known at its end for a user or an item alone."""
+    """Columns of the log, or made of it, that are known at its end for a user or an item alone."""
     if role == "item":
         counted = {counted.name for counted in config.most_frequent}
         return counted | windowed_feature_names(config, config.events.item or "")
     counted = windowed_feature_names(config, config.events.user or "")
-    return {*history_names(config), *config.brought_history, *counted}
+    # A request is made at some time, as an event is.
+    time = () if config.events.time is None else (config.events.time,)
+    return {*history_names(config), *config.brought_history, *counted, *time}
 
 
 def _check(config: BuildConfig, columns: set[str], role: str, made: set[str]) -> None:
@@ -181,6 +183,8 @@ def build_users(
 ) -> DataFrame:
     """Builds one row per user with all that is known at the end of the log: for serving.
 
+    The time of the log is its end for all of them.
+
     Args:
         log: Every event, those that are left out with their reason.
         config: The build's config.
@@ -203,6 +207,10 @@ def build_users(
     users = add_latest_windowed_features(users, log, config, user)
     for table, names in wanted:
         users = users.join(table.select(user, *names), user, "left")
+    time = config.events.time
+    if time in _columns(plan, "user", user):
+        end = events.agg(F.max_by(time, EVENT_TS_COLUMN).alias(time))
+        users = users.crossJoin(F.broadcast(end))
     return users.withColumn(SPLIT_COLUMN, F.lit(USERS))
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.errors import InputDataError
-from conf.manifest import DatasetKeys, Manifest
+from conf.manifest import DatasetKeys, Manifest, find_counted
 from conf.schema import (
     ABSENT_SLOTS_FEATURE,
     FeatureSchema,
@@ -148,6 +148,23 @@ def test_histories_are_lists_of_the_items_ids_whatever_their_names() -> None:
     of_context = _with_lists("shown", *lists, item=ITEM)
     assert of_context.histories == ("shown", "carts", "bought")
     assert _with_lists(None, _ids("carts"), item=ITEM).find_history() == "carts"
+
+
+@pytest.mark.parametrize(
+    ("key", "lists", "expected"),
+    [
+        (None, ["carts"], "carts"),
+        ("bought", ["carts", "bought"], "bought"),
+        (None, ["carts", "bought"], "carts"),
+        ("clicks", [], None),
+    ],
+)
+def test_sequences_are_counted_by_the_items_of_their_first_history(key, lists, expected) -> None:
+    others = (_ids("clicks", vocabulary="video"), *map(_ids, lists))
+    manifest = _with_lists(key, *others, item=ITEM)
+    found = find_counted(manifest.keys, manifest.schema, {"train_samples": "last"})
+    assert found.history == expected
+    assert find_counted(manifest.keys, manifest.schema, {}).history is None
 
 
 def test_a_history_of_other_ids_holds_no_items() -> None:

@@ -209,7 +209,8 @@ def trains_everywhere(config: SequenceConfig) -> bool:
 def _compare_rows(config: SequenceConfig, manifest: Manifest) -> tuple[str, ...]:
     """Says that targets are lost, or repeat; nothing where the build did not make the histories."""
     build = manifest.source.config
-    if not build.get("history") or trains_everywhere(config) is has_sequences(build):
+    makes_histories = build.get("history") or build.get("histories")
+    if not makes_histories or trains_everywhere(config) is has_sequences(build):
         return ()
     if not has_sequences(build):
         return (

@@ -36,6 +36,22 @@ def test_keys_seen_and_label_follow_from_the_config(tmp_path):
     assert (keys.seen, keys.label, keys.candidates) == ("seen", "label", None)
 
 
+@pytest.mark.parametrize(
+    ("listed", "expected"),
+    [
+        ([{"name": "history", "columns": ["ts"]}], "history"),
+        ([{"name": "liked", "where": {"column": "rating", "at_least": 4}}], None),
+        ([{"name": "late", "window_days": 1}, {"name": "history"}, {"name": "other"}], "history"),
+    ],
+)
+def test_the_history_is_the_first_one_that_leaves_nothing_out(tmp_path, listed, expected):
+    lists = [{**feature(history["name"], history["name"], "user", kind="vocabulary", name="item"),
+              "max_len": 5} for history in listed]  # fmt: skip
+    config = build_config(tmp_path, tmp_path, history=None, histories=listed,
+                          features=[*BASE, *lists])  # fmt: skip
+    assert plan_features(config).keys.history == expected
+
+
 def test_lists_share_the_vocabulary_of_their_items(tmp_path):
     config = build_config(tmp_path, tmp_path)
     features = plan_features(config)

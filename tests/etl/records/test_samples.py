@@ -1,4 +1,4 @@
-"""What serving cannot know is refused before anything is read."""
+"""What serving knows of users and items; what it cannot know is refused beforehand."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import pytest
 
 from conf.errors import ConfigError
 from conf.etl.build import BuildConfig
-from etl.records.samples import item_columns, user_columns
+from etl.events.event_log import kept, prepare_events
+from etl.records.samples import build_samples, build_users, item_columns, user_columns
 from etl.stages.run_stages import check_config
 from etl.versions.run_fingerprint import RunRequest
-from tests.etl.logs import build_config
+from tests.etl.logs import behaviour_config, build_config, memory_source
 
 ROLLING = [
     {"name": "user_n", "keys": ["user"]},
@@ -33,7 +34,8 @@ def make(tmp_path, *more: dict[str, Any]) -> BuildConfig:
 @pytest.mark.parametrize(
     ("column", "role", "also_allowed"),
     [
-        ("ts", "user", "user_n"),
+        ("rating", "user", "user_n"),
+        ("ts", "item", "item_n"),
         ("group_n", "user", "history"),
         ("user_n", "item", "item_n"),
         ("group", "item", "item_n"),
@@ -62,3 +64,19 @@ def test_dictionaries_histories_and_counts_by_the_key_alone_are_known(tmp_path):
     plan = check_config(config, RunRequest())
     assert user_columns(config, plan) == {"gender", "group"}
     assert item_columns(config, plan) == {"tags"}
+
+
+def test_the_time_of_a_user_is_the_end_of_the_log(spark):
+    data = behaviour_config().model_dump()
+    config = BuildConfig.model_validate(
+        {**data, "features": [*data["features"], feature("ts", "user")]}
+    )
+    plan = check_config(config, RunRequest())
+    log = [(1, 5, "view", 0.5, 10), (1, 6, "view", 0.5, 30), (2, 5, "view", 0.5, 20)]
+    prepared = prepare_events(config, {"log": memory_source(spark, config, "log", log)}).frame
+    rows = build_samples(kept(prepared), config).collect()
+    assert sorted((row["user"], row["item"], row["ts"]) for row in rows) == [
+        (user, item, at) for user, item, _, _, at in log
+    ]
+    users = build_users(prepared, config, plan, {}).collect()
+    assert {row["user"]: row["ts"] for row in users} == {1: 30, 2: 30}

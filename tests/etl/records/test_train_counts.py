@@ -252,7 +252,10 @@ def test_any_build_counts_the_records_that_it_writes(spark, data):
         "negatives": choose(*NEGATIVES),
         "train_samples": choose("all", "all", "last", 3),
         "down_sampling": choose(None, None, {"rate": 0.5}) if label else None,
-        "history": {"name": "history", "max_len": 4, "min_len": choose(None, None, 2)},
+        **choose(
+            {"history": {"name": "history", "max_len": 4, "min_len": choose(None, None, 2)}},
+            {"history": None, "histories": ({"name": "history", "max_len": 4},)},
+        ),
         "sessions": choose(None, {"gap_minutes": 600}),
     }
     where = choose(None, "action = 'click'", "rating > 1")

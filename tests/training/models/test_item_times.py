@@ -74,7 +74,7 @@ def build(manifest: Manifest, **changes: Any) -> SequenceModel:
     return model
 
 
-def embed(model: SequenceModel, items: list[list[int]], **times: Any) -> Array:
+def embed(model: SequenceModel, items: Any, **times: Any) -> Array:
     dtypes = {"history_age": tf.float32}
     given = {n: tf.constant(v, dtypes.get(n, tf.int64)) for n, v in times.items()}
     return model.embed_users({"history": tf.constant(items, tf.int64), **given}).numpy()
@@ -270,6 +270,20 @@ def test_requests_with_raw_times_get_the_trainer_s_lists(
             for item, score in tops[-1].items():
                 assert score == pytest.approx(scores[movies.index(item) + 2], abs=1e-5)
         assert tops[0] != tops[1]
+        # A user that is stored, and asks at another time: its items and their times stay.
+        inputs = ("user_id", "history", "history_time")
+        [users] = build_eval_dataset(version, trained.manifest, "users", 1000, inputs)
+        [row] = np.flatnonzero(users["user_id"].numpy() == 2)
+        stored = {name: users[name].numpy()[row : row + 1] for name in inputs[1:]}
+        key = pq.read_table(version / "encoders" / "user_id.parquet")["token"][0].as_py()
+        body = {"k": 40, "user": key, "seen": True, "features": {"asked_at": now}}
+        found = client.post("/v1/recommend", json=body).json()["items"]
+        assert found
+        user = embed(trained.model, stored.pop("history"), asked_at=[now], **stored)[0]
+        scores = dict(zip(index.ids.tolist(), index.vectors @ user, strict=True))
+        for item in found:
+            wanted = scores[movies.index(item["item"]) + 2]
+            assert item["retrieval_score"] == pytest.approx(wanted, abs=1e-5)
         refused = client.post("/v1/recommend", json={"features": {"history": [movies[0]]}})
         assert refused.status_code == 400
         assert "asked_at" in refused.text

@@ -373,13 +373,14 @@ def test_pairs_cannot_be_held_out_of_later_histories(tiny_manifest: Manifest) ->
 
 
 def test_rows_that_lose_or_repeat_targets_are_told(tiny_manifest: Manifest) -> None:
-    def notes(config: Any, samples: Any) -> str:
-        made = {"history": {"name": "history"}, "train_samples": samples}
+    def notes(config: Any, samples: Any, key: str = "history") -> str:
+        made = {key: [{"name": "history"}], "train_samples": samples}
         built_by = {"train_samples": "all"} if samples is None else made
         source = replace(tiny_manifest.source, config=built_by)
         return " ".join(build(config, replace(tiny_manifest, source=source)).notes)
 
     assert "many times in an epoch" in notes(SASRecConfig(), "all")
+    assert "many times in an epoch" in notes(SASRecConfig(), "all", "histories")
     assert "no targets" in notes(SASRecConfig(every_position=False), 5)
     assert "no targets" in notes(ComiRecConfig(interests=2), "last")
     assert not notes(SASRecConfig(), 5)

@@ -87,9 +87,14 @@ def describe_input(item: Mapping[str, Any]) -> dict[str, Any]:
         "column": item["column"],
         "type": item["dtype"],
         "is_list": item["is_list"],
-        "is_required": item.get("is_required", False),
+        "is_required": _is_required(item),
         "is_time": read_column(item).read_unit is not None,
     }
+
+
+def _is_required(item: Mapping[str, Any]) -> bool:
+    """Whether a row must have a value; a list may be missing: it is empty then."""
+    return bool(item.get("is_required")) and not item["is_list"]
 
 
 def check_features(request: RecommendRequest, models: Sequence[ServedVersion]) -> None:
@@ -213,7 +218,7 @@ def read_raw(
     given = about.name_given(request.features)
     for item in about.items:
         name, value = item["name"], given.get(item["name"])
-        if value is None and item["feature"] in stored and item.get("is_required"):
+        if value is None and item["feature"] in stored and _is_required(item):
             value = "" if item["dtype"] == "string" else 0
         elif value is None and item["feature"] == key:
             value = _read_key(request.user, item)
