@@ -96,6 +96,11 @@ CONTEXT_SOURCE: dict[str, Any] = {
     "sources": {"log": {"columns": [{"name": "history", "type": "list<int64>", "separator": " "}]}},
 }
 """How a log with `context` is written."""
+TIMED_HISTORY = {
+    "name": "history",
+    "columns": ["time"],
+    "gaps": {"name": "history_age", "unit": "s"},
+}
 RATE_SOURCE = {"rolling": [{"name": "rate", "keys": ["user_id", "genres"]}]}
 
 
@@ -207,6 +212,7 @@ def write_tiny_dataset(
             config={
                 **(CONTEXT_SOURCE if config.context else {}),
                 **(RATE_SOURCE if config.rate else {}),
+                **({"histories": [TIMED_HISTORY]} if config.item_times else {}),
             },
             config_sha256="0" * 64,
         ),

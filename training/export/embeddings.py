@@ -38,9 +38,10 @@ from conf.splits import USERS
 from conf.storage.atomic_output import PRIVATE
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import ItemIndex, read_item_features, read_user_vectors
+from training.export.source_facts import find_aligned
 from training.input.batches import build_eval_dataset, read_batches
 from training.models.retrieval import require_retrieval
-from training.raw_inputs.vocabularies import Vocabulary, read_key_vocabulary
+from training.raw_inputs.vocabularies import Vocabulary, read_key_vocabulary, read_plan
 
 SEPARATORS = (",", ";")
 """Of the numbers of a vector, and of the vectors of a row."""
@@ -232,6 +233,8 @@ def write_users(directory: Path, trained: TrainedModel) -> dict[str, Any] | None
     ragged = (*seen, *(n for n in histories if n not in read))  # These may have no bound.
     dataset = build_eval_dataset(trained.version_dir, manifest, USERS, batch_size, names, ragged)
     vocabulary = read_key_vocabulary(trained.version_dir, manifest, key)
+    groups = find_aligned(manifest, read_plan(trained.version_dir, manifest))
+    aligned = [[name for name in group if name in read] for group in groups]
     writer, rows = None, 0
     try:
         for batch in read_batches(dataset, trained.version_dir, manifest, USERS):
@@ -257,6 +260,7 @@ def write_users(directory: Path, trained: TrainedModel) -> dict[str, Any] | None
         "key": key,
         "features": features,
         "histories": histories,
+        "aligned": [group for group in aligned if len(group) > 1],
         "has_seen": bool(seen),
     }
 

@@ -79,6 +79,37 @@ def find_item_columns(manifest: Manifest, plan: EncoderPlan) -> frozenset[str]:
     return frozenset(found)
 
 
+def find_aligned(manifest: Manifest, plan: EncoderPlan) -> tuple[tuple[str, ...], ...]:
+    """Finds the lists that stand side by side, value for value: of a history, of pairs, of imports.
+
+    Args:
+        manifest: That of the dataset version.
+        plan: Its encoders.
+
+    Returns:
+        Groups of two or more features.
+    """
+    config = manifest.source.config
+    columns = [
+        {history["name"], *(f"{history['name']}_{name}" for name in history["columns"]),
+         *((history["gaps"]["name"],) if history["gaps"] else ())}
+        for history in config.get("histories") or ()
+    ]  # fmt: skip
+    for source in (config.get("sources") or {}).values():
+        pairs = [column for column in source.get("columns") or () if column.get("pair")]
+        columns += [{column["name"], column["pair"]["name"]} for column in pairs]
+    found = [
+        tuple(
+            column.feature
+            for column in plan.columns
+            if manifest.schema[column.feature].is_list and group.intersection(column.raw_columns)
+        )
+        for group in columns
+    ]
+    groups = [*found, *map(tuple, config.get("aligned") or ())]
+    return tuple(group for group in groups if len(group) > 1)
+
+
 def find_pair_features(
     manifest: Manifest, plan: EncoderPlan, features: Iterable[str]
 ) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Which raw columns are the items', by the config of the build."""
+"""Which raw columns are the items', and which lists stand side by side, by the build's config."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
 from conf.encoders.hashing import Cross
 from conf.manifest import DatasetKeys
 from conf.schema import FeatureSchema, FeatureSpec
-from training.export.source_facts import find_item_columns, find_pair_features
+from training.export.source_facts import find_aligned, find_item_columns, find_pair_features
 
 CONFIG: dict[str, Any] = {
     "joins": [
@@ -72,3 +72,22 @@ def test_imported_records_say_nothing_of_columns(config) -> None:
     manifest, plan = build(config)
     assert find_item_columns(manifest, plan) == {"item", "item_views"}
     assert find_pair_features(manifest, plan, ["price", "shop_device"]) == ()
+
+
+def test_lists_that_stand_side_by_side_come_from_histories_pairs_and_imports() -> None:
+    lists = ("bought", "bought_price", "bought_age", "clicks", "columns", "items", "times", "tags")
+    specs = [FeatureSpec(name, "int64", "user", (None,)) for name in lists]
+    specs.append(FeatureSpec("clicks_count", "int64", "user"))
+    columns = [ColumnEncoding(spec.name, spec.name, "int64") for spec in specs[:-1]]
+    columns.append(ColumnEncoding("clicks_count", "clicks", "int64"))
+    history = {"name": "bought", "columns": ["price"], "gaps": {"name": "bought_age"}}
+    config = {
+        "histories": [history, {"name": "tags", "columns": [], "gaps": None}],
+        "sources": {"log": {"columns": [{"name": "clicks", "pair": {"name": "columns"}}]}},
+        "aligned": [["items", "times"]],
+    }
+    schema = FeatureSchema(tuple(specs))
+    manifest: Any = SimpleNamespace(schema=schema, source=SimpleNamespace(config=config))
+    assert find_aligned(manifest, EncoderPlan(schema, tuple(columns), ())) == (
+        lists[:3], ("clicks", "columns"), ("items", "times"),
+    )  # fmt: skip

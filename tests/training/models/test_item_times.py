@@ -284,6 +284,10 @@ def test_requests_with_raw_times_get_the_trainer_s_lists(
         for item in found:
             wanted = scores[movies.index(item["item"]) + 2]
             assert item["retrieval_score"] == pytest.approx(wanted, abs=1e-5)
+        body = {"user": key, "features": {"history": [movies[0]]}}
+        refused = client.post("/v1/recommend", json=body)
+        assert refused.status_code == 400
+        assert "history came without history_time" in refused.text
         refused = client.post("/v1/recommend", json={"features": {"history": [movies[0]]}})
         assert refused.status_code == 400
         assert "asked_at" in refused.text

@@ -131,14 +131,26 @@ def find_stored(
     request: RecommendRequest,
     row: int | None,
 ) -> frozenset[str]:
-    """Returns the features that are taken from what is stored of a user: all that are not given."""
+    """Returns the features that are taken from what is stored of a user: all that are not given.
+
+    Raises:
+        RequestError: A list is given, and not one that stands beside it.
+    """
     if row is None or known.users is None:
         return frozenset()
     inputs = find_row_inputs(version, signature)
     given = inputs.name_given(request.features)
     read = {item["feature"] for item in inputs.items}
     said = {item["feature"] for item in inputs.items if item["name"] in given}
-    return frozenset(read & set((version.card["users"] or {}).get("features", ())) - said)
+    users = version.card["users"] or {}
+    for group in users.get("aligned", ()):  # Exports of earlier releases say nothing of them.
+        there, missing = said.intersection(group), read.intersection(group) - said
+        if there and missing:
+            raise RequestError(
+                f"features: {', '.join(sorted(there))} came without {', '.join(sorted(missing))}, "
+                "which stands beside it value for value: give both, or neither"
+            )
+    return frozenset(read & set(users.get("features", ())) - said)
 
 
 @refuse_values()
