@@ -188,8 +188,8 @@ class DatasetKeys:
         label: The label.
         weight: Factor of the sample's loss.
         sampling_probability: Probability by which a negative was sampled; 1 where it was not.
-        event_number: Number of the event among its user's, from 1, where `seen` does not hold the
-            items of all earlier ones.
+        event_number: Number of the event among its user's, from 1, where a user may have several
+            records in a split.
     """
 
     user: str | None
@@ -205,52 +205,6 @@ class DatasetKeys:
 
 WEIGHTED_MEAN = "weighted_mean"
 """Of a label's statistics: its mean with each row counted by its weight, where rows have one."""
-
-TRAIN_COUNTS_DIR = "train_counts"
-"""How often users and items occur in the train split: a Parquet file each, its ids ascending.
-
-A vocabulary counts the tokens of the log that it was fitted on. These files count the records: what
-conditions, samples, splits and drawn negatives have left of the log, and added to it.
-"""
-COUNT_COLUMNS = ("id", "rows", "events", "positives")
-"""`rows`: train rows of the id, drawn negatives too. `events`: of these, events of the log; where
-rows are sequences, the items of their histories too. `positives`: events with a label above 0;
-all where there is no label."""
-
-
-KeyPart = Literal["user", "item"]
-
-
-def counts_path(part: KeyPart) -> str:
-    """Path of a key's file, relative to the version."""
-    return f"{TRAIN_COUNTS_DIR}/{part}.parquet"
-
-
-@dataclass(frozen=True)
-class CountedKeys:
-    """What is counted of a version's train rows, and what tells events and positives.
-
-    Attributes:
-        user: Feature of the user's id; None: not counted.
-        item: Feature of the item's id; None: not counted.
-        label: Feature whose values above 0 make a positive; None: all rows are.
-        history: Feature of the items before the row's own, where a row stands for its sequence:
-            the first of its histories; None: a row stands for its own event.
-        has_drawn: Whether train holds drawn negatives. Then no row of label 0 is an event: nothing
-            in a record tells those of the log apart.
-    """
-
-    user: str | None
-    item: str | None
-    label: str | None = None
-    history: str | None = None
-    has_drawn: bool = False
-
-    @property
-    def features(self) -> dict[KeyPart, str]:
-        """The keys that are counted."""
-        parts: dict[KeyPart, str | None] = {"user": self.user, "item": self.item}
-        return {part: name for part, name in parts.items() if name is not None}
 
 
 def has_sequences(config: Mapping[str, Any]) -> bool:
@@ -278,37 +232,6 @@ def find_histories(keys: DatasetKeys, schema: FeatureSchema) -> tuple[str, ...]:
     return tuple(found)
 
 
-def find_counted(
-    keys: DatasetKeys, schema: FeatureSchema, config: Mapping[str, Any]
-) -> CountedKeys:
-    """Finds what is counted of a version.
-
-    Args:
-        keys: Its keys.
-        schema: Its features.
-        config: The resolved config that made it.
-    """
-
-    def find(name: str | None, *, is_list: bool = False) -> str | None:
-        if name is None or name not in schema:
-            return None
-        spec = schema[name]
-        return name if spec.dtype == "int64" and spec.is_list == is_list else None
-
-    label = keys.label if keys.label in schema else None
-    is_number = label is not None and not schema[label].is_list and schema[label].dtype != "bytes"
-    negatives = config.get("negatives") or {}
-    histories = find_histories(keys, schema) if has_sequences(config) else ()
-    return CountedKeys(
-        user=find(keys.user),
-        item=find(keys.item),
-        label=label if is_number else None,
-        history=find(histories[0], is_list=True) if histories else None,
-        has_drawn=negatives.get("strategy", "exposure") != "exposure"
-        and "train" in negatives.get("splits", ("train",)),
-    )
-
-
 @dataclass(frozen=True)
 class Manifest:
     """A published dataset version.
@@ -323,8 +246,8 @@ class Manifest:
         vocabularies: Tokens by vocabulary, retired ones left out.
         spark: `application`, Spark's id of the build, and `event_log`, the folder of its log, where
             one was written.
-        train_counts: By key (`user`, `item`), the file that counts its ids in the train split, with
-            `COUNT_COLUMNS`; empty where an earlier release built the version.
+        train_counts: By key (`user`, `item`), the file that counts its ids in the train split
+            (`conf.artefacts.counted_keys`); empty where an earlier release built the version.
         feature_lists: Features in the feature lists of SequenceExamples, where that was found in
             the records; None: the build's config says it, see `find_feature_lists`.
     """

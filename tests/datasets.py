@@ -85,18 +85,19 @@ def count_train_records(version: Path, manifest: Manifest) -> dict[str, Counts]:
     config = manifest.source.config
     negatives = config.get("negatives") or {"strategy": "exposure", "splits": ()}
     has_drawn = negatives["strategy"] != "exposure" and "train" in negatives["splits"]
-    is_sequence = config.get("train_samples", "all") != "all"
+    samples = config.get("train_samples", "all")
+    most = samples - 1 if isinstance(samples, int) else None  # The row before has the others.
     parts = {"user": manifest.keys.user, "item": manifest.keys.item}
     found: dict[str, Counts] = {part: {} for part, name in parts.items() if name is not None}
     for record in read_train_records(version, manifest):
         label = manifest.keys.label
         positive = label is None or any(value > 0 for value in record.get(label, ()))
         event = positive or not has_drawn
-        past = record.get(manifest.keys.history or "", ()) if is_sequence else ()
+        past = record.get(manifest.keys.history or "", ()) if samples != "all" else ()
         for part in found:
             own = (record.get(str(parts[part])) or [1])[0]
             found[part].setdefault(own, [0, 0, 0])[0] += 1
-            before = [own] * len(past) if part == "user" else past
+            before = [own] * len(past[:most]) if part == "user" else past[:most]
             for place, counts in ((1, event), (2, positive)):
                 for one in [own, *before] if counts else ():
                     found[part].setdefault(one, [0, 0, 0])[place] += 1

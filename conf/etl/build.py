@@ -141,6 +141,22 @@ class BuildConfig(Strict):
         return self.seen.where if isinstance(self.seen, SeenConfig) else None
 
     @property
+    def numbers_events(self) -> bool:
+        """Whether records hold the number of their event among its user's.
+
+        Where a user has several records in a split, `seen` does not tell which is the first: it
+        leaves items out, and an item that was taken again adds none.
+        """
+        split = self.split
+        has_several = {
+            "leave_one_out": split.leave_out > 1,
+            "given": self.events.time is not None and split.candidates is None,
+        }
+        return bool(self.seen) and (
+            self.seen_where is not None or has_several.get(split.strategy, True)
+        )
+
+    @property
     def record_splits(self) -> tuple[str, ...]:
         """The splits that are written: no item corpus without items, nor users without both.
 

@@ -7,6 +7,7 @@ the data contract; each function raises ValueError, which pydantic turns into a 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -212,11 +213,15 @@ def _check_made_columns(config: BuildConfig) -> None:
     names = {name.lower() for name in made}
     # A label may take the place of the column that it is made of.
     own = {label.name.lower() for label in config.all_labels if label.name == label.column}
-    clashing = sorted((names - own) & {name.lower() for name in config.event_column_types})
-    if clashing or len(made) != len(names):
+    clashing = (names - own) & {name.lower() for name in config.event_column_types}
+    repeated = {name for name, count in Counter(map(str.lower, made)).items() if count > 1}
+    if clashing or repeated:
+        is_plain = config.history is not None and config.history.name.lower() in repeated
         raise ValueError(
-            f"columns that the build makes are there already: {', '.join(clashing or made)}; "
-            "rename the sources' columns, or set the `name` of history, histories, sessions, "
+            "columns that the build makes are there already: "
+            f"{', '.join(sorted(clashing or repeated))}; "
+            + ("set `history: null` where `histories` has that name, " if is_plain else "")
+            + "rename the sources' columns, or set the `name` of history, histories, sessions, "
             "rolling and label"
         )
 
@@ -300,17 +305,19 @@ def _check_carried(where: str, column: str, columns: _Columns) -> None:
 
 
 def _check_times(config: BuildConfig) -> None:
-    """Parts that measure time need event times; histories need them of given test events too."""
-    time, test = config.events.time, config.split.test_source
+    """Parts that measure time need event times; histories need them of given events too."""
+    time, split = config.events.time, config.split
+    given = {"test": split.test_source, "validation": split.validation_source}
     for part in (*_events_in_time(config), *_examples_in_time(config)):
         if time is None:
             raise ValueError(f"{part} needs event times: declare events.time")
     for part in _events_in_time(config):
-        if test is not None and time not in config.sources[test].column_types:
-            raise ValueError(
-                f"{part} needs event times: source {test!r} of the given test events has no "
-                f"column {time!r}"
-            )
+        for name, source in given.items():
+            if source is not None and time not in config.sources[source].column_types:
+                raise ValueError(
+                    f"{part} needs event times: source {source!r} of the given {name} events has "
+                    f"no column {time!r}"
+                )
 
 
 def _events_in_time(config: BuildConfig) -> Iterator[str]:
@@ -400,6 +407,12 @@ def _check_sole_reader(config: BuildConfig, column: str) -> None:
     for history in config.histories:
         where = () if history.where is None else (history.where.column,)
         readers[f"histories.{history.name}"] = (*history.columns, *where)
+    for rolling in config.rolling:
+        conditions = (rolling.where, rolling.rate and rolling.rate.out_of)
+        readers[f"rolling.{rolling.name}"] = (
+            *rolling.keys,
+            *(one.column for one in conditions if one),
+        )
     readers |= {f"most_frequent.{m.name}": (m.column,) for m in config.most_frequent}
     readers |= {f"labels.{o.name}": (o.column,) for o in config.all_labels if o.name != column}
     weights, negatives = config.weights, config.negatives

@@ -42,6 +42,10 @@ def describe_conditions(conditions: Iterable[Mapping[str, Any]]) -> str:
     )
 
 
+ROWS_OF_TRIALS = ("input.validation", "input.filter", "input.take")
+"""Keys that decide which rows are held out for validation."""
+
+
 class HeldOutConfig(StrictFinite):
     """Rows of train that are held out: those whose key hashes into a share of all keys."""
 
@@ -108,6 +112,13 @@ class InputConfig(StrictFinite):
     sparse: bool = Field(
         False, description="Ids that have weights beside them become a tf.SparseTensor."
     )
+
+    @property
+    def chooses_by(self) -> tuple[str, ...]:
+        """Features whose values decide which rows are read, and for what."""
+        held_out = () if self.validation is None else self.validation.key
+        classes = () if self.class_balance is None else (self.class_balance.feature,)
+        return tuple(dict.fromkeys((*(f.feature for f in self.filter), *held_out, *classes)))
 
     @property
     def is_exact(self) -> bool:

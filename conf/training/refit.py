@@ -8,13 +8,14 @@ from pydantic import Field, field_validator
 
 from conf.config_base import StrictFinite
 from conf.metrics import build_stopping_pattern
+from conf.training.input import ROWS_OF_TRIALS
 
 _FIXED = {
     "root": "says where runs lie",
     "name": "says where runs lie",
     "dataset": "is the same for all trials",
     "evaluation": "decides what trials are compared by",
-    "input.validation": "decides which rows trials are compared on",
+    **dict.fromkeys(ROWS_OF_TRIALS, "decides which rows trials are compared on"),
     "fit.refit": "is of the run, not of its trials",
 }
 

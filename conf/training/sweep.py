@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from conf.config_base import StrictFinite
+from conf.errors import ConfigError
 from conf.load import override_config
+from conf.training.input import ROWS_OF_TRIALS
 from conf.training.train import METRIC_PATTERN, TrainConfig
 
 
@@ -118,8 +120,18 @@ class SweepConfig(StrictFinite):
         Each value is checked alone; values that do not go together end their trial.
 
         Raises:
-            ConfigError: A key is unknown, or a value or the end of a range is refused.
+            ConfigError: A key is unknown, or a value or the end of a range is refused; or trials
+                would hold out rows of their own.
         """
+        held_out = config.input.validation is not None or "input.validation" in self.space
+        measured = [key for key in self.space if key.startswith(ROWS_OF_TRIALS)]
+        if held_out and measured:
+            raise ConfigError(
+                f"{measured[0]} decides which rows trials are measured on: metrics of other rows "
+                "cannot be compared",
+                received=f"a sweep over {measured[0]}",
+                fix="set it in the config",
+            )
         for key, found in self.space.items():
             for value in found.choices if isinstance(found, ChoicesConfig) else found.ends:
                 override_config(config, {key: value}, f"of the sweep, {key}")

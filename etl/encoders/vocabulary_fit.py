@@ -309,7 +309,7 @@ def _find_tokens(
         return counted.join(tokens, "token", "left_semi").drop("is_eligible")
     if known is None:
         return _most_frequent(_frequent(counted, limits), limits.max_size)
-    return _found_tokens(counted, known, limits)
+    return _found_tokens(counted, known, request)
 
 
 def _label(tokens: DataFrame, spark_type: str, number: int | None = None) -> DataFrame:
@@ -364,16 +364,30 @@ def _most_frequent(counted: DataFrame, size: int | None) -> DataFrame:
     return counted.orderBy(F.desc("count"), F.asc("token")).limit(size)
 
 
-def _found_tokens(counted: DataFrame, known: pa.Table, limits: TokenLimits) -> DataFrame:
+def _drop_expired(counted: DataFrame, days: int | None) -> DataFrame:
+    """Leaves out tokens that have expired: they take the places of no others."""
+    from pyspark.sql import functions as F
+
+    if days is None:
+        return counted
+    last_day = counted.agg(F.max(LAST_SEEN_COLUMN).alias("__last_day"))
+    dated = counted.crossJoin(F.broadcast(last_day))
+    oldest = F.date_sub("__last_day", days)
+    return dated.where(F.col(LAST_SEEN_COLUMN) >= oldest).drop("__last_day")
+
+
+def _found_tokens(counted: DataFrame, known: pa.Table, request: VocabularyRequest) -> DataFrame:
     """Known tokens however rare they are now, and new ones that are frequent enough."""
     from pyspark.sql import functions as F
 
+    limits, growth = request.limits, request.incremental
+    days = None if growth is None else growth.expire_after_days
     if not len(known):
-        found = _most_frequent(_frequent(counted, limits), limits.max_size)
+        found = _most_frequent(_frequent(_drop_expired(counted, days), limits), limits.max_size)
         return found.withColumn("is_known", F.lit(False))
     tokens = counted.sparkSession.createDataFrame(known.select(["token"]))
     old = counted.join(tokens, "token", "left_semi").drop("is_eligible")
-    new = _frequent(counted.join(tokens, "token", "left_anti"), limits)
+    new = _frequent(_drop_expired(counted, days).join(tokens, "token", "left_anti"), limits)
     new = _most_frequent(new, limits.max_size)
     return old.withColumn("is_known", F.lit(True)).unionByName(
         new.withColumn("is_known", F.lit(False))

@@ -59,10 +59,14 @@ def _keep_ends(events: DataFrame, config: BuildConfig) -> DataFrame:
     is_sample = is_train & F.col(NOT_SAMPLED_COLUMN).isNull()
     whole = Window.partitionBy(config.events.user or "")
     last = F.max(F.when(is_sample, F.col(POSITION_COLUMN))).over(whole)
-    later = last - F.col(POSITION_COLUMN)
-    every = config.train_samples
-    is_end = later == 0 if isinstance(every, str) else later % every == 0
-    reason = F.when(is_train & ~is_end, F.lit(INSIDE_SEQUENCE))
+    later, every = last - F.col(POSITION_COLUMN), config.train_samples
+    if isinstance(every, str):
+        is_end = later == 0
+    else:
+        # The last sample of each piece: the event at its very end may be none, without a label.
+        piece = Window.partitionBy(config.events.user or "", F.floor(later / every))
+        is_end = later == F.min(F.when(is_sample, later)).over(piece)
+    reason = F.when(is_train & ~F.coalesce(is_end, F.lit(False)), F.lit(INSIDE_SEQUENCE))
     return leave_out_samples(events, reason)
 
 

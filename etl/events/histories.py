@@ -162,7 +162,7 @@ def _is_selective(config: BuildConfig, history: UserHistoryConfig) -> bool:
 
 def _leaves_out_no_items(config: BuildConfig, history: UserHistoryConfig) -> bool:
     """Whether events without an item are none: those that are no samples may lack it."""
-    return config.events.where is not None and _holds_items_alone(history)
+    return config.events.where is not None and not history.columns
 
 
 def _holds_items_alone(history: UserHistoryConfig) -> bool:

@@ -110,6 +110,18 @@ def event_columns(config: BuildConfig) -> list[str]:
     return [name for name in identity_columns(config) if name != DRAW_COLUMN]
 
 
+def fold_columns(config: BuildConfig) -> list[str]:
+    """Returns the columns that say which fold a train row is in, whatever days a run reads.
+
+    Positions count the events that are read; a time stays what it is. Equal events at one time
+    are in one fold, which has none of their labels.
+    """
+    columns = event_columns(config)
+    if config.events.time is None:
+        return columns
+    return [EVENT_TS_COLUMN if name == POSITION_COLUMN else name for name in columns]
+
+
 def hash_fraction(*columns: Column) -> Column:
     """Returns a double in [0, 1), uniform over distinct values: 53 bits of their hash."""
     bits = F.shiftrightunsigned(F.xxhash64(*columns), 64 - _BITS)

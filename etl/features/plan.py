@@ -343,7 +343,7 @@ def declared_columns(config: BuildConfig) -> dict[str, str]:
     item_type = types.get(config.events.item or "", "int64")
     if config.seen:
         types[SEEN] = f"list<{item_type}>"
-    if config.seen_where is not None:
+    if config.numbers_events:
         types[EVENT_NUMBER] = "int64"
     if config.split.test_source and config.split.candidates:
         types[CANDIDATES] = f"list<{item_type}>"
@@ -357,6 +357,7 @@ def _automatic_features(config: BuildConfig, types: Mapping[str, str]) -> tuple[
     automatic = automatic_features(config)
     declared = {feature.column for feature in config.features}
     items = [f for f in config.features if f.column == config.events.item and f.role == "item"]
+    items.sort(key=lambda f: f.encoding.kind != "vocabulary")
     lists = [column for column in (SEEN, CANDIDATES) if column in types and column not in declared]
     if items:
         shared = build_encoding("vocabulary", name=_name_of(items[0]))
@@ -389,9 +390,15 @@ def _keys(config: BuildConfig, features: Sequence[FeatureConfig]) -> DatasetKeys
     def find(column: str | None, role: str | None = None) -> str | None:
         if column is None:
             return None
-        return next(
-            (f.name for f in features if f.column == column and role in (None, f.role)), None
+        found = [f for f in features if f.column == column and role in (None, f.role)]
+        # A hash, a count or a length of the column does not tell its values apart.
+        kinds = ("vocabulary", "identity", "hash_key")
+        best = min(
+            found,
+            key=lambda f: ((*kinds, f.encoding.kind).index(f.encoding.kind), -(f.max_len or 0)),
+            default=None,
         )
+        return None if best is None else best.name
 
     whole = [history.name for history in all_histories(config) if history.is_whole]
     histories = [find(column) for column in (config.events.history, *whole)]
@@ -404,5 +411,5 @@ def _keys(config: BuildConfig, features: Sequence[FeatureConfig]) -> DatasetKeys
         label=find(config.label_name),
         weight=find(config.weight_name),
         sampling_probability=find(config.negatives.probability) if config.negatives else None,
-        event_number=find(EVENT_NUMBER) if config.seen_where is not None else None,
+        event_number=find(EVENT_NUMBER) if config.numbers_events else None,
     )

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
+from conf.artefacts.counted_keys import CountedKeys
 from conf.errors import InputDataError, did_you_mean
 from conf.etl.imported import ImportConfig
-from conf.manifest import SEQUENCE_RECORDS, CountedKeys, InputFile
+from conf.manifest import SEQUENCE_RECORDS, InputFile
 from conf.schema import PackedSlot
 from etl.imported.files import Files
 from etl.quality.label_statistics import LabelFocus

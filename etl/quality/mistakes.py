@@ -93,6 +93,27 @@ def find_early_ends(
     return found
 
 
+def find_unturned_lists(config: BuildConfig) -> list[RuleResult]:
+    """Finds lists of the log that may stand beside its history, which is turned round alone."""
+    if config.events.history is None or config.events.history_order != "oldest_first":
+        return []
+    log = config.sources[config.events.source].column_types
+    read = {column for feature in config.features for column in feature.columns}
+    left = [
+        name
+        for name, kind in log.items()
+        if kind.startswith("list<") and name in read and name not in config.brought_history
+    ]
+    if not left:
+        return []
+    received = (
+        f"{', '.join(left)} as in the log; {', '.join(config.brought_history)} turned round, the "
+        "latest first: where they stand beside each other, values would belong to other items"
+    )
+    allowed = "a `pair` of the history, or history_order: latest_first with all lists written so"
+    return [RuleResult("order of lists beside events.history", "warn", False, received, allowed)]
+
+
 def _is_nothing(now: Share, before: Share | None) -> bool:
     if not now.whole or now.part:
         return False

@@ -19,7 +19,7 @@ from etl.encoders.fit import EarlierEncoders, TrainSplit, fit_operations
 from etl.encoders.vocabulary import live_tokens, load_vocabulary
 from etl.encoders.vocabulary_fit import fit_vocabulary_files
 from etl.events.histories import add_histories
-from etl.events.identity import EVENT_TS_COLUMN, event_columns
+from etl.events.identity import EVENT_TS_COLUMN, fold_columns
 from etl.events.most_frequent import fit_most_frequent
 from etl.events.splits import SPLIT_COLUMN, is_not_after
 from etl.features.encoder_plan import build_plan
@@ -94,7 +94,7 @@ def fit_encoders(
         events = add_histories(events, config)
     train = TrainSplit(
         rows=events.where(events[SPLIT_COLUMN] == TRAIN),
-        key=tuple(event_columns(config)),
+        key=tuple(fold_columns(config)),
         time_column_ms=EVENT_TS_COLUMN if config.events.time else None,
         label=config.label.name if config.label else None,
         data_dir=config.data_dir,

@@ -24,7 +24,7 @@ from etl.events.identity import (
     add_seen,
     build_sequences,
     collect_sequence,
-    event_columns,
+    fold_columns,
 )
 from etl.events.joins import plan_joins, select_latest
 from etl.events.sample_filter import NOT_SAMPLED_COLUMN, SEEN_COLUMN
@@ -127,7 +127,7 @@ def build_samples(events: DataFrame, config: BuildConfig) -> DataFrame:
     samples = samples.where(F.col(NOT_SAMPLED_COLUMN).isNull())
     if not config.seen:
         return samples
-    if config.seen_where is not None:
+    if config.numbers_events:
         samples = samples.withColumn(EVENT_NUMBER, F.col(POSITION_COLUMN).cast("bigint"))
     sequences = build_sequences(events, user, _seen_item(config))
     is_evaluated = F.col(SPLIT_COLUMN) != TRAIN
@@ -260,7 +260,7 @@ def _latest_entries(
 
 def add_train_folds(records: DataFrame, config: BuildConfig, plan: FeaturePlan) -> DataFrame:
     """Adds the folds of train rows that out-of-fold encodings ask for; null in other rows."""
-    folded = add_folds(records, plan.folds, event_columns(config))
+    folded = add_folds(records, plan.folds, fold_columns(config))
     is_train = F.col(SPLIT_COLUMN) == TRAIN
     names = [fold_column(n) for n in plan.folds]
     return folded.withColumns({name: F.when(is_train, F.col(name)) for name in names})

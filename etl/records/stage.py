@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from conf.dates import DateRange
 from conf.encoders import ENCODERS_DIR
 from conf.etl.build import BuildConfig
-from conf.manifest import FileInfo, Manifest, SplitInfo, find_counted
+from conf.manifest import FileInfo, Manifest, SplitInfo
 from conf.schema import PackedSlot
 from conf.splits import CATALOG, TRAIN, USERS
 from etl.encoders.pipeline import read_pipeline
@@ -153,8 +153,8 @@ class RecordStage:
     def _plan_counts(self, encoders: FittedEncoders) -> CountsRequest:
         parts = self.staging / _PARTS_DIR
         parts.mkdir()
-        keys = find_counted(self.plan.keys, encoders.plan.schema, self.config.resolved())
-        return CountsRequest(str(parts), keys)
+        schema = encoders.plan.schema
+        return CountsRequest.build(str(parts), self.plan.keys, schema, self.config.resolved())
 
     def _write_counts(
         self,

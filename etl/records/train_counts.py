@@ -12,26 +12,25 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from conf.errors import InputDataError, InternalError
-from conf.manifest import (
+from conf.artefacts.counted_keys import (
     COUNT_COLUMNS,
     TRAIN_COUNTS_DIR,
     CountedKeys,
-    FileInfo,
     KeyPart,
-    Manifest,
-    ShardInfo,
     counts_path,
     find_counted,
 )
+from conf.errors import InputDataError, InternalError
+from conf.manifest import DatasetKeys, FileInfo, Manifest, ShardInfo
 from conf.paths import ReadablePath
-from conf.schema import OOV_ID
+from conf.schema import OOV_ID, FeatureSchema
 from conf.splits import TRAIN
 from conf.storage.atomic_output import atomic_file
 from etl.encoders.arrow_columns import is_list_type
@@ -46,7 +45,7 @@ _DENSE_IDS = 1 << 16
 
 @dataclass(frozen=True)
 class IdCounts:
-    """How often ids occur; the columns of `conf.manifest.COUNT_COLUMNS`.
+    """How often ids occur; the columns of `conf.artefacts.counted_keys.COUNT_COLUMNS`.
 
     Attributes:
         ids: int64 `[ids]`, ascending.
@@ -192,7 +191,7 @@ class TrainCounter:
         every = np.ones(batch.num_rows, bool)
         positive = every if keys.label is None else _find_positive(batch.column(keys.label))
         event = positive if keys.has_drawn else every
-        history = None if keys.history is None else _Lists.of(batch.column(keys.history))
+        history = None if keys.history is None else _Lists.of(batch.column(keys.history), keys)
         for part, name in keys.features.items():
             column = batch.column(name).cast(pa.int64())
             ids = column.fill_null(self._absent.get(name, OOV_ID)).to_numpy(zero_copy_only=False)
@@ -224,13 +223,13 @@ class _Lists:
     lengths: np.ndarray
 
     @classmethod
-    def of(cls, column: pa.Array) -> _Lists:
+    def of(cls, column: pa.Array, keys: CountedKeys) -> _Lists:
         lengths, values = _measure_lists(column), column.flatten()
         while is_list_type(values.type):  # The steps of a feature list.
             ends = np.append(0, np.cumsum(_measure_lists(values)))
             rows = np.append(0, np.cumsum(lengths))
             lengths, values = np.diff(ends[rows]), values.flatten()
-        return cls(values.cast(pa.int64()).to_numpy(zero_copy_only=False), lengths)
+        return cls(*keys.cut(values.cast(pa.int64()).to_numpy(zero_copy_only=False), lengths))
 
     def choose(self, rows: np.ndarray, owners: np.ndarray | None) -> np.ndarray:
         """Ids of the chosen rows' lists; with owners, the owner of each id in its place."""
@@ -260,6 +259,17 @@ class CountsRequest:
 
     directory: str
     keys: CountedKeys
+
+    @classmethod
+    def build(
+        cls,
+        directory: str,
+        keys: DatasetKeys,
+        schema: FeatureSchema,
+        config: Mapping[str, Any],
+    ) -> CountsRequest:
+        """Builds it of a dataset's keys and features, and the resolved config that made it."""
+        return cls(directory, find_counted(keys, schema, config))
 
     def dumps(self) -> str:
         """Returns it as text, an option of the write."""

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from conf.artefacts.dataset import DatasetPaths
 from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
+from conf.etl.output import DATE_PARTITION
 from conf.etl.split import SplitConfig
 from conf.manifest import Manifest, RunInfo
 from etl.versions.run_fingerprint import Parent, RunRequest, content_config
@@ -97,9 +98,11 @@ def check_built_by_day(config: BuildConfig) -> None:
     or the newest of the log, only until the next day is there.
 
     Raises:
-        ConfigError: The split, the rows of train or their weights depend on the days.
+        ConfigError: The split, the rows of train or their weights depend on the days, or the days
+            of partitions are the log's own.
     """
     moving = _find_moving_split(config.split) or _find_moving_samples(config)
+    moving = moving or _find_own_day(config)
     if moving is not None:
         received, allowed = moving
         raise ConfigError(
@@ -109,6 +112,16 @@ def check_built_by_day(config: BuildConfig) -> None:
             allowed=allowed,
             fix="change it, or build all days in each run: --set output.partition_overwrite=static",
         )
+
+
+def _find_own_day(config: BuildConfig) -> tuple[str, str] | None:
+    """Returns a column of the log that stands for the days, which are those of UTC."""
+    if DATE_PARTITION not in config.output.partition_by:
+        return None
+    if DATE_PARTITION not in config.event_column_types:
+        return None
+    received = f"a column {DATE_PARTITION!r} of the log, which may hold other days than a run reads"
+    return received, f"no such column: {DATE_PARTITION!r} is then the UTC day of the event's time"
 
 
 def _find_moving_split(split: SplitConfig) -> tuple[str, str] | None:

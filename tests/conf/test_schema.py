@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conf.artefacts.counted_keys import find_counted
 from conf.errors import InputDataError
-from conf.manifest import DatasetKeys, Manifest, find_counted
+from conf.manifest import DatasetKeys, Manifest
 from conf.schema import (
     ABSENT_SLOTS_FEATURE,
     FeatureSchema,

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conf.artefacts.counted_keys import KeyPart
 from conf.dates import Part
 from conf.encoders.dates import DatePart
 from conf.errors import ConfigError, did_you_mean
-from conf.manifest import KeyPart, Manifest
+from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, FeatureSpec
 from conf.training.input import InputConfig

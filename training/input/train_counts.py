@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from conf.artefacts.counted_keys import COUNT_COLUMNS, CountedKeys, KeyPart, find_counted
 from conf.errors import InputDataError
-from conf.manifest import COUNT_COLUMNS, CountedKeys, FileInfo, KeyPart, Manifest, find_counted
+from conf.manifest import FileInfo, Manifest
 from conf.paths import ReadablePath
 from conf.schema import canonical_json
 from conf.training.input import InputConfig
@@ -246,7 +247,7 @@ class _Counter:
         event, positive = _find_events(rows, keys)
         entries = [ids, ids[event], ids[positive]]
         if keys.history is not None:
-            values, lengths = _read_history(rows, keys.history)
+            values, lengths = keys.cut(*_read_history(rows, keys.history))
             before = np.repeat(ids, lengths) if part == "user" else values
             for place, chosen in ((1, event), (2, positive)):
                 more = before[np.repeat(chosen, lengths)]

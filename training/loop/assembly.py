@@ -30,7 +30,7 @@ from training.loop.step import (
 from training.loop.step_validation import StepPlan
 from training.loop.validation import Validate, build_step_validate, check_validation
 from training.models.model import Model
-from training.models.registry import build_model, undo_balance
+from training.models.registry import build_model, list_model_notes, undo_balance
 from training.models.sequence import require_held_out
 from training.monitoring.progress import TrainingProgress
 from training.objectives.objective import (
@@ -124,7 +124,8 @@ def assemble(task: TrainingTask, profile: StepRange | None = None) -> TrainingPa
     balanced = undo_balance(model, config.input, data.manifest)
     # What is fitted when training ends takes the place of what is missing.
     unknown_balance = () if requires_fit(config.model) else balanced
-    for note in (*model.notes, *list_notes(objective), *unknown_balance):
+    notes = list_model_notes(model, data.manifest)
+    for note in (*notes, *list_notes(objective), *unknown_balance):
         task.progress.message(note)
     inputs = _build_inputs(task, model, objective)
     epoch_input = EpochInput(config, data, strategy, inputs)
@@ -167,8 +168,9 @@ def _build_inputs(task: TrainingTask, model: Model, objective: Objective) -> Ste
     times = prepare_rules(keyed, manifest)
     features = tuple(dict.fromkeys((*model.inputs, *objective.inputs, *times)))
     refuse_lost_order(task, model, features)
-    mixed = find_mixed(config.input, manifest, features)
-    check_mixed_ids(task.data.version_dir, manifest, mixed, features)
+    compared = (*features, *config.input.chooses_by)
+    mixed = find_mixed(config.input, manifest, compared)
+    check_mixed_ids(task.data.version_dir, manifest, mixed, compared)
     shared = plan_shared_rows(model, config, task.strategy)
     return StepInputs(features, shared, keyed, objective.binary_labels)
 

@@ -17,6 +17,7 @@ from training.models.dssm import DSSM, build_youtube_dnn
 from training.models.mf import MatrixFactorization
 from training.models.model import Model
 from training.models.ranking import NetworkRankingModel, find_balance_calibrations
+from training.models.retrieval import tell_later_items
 from training.models.sequence import SequenceModel
 
 
@@ -88,3 +89,8 @@ def copy_calibrations(source: Model, target: Model) -> None:
     """Sets the calibrations of a model that is another one's copy; see `NetworkRankingModel`."""
     if isinstance(source, NetworkRankingModel) and isinstance(target, NetworkRankingModel):
         target.calibrate(source.calibrations)
+
+
+def list_model_notes(model: Model, manifest: Manifest) -> tuple[str, ...]:
+    """Returns what to tell those who train a model on a dataset version, a line each."""
+    return (*model.notes, *tell_later_items(model, manifest))

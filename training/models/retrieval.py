@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from conf.errors import ConfigError
+from conf.manifest import Manifest
 from training.embedding.key_mapping import read_keys
 from training.input.batches import Batch, Features
 from training.models.model import Model
@@ -193,3 +194,30 @@ def require_retrieval(model: Model) -> RetrievalModel:
             allowed="model.kind = retrieval",
         )
     return model
+
+
+def tell_later_items(model: Model, manifest: Manifest) -> tuple[str, ...]:
+    """Says that held-out rows are ranked by what the catalogue knows of the time behind them.
+
+    Rolling counts and dictionaries as of a time change; a catalogue has them as they stand at the
+    end of the log, and train rows as they stood before their events.
+
+    Args:
+        model: Any model.
+        manifest: The dataset version that it trains on.
+    """
+    build = manifest.source.config
+    changing = {rolling["name"] for rolling in build.get("rolling") or ()}
+    for join in build.get("joins") or ():
+        if join.get("as_of"):
+            source = build["sources"][join["source"]]
+            changing |= {column["name"] for column in source["columns"]} - {source["key"]}
+    of = {feature["name"]: feature["column"] for feature in build.get("features") or ()}
+    items = model.item_inputs if isinstance(model, RetrievalModel) else ()
+    later = [name for name in items if of.get(name) in changing]
+    if not later:
+        return ()
+    return (
+        f"the catalogue holds {', '.join(later)} as of the end of the log, train rows as of their "
+        "events: validation and test are ranked with what came later",
+    )

@@ -210,8 +210,10 @@ def _compare_rows(config: SequenceConfig, manifest: Manifest) -> tuple[str, ...]
     """Says that targets are lost, or repeat; nothing where the build did not make the histories."""
     build = manifest.source.config
     makes_histories = build.get("history") or build.get("histories")
-    if not makes_histories or trains_everywhere(config) is has_sequences(build):
+    if not makes_histories:
         return ()
+    if trains_everywhere(config) is has_sequences(build):
+        return _compare_lengths(config, manifest)
     if not has_sequences(build):
         return (
             f"{config.name} learns each item of a history, and each event has a row with those "
@@ -225,25 +227,59 @@ def _compare_rows(config: SequenceConfig, manifest: Manifest) -> tuple[str, ...]
     )
 
 
+def _compare_lengths(config: SequenceConfig, manifest: Manifest) -> tuple[str, ...]:
+    """Says that pieces of sequences overlap, or leave events between them."""
+    samples = manifest.source.config.get("train_samples")
+    length = list_length(_find_lists(config, manifest)[0])
+    if not isinstance(samples, int) or length in (None, samples):
+        return ()
+    if samples > length:
+        return (
+            f"of {samples} events (train_samples) a sequence holds {length} (max_len): the others "
+            "are no targets; build with the same number for both",
+        )
+    return (
+        f"a sequence holds {length} events (max_len), and begins anew every {samples} "
+        "(train_samples): an event is the target of several rows; build with the same number for "
+        "both",
+    )
+
+
 def require_held_out(
     model: ModelConfig, held_out: HeldOutConfig | None, manifest: Manifest
 ) -> None:
     """Refuses held-out rows that later rows' histories would train on, position by position.
 
     Raises:
-        ConfigError: `input.validation` goes by items, and rows stand for events.
+        ConfigError: `input.validation` does not hold whole users out, and the histories of their
+            later rows reach back to the held-out ones.
     """
     if held_out is None or not isinstance(model, SequenceConfig) or not trains_everywhere(model):
         return
-    if manifest.keys.item not in held_out.key or has_sequences(manifest.source.config):
+    if set(held_out.key) == {manifest.keys.user} or not _reaches_back(model, held_out, manifest):
         return
+    samples = manifest.source.config.get("train_samples", "all")
     raise ConfigError(
         f"{model.name} trains on every item of a history: a held-out row whose user has later "
         "ones is trained on all the same",
-        received=f"input.validation.hash_of: {held_out.hash_of!r}, model.every_position: true",
-        allowed="whole users: hash_of the user's feature",
+        received=f"input.validation.hash_of: {held_out.hash_of!r}, model.every_position: true, "
+        f"rows by train_samples: {samples}",
+        allowed="whole users: hash_of the user's feature; or rows that share no target: "
+        "train_samples of the sequence's max_len or more",
         fix="hold users out, or set model.every_position=false",
     )
+
+
+def _reaches_back(model: SequenceConfig, held_out: HeldOutConfig, manifest: Manifest) -> bool:
+    """Whether rows have the targets of other rows of their user in their histories."""
+    build = manifest.source.config
+    made = [*(build.get("histories") or ()), *filter(None, [build.get("history")])]
+    if all(history.get("within_session") for history in made):  # Or the rows bring their own.
+        return manifest.keys.item in held_out.key
+    samples = build.get("train_samples", "all")
+    if not isinstance(samples, int):
+        return not has_sequences(build)
+    return samples < (list_length(_find_lists(model, manifest)[0]) or 0)
 
 
 def count_queries(config: SequenceConfig, manifest: Manifest) -> int:

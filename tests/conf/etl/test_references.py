@@ -120,7 +120,7 @@ RATE = {"name": "r", "keys": ["item"]}
     [
         ({"histories": [{"name": "h", "columns": ["pricee"]}]}, "did you mean 'price'"),
         ({"histories": [{"name": "price"}]}, "are there already: price"),
-        ({"histories": [{"name": "h"}, {"name": "h"}]}, "are there already: h, h"),
+        ({"histories": [{"name": "h"}, {"name": "h"}]}, "are there already: h; rename"),
         ({"histories": [{"name": "h", "gaps": {"name": "h"}}]}, "two columns of one name"),
         ({"histories": [{"name": "h", "max_len": 9, "lookback": 8}]}, "below `max_len`"),
         ({"histories": [{"name": "h", "where": {"column": "action"}}]}, "either `one_of`"),

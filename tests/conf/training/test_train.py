@@ -344,6 +344,15 @@ def test_what_cannot_be_tried_is_refused(text: str, message: str, tmp_path: Path
         read(tmp_path, text)
 
 
+def test_trials_do_not_hold_out_rows_of_their_own(tmp_path: Path) -> None:
+    sweep = read(tmp_path, "sampler: grid\nspace: {input.take: [10, 20]}")
+    values = {"dataset": "d", "name": "n"}
+    sweep.check(TrainConfig.model_validate(values))
+    held_out = {"input": {"validation": {"hash_of": "user", "share": 0.1}}}
+    with pytest.raises(ConfigError, match="which rows trials are measured on"):
+        sweep.check(TrainConfig.model_validate({**values, **held_out}))
+
+
 def test_the_first_task_stays_first_in_a_run_card(tmp_path: Path) -> None:
     """Lists are ranked by it, and metrics without a name in front are its own."""
     tasks = {"like": {"label": "a"}, "click": {"label": "b"}}

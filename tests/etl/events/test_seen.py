@@ -12,6 +12,7 @@ from conf.etl.build import BuildConfig
 from etl.events.event_counts import check_seen, count_events
 from etl.events.event_log import kept, prepare_events
 from etl.features.plan import plan_features
+from etl.quality.mistakes import find_unturned_lists
 from etl.records.samples import build_samples, build_users
 from etl.stages.run_stages import check_config
 from etl.versions.run_fingerprint import RunRequest
@@ -92,6 +93,19 @@ def test_a_list_that_the_log_brings_is_seen_and_known_of_users(spark):
     assert set(users[2]["seen"]) == {4, 5, 8, 9}
 
 
+def test_lists_beside_a_history_that_is_turned_round_are_told():
+    kinds = {"name": "kinds", "type": "list<int64>", "separator": " "}
+    assert not find_unturned_lists(brought_config(kinds))  # No feature reads it.
+    data = brought_config(kinds).model_dump()
+    feature = {"name": "kinds", "column": "kinds", "role": "user"}
+    both = BuildConfig.model_validate({**data, "features": [*data["features"], feature]})
+    (found,) = find_unturned_lists(both)
+    assert found.received.startswith("kinds as in the log; clicks turned round")
+    latest = {**data["events"], "history_order": "latest_first"}
+    assert not find_unturned_lists(both.model_copy(update={
+        "events": type(both.events).model_validate(latest)}))  # fmt: skip
+
+
 def test_an_item_that_was_shown_and_not_taken_is_not_in_front_of_the_list_of_users(spark):
     config = brought_config(*columns(taken="int64"), label={"column": "taken", "at_least": 1})
     plan = check_config(config, RunRequest())
@@ -117,10 +131,28 @@ def test_the_condition_is_checked_before_anything_is_read():
         check_config(behaviour_config(seen={"where": "count(*) > 1"}), RunRequest())
 
 
-def test_the_number_of_an_event_stands_beside_seen_items_of_some_events_alone():
-    keys = plan_features(behaviour_config(seen={"where": BOUGHT})).keys
-    assert (keys.seen, keys.event_number) == ("seen", "event_number")
-    for seen in (True, False):
-        plan = plan_features(behaviour_config(seen=seen))
-        assert plan.keys.event_number is None
-        assert "event_number" not in plan.column_types
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"seen": {"where": BOUGHT}}, "event_number"),
+        ({"seen": True}, None),
+        ({"seen": False, "split": {"strategy": "temporal"}}, None),
+        ({"seen": True, "split": {"strategy": "temporal"}}, "event_number"),
+        ({"seen": True, "split": {"strategy": "leave_one_out", "leave_out": 2}}, "event_number"),
+    ],
+)
+def test_events_have_numbers_where_seen_items_do_not_tell_the_first_record(options, expected):
+    plan = plan_features(behaviour_config(**options))
+    assert plan.keys.event_number == expected
+    assert ("event_number" in plan.column_types) is (expected is not None)
+
+
+def test_an_item_that_is_taken_again_does_not_hide_which_event_was_the_first(spark):
+    config = behaviour_config(
+        split={"strategy": "temporal", "test_from_ts": 10, "validation": False}
+    )
+    log = [(1, item, "view", 0.5, at) for at, item in enumerate([5, 6, 5, 7], 9)]
+    prepared = prepare_events(config, {"log": memory_source(spark, config, "log", log)}).frame
+    rows = build_samples(kept(prepared), config).where("__split = 'test'").collect()
+    found = {row["event_number"]: set(row["seen"]) for row in rows}
+    assert found == {2: {5}, 3: {5, 6}, 4: {5, 6}}

@@ -169,3 +169,14 @@ def test_days_that_replace_those_of_a_dataset_must_not_move_others(changes, says
     with pytest.raises(ConfigError, match="keeps records of other days") as refused:
         check_config(BuildConfig.model_validate(made | changes), RunRequest(WEEK))
     assert says in refused.value.render()
+
+
+def test_days_that_are_replaced_are_those_of_utc():
+    made = config(test_from_ts="2026-01-20", validation=False).model_dump(exclude_unset=True)
+    made["output"] |= {"partition_by": ["date"], "partition_overwrite": "dynamic"}
+    check_config(BuildConfig.model_validate(made), RunRequest(WEEK))
+    log = made["sources"][made["events"]["source"]]
+    log["columns"] = [*log["columns"], {"name": "date", "type": "string"}]
+    with pytest.raises(ConfigError, match="keeps records of other days") as refused:
+        check_config(BuildConfig.model_validate(made), RunRequest(WEEK))
+    assert "a column 'date' of the log" in refused.value.render()

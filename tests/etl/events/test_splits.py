@@ -354,6 +354,19 @@ def test_the_ends_of_sequences_are_the_samples_of_train(spark, asked, train):
     assert {r["__skip"] for r in marked.collect()} == {None, "inside_sequence"}
 
 
+def test_a_piece_ends_with_its_last_sample(spark):
+    """Events without a label stay in sequences, and a piece is not lost for one of them."""
+    rows = [
+        {"user": 1, "item": i, "__position": i, "__split": "train",
+         "__skip": "unlabelled" if i in (3, 6, 7) else None}
+        for i in range(1, 10)
+    ]  # fmt: skip
+    marked = mark_not_sampled(frame(spark, SKIPS_TYPES, rows), log_config(train_samples=3))
+    reasons = {row["__position"]: row["__skip"] for row in marked.collect()}
+    assert {at for at, reason in reasons.items() if reason is None} == {9, 5, 2}
+    assert {reasons[at] for at in (3, 6, 7)} == {"unlabelled"}
+
+
 def test_exposures_are_kept_per_positive_of_their_group(spark):
     shown = {1: (2, 10), 2: (1, 2), 3: (0, 5)}  # user: positives, exposures
     rows = [

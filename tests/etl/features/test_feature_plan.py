@@ -36,6 +36,13 @@ def test_keys_seen_and_label_follow_from_the_config(tmp_path):
     assert (keys.seen, keys.label, keys.candidates) == ("seen", "label", None)
 
 
+def test_the_user_is_named_by_what_tells_users_apart(tmp_path):
+    hashed = feature("user_hash", "user", "user", kind="hash", buckets=100)
+    features = [hashed, feature("own", "user", "user"), feature("item", "item", "item")]
+    assert plan(tmp_path, features).keys.user == "own"
+    assert plan(tmp_path, [hashed, features[2]]).keys.user == "user_hash"
+
+
 @pytest.mark.parametrize(
     ("listed", "expected"),
     [

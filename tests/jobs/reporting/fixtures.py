@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from conf.artefacts.counted_keys import CountedKeys
 from conf.artefacts.dataset import DatasetPaths
 from conf.artefacts.run import (
     HISTORY_FILE,
@@ -24,7 +25,6 @@ from conf.artefacts.run import (
 from conf.encoders import ENCODERS_FILE, ColumnEncoding, EncoderPlan
 from conf.manifest import (
     MANIFEST_FILE,
-    CountedKeys,
     DatasetKeys,
     FileInfo,
     InputFile,

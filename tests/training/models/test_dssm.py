@@ -13,6 +13,8 @@ from conf.training.models import DSSMConfig, YouTubeDNNConfig
 from training.embedding.static_table import EmbeddingTable
 from training.models.dssm import DSSM, build_youtube_dnn
 from training.models.embedded_inputs import EmbeddedInputs, InputFeature
+from training.models.registry import build_model
+from training.models.retrieval import tell_later_items
 from training.networks.network import Network, TrainingPass, build_keras_model
 from training.networks.tower import build_tower
 
@@ -285,6 +287,21 @@ def test_dropout_is_that_of_each_tower(tiny_manifest: Manifest) -> None:
     model = DSSM(config, tiny_manifest, 1)
     assert not np.allclose(model.embed_users(USERS, begin(model)), model.embed_users(USERS))
     np.testing.assert_array_equal(model.embed_items(ITEMS, begin(model)), model.embed_items(ITEMS))
+
+
+def test_items_that_know_what_came_later_are_told(tiny_manifest: Manifest) -> None:
+    model = build_model(DSSMConfig(item_features=("movie_id", "genres")), tiny_manifest, 1)
+    assert not tell_later_items(model, tiny_manifest)
+    columns = [{"name": "id"}, {"name": "kinds"}]
+    made = {
+        "features": [{"name": "genres", "column": "kinds"}, {"name": "movie_id", "column": "id"}],
+        "joins": [{"source": "items", "column": "id", "as_of": {"valid_from": "t"}}],
+        "sources": {"items": {"key": "id", "columns": columns}},
+    }
+    for build in (made, {**made, "joins": [], "rolling": [{"name": "kinds"}]}):
+        manifest = replace(tiny_manifest, source=replace(tiny_manifest.source, config=build))
+        (note,) = tell_later_items(model, manifest)
+        assert "holds genres as of the end of the log" in note
 
 
 def test_an_unknown_activation_is_named(tiny_manifest: Manifest) -> None:

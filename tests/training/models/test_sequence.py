@@ -368,11 +368,26 @@ def test_pairs_cannot_be_held_out_of_later_histories(tiny_manifest: Manifest) ->
         require_held_out(SASRecConfig(), items, tiny_manifest)
     require_held_out(SASRecConfig(), users, tiny_manifest)
     require_held_out(SASRecConfig(every_position=False), pairs, tiny_manifest)
-    cut = replace(tiny_manifest.source, config={"train_samples": 5})
-    require_held_out(SASRecConfig(), pairs, replace(tiny_manifest, source=cut))
+
+    def built(**config: Any) -> Manifest:
+        return replace(tiny_manifest, source=replace(tiny_manifest.source, config=config))
+
+    made = {"history": {"name": "history"}}
+    for samples in (8, "last"):  # Pieces as long as the history, or one alone.
+        require_held_out(SASRecConfig(), pairs, built(**made, train_samples=samples))
+    with pytest.raises(ConfigError, match="max_len or more"):
+        require_held_out(SASRecConfig(), pairs, built(**made, train_samples=7))
+    days = HeldOutConfig(hash_of="gender", share=0.2)
+    require_held_out(SASRecConfig(), days, tiny_manifest)  # Rows bring their own histories.
+    with pytest.raises(ConfigError, match="trained on all the same"):
+        require_held_out(SASRecConfig(), days, built(**made))
+    within = [{"name": "history", "within_session": True}]
+    require_held_out(SASRecConfig(), days, built(histories=within))
 
 
 def test_rows_that_lose_or_repeat_targets_are_told(tiny_manifest: Manifest) -> None:
+    assert tiny_manifest.schema["history"].max_len == 8
+
     def notes(config: Any, samples: Any, key: str = "history") -> str:
         made = {key: [{"name": "history"}], "train_samples": samples}
         built_by = {"train_samples": "all"} if samples is None else made
@@ -383,7 +398,10 @@ def test_rows_that_lose_or_repeat_targets_are_told(tiny_manifest: Manifest) -> N
     assert "many times in an epoch" in notes(SASRecConfig(), "all", "histories")
     assert "no targets" in notes(SASRecConfig(every_position=False), 5)
     assert "no targets" in notes(ComiRecConfig(interests=2), "last")
-    assert not notes(SASRecConfig(), 5)
+    assert "target of several rows" in notes(SASRecConfig(), 5)
+    assert "of 9 events" in notes(SASRecConfig(), 9)
+    assert not notes(SASRecConfig(), 8)
+    assert not notes(SASRecConfig(), "last")
     assert not notes(SASRecConfig(every_position=False), "all")
     assert not notes(SASRecConfig(), None)
 
