@@ -21,15 +21,14 @@ from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import BLOCK_CELLS, ItemIds, read_cells, take_top
 from training.evaluation.metrics import MISSING, FloatArray, IntArray, Pairs
 from training.evaluation.per_user_ranking import UserBatch, rank_in_lists
-from training.evaluation.protocols import carries_seen, find_relevance
-from training.evaluation.users_as_of import is_named
+from training.evaluation.protocols import carries_seen, learns_label
 from training.input.train_counts import (
     find_counted_keys,
     read_train_counts,
     read_train_pairs,
 )
 from training.models.ranking import RankingModel
-from training.raw_inputs.vocabularies import read_key_vocabulary
+from training.raw_inputs.vocabularies import is_named, read_key_vocabulary
 
 EASE = "ease"
 L2_GRID = (10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
@@ -60,7 +59,7 @@ def read_popularity(trained: TrainedModel, ids: IntArray) -> IntArray:
     """
     where = trained.version_dir, trained.manifest
     counts = read_train_counts(*where, "item", trained.config.input)
-    by_label = find_relevance(trained.config.model, trained.manifest) is not None
+    by_label = learns_label(trained.config.model)
     return counts.place(counts.positives if by_label else counts.events, ids)
 
 
@@ -153,7 +152,7 @@ def _read_cells(trained: TrainedModel, items: ItemIds) -> Pairs:
     where = trained.version_dir, trained.manifest
     user = trained.manifest.require_key("user")
     vocabulary = read_key_vocabulary(*where, user)
-    by_label = find_relevance(trained.config.model, trained.manifest) is not None
+    by_label = learns_label(trained.config.model)
     kept, pending = (np.zeros(0, np.int64), np.zeros(0, np.int64)), 0
     parts = [kept]
     for owners, ids in read_train_pairs(*where, trained.config.input, positives=by_label):

@@ -38,11 +38,10 @@ from training.evaluation.protocols import (
 )
 from training.evaluation.scorers import ModelScorer
 from training.evaluation.task_metrics import compile_scores
-from training.evaluation.users_as_of import is_named
 from training.input.batches import build_eval_dataset, read_batches
 from training.models.ranking import RankingModel, Task
 from training.models.retrieval import RetrievalModel, require_retrieval
-from training.raw_inputs.vocabularies import read_key_vocabulary
+from training.raw_inputs.vocabularies import is_named, read_key_vocabulary
 from training.reader.training_data import TrainingData
 
 
@@ -114,7 +113,7 @@ def _compare_retrieval(trained: TrainedModel, other: TrainedModel, split: str) -
     per: Per = (trained.config.evaluation.per or ("event",))[0]
     measure_rows = _measure_users if per == "user" else _measure_events
     # Of both runs the same rows count, whatever the second one's objective is.
-    relevance = find_relevance(trained.config.model, trained.manifest)
+    relevance = find_relevance(trained.config.model, trained.manifest, split)
     rows, rival = (measure_rows(one, split, relevance) for one in (trained, other))
     owners = number_owners(trained, np.concatenate(rows.owners))
     protocol = headline_protocol(trained.manifest, trained.config.evaluation.mask_seen, split)

@@ -108,14 +108,16 @@ class UserGroups:
         if self.feature is None:
             return alone
         ids = np.asarray(features[self.feature], np.int64)
-        if self.ids is None:
-            named = (ids != PAD_ID) & (ids != OOV_ID)
-        else:
-            named = (ids >= self.ids.start) & (ids < self.ids.stop)
         groups = ids
         if self.ids is None or self.ids.stop > GROUPS:
             groups = (hash_keys(ids) % np.uint64(GROUPS)).astype(np.int64)
-        return np.where(named, groups, alone)
+        return np.where(self.are_named(ids), groups, alone)
+
+    def are_named(self, ids: IntArray) -> NDArray[np.bool_]:
+        """Tells ids that name one user each, of those that many share."""
+        if self.ids is None:
+            return (ids != PAD_ID) & (ids != OOV_ID)
+        return (ids >= self.ids.start) & (ids < self.ids.stop)
 
 
 def build_user_groups(version_dir: ReadablePath, manifest: Manifest, seed: int) -> UserGroups:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from conf.manifest import Manifest
-from conf.schema import OOV_ID, PAD_ID
+from conf.schema import PAD_ID
 from conf.training.input import FilterConfig
 from conf.training.models import RankingConfig
 from training.checkpoint.restore import TrainedModel
@@ -56,6 +56,7 @@ from training.evaluation.protocols import (
     find_relevance,
     find_relevant_rows,
     headline_protocol,
+    learns_label,
     rank_by_protocol,
     require_relevant,
     require_rows,
@@ -257,19 +258,19 @@ class _Evaluation:
         self.means: dict[str, dict[str, RankingMeans]] = {}
         self.sums: dict[str, SystemSums] = {}
         self.pool = _CandidatePool()
-        self.users = _UserCount(manifest)
+        self.users = _UserCount(manifest, self.groups)
         self.oov_targets = 0
-        self.relevance, self.irrelevant = find_relevance(trained.config.model, manifest), 0
+        self.relevance = find_relevance(trained.config.model, manifest, split)
+        self.irrelevant = 0
 
     def _build_labels(self) -> LabelScores | None:
         manifest, config = self.trained.manifest, self.trained.config.model
         if not manifest.keys.label or isinstance(config, RankingConfig):
             return None
-        is_binary = config.objective.kind == "binary"
         return LabelScores(
             manifest.keys.label,
             find_user_ids(manifest),
-            config.temperature if is_binary else None,
+            config.temperature if learns_label(config) else None,
             replace(self.groups),
             manifest.find_weight(),
         )
@@ -396,7 +397,7 @@ class _UserEvaluation:
         scorers, k = _build_ease(trained, ease, self.index), max(*config.ks, LIST_LENGTH)
         inputs = (*model.user_inputs, *(slicing.feature for slicing in slicings))
         inputs += tuple(scorer.seen for scorer in scorers)
-        relevance = find_relevance(trained.config.model, manifest)
+        relevance = find_relevance(trained.config.model, manifest, split)
         held_out = read_held_out(trained, split, self.index, relevance)
         self.reader = UserReader(trained, split, self.index, inputs, config.mask_seen, held_out)
         self.scorer = ListScorer(model, self.index, k)
@@ -468,8 +469,8 @@ class _UserCount:
     Those are users outside the vocabulary, and all rows of a dataset without users.
     """
 
-    def __init__(self, manifest: Manifest) -> None:
-        self.name = manifest.keys.user
+    def __init__(self, manifest: Manifest, groups: UserGroups) -> None:
+        self.name, self._groups = manifest.keys.user, groups
         spec = manifest.schema[self.name] if self.name else None
         self._size = spec.vocabulary_size if spec else None
         # Keys of 64 bits have no vocabulary to count in.
@@ -483,11 +484,10 @@ class _UserCount:
             self._other += batch.rows
             return
         ids = np.asarray(batch.features[self.name])
+        known = self._groups.are_named(ids)
         if self._size is None:
-            known = (ids != PAD_ID) & (ids != OOV_ID)
             self._keys.update(ids[known].tolist())
         else:
-            known = (ids > OOV_ID) & (ids < self._size)
             self._seen[ids[known]] = True
         self._other += int(np.count_nonzero(~known))
 

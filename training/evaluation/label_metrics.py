@@ -497,7 +497,8 @@ class LabelScores:
         self._positives += float(labels.sum() if weights is None else weights[labels].sum())
         self._auc.update(labels, scores, groups, weights)
         if ids is not None:
-            known = ids > OOV_ID  # Users outside the vocabulary share an id and are many.
+            # Users outside the vocabulary share an id or a bucket, and are many.
+            known = ids > OOV_ID if self.groups is None else self.groups.are_named(ids)
             self._unnamed += int(np.count_nonzero(~known))
             own = None if weights is None else weights[known]
             self._gauc.update(ids[known], labels[known], scores[known], own)

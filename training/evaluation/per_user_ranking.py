@@ -37,12 +37,11 @@ from training.evaluation.users_as_of import (
     BEFORE,
     UserRows,
     find_first_rows,
-    is_named,
     read_user_rows,
 )
 from training.input.batches import Batch, build_eval_dataset, read_batches
 from training.models.retrieval import RetrievalModel
-from training.raw_inputs.vocabularies import read_key_vocabulary
+from training.raw_inputs.vocabularies import is_named, read_key_vocabulary
 
 PER_USER = "_per_user"
 """What the names of the full protocols have at their end where a row is a user."""

@@ -74,12 +74,21 @@ class TokenIds:
     def find(self, values: Sequence[Any]) -> IntArray:
         """Returns each value's id, UNKNOWN where there is none."""
         if self._vocabulary is None:
-            return np.array([v if isinstance(v, int) else UNKNOWN for v in values], np.int64)
+            return np.array([_to_number(v, UNKNOWN) for v in values], np.int64)
         tokens = self._vocabulary.tokens
-        fits = int if pa.types.is_integer(tokens.type) else str
-        own = pa.array([v if isinstance(v, fits) else None for v in values], tokens.type)
+        is_number = pa.types.is_integer(tokens.type)
+        # As in requests: "7" is user 7, and 7 the user named "7".
+        own = pa.array([_to_number(v, None) if is_number else str(v) for v in values], tokens.type)
         positions = pc.index_in(own, value_set=tokens).fill_null(-1).to_numpy()
         return np.where(positions < 0, UNKNOWN, positions + self._vocabulary.first_id)
+
+
+def _to_number(value: Any, other: Any) -> Any:
+    """Returns a key that is written as a number or as its text; of what is neither the other."""
+    if isinstance(value, str) and value.lstrip("-").isdigit() and str(int(value)) == value:
+        value = int(value)
+    is_key = isinstance(value, int) and -(2**63) <= value < 2**63
+    return value if is_key else other
 
 
 def measure_lists(
@@ -124,7 +133,7 @@ def measure_lists(
             fix="write longer lists (`predict --k`), or measure smaller cut-offs",
         )
     items = _read_catalog(trained)
-    relevance = find_relevance(trained.config.model, trained.manifest)
+    relevance = find_relevance(trained.config.model, trained.manifest, split)
     if key == "row":
         names, held_out = None, _read_targets(trained, split, items, relevance)
     else:

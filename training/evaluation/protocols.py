@@ -418,14 +418,20 @@ def find_relevant_rows(
     return np.asarray(labels) > 0
 
 
-def find_relevance(model: ModelConfig, manifest: Manifest) -> str | None:
-    """Returns the label that says which rows are relevant; None: all are.
+def learns_label(model: ModelConfig) -> bool:
+    """Whether the objective learns the label of rows, not which items belong to them."""
+    objective = getattr(model, "objective", None)
+    return isinstance(objective, BinaryConfig) and objective.reads_label
+
+
+def find_relevance(model: ModelConfig, manifest: Manifest, split: str) -> str | None:
+    """Returns the label that says which rows of a split are relevant; None: all are.
 
     What the run's objective takes for a positive is: an item that was shown and not taken is what
-    a binary one learns to rank below others.
+    a binary one learns to rank below others. Of a split with drawn negatives these are none.
     """
-    objective, label = getattr(model, "objective", None), manifest.keys.label
-    return label if isinstance(objective, BinaryConfig) and objective.reads_label else None
+    tells = learns_label(model) or bool(manifest.counts.drawn.get(split))
+    return manifest.keys.label if tells else None
 
 
 def require_relevant(relevance: str | None, rows: int, irrelevant: int) -> None:

@@ -13,16 +13,14 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
 from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
-from conf.schema import OOV_ID, PAD_ID
 from conf.splits import TEST, TRAIN, USERS, VALIDATION
 from training.evaluation.metrics import IntArray
 from training.input.batches import Batch, build_eval_dataset, read_batches
-from training.raw_inputs.vocabularies import Vocabulary, read_key_vocabulary
+from training.raw_inputs.vocabularies import is_named, read_key_vocabulary
 
 LATER_SPLITS = {TRAIN: (VALIDATION, TEST), VALIDATION: (TEST,), TEST: ()}
 """Splits of events behind each split, in order of time."""
@@ -45,21 +43,14 @@ class UserRows:
     users: IntArray
 
 
-def is_named(ids: IntArray, vocabulary: Vocabulary | None) -> NDArray[np.bool_]:
-    """Tells ids that belong to one raw value from padding, OOV and buckets that many share."""
-    if vocabulary is None:
-        return (ids != PAD_ID) & (ids != OOV_ID)
-    return (ids >= vocabulary.first_id) & (ids < vocabulary.size)
-
-
 def find_user_rows(
     version_dir: ReadablePath, manifest: Manifest, as_of: str, batch_size: int
 ) -> tuple[UserRows, ...]:
     """Finds the record that shows each user at the end of a split.
 
-    The first of a user's records is the one with the lowest number of its event, or else with the
-    fewest seen items. Users outside the vocabulary are left out of the splits of events: nothing
-    tells their rows apart.
+    The first of a user's records is the one with the lowest number of its event; in a version
+    without these numbers that with the fewest seen items. Users outside the vocabulary are left
+    out of the splits of events: nothing tells their rows apart.
 
     Args:
         version_dir: Directory of the dataset version.

@@ -14,6 +14,7 @@ and carriage return are escaped as in C.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -45,6 +46,9 @@ from training.raw_inputs.vocabularies import Vocabulary, read_key_vocabulary, re
 
 SEPARATORS = (",", ";")
 """Of the numbers of a vector, and of the vectors of a row."""
+_BUCKETS = ("hash:", "cross:")
+"""Encodings whose ids several values share."""
+_log = logging.getLogger("sluice.training.export")
 ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
 
 
@@ -222,6 +226,10 @@ def write_users(directory: Path, trained: TrainedModel) -> dict[str, Any] | None
     manifest = trained.manifest
     key = manifest.keys.user
     if key is None or not manifest.has_split(USERS):
+        return None
+    spec = manifest.schema[key]
+    if spec.vocabulary_size is not None and spec.encoding.startswith(_BUCKETS):
+        _log.warning("no users are stored beside the model: buckets of %s hold several each", key)
         return None
     # What the user did is shown beside a list, whether or not the model reads it.
     histories = [n for n in manifest.histories if manifest.schema[n].role == "user"]

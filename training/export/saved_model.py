@@ -156,6 +156,7 @@ def write_version(
         "encoders_fingerprint": manifest.encoders_fingerprint,
         "tensorflow": tf.__version__,
         "tables": describe_tables(model),
+        "user": manifest.keys.user,
         "users": users,
         "lists": _describe_lists(trained, encoders),
         "warmup_requests": warmup,

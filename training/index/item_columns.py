@@ -127,6 +127,8 @@ def _read_number(name: str, value: Any) -> Any:
 
 def _find_text(value: Any) -> str | None:
     """Returns a value as text, as Arrow writes it; None: no column holds such a number or text."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # Arrow writes 1e+10 for 10000000000.0.
     try:
         return str(pa.scalar(value).cast(pa.string()).as_py())
     except (OverflowError, UnicodeError):
@@ -143,6 +145,8 @@ def _list_places(column: pa.ChunkedArray) -> _Places | None:
         values = pc.list_flatten(values)
     else:
         positions = np.arange(len(values))
+    if pa.types.is_floating(values.type):
+        values = _to_whole(values)
     try:
         texts = values.cast(pa.string())
     except pa.ArrowException:
@@ -154,6 +158,14 @@ def _list_places(column: pa.ChunkedArray) -> _Places | None:
     counts = np.bincount(codes, minlength=len(encoded.dictionary))
     starts = np.concatenate(([0], np.cumsum(counts)))
     return _Places(encoded.dictionary, starts, positions[is_value][order].astype(np.int32))
+
+
+def _to_whole(values: pa.Array) -> pa.Array:
+    """Returns floats as whole numbers where all of them are some, as pandas makes of nulls."""
+    try:
+        return values.cast(pa.int64())
+    except pa.ArrowInvalid:
+        return values
 
 
 def _is_text(kind: pa.DataType) -> bool:

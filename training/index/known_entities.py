@@ -19,11 +19,13 @@ import pyarrow.parquet as pq
 
 from conf.artefacts.export import (
     EMBEDDINGS_DIR,
+    FEATURE_PREFIX,
     ID,
     INDEX_CARD,
     INDEX_DIR,
     ITEMS_FILE,
     KEY,
+    SEEN,
     USERS_FILE,
     VECTOR,
     VECTORS,
@@ -58,10 +60,13 @@ class Users:
     Attributes:
         table: A row per user.
         row_of: Row of each, by the text of its key.
+        met: Columns of the items that a user has met: `seen`, or the histories where no column
+            holds what was seen.
     """
 
     table: pa.Table
     row_of: dict[str, int]
+    met: tuple[str, ...] = (SEEN,)
 
     def read_list(self, column: str, row: int) -> np.ndarray:
         """Returns a list of a user; it is empty where there is no such column."""
@@ -180,7 +185,7 @@ def read_known(
         columns=ItemColumns(columns) if columns.num_columns else None,
         index=index,
         number=number,
-        users=users or _read_users(version),
+        users=users or _read_users(version, card["users"]),
     )
     known.get_keys(np.zeros(0, np.int64))  # What it gathers once is not left to a request.
     return known
@@ -207,11 +212,15 @@ def read_vectors(table: pa.Table) -> np.ndarray:
     return np.asarray(flat.reshape(len(table), len(vectors) // len(table), -1))
 
 
-def _read_users(version: Path) -> Users | None:
+def _read_users(version: Path, about: Mapping[str, Any] | None) -> Users | None:
     if not (version / USERS_FILE).is_file():
         return None
     table = pq.read_table(version / USERS_FILE).combine_chunks()
-    return Users(table, {str(key): row for row, key in enumerate(table[KEY].to_pylist())})
+    row_of = {str(key): row for row, key in enumerate(table[KEY].to_pylist())}
+    if SEEN in table.column_names:
+        return Users(table, row_of)
+    histories = (about or {}).get("histories", ())
+    return Users(table, row_of, tuple(f"{FEATURE_PREFIX}{name}" for name in histories))
 
 
 def open_index(directory: Path, card: Mapping[str, Any], *, can_grow: bool = False) -> VectorIndex:

@@ -18,12 +18,16 @@ from conf.metrics import LOSS_METRIC
 from conf.splits import TRAIN
 from conf.training.input import FilterConfig, describe_conditions
 from conf.training.models import RankingConfig
-from conf.training.objectives import BinaryConfig
 from conf.training.train import TrainConfig
 from training.evaluation.evaluate import FullRanking, evaluate_full
 from training.evaluation.label_metrics import LabelScores
 from training.evaluation.own_metrics import build_own_metrics
-from training.evaluation.protocols import HeldOutRows, find_relevance, warn_unmasked
+from training.evaluation.protocols import (
+    HeldOutRows,
+    find_relevance,
+    learns_label,
+    warn_unmasked,
+)
 from training.evaluation.scorers import score_pairs
 from training.evaluation.task_metrics import TaskScores, compile_scores, summarize_tasks
 from training.input.batches import (
@@ -50,9 +54,7 @@ def is_scored_by_label(config: TrainConfig) -> bool:
     """Whether validation compares scores with labels, rather than ranking targets."""
     if isinstance(config.model, RankingConfig):
         return True
-    objective = config.model.objective
-    learns_label = isinstance(objective, BinaryConfig) and objective.reads_label
-    return config.input.validation is not None and learns_label
+    return config.input.validation is not None and learns_label(config.model)
 
 
 def build_validate(
@@ -160,7 +162,7 @@ def _build_ranking(config: TrainConfig, data: TrainingData, batches: int | None)
         held_out,
         batches,
         evaluation_filter,
-        find_relevance(config.model, data.manifest),
+        find_relevance(config.model, data.manifest, split),
     )
 
     def validate(model: Model) -> dict[str, float]:

@@ -87,7 +87,7 @@ def count_in_batch(item_counts: np.ndarray, batch_size: int) -> np.ndarray:
     Returns:
         float32 `[vocabulary_size]`, above 0: an item without a row counts as one.
     """
-    counts = np.maximum(item_counts.astype(np.float64), 1.0)
+    counts = np.where(item_counts > 0, item_counts, 1).astype(np.float64)
     return (batch_size * counts / max(1.0, float(item_counts.sum()))).astype(np.float32)
 
 

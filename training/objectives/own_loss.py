@@ -175,7 +175,15 @@ def _read_rows(
     version_dir: ReadablePath, manifest: Manifest, names: list[str]
 ) -> tuple[Batch, int]:
     dataset = build_eval_dataset(version_dir, manifest, "train", TRIED_ROWS, names)
-    batch = next(iter(read_batches(dataset, version_dir, manifest, "train")))
+    found = next(iter(read_batches(dataset, version_dir, manifest, "train")))
+    # Training pads lists without a bound too.
+    pads = {name: manifest.schema[name].pad_value or 0 for name in found}
+    batch = {
+        name: value.to_tensor(tf.cast(pads[name], value.dtype))
+        if isinstance(value, tf.RaggedTensor)
+        else value
+        for name, value in found.items()
+    }
     return batch, int(next(iter(batch.values())).shape[0])
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from conf.errors import ConfigError
@@ -11,12 +13,14 @@ from conf.training.objectives import ItemSettings
 from training.input.train_counts import read_train_rows
 from training.objectives.user_items import TrainRows
 from training.reader.filters import passes
+from training.reader.mixing import find_mixed
 
 
 def refuse_negative_rows(config: ItemSettings, kind: str, train: TrainRows) -> None:
     """Refuses to take rows for positives whose label says that they are none.
 
-    Rows that the input leaves out, and rows of weight 0, teach nothing.
+    Rows that the input leaves out, and rows of weight 0, teach nothing. Rows of `input.mix` are
+    taught like those of the dataset itself.
 
     Args:
         config: The objective's config.
@@ -27,13 +31,26 @@ def refuse_negative_rows(config: ItemSettings, kind: str, train: TrainRows) -> N
         ConfigError: The label has two classes in train, and rows of label 0 are among the rows.
         InputDataError: A record is damaged.
     """
-    manifest = train.manifest
+    if config.positives == "every_row":
+        return
+    weight = train.manifest.find_weight()  # Of the mixed datasets the same feature is read.
+    for part in (train, *find_mixed_rows(train)):
+        _refuse_part(kind, part, weight)
+
+
+def find_mixed_rows(train: TrainRows) -> list[TrainRows]:
+    """Finds the rows of the datasets of `input.mix`."""
+    source = train.config or InputConfig()
+    mixed = find_mixed(source, train.manifest, [train.manifest.require_key("item")])
+    own = source.model_copy(update={"mix": ()})
+    return [replace(train, version_dir=place, manifest=other, config=own) for place, other in mixed]
+
+
+def _refuse_part(kind: str, train: TrainRows, weight: str | None) -> None:
+    manifest, source = train.manifest, train.config or InputConfig()
     label, all_rows = manifest.keys.label, manifest.split("train").rows
     negatives = count_negatives(manifest)
-    if config.positives == "every_row" or label is None or not negatives:
-        return
-    source, weight = train.config or InputConfig(), manifest.find_weight()
-    if _leaves_out(source, label):
+    if label is None or not negatives or _leaves_out(source, label):
         return
     what = f"{negatives:,} of {all_rows:,} rows of train have label 0"
     if weight is not None or source.filter:
@@ -43,7 +60,7 @@ def refuse_negative_rows(config: ItemSettings, kind: str, train: TrainRows) -> N
     if negatives:
         raise ConfigError(
             f"{kind} takes every row for a positive, and the label says that some are negatives",
-            received=f"{what} (feature {label})",
+            received=f"{what} (feature {label} of {manifest.dataset_name})",
             allowed="rows of label 1 alone, or an objective that reads the label",
             fix="leave them out: build with events.where, or set "
             f"input.filter=[{{feature: {label}, value: 1}}]; or give them weight 0 "

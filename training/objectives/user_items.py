@@ -21,6 +21,7 @@ from conf.training.input import InputConfig
 from training.embedding.key_mapping import read_keys
 from training.input.batches import Batch
 from training.input.train_counts import read_train_pairs
+from training.raw_inputs.vocabularies import is_named, read_key_vocabulary
 
 PAIR_BYTES = 8
 
@@ -110,7 +111,9 @@ def read_user_items(
     """
     read = read_train_pairs(version_dir, manifest, config or InputConfig(), positives=False)
     pairs = [np.zeros([0, 2], np.int64), *(np.stack(part, axis=1) for part in read)]
-    return group_pairs(np.concatenate(pairs))
+    found = np.concatenate(pairs)
+    vocabulary = read_key_vocabulary(version_dir, manifest, manifest.require_key("user"))
+    return group_pairs(found[is_named(found[:, 0], vocabulary)])
 
 
 def group_pairs(pairs: np.ndarray) -> UserItems:

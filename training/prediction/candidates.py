@@ -19,7 +19,7 @@ from conf.errors import ConfigError, InputDataError
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import ItemIds
 from training.evaluation.metrics import MISSING, IntArray
-from training.evaluation.users_as_of import is_named, take_rows
+from training.evaluation.users_as_of import take_rows
 from training.export.serving_encoders import ServingEncoders
 from training.input.batches import Batch
 from training.prediction.result_files import render_ids
@@ -27,7 +27,7 @@ from training.prediction.scores import read_encoders
 from training.raw_inputs.input_columns import InputColumn
 from training.raw_inputs.raw_rows import RawFile, RawReader
 from training.raw_inputs.source_names import find_sources
-from training.raw_inputs.vocabularies import Vocabulary, read_key_vocabulary
+from training.raw_inputs.vocabularies import Vocabulary, is_named, read_key_vocabulary
 
 _log = logging.getLogger("sluice.training.predict")
 

@@ -19,7 +19,6 @@ from training.evaluation.users_as_of import (
     UserRows,
     count_rows,
     find_user_rows,
-    is_named,
     read_user_rows,
 )
 from training.input.batches import Batch, build_eval_dataset, read_batches
@@ -28,7 +27,7 @@ from training.prediction.candidates import find_tokens
 from training.prediction.rankers import ListRows, Ranker
 from training.prediction.scores import read_file_rows
 from training.raw_inputs.raw_rows import RawFile
-from training.raw_inputs.vocabularies import Vocabulary, read_key_vocabulary
+from training.raw_inputs.vocabularies import Vocabulary, is_named, read_key_vocabulary
 from training.reader.feature_columns import ROLE_OF_SPLIT
 
 _log = logging.getLogger("sluice.training.predict")

@@ -65,11 +65,19 @@ def build_array(
         array = array.astype(spec.dtype.as_numpy_dtype)
     if is_null is not None and is_null.any():
         array[is_null] = _find_missing(name, about or {})
+    return read_times(name, array, about)
+
+
+def read_times(name: str, values: np.ndarray, about: Mapping[str, Any] | None) -> np.ndarray:
+    """Returns numbers of the source's unit in milliseconds, checked; other values as they are.
+
+    Arguments and what is raised are those of `check_times`.
+    """
     written = (about or {}).get("written") or {}
-    if array.dtype == np.int64 and "time" in written:
-        array = scale_epochs(array, written["time"], "ms")
-    check_times(name, array, about)
-    return array
+    if values.dtype == np.int64 and "time" in written:
+        values = scale_epochs(values, written["time"], "ms")
+    check_times(name, values, about)
+    return values
 
 
 def check_times(name: str, values: np.ndarray, about: Mapping[str, Any] | None) -> None:
@@ -276,6 +284,8 @@ def _find_nulls(array: np.ndarray) -> np.ndarray:
 
 def _encode_text(name: str, item: Any) -> bytes:
     item = to_text(item)
+    if isinstance(item, bytes):  # Not of JSON: what is stored of a user.
+        return item
     if isinstance(item, str):
         try:
             return item.encode()

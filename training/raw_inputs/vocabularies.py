@@ -65,6 +65,21 @@ class Vocabulary:
         return self.tokens.take(pa.array(ids - self.first_id, pa.int64(), mask=~known))
 
 
+def is_named(ids: np.ndarray, vocabulary: Vocabulary | None) -> np.ndarray:
+    """Tells ids that belong to one raw value from padding, OOV and buckets that many share.
+
+    Args:
+        ids: int64, of any shape.
+        vocabulary: Of the ids; None: they are keys or hashes.
+
+    Returns:
+        bool, of the shape of the ids.
+    """
+    if vocabulary is None:
+        return np.asarray((ids != PAD_ID) & (ids != OOV_ID))
+    return np.asarray((ids >= vocabulary.first_id) & (ids < vocabulary.size))
+
+
 def read_plan(version_dir: ReadablePath, manifest: Manifest) -> EncoderPlan:
     """Reads the encoder plan of a version.
 

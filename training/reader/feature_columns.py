@@ -246,5 +246,6 @@ def _unfit(column: FeatureColumn, where: str, found: str, wanted: str) -> InputD
         f"a record does not hold feature {column.name!r} as the schema says",
         received=f"{found} in {where}",
         allowed=f"{wanted} of {column.spec.dtype}",
-        fix="give the feature a pad_value if it may be absent, or build the dataset again",
+        fix="in the build say what stands for a missing value, such as encoding: {kind: normalize, "
+        "method: null, fill_missing: 0}; of imported records give the feature a pad_value",
     )

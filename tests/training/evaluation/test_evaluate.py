@@ -181,6 +181,13 @@ def test_log_loss_needs_a_binary_objective(tiny_version: Path, tiny_manifest: Ma
     )
     report = evaluate_split(replace(trained, config=config), "test")
     assert report["labels"]["log_loss"] > 0
+    # Of drawn negatives the scores tell items of a row from drawn ones, not labels.
+    drawn = {"kind": "binary", "negatives": {"source": "uniform", "count": 2}}
+    drawn["positives"] = "every_row"
+    values = {**config.resolved(), "model": {"name": "mf", "objective": drawn}}
+    config = TrainConfig.model_validate(values)
+    report = evaluate_split(replace(trained, config=config), "test")
+    assert report["labels"]["log_loss"] is None
 
 
 class _ConstantTowers(TinyTowers):

@@ -208,6 +208,13 @@ def test_rows_of_unknown_users_are_in_no_group() -> None:
     collected.update(batch, np.array([1, 2, 4, 3], np.float32))
     expected = {"value": 1.0, "users": 1, "rows": 2, "rows_of_unknown_users": 2}
     assert collected.result(None)["gauc"] == expected
+    # Ids 2 to 4 are buckets, of many users each.
+    groups = UserGroups("user_id", range(5, 80))
+    collected = LabelScores("label", "user_id", groups=groups)
+    collected.update(
+        {**batch, "user_id": np.array([0, 3, 5, 5])}, np.array([1, 2, 4, 3], np.float32)
+    )
+    assert collected.result(None)["gauc"] == expected
 
 
 def test_one_class_has_no_auc_and_no_rate_means_that_of_the_rows() -> None:

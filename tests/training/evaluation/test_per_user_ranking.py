@@ -348,6 +348,9 @@ def test_written_lists_have_the_metrics_of_the_evaluation(
     plain = [{"user": entry["user"], "items": entry["items"]} for entry in lists]
     again = measure_lists(trained, _write(tmp_path / "plain.jsonl", plain), "test", KS)
     assert again["metrics"] == pytest.approx(found["metrics"])
+    text = [{"user": str(e["user"]), "items": list(map(str, e["items"]))} for e in lists]
+    named = measure_lists(trained, _write(tmp_path / "text.jsonl", text), "test", KS)
+    assert named["metrics"] == pytest.approx(found["metrics"])  # As a request may name them.
     some = [*plain[:10], {"user": 7, "items": [100]}, {"user": "x", "items": []}]
     part = measure_lists(trained, _write(tmp_path / "some.jsonl", some), "test", KS)
     assert (part["without_list"], part["lists_of_others"], part["rows"]) == (20, 2, 30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,15 @@ def test_lists_are_measured_by_the_positive_rows(named: str, version: Path, tmp_
     if named == "user":
         alone = measure_lists(build_run(version, BINARY, **POSITIVE), file, "test", [3])
         assert found["metrics"] == alone["metrics"]
+
+
+def test_drawn_negatives_of_a_split_are_relevant_to_no_objective(version: Path) -> None:
+    run = build_run(version, SOFTMAX, per=["event"])
+    counts = replace(run.manifest.counts, drawn={"test": 7})
+    drawn = replace(run, manifest=replace(run.manifest, counts=counts))
+    found = evaluate_split(drawn, "test")
+    assert found["rows"] == count_rows(build_run(version, SOFTMAX, per=["event"], **POSITIVE))
+    assert found["rows_not_relevant"] > 0
 
 
 def test_a_split_without_a_positive_row_is_refused(version: Path) -> None:

@@ -96,6 +96,18 @@ def test_all_forms_of_a_list_give_the_same(combiner: str, weighted: bool, softma
             np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_a_list_that_is_read_whole_to_mask_its_items_counts_to_its_bound() -> None:
+    """The list of a row that is longer than `max_len`, where evaluation leaves all of it out."""
+    longer = tf.ragged.constant([[4, 2, 4, 0], [5, 0, 0, 0], [], [2, 3, 8, 7, 5, 6]], tf.int64)
+    for combiner in ("mean", "none"):
+        inputs = build_inputs(PoolingConfig(combiner=combiner))
+        found = run(inputs, {"list": longer}, False)
+        for ours, expected in zip(
+            found, run(inputs, {"list": tf.constant(IDS)}, False), strict=True
+        ):
+            np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
+
+
 def numbers_of(spec: FeatureSpec, batch: dict[str, Any], **pooling: Any) -> dict[str, np.ndarray]:
     feature = InputFeature(spec, None, PoolingConfig(**pooling), pools_numbers=True)
     inputs = EmbeddedInputs([feature], {})

@@ -37,3 +37,6 @@ def test_counts_in_a_batch_are_shares_of_train() -> None:
     found = count_in_batch(np.array([0, 0, 6, 3, 1]), 100)
     np.testing.assert_allclose(found[2:], [60, 30, 10], rtol=1e-5)
     assert (count_in_batch(np.zeros(5, np.int64), 8) > 0).all()
+    # Of mixed datasets the numbers are expected ones, which may be below one row.
+    shares = count_in_batch(np.array([0.0, 0.25, 0.75, 9.0]), 10)
+    np.testing.assert_allclose(shares[1:], [0.25, 0.75, 9.0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import yaml
 
 from conf.errors import ConfigError, ExitCode
 from conf.manifest import Manifest
+from conf.schema import FeatureSchema
 from conf.training.models import DSSMConfig, MFConfig, RankingConfig, SASRecConfig
 from conf.training.train import TrainConfig
 from training.checkpoint.restore import load_run
@@ -25,6 +27,7 @@ from training.monitoring.epoch_records import read_history
 from training.monitoring.progress import NoProgress
 from training.networks.network import TrainingPass
 from training.objectives.objective import build_objective
+from training.objectives.own_loss import _read_rows
 
 LOSSES = """
 import tensorflow as tf
@@ -191,6 +194,17 @@ def test_faults_of_a_loss_are_said_before_anything_is_written(
             run(config)
         assert caught.value.exit_code == ExitCode.CONFIG
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_loss_is_tried_on_lists_as_training_has_them(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    """Padded, also those without a bound."""
+    unbound = replace(tiny_manifest.schema["history"], max_len=None)
+    others = [s for s in tiny_manifest.schema.features if s.name != "history"]
+    manifest = replace(tiny_manifest, schema=FeatureSchema((*others, unbound)))
+    batch, rows = _read_rows(tiny_version, manifest, ["history"])
+    assert batch["history"].shape[0] == rows > 0
 
 
 def test_a_loss_of_items_is_tried_with_a_row_without_negatives(

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
@@ -19,6 +20,7 @@ from tests.datasets import read_train_records
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.input.batches import build_eval_dataset
 from training.networks.network import TrainingPass
+from training.objectives import user_items
 from training.objectives.samplers import AdaptiveSampler, Sampler, build_sampler
 from training.objectives.user_items import (
     KnownItems,
@@ -27,6 +29,7 @@ from training.objectives.user_items import (
     group_pairs,
     read_user_items,
 )
+from training.raw_inputs.vocabularies import Vocabulary
 
 DRAWABLE = np.array([3, 4, 6, 7], np.int64)
 COUNTS = np.array([0, 5, 0, 100, 0, 7, 20, 1], np.int64)
@@ -173,6 +176,16 @@ def test_user_items_are_those_of_the_rows_that_are_trained_on(
     )
     kept = read_user_items(tiny_version, tiny_manifest, held_out)
     assert 0 < len(kept.items) < len(found.items)
+
+
+def test_a_bucket_of_unknown_users_is_no_user(
+    tiny_version: Path, tiny_manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = read_user_items(tiny_version, tiny_manifest)
+    buckets = Vocabulary("user_id", "int64", pa.array(range(1000)), oov_buckets=3)
+    monkeypatch.setattr(user_items, "read_key_vocabulary", lambda *_: buckets)
+    after = read_user_items(tiny_version, tiny_manifest)
+    assert after.users.tolist() == [user for user in before.users if user >= 5]
 
 
 def test_a_user_has_the_items_of_all_its_sequences(

@@ -89,6 +89,14 @@ def test_the_effort_grows_until_the_recall_is_reached(vectors) -> None:
     assert recalls[2] == 1.0  # All cells.
 
 
+@pytest.mark.parametrize("wanted", [10_000_000_000, 1e10, "10000000000"])
+def test_whole_numbers_match_however_they_are_stored(wanted) -> None:
+    """pandas makes floats of whole numbers beside a null, and Arrow writes 1e+10 for them."""
+    table = pa.table({"key": ["a", "b", "c"], "at": [1e10, None, 5.0]})
+    columns = ItemColumns(align_columns(table, pa.array(["a", "b", "c"])))
+    assert np.flatnonzero(columns.find({"at": [wanted]})).tolist() == [0]
+
+
 def test_columns_filter_by_values_of_any_kind() -> None:
     table = pa.table({
         "key": [3, 1, 7], "title": ["A|B", None, "C"], "year": [1990, 1991, None],

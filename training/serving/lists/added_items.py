@@ -61,7 +61,8 @@ def add_items(version: Path, path: Path, keep: int | None = None) -> tuple[Path,
         )
     base = version / INDEX_DIR / str(number)
     index, items = open_index(base, card, can_grow=True), pq.read_table(base / ITEMS_FILE)
-    new, repeated = _read_new(read_table(path, _list_texts(card)), path, items)
+    texts = [*_list_texts(card), *_list_text_columns(items.schema)]
+    new, repeated = _read_new(read_table(path, texts), path, items)
     if not len(new):
         return base, 0, repeated
     with (
@@ -93,7 +94,17 @@ def _refuse_newer(version: Path, number: int) -> None:
 def _list_texts(card: Mapping[str, Any]) -> list[str]:
     """Names the raw inputs of the items' tower that are text, lists of any type among them."""
     inputs = card["signatures"]["item_embedding"]["inputs"]
-    return [item["name"] for item in inputs if item["is_list"] or item["dtype"] == "string"]
+    texts = [item for item in inputs if item["is_list"] or item["dtype"] == "string"]
+    return [name for item in texts for name in (item["name"], item.get("column")) if name]
+
+
+def _list_text_columns(schema: pa.Schema) -> list[str]:
+    """Names the columns of an index that are text: `007` is not `7`."""
+    return [
+        field.name.removeprefix(COLUMN_PREFIX)
+        for field in schema
+        if field.name.startswith(COLUMN_PREFIX) and pa.types.is_string(field.type)
+    ]
 
 
 def _read_new(table: pa.Table, path: Path, items: pa.Table) -> tuple[pa.Table, int]:

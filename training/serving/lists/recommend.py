@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 import tensorflow as tf
 
-from conf.artefacts.export import FEATURE_PREFIX, SEEN
+from conf.artefacts.export import FEATURE_PREFIX
 from training.index.item_columns import Token, WrongFilterError
 from training.index.known_entities import KnownEntities
 from training.index.vector_index import Found
@@ -30,6 +30,7 @@ from training.serving.lists.row_inputs import (
     find_items_input,
     find_row_inputs,
     find_stored,
+    find_user_key,
     read_encoded,
     read_given,
     read_raw,
@@ -80,7 +81,7 @@ class Recommender:
         inputs: dict[str, dict[str, Any]] = {}
         for version in filter(None, self._models.choose()):
             users = version.card["users"] or {}
-            known = {users.get("key")}
+            known = {find_user_key(version)}
             if version.known is not None and version.known.users is not None:
                 known |= set(users.get("features", ()))
             for item in find_row_inputs(version, ROW_SIGNATURES[version.card["kind"]]).items:
@@ -105,7 +106,7 @@ class Recommender:
         known = _require_known(first)
         row = _find_user(known, request)
         await self._builder.run(size, check_features, request, models)
-        given = await self._builder.run(size, _read_histories, request, first)
+        given = await self._builder.run(size, _read_histories, request, models)
         request = _leave_out_met(request, given)
         scores: dict[str, np.ndarray] = {}
         if retrieval is not None:
@@ -155,7 +156,8 @@ class Recommender:
                 raise RequestError(str(error)) from error
         allowed[known.find_keys(request.exclude)] = False
         if row is not None and not request.seen and known.users is not None:
-            allowed[known.find_positions(known.users.read_list(SEEN, row))] = False
+            for column in known.users.met:
+                allowed[known.find_positions(known.users.read_list(column, row))] = False
         return allowed
 
     async def _embed(
@@ -228,9 +230,12 @@ class Recommender:
         return order[best], {name: value[best] for name, value in merged.items()}
 
 
-def _read_histories(request: RecommendRequest, first: ServedVersion) -> Histories:
-    """Returns the histories that a request gives."""
-    return read_given(first, request, list_histories(first)) if request.features else {}
+def _read_histories(request: RecommendRequest, models: Sequence[ServedVersion]) -> Histories:
+    """Returns the histories that a request gives, as the first model that reads each takes it."""
+    if not request.features:
+        return {}
+    found = [read_given(model, request, list_histories(model)) for model in reversed(models)]
+    return {name: keys for histories in found for name, keys in histories.items()}
 
 
 def _leave_out_met(request: RecommendRequest, given: Histories) -> RecommendRequest:

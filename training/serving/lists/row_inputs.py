@@ -64,6 +64,13 @@ def _find_rows(inputs: Sequence[Mapping[str, Any]]) -> RowInputs:
     return RowInputs([item for item in inputs if "means" not in item])
 
 
+def find_user_key(version: ServedVersion) -> str | None:
+    """Returns the feature of the user's id; None: the dataset has none."""
+    card = version.card
+    found: str | None = (card["users"] or {}).get("key", card.get("user"))
+    return found
+
+
 def find_row_inputs(version: ServedVersion, signature: str) -> RowInputs:
     """Returns the inputs of a signature that are features of the row."""
     return _find_rows(_list_inputs(version, signature))
@@ -107,7 +114,7 @@ def check_features(request: RecommendRequest, models: Sequence[ServedVersion]) -
         raise RequestError("a request needs 'user', 'features', or both")
     rows = [find_row_inputs(model, ROW_SIGNATURES[model.card["kind"]]) for model in models]
     for model, row in zip(models, rows, strict=True):
-        _refuse_key(request, row, (model.card["users"] or {}).get("key"))
+        _refuse_key(request, row, find_user_key(model))
     names = frozenset().union(*(row.allowed for row in rows))
     if (unknown := next((name for name in request.features if name not in names), None)) is None:
         return
@@ -134,7 +141,8 @@ def find_stored(
     """Returns the features that are taken from what is stored of a user: all that are not given.
 
     Raises:
-        RequestError: A list is given, and not one that stands beside it.
+        RequestError: A list is given, and not one that stands beside it; or a part of what a stored
+            feature is made of.
     """
     if row is None or known.users is None:
         return frozenset()
@@ -142,6 +150,7 @@ def find_stored(
     given = inputs.name_given(request.features)
     read = {item["feature"] for item in inputs.items}
     said = {item["feature"] for item in inputs.items if item["name"] in given}
+    _refuse_parts(inputs, given, set((version.card["users"] or {}).get("features", ())))
     users = version.card["users"] or {}
     for group in users.get("aligned", ()):  # Exports of earlier releases say nothing of them.
         there, missing = said.intersection(group), read.intersection(group) - said
@@ -151,6 +160,19 @@ def find_stored(
                 "which stands beside it value for value: give both, or neither"
             )
     return frozenset(read & set(users.get("features", ())) - said)
+
+
+def _refuse_parts(inputs: RowInputs, given: Mapping[str, Any], stored: Collection[str]) -> None:
+    """Refuses some of the columns that a stored feature is made of: the others are not stored."""
+    for feature in stored:
+        columns = [item["column"] for item in inputs.items if item["feature"] == feature]
+        said = [item["column"] for item in inputs.items
+                if item["feature"] == feature and item["name"] in given]  # fmt: skip
+        if said and len(said) < len(columns):
+            raise RequestError(
+                f"features: {feature} is made of {', '.join(columns)}; received "
+                f"{', '.join(said)}: give all of them, or none"
+            )
 
 
 @refuse_values()
@@ -169,8 +191,13 @@ def read_given(
         if item["feature"] in histories and item["name"] in given:
             value = read_written(given[item["name"]], 0, item, RequestLimits.values)
             if isinstance(value, list):
-                found[item["feature"]] = [one for one in value if type(one) in (int, str)]
+                keys = (int(one) if _is_whole(one) else one for one in value)
+                found[item["feature"]] = [one for one in keys if type(one) in (int, str)]
     return found
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, float) and value.is_integer()
 
 
 def require_row_features(version: ServedVersion, names: Sequence[str]) -> None:
@@ -224,15 +251,17 @@ def read_raw(
     Raises:
         RequestError: A value is not of its type, or must be there and is not.
     """
-    key = (version.card["users"] or {}).get("key")
+    key = find_user_key(version)
     about = find_row_inputs(version, signature)
     specs, inputs = version.find_specs(signature), {}
     given = about.name_given(request.features)
     for item in about.items:
         name, value = item["name"], given.get(item["name"])
         if value is None and item["feature"] in stored and _is_required(item):
-            value = "" if item["dtype"] == "string" else 0
-        elif value is None and item["feature"] == key:
+            filler = "" if item["dtype"] == "string" else 0
+            inputs[name] = build_array(name, [filler], specs[name])  # No time, no entry: not read.
+            continue
+        if value is None and item["feature"] == key:
             value = _read_key(request.user, item)
         inputs[name] = build_array(name, [value], specs[name], item, most)
     return inputs
@@ -246,4 +275,5 @@ def _read_key(user: Token | None, item: Mapping[str, Any]) -> Token | None:
         key = int(user)
     except ValueError:
         return None  # Text where users are numbers.
-    return key if -_MOST_KEY - 1 <= key <= _MOST_KEY else None
+    is_written_so = str(key) == str(user)  # 007 is not user 7, as it is not among the stored ones.
+    return key if is_written_so and -_MOST_KEY - 1 <= key <= _MOST_KEY else None

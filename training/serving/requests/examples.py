@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from training.raw_inputs.export_inputs import find_source_names, name_items
-from training.raw_inputs.json_values import build_array, check_times, read_written
+from training.raw_inputs.json_values import build_array, read_times, read_written
 from training.raw_inputs.raw_value_errors import show
 from training.raw_inputs.source_names import name_inputs
 from training.serving.requests.errors import RequestError, refuse_values
@@ -146,7 +146,7 @@ class _FeatureReader:
         values = value if isinstance(value, list) else [value]
         spec = tf.TensorSpec([None], tf.as_dtype(about["dtype"]))
         array = build_array(name, values, spec, most=most)
-        check_times(name, array, about)
+        array = read_times(name, array, about)
         items = array.tolist()
         if spec.dtype == tf.string:
             check_text(name, max(map(len, items), default=0), self._limits)
