@@ -386,18 +386,21 @@ def _name_of(feature: FeatureConfig) -> str:
     return feature.encoding.name or feature.name
 
 
+def _rank_as_key(feature: FeatureConfig) -> tuple[int, int]:
+    """Orders features of a column, first the one that tells its values apart, and most of them.
+
+    A hash, a count or a length of the column does not.
+    """
+    kinds = ("vocabulary", "identity", "hash_key", feature.encoding.kind)
+    return kinds.index(feature.encoding.kind), -(feature.max_len or 0)
+
+
 def _keys(config: BuildConfig, features: Sequence[FeatureConfig]) -> DatasetKeys:
     def find(column: str | None, role: str | None = None) -> str | None:
         if column is None:
             return None
         found = [f for f in features if f.column == column and role in (None, f.role)]
-        # A hash, a count or a length of the column does not tell its values apart.
-        kinds = ("vocabulary", "identity", "hash_key")
-        best = min(
-            found,
-            key=lambda f: ((*kinds, f.encoding.kind).index(f.encoding.kind), -(f.max_len or 0)),
-            default=None,
-        )
+        best = min(found, key=_rank_as_key, default=None)
         return None if best is None else best.name
 
     whole = [history.name for history in all_histories(config) if history.is_whole]

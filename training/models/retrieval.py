@@ -212,9 +212,10 @@ def tell_later_items(model: Model, manifest: Manifest) -> tuple[str, ...]:
         if join.get("as_of"):
             source = build["sources"][join["source"]]
             changing |= {column["name"] for column in source["columns"]} - {source["key"]}
-    of = {feature["name"]: feature["column"] for feature in build.get("features") or ()}
-    items = model.item_inputs if isinstance(model, RetrievalModel) else ()
-    later = [name for name in items if of.get(name) in changing]
+    if not changing or not isinstance(model, RetrievalModel):
+        return ()
+    of = {feature["name"]: feature["column"] for feature in build["features"]}
+    later = [name for name in model.item_inputs if of.get(name) in changing]
     if not later:
         return ()
     return (

@@ -150,8 +150,9 @@ def find_stored(
     given = inputs.name_given(request.features)
     read = {item["feature"] for item in inputs.items}
     said = {item["feature"] for item in inputs.items if item["name"] in given}
-    _refuse_parts(inputs, given, set((version.card["users"] or {}).get("features", ())))
     users = version.card["users"] or {}
+    stored = set(users.get("features", ()))
+    _refuse_parts(inputs, given, said & stored)
     for group in users.get("aligned", ()):  # Exports of earlier releases say nothing of them.
         there, missing = said.intersection(group), read.intersection(group) - said
         if there and missing:
@@ -159,16 +160,16 @@ def find_stored(
                 f"features: {', '.join(sorted(there))} came without {', '.join(sorted(missing))}, "
                 "which stands beside it value for value: give both, or neither"
             )
-    return frozenset(read & set(users.get("features", ())) - said)
+    return frozenset(read & stored - said)
 
 
-def _refuse_parts(inputs: RowInputs, given: Mapping[str, Any], stored: Collection[str]) -> None:
+def _refuse_parts(inputs: RowInputs, given: Mapping[str, Any], features: Collection[str]) -> None:
     """Refuses some of the columns that a stored feature is made of: the others are not stored."""
-    for feature in stored:
+    for feature in features:
         columns = [item["column"] for item in inputs.items if item["feature"] == feature]
         said = [item["column"] for item in inputs.items
                 if item["feature"] == feature and item["name"] in given]  # fmt: skip
-        if said and len(said) < len(columns):
+        if len(said) < len(columns):
             raise RequestError(
                 f"features: {feature} is made of {', '.join(columns)}; received "
                 f"{', '.join(said)}: give all of them, or none"
