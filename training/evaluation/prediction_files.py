@@ -40,7 +40,7 @@ from training.evaluation.protocols import (
 )
 from training.input.batches import build_eval_dataset, read_batches
 from training.objectives.item_catalog import read_catalog
-from training.raw_inputs.vocabularies import read_key_vocabulary
+from training.raw_inputs.vocabularies import read_key_vocabulary, read_whole_key
 from training.reader.filters import EVALUATION_FILTER
 from training.reader.training_data import TrainingData
 
@@ -74,21 +74,18 @@ class TokenIds:
     def find(self, values: Sequence[Any]) -> IntArray:
         """Returns each value's id, UNKNOWN where there is none."""
         if self._vocabulary is None:
-            return np.array([_to_number(v, UNKNOWN) for v in values], np.int64)
+            keys = map(read_whole_key, values)
+            return np.array([UNKNOWN if key is None else key for key in keys], np.int64)
         tokens = self._vocabulary.tokens
-        is_number = pa.types.is_integer(tokens.type)
         # As in requests: "7" is user 7, and 7 the user named "7".
-        own = pa.array([_to_number(v, None) if is_number else str(v) for v in values], tokens.type)
+        read = read_whole_key if pa.types.is_integer(tokens.type) else _read_text_key
+        own = pa.array(map(read, values), tokens.type)
         positions = pc.index_in(own, value_set=tokens).fill_null(-1).to_numpy()
         return np.where(positions < 0, UNKNOWN, positions + self._vocabulary.first_id)
 
 
-def _to_number(value: Any, other: Any) -> Any:
-    """Returns a key that is written as a number or as its text; of what is neither the other."""
-    if isinstance(value, str) and value.lstrip("-").isdigit() and str(int(value)) == value:
-        value = int(value)
-    is_key = isinstance(value, int) and -(2**63) <= value < 2**63
-    return value if is_key else other
+def _read_text_key(value: Any) -> str | None:
+    return str(value) if isinstance(value, int | str) else None
 
 
 def measure_lists(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -63,6 +64,20 @@ class Vocabulary:
         """Returns the tokens of ids, null for pad, OOV and ids beyond the vocabulary."""
         known = (ids >= self.first_id) & (ids < self.size)
         return self.tokens.take(pa.array(ids - self.first_id, pa.int64(), mask=~known))
+
+
+def read_whole_key(value: Any) -> int | None:
+    """Returns a key that is written as a whole number, or as the text of one; else None.
+
+    Text is the number's own: 007 is not 7, as it is not among the keys that are stored.
+    """
+    if not isinstance(value, int | str):
+        return None
+    try:
+        key = int(value)
+    except ValueError:
+        return None
+    return key if str(key) == str(value) and -(2**63) <= key < 2**63 else None
 
 
 def is_named(ids: np.ndarray, vocabulary: Vocabulary | None) -> np.ndarray:

@@ -351,6 +351,9 @@ def test_written_lists_have_the_metrics_of_the_evaluation(
     text = [{"user": str(e["user"]), "items": list(map(str, e["items"]))} for e in lists]
     named = measure_lists(trained, _write(tmp_path / "text.jsonl", text), "test", KS)
     assert named["metrics"] == pytest.approx(found["metrics"])  # As a request may name them.
+    odd = [{"user": name, "items": [None, "²", "--5", 1.5]} for name in ("²", "--5")]
+    others = measure_lists(trained, _write(tmp_path / "odd.jsonl", [*text, *odd]), "test", KS)
+    assert (others["metrics"], others["lists_of_others"]) == (named["metrics"], 2)
     some = [*plain[:10], {"user": 7, "items": [100]}, {"user": "x", "items": []}]
     part = measure_lists(trained, _write(tmp_path / "some.jsonl", some), "test", KS)
     assert (part["without_list"], part["lists_of_others"], part["rows"]) == (20, 2, 30)

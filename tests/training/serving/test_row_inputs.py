@@ -91,9 +91,9 @@ def test_the_place_of_what_is_stored_is_filled_with_what_is_not_read() -> None:
 
 def test_users_that_are_not_stored_are_known_to_the_model() -> None:
     version = build_version([describe("user", null_token=-1)], None, user="user")
-    keys = {user: read_raw(version, SIGNATURE, ask(user=user), (), 9)["user"].tolist()
-            for user in (7, "7", "007", "+7", "7_0", "x")}  # fmt: skip
-    assert keys == {7: [7], "7": [7], "007": [-1], "+7": [-1], "7_0": [-1], "x": [-1]}
+    wanted = {7: 7, "7": 7, "007": -1, "+7": -1, "7_0": -1, "x": -1, "²": -1, "--7": -1}
+    for user, key in wanted.items():
+        assert read_raw(version, SIGNATURE, ask(user=user), (), 9)["user"].tolist() == [key], user
 
 
 def test_stored_bytes_are_read_as_they_are() -> None:

@@ -13,6 +13,7 @@ from training.index.known_entities import KnownEntities
 from training.raw_inputs.export_inputs import once_per_object, read_column
 from training.raw_inputs.json_values import build_array, read_written
 from training.raw_inputs.source_names import SourceNames, find_sources, name_inputs
+from training.raw_inputs.vocabularies import read_whole_key
 from training.serving.models.served_version import ServedVersion
 from training.serving.requests.errors import RequestError, refuse_values
 from training.serving.requests.limits import RequestLimits
@@ -25,7 +26,6 @@ ORDERS = "rank_items"
 """Signature that gives what orders items, by their keys: log-odds, as probabilities near 1 tie."""
 ROW_SIGNATURES = {"retrieval": "user_embedding", "ranking": ORDERS}
 """Signature that takes raw values of a row, by the kind of the model."""
-_MOST_KEY = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -272,9 +272,4 @@ def _read_key(user: Token | None, item: Mapping[str, Any]) -> Token | None:
     """Returns the key of a user as the model takes it; None: it knows nobody by such a key."""
     if user is None or item["dtype"] == "string":
         return None if user is None else str(user)
-    try:
-        key = int(user)
-    except ValueError:
-        return None  # Text where users are numbers.
-    is_written_so = str(key) == str(user)  # 007 is not user 7, as it is not among the stored ones.
-    return key if is_written_so and -_MOST_KEY - 1 <= key <= _MOST_KEY else None
+    return read_whole_key(user)
