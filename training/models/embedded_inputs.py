@@ -228,7 +228,7 @@ class EmbeddedInputs(tf.Module):
         if not feature.pools_numbers:
             return self._read_list(feature, batch)[0]
         pad = float(feature.spec.pad_value or 0)
-        values = _pad(_read_bounded(feature, batch), _longest(feature), pad)
+        values = _pad(_bound(batch[feature.name], feature), _longest(feature), pad)
         return _find_values(feature, batch, values, pad)
 
     def _embed(
@@ -294,7 +294,7 @@ class EmbeddedInputs(tf.Module):
     ) -> dict[str, tf.Tensor]:
         name, pad = feature.name, float(feature.spec.pad_value or 0)
         length = _longest(feature, width)
-        values = _pad(_read_bounded(feature, batch), length, pad)
+        values = _pad(_bound(batch[name], feature), length, pad)
         tokens = _find_values(feature, batch, values, pad)
         weights = None
         if feature.pooling.weights is not None:
@@ -336,13 +336,13 @@ class EmbeddedInputs(tf.Module):
         self, feature: InputFeature, batch: Features, width: tf.Tensor | None = None
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
         """Returns a list's ids `[batch, length]` and the weights of its positions, if any."""
-        values, weights = _read_bounded(feature, batch), None
+        values, weights = _bound(batch[feature.name], feature), None
         if isinstance(values, tf.SparseTensor):  # Of ids as columns, weights as values.
             rows, shape = values.indices[:, 0], values.dense_shape
             weights = _ragged(values.values, rows, shape)
             values = _ragged(values.indices[:, 1], rows, shape)
         elif feature.pooling.weights is not None:
-            weights = _cut(batch[feature.pooling.weights], list_length(feature.spec))
+            weights = _bound(batch[feature.pooling.weights], feature)
         length = _longest(feature, width)
         ids = _pad(values, length)
         if weights is None:
@@ -404,18 +404,10 @@ def _ragged(values: tf.Tensor, rows: tf.Tensor, shape: tf.Tensor) -> tf.RaggedTe
     return tf.RaggedTensor.from_value_rowids(values, rows, nrows=shape[0], validate=False)
 
 
-def _read_bounded(feature: InputFeature, batch: Features) -> Any:
-    """Returns a list, of which no more values than the feature's `max_len`.
-
-    What masks items is read whole, and may be a list that the model reads too.
-    """
-    return _cut(batch[feature.name], list_length(feature.spec))
-
-
-def _cut(values: Any, most: int | None) -> Any:
-    if isinstance(values, tf.RaggedTensor) and most is not None:
-        return values[:, :most]
-    return values
+def _bound(values: Any, feature: InputFeature) -> Any:
+    """Cuts a list to the feature's `max_len`: what masks items is read whole, by the model too."""
+    most = list_length(feature.spec)
+    return values if most is None or not isinstance(values, tf.RaggedTensor) else values[:, :most]
 
 
 def _longest(feature: InputFeature, width: tf.Tensor | None = None) -> int | tf.Tensor | None:
