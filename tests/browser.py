@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 _PATIENCE_S = 60.0
+_STARTS = 5
 # No window, no sandbox (which refuses root), and none of the calls home that a browser makes.
 _FLAGS = (
     "--headless",
@@ -98,15 +99,8 @@ def run_browser(folder: Path) -> Iterator[Browser]:
     if not driver or not chromium:
         pytest.skip("no browser: neither SLUICE_CHROMEDRIVER and SLUICE_CHROMIUM nor the path has "
                     "chromedriver and chromium")  # fmt: skip
-    with (folder / "driver.log").open("w") as log:
-        process = subprocess.Popen(
-            [driver, "--port=0"], stdout=subprocess.PIPE, stderr=log, text=True
-        )
+    process, port = _start_driver(driver, folder / "driver.log")
     try:
-        assert process.stdout is not None
-        found = (re.search(r"started successfully on port (\d+)", line) for line in process.stdout)
-        port = next((match[1] for match in found if match), None)
-        assert port is not None, (folder / "driver.log").read_text()
         url = f"http://127.0.0.1:{port}"
         flags = [*_FLAGS, f"--user-data-dir={folder / 'profile'}"]
         always = {
@@ -119,6 +113,21 @@ def run_browser(folder: Path) -> Iterator[Browser]:
     finally:
         process.terminate()
         process.wait()
+
+
+def _start_driver(driver: str, log: Path) -> tuple[subprocess.Popen[str], str]:
+    """Starts a driver at a port that is free: it takes one for IPv4, which IPv6 may lack."""
+    for _ in range(_STARTS):
+        with log.open("a") as told:
+            process = subprocess.Popen(
+                [driver, "--port=0"], stdout=subprocess.PIPE, stderr=told, text=True
+            )
+        assert process.stdout is not None
+        found = (re.search(r"started successfully on port (\d+)", line) for line in process.stdout)
+        if port := next((match[1] for match in found if match), None):
+            return process, port
+        process.wait()
+    raise AssertionError(log.read_text())
 
 
 def _call(method: str, url: str, body: dict[str, Any] | None = None) -> Any:

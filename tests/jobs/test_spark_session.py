@@ -161,6 +161,8 @@ def test_an_archive_is_made_of_what_a_build_loads(tmp_path, monkeypatch):
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     for name in (*spark_session._JAVA_OPTIONS_VARIABLES, "SPARK_CONF_DIR"):
         environment.pop(name, None)
+    if home := environment.get("JAVA_HOME"):  # Of a session before: it lies in another cache.
+        environment["JAVA_HOME"] = str(Path(home, "lib").resolve().parent)
     command = [sys.executable, "-m", "jobs.support.warm_java"]
     subprocess.run(command, env=environment, check=True, capture_output=True)
     (archive,) = (tmp_path / "sluice").glob("*.jsa")
