@@ -52,7 +52,7 @@ from training.run_directory import (
     read_current_data,
     run_paths,
 )
-from training.sweep import find_metric
+from training.sweep import check_comparable, find_metric
 
 REFIT_FILE = "refit.json"
 _FAR_BEHIND = 0.9
@@ -354,7 +354,10 @@ class _Refit:
         for key, values in self._refit.space.items():
             for value in values:
                 asked = {**chosen, key: value}
-                resolved = fingerprint(self._build_trial(0, asked).resolved())
+                try:
+                    resolved = fingerprint(self._build_trial(0, asked).resolved())
+                except ConfigError:  # Values that do not go together: the trial tells it.
+                    resolved = fingerprint(asked)
                 if resolved not in tried:
                     tried.add(resolved)
                     yield asked
@@ -398,6 +401,7 @@ class _Refit:
         return Trial(values, value, epoch, curve, str(run))
 
     def _fit_trial(self, config: TrainConfig) -> Path:
+        check_comparable(self._config, config, self._state.metric)
         current = run_paths(config).current
         if current.exists():  # Killed after its last step, before it was noted.
             return resolve_run(str(current.parent))

@@ -294,6 +294,7 @@ def describe_end(result: TrainingResult, model: Model) -> dict[str, Any]:
         "training": {
             "best_epoch": result.best_epoch,
             "best_step": result.best_step,
+            "selected_by": result.selected_by,
             "epochs": result.epochs,
             "steps": result.steps,
             "stopped_early": result.stopped_early,

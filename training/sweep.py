@@ -181,6 +181,14 @@ def find_metric(config: TrainConfig, sweep: SweepConfig | RefitConfig) -> str:
                 allowed=f"metrics of ranking, such as {RETRIEVAL_METRIC}",
                 fix=f"set fit.refit.metric={RETRIEVAL_METRIC}, or leave it out",
             )
+        stopping = config.fit.early_stopping
+        if stopping is not None and stopping.by == "steps" and not measures_loss(config):
+            raise ConfigError(
+                "trials keep the weights of a step, whose validation ranks rows and has no loss",
+                received=f"the metric {metric} with fit.early_stopping.by=steps",
+                allowed=f"metrics of ranking, such as {RETRIEVAL_METRIC}",
+                fix=f"compare by {RETRIEVAL_METRIC}, or set fit.early_stopping.by=epochs",
+            )
         return metric
     version = resolve_version(find_path(config.dataset))
     if not is_validated(config, read_manifest(version, config.input.tolerates)):
@@ -193,6 +201,27 @@ def find_metric(config: TrainConfig, sweep: SweepConfig | RefitConfig) -> str:
         )
     check_evaluated(config, metric, "the metric of the sweep")
     return metric
+
+
+def check_comparable(config: TrainConfig, trial: TrainConfig, metric: str) -> None:
+    """Refuses a trial whose loss is of training where that of others is of held-out rows.
+
+    Args:
+        config: What is tried on.
+        trial: The config of the trial.
+        metric: What trials are compared by.
+
+    Raises:
+        ConfigError: The losses are not of the same rows.
+    """
+    if metric == LOSS_METRIC and measures_loss(trial) != measures_loss(config):
+        raise ConfigError(
+            "its loss cannot be compared with that of other trials: one is of held-out rows, the "
+            "other of training, as rows that are ranked have none",
+            received=f"a loss of {'held-out rows' if measures_loss(trial) else 'training'}",
+            allowed="trials whose loss is of the same rows",
+            fix="compare trials of different objectives by a metric of ranking",
+        )
 
 
 def suggest_values(trial: Any, sweep: SweepConfig) -> dict[str, Any]:
@@ -318,6 +347,7 @@ class _Sweep:
     def _fit(self, trial: Any, values: dict[str, Any]) -> Path:
         where = {"root": str(self.directory / "trials"), "name": f"{trial.number:04d}"}
         config = override_config(self.config, {**values, **where}, f"of trial {trial.number}")
+        check_comparable(self.config, config, self.metric)
         current = run_paths(config).current
         if current.exists():  # Killed after its last step, before Optuna was told.
             return resolve_run(str(current.parent))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator
@@ -10,14 +11,36 @@ from conf.config_base import StrictFinite
 from conf.metrics import build_stopping_pattern
 from conf.training.input import ROWS_OF_TRIALS
 
-_FIXED = {
+FIXED_KEYS = {
     "root": "says where runs lie",
     "name": "says where runs lie",
-    "dataset": "is the same for all trials",
     "evaluation": "decides what trials are compared by",
+}
+"""Keys that no trial may change, with the reason."""
+_FIXED = {
+    **FIXED_KEYS,
+    "dataset": "is the same for all trials",
     **dict.fromkeys(ROWS_OF_TRIALS, "decides which rows trials are compared on"),
     "fit.refit": "is of the run, not of its trials",
 }
+
+
+def refuse_fixed(keys: Iterable[str], fixed: Mapping[str, str]) -> None:
+    """Refuses keys to try that are fixed, lie below one that is, or hold one.
+
+    Args:
+        keys: Config keys, such as `optimizer.learning_rate`.
+        fixed: Key -> why trials may not change it.
+
+    Raises:
+        ValueError: A key is.
+    """
+    for key in keys:
+        for name, why in fixed.items():
+            if key == name or key.startswith(f"{name}."):
+                raise ValueError(f"{key} {why} and cannot be tried")
+            if name.startswith(f"{key}."):
+                raise ValueError(f"{key} cannot be tried: its {name} {why}")
 
 
 class RefitConfig(StrictFinite):
@@ -37,12 +60,7 @@ class RefitConfig(StrictFinite):
     @field_validator("space")
     @classmethod
     def _may_be_tried(cls, space: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
-        for key in space:
-            for fixed, why in _FIXED.items():
-                if key == fixed or key.startswith(f"{fixed}."):
-                    raise ValueError(f"{key} {why} and cannot be tried")
-                if fixed.startswith(f"{key}."):
-                    raise ValueError(f"{key} cannot be tried: its {fixed} {why}")
+        refuse_fixed(space, _FIXED)
         return space
 
     @property

@@ -13,6 +13,7 @@ from conf.config_base import StrictFinite
 from conf.errors import ConfigError
 from conf.load import override_config
 from conf.training.input import ROWS_OF_TRIALS
+from conf.training.refit import FIXED_KEYS, refuse_fixed
 from conf.training.train import METRIC_PATTERN, TrainConfig
 
 
@@ -88,15 +89,7 @@ class SweepConfig(StrictFinite):
             raise ValueError(f"a grid needs lists of values, and {', '.join(ranges)} is a range")
         if self.sampler != "grid" and self.trials is None:
             raise ValueError(f"sampler {self.sampler} needs the number of trials")
-        fixed = [key for key in ("root", "name") if key in self.space]
-        if fixed:
-            raise ValueError(f"{fixed[0]} says where trials lie and cannot be tried")
-        measured = [key for key in ("evaluation", "evaluation.filter") if key in self.space]
-        if measured:
-            raise ValueError(
-                f"{measured[0]} decides which rows trials are measured on: metrics of other rows "
-                "cannot be compared. Set it in the config"
-            )
+        refuse_fixed(self.space, FIXED_KEYS)
         return self
 
     @property
@@ -124,8 +117,11 @@ class SweepConfig(StrictFinite):
                 would hold out rows of their own.
         """
         held_out = config.input.validation is not None or "input.validation" in self.space
-        measured = [key for key in self.space if key.startswith(ROWS_OF_TRIALS)]
-        if held_out and measured:
+        stopping = config.fit.early_stopping
+        by_steps = stopping is not None and stopping.by == "steps"
+        rows = (*(ROWS_OF_TRIALS if held_out else ()), *(("fit.validation",) if by_steps else ()))
+        measured = [key for key in self.space if key.startswith(rows)]
+        if measured:
             raise ConfigError(
                 f"{measured[0]} decides which rows trials are measured on: metrics of other rows "
                 "cannot be compared",

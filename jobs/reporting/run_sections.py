@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ _TABLE_COUNTS = (
     "device_bytes", "bytes",
 )  # fmt: skip
 SHOWN_NORMS = 6
+_SHOWN_FIRST = ("ndcg@10", "hit_rate@10", "auc", "rmse")
 _SPEED = ("seconds", "examples_per_s", "input_wait_share")
 
 
@@ -49,7 +50,7 @@ def view_learning(data: RunData) -> dict[str, Any]:
     metric, chosen, refit = _validation_metric(data), _is_chosen(data), _tell_refit(data)
     numbers = [int(entry.get("epoch", index + 1)) for index, entry in enumerate(data.epochs)]
     title = None if metric is None else data.title(metric)
-    curves = {"Loss": _values(data, LOSS_METRIC)}
+    curves = {"Loss": _read_losses(data)}
     if metric is not None:
         curves[f"{title} on validation"] = _values(data, metric)
     shown = "Loss on train, quality on validation" if metric else "Loss on train"
@@ -103,8 +104,10 @@ def best_epoch(data: RunData) -> int | None:
     named = as_mapping(data.card.get("training")).get("best_epoch")
     if isinstance(named, int):
         return named
-    metric = _validation_metric(data) or LOSS_METRIC
+    metric = _chosen_by(data) or _validation_metric(data) or LOSS_METRIC
     values = np.array(_values(data, metric))
+    if metric == LOSS_METRIC and np.isnan(values).all():
+        values = np.array(_read_losses(data))  # Held-out rows that are ranked have no loss.
     if np.isnan(values).all():
         return None
     index = int(np.nanargmin(values) if is_minimised(metric) else np.nanargmax(values))
@@ -116,21 +119,34 @@ def _is_chosen(data: RunData) -> bool:
     fit = as_mapping(data.config.get("fit"))
     if "early_stopping" in fit and fit["early_stopping"] is None:
         return False
-    by_loss = as_mapping(fit.get("early_stopping")).get("metric") == LOSS_METRIC
-    return by_loss or _validation_metric(data) is not None
+    return _chosen_by(data) == LOSS_METRIC or _validation_metric(data) is not None
+
+
+def _chosen_by(data: RunData) -> str | None:
+    """The metric that chose the epoch, by the card or else by the config; None: none is named."""
+    stopping = as_mapping(as_mapping(data.config.get("fit")).get("early_stopping"))
+    return as_mapping(data.card.get("training")).get("selected_by") or stopping.get("metric")
+
+
+def _read_losses(data: RunData) -> list[float]:
+    """The training loss of each epoch."""
+    return _to_floats(entry.get(LOSS_METRIC) for entry in data.epochs)
 
 
 def _values(data: RunData, metric: str) -> list[float]:
-    """A metric of each epoch; NaN where it was not measured."""
-    held = [e if metric == LOSS_METRIC else as_mapping(e.get("validation")) for e in data.epochs]
-    numbers = [to_float(values.get(metric)) for values in held]
+    """A validation metric of each epoch; NaN where it was not measured."""
+    return _to_floats(as_mapping(entry.get("validation")).get(metric) for entry in data.epochs)
+
+
+def _to_floats(found: Iterable[Any]) -> list[float]:
+    numbers = [to_float(value) for value in found]
     return [math.nan if number is None else number for number in numbers]
 
 
 def _validation_metric(data: RunData) -> str | None:
+    """What is shown of the held-out rows: what chose the epoch, or would by default."""
     known = [m for entry in data.epochs for m in as_mapping(entry.get("validation"))]
-    stopping = as_mapping(as_mapping(data.config.get("fit")).get("early_stopping"))
-    for name in (stopping.get("metric"), *reversed(PREFERRED_METRICS[:2]), *known):
+    for name in (_chosen_by(data), *_SHOWN_FIRST, *known):
         if name in known:
             return str(name)
     return None

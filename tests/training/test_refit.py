@@ -250,6 +250,13 @@ def test_a_trial_that_cannot_be_trained_is_passed_over(config: TrainConfig) -> N
     card = read_json(fit_chosen(config, NoProgress()) / "run_card.json")
     assert [trial["value"] is None for trial in card["refit"]["trials"]] == [True, False]
     only = override_config(config, {"fit.refit.space": {"model.embedding_dim": [2]}}, "of the test")
+    negatives = {"model.objective.negatives": {"source": "uniform", "count": 64}}
+    space = {"model.objective.negatives.count": [16], "model.objective.negatives.hardest": [32]}
+    apart = {**negatives, "fit.refit.space": space}
+    card = read_json(
+        fit_chosen(override_config(config, apart, "of the test"), NoProgress()) / "run_card.json"
+    )
+    assert [trial["value"] is None for trial in card["refit"]["trials"]] == [False, True]
     nothing = override_config(only, {"input.batch_size": 700}, "of the test")
     with pytest.raises(ConfigError, match=r"no trial of fit\.refit has finished"):
         fit_chosen(nothing, NoProgress())

@@ -13,6 +13,7 @@ from conf.training.sweep import SweepConfig
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training import sweep
+from training.loop.early_stopping import selection_metric
 from training.monitoring.epoch_records import EpochRecord, read_history
 from training.monitoring.progress import NoProgress
 from training.sweep import SweepResult, find_metric, read_values, run_sweep, suggest_values
@@ -210,8 +211,15 @@ def test_a_trial_that_does_not_measure_the_metric_fails_alone(config: TrainConfi
     held_out = {"hash_of": "user_id", "share": 0.3}
     config = override_config(config, {"input.validation": held_out}, "of the test")
     space = {"model.objective.kind": ["binary", "sampled_softmax"]}
-    result = run_sweep(config, sweep_config({"sampler": "grid", "space": space}), NoProgress())
+    wanted = sweep_config({"sampler": "grid", "space": space})
+    result = run_sweep(config, wanted, NoProgress())
     assert [trial.state for trial in result.trials] == ["fail", "complete"]
+    # Ranked rows have no loss: that of training would stand beside one of held-out rows.
+    by_loss = override_config(config, {"model.objective.kind": "binary"}, "of the test")
+    result = run_sweep(by_loss, wanted, NoProgress())
+    assert result.metric == "loss"
+    assert [trial.state for trial in result.trials] == ["complete", "fail"]
+    assert "cannot be compared" in result.trials[1].detail
 
 
 def test_trials_are_compared_by_the_rows_that_are_held_out(tmp_path: Path) -> None:
@@ -266,3 +274,10 @@ def test_what_the_config_does_not_take_is_refused_at_once(
 def test_a_metric_that_is_not_measured_is_refused(config: TrainConfig) -> None:
     with pytest.raises(ConfigError, match="not evaluated"):
         run_sweep(config, sweep_config(RANDOM, metric="ndcg@7"), NoProgress())
+    steps = {"fit.validation": {"every_steps": 1}, "fit.early_stopping": {"by": "steps"}}
+    by_steps = override_config(config, steps, "of the test")
+    with pytest.raises(ConfigError, match="has no loss"):
+        run_sweep(by_steps, sweep_config(RANDOM, metric="loss"), NoProgress())
+    by_loss = override_config(by_steps, {"fit.early_stopping.metric": "loss"}, "of the test")
+    with pytest.raises(ConfigError, match="have no loss"):
+        selection_metric(by_loss)

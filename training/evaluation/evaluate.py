@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conf.manifest import Manifest
 from conf.schema import PAD_ID
@@ -51,6 +52,7 @@ from training.evaluation.protocols import (
     RankingBatch,
     RankingReader,
     UniformNegatives,
+    carries_seen,
     count_missing,
     describe_filter,
     find_relevance,
@@ -88,7 +90,7 @@ class FullRanking:
     Attributes:
         ks: Cut-offs.
         mask_seen: Whether items that the user had met before are left out.
-        batch_size: Rows ranked at a time, at most.
+        batch_size: Rows of a batch; of a large catalogue fewer are ranked at a time.
         held_out: Ranks these rows of train alone.
         batches: How many batches are ranked, the first ones; None: all.
         evaluation_filter: What rows must pass.
@@ -121,7 +123,8 @@ def evaluate_full(
         `hit_rate@k`, `recall@k`, `ndcg@k` for each k, and `mrr`.
 
     Raises:
-        InputDataError: The split is empty, a record is damaged, or a vector is not finite.
+        InputDataError: The split is empty, no row has a relevant item, a record is damaged, or a
+            vector is not finite.
     """
     version_dir, manifest, batch_size = data.version_dir, data.manifest, ranking.batch_size
     protocol = headline_protocol(manifest, ranking.mask_seen, split)
@@ -139,10 +142,20 @@ def evaluate_full(
         evaluation_filter=ranking.evaluation_filter,
         optional=() if relevance is None else (relevance,),
     )
-    for batch in islice(rows, ranking.batches):
+    # Of a large catalogue a block has fewer rows than a batch: rows are counted, not blocks.
+    left = math.inf if ranking.batches is None else ranking.batches * batch_size
+    irrelevant = 0
+    for batch in rows:
         scores = scorer.scores(batch.features, batch.rows)
         ranks = rank_by_protocol(scores, batch, None)[protocol]
-        means.update(ranks[find_relevant_rows(batch.features, batch.rows, relevance)])
+        is_relevant = find_relevant_rows(batch.features, batch.rows, relevance)
+        is_counted = np.arange(batch.rows) < left
+        means.update(ranks[is_relevant & is_counted])
+        irrelevant += int(np.count_nonzero(~is_relevant & is_counted))
+        left -= batch.rows
+        if left <= 0:
+            break
+    require_relevant(relevance, means.rows, irrelevant)
     return means.result()
 
 
@@ -254,6 +267,7 @@ class _Evaluation:
         self.groups = build_user_groups(trained.version_dir, manifest, trained.config.seed)
         self.labels = self._build_labels()
         self.given = manifest.keys.candidates is not None
+        self.draws_unseen = self.given or carries_seen(manifest, split)
         self.sampled = _sampled_name(self.given, config.sampled_negatives)
         self.means: dict[str, dict[str, RankingMeans]] = {}
         self.sums: dict[str, SystemSums] = {}
@@ -303,7 +317,6 @@ class _Evaluation:
 
     def update(self, batch: RankingBatch) -> None:
         self.oov_targets += count_missing(batch)
-        self.users.update(batch)
         self.pool.update(batch.candidates, batch.rows)
         if self.labels is not None:
             self.labels.update(batch.features, score_pairs(self.model, batch.features))
@@ -311,6 +324,7 @@ class _Evaluation:
             self.groups.find(batch.features, batch.rows),
             find_relevant_rows(batch.features, batch.rows, self.relevance),
         )
+        self.users.update(batch, relevant)
         self.irrelevant += int(np.count_nonzero(~relevant))
         for system in self.systems:
             scores = system.scores(batch.features, batch.rows)
@@ -348,7 +362,7 @@ class _Evaluation:
             "name": name,
             "per": "event",
             "rows": self.means[name][ModelScorer.name].rows,
-            "mask_seen": name != FULL_ALL,
+            "mask_seen": name == FULL_UNSEEN or (not full and self.draws_unseen),
             "candidates": len(self.index) if full else self.pool.largest + 1,
             "systems": {system: means.result() for system, means in self.means[name].items()},
             "differences": self.sums[name].compare(ModelScorer.name, self.groups.seed),
@@ -479,11 +493,12 @@ class _UserCount:
         self._keys: set[int] = set()
         self._other = 0
 
-    def update(self, batch: RankingBatch) -> None:
+    def update(self, batch: RankingBatch, relevant: NDArray[np.bool_]) -> None:
+        """Counts the users of the rows that are ranked, which `relevant` marks."""
         if self.name is None or (self._size is None and not self._has_keys):
-            self._other += batch.rows
+            self._other += int(np.count_nonzero(relevant))
             return
-        ids = np.asarray(batch.features[self.name])
+        ids = np.asarray(batch.features[self.name])[relevant]
         known = self._groups.are_named(ids)
         if self._size is None:
             self._keys.update(ids[known].tolist())

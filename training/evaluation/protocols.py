@@ -450,5 +450,6 @@ def require_relevant(relevance: str | None, rows: int, irrelevant: int) -> None:
             f"no row has a relevant item: {relevance} is 0 in each",
             received=f"{irrelevant:,} rows",
             allowed=f"rows whose {relevance} is above 0",
-            fix="measure another split, or train by an objective that reads no label",
+            fix="measure another split, or more of it (fit.validation.batches), or train by an "
+            "objective that reads no label",
         )

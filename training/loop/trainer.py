@@ -133,6 +133,7 @@ class Trainer:
             stopped_early=steps < self.plan.total,
             left_out=history[-1].left_out,
             best_step=None if best is None else best.step,
+            selected_by=metric,
         )
 
     def warm_start(self) -> WarmStartReport | None:

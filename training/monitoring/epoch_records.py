@@ -127,6 +127,7 @@ class TrainingResult:
     Attributes:
         best_epoch: One-based epoch whose weights, or in which the weights, are kept as the best.
         best_step: Steps after which these were validated, where validations of steps choose them.
+        selected_by: Metric that chose the epoch or the step; None: the last epoch is kept.
         epochs: Epochs that ran, those before a resume included.
         steps: Batches trained on in all, those that overflowed a loss scale included.
         stopped_early: Whether early stopping ended the run.
@@ -139,6 +140,7 @@ class TrainingResult:
     stopped_early: bool
     left_out: Mapping[str, int]
     best_step: int | None = None
+    selected_by: str | None = None
 
 
 def write_history(run: Path, history: Sequence[EpochRecord]) -> None:

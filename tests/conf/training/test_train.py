@@ -331,8 +331,10 @@ def test_a_grid_has_as_many_trials_as_points(tmp_path: Path) -> None:
         ("trials: 2\nspace: {name: [a, b]}", "cannot be tried"),
         (
             "trials: 2\nspace: {evaluation.filter: [[], [{feature: a, value: 1}]]}",
-            "which rows trials are measured on",
+            "decides what trials are compared by",
         ),
+        ("trials: 2\nspace: {evaluation.mask_seen: [true, false]}", "cannot be tried"),
+        ("trials: 2\nspace: {evaluation: [{}]}", "cannot be tried"),
         ("trials: 2\nspace: {seed: {low: 2, high: 1}}", "less than high"),
         ("trials: 2\nspace: {seed: {low: 0, high: 1, log: true}}", "low > 0"),
         ("trials: 2\nspace: {seed: {low: 0.5, high: 2, integer: true}}", "whole numbers"),
@@ -351,6 +353,12 @@ def test_trials_do_not_hold_out_rows_of_their_own(tmp_path: Path) -> None:
     held_out = {"input": {"validation": {"hash_of": "user", "share": 0.1}}}
     with pytest.raises(ConfigError, match="which rows trials are measured on"):
         sweep.check(TrainConfig.model_validate({**values, **held_out}))
+    batches = read(tmp_path, "sampler: grid\nspace: {fit.validation.batches: [1, 20]}")
+    fit = {"validation": {"every_steps": 5}}
+    batches.check(TrainConfig.model_validate({**values, "fit": fit}))
+    by_steps = {**fit, "early_stopping": {"by": "steps"}}
+    with pytest.raises(ConfigError, match="which rows trials are measured on"):
+        batches.check(TrainConfig.model_validate({**values, "fit": by_steps}))
 
 
 def test_the_first_task_stays_first_in_a_run_card(tmp_path: Path) -> None:

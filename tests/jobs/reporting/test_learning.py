@@ -7,7 +7,7 @@ from xml.etree.ElementTree import tostring
 import pytest
 
 from jobs.reporting.run_data import RunData
-from jobs.reporting.run_sections import STEP_POINTS, best_epoch
+from jobs.reporting.run_sections import STEP_POINTS, best_epoch, view_learning
 from tests.jobs.reporting.fixtures import build_steps as write_steps
 from tests.jobs.reporting.pages import show
 
@@ -39,6 +39,28 @@ def test_metrics_of_several_tasks_name_the_task(finished):
     card = {**finished.card, "config": {**finished.config, "model": model}}
     shown = show("learning", replace(finished, epochs=epochs, card=card))
     assert {row[0] for row in shown.tables[-1].rows} == {"Loss", "like AUC", "buy AUC"}
+
+
+def test_training_loss_and_held_out_loss_are_two_curves_and_what_chose_is_shown(finished):
+    epochs = tuple(
+        {"epoch": n + 1, "loss": loss, "validation": {"loss": held, "auc": auc}}
+        for n, (loss, held, auc) in enumerate([(0.6, 0.5, 0.7), (0.4, 0.45, 0.8), (0.2, 0.6, 0.75)])
+    )
+    training = {**finished.card["training"], "best_epoch": 2, "selected_by": "auc"}
+    config = {**finished.config, "model": {"kind": "ranking"}, "fit": {"early_stopping": {}}}
+    card = {**finished.card, "config": config, "training": training}
+    data = replace(finished, epochs=epochs, card=card)
+    shown = show("learning", data)
+    assert "AUC" in shown.tables[0].columns
+    assert [row[1:3] for row in shown.tables[0].rows] == [
+        ["0.6000", "0.7000"], ["0.4000", "0.8000"], ["0.2000", "0.7500"]
+    ]  # fmt: skip
+    assert [row[0] for row in shown.tables[-1].rows] == ["AUC", "Loss"]
+    by_loss = {**card, "training": {**training, "selected_by": "loss"}}
+    curves = view_learning(replace(data, card=by_loss))["curves"]
+    assert curves == {"Loss": [0.6, 0.4, 0.2], "Loss on validation": [0.5, 0.45, 0.6]}
+    unnamed = {**card, "training": {}}  # a run that goes on
+    assert "AUC" in show("learning", replace(data, card=unnamed)).tables[0].columns
 
 
 def test_without_validation_it_says_so(finished):

@@ -17,6 +17,7 @@ from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
+from training.evaluation import protocols
 from training.evaluation.evaluate import FullRanking, evaluate_full, evaluate_split
 from training.input.batches import build_eval_dataset
 from training.reader.training_data import TrainingData
@@ -93,6 +94,23 @@ def test_full_ranking_equals_brute_force(
             assert found[f"hit_rate@{k}"] == found[f"recall@{k}"] == np.mean(ranks <= k)
             gains = np.where(ranks <= k, 1 / np.log2(1 + ranks), 0.0)
             assert found[f"ndcg@{k}"] == pytest.approx(gains.mean(), abs=1e-12)
+
+
+@pytest.mark.parametrize(("batches", "rows"), [(1, 20), (2, 40), (9, 60)])
+def test_batches_are_of_batch_size_rows_however_large_the_catalogue_is(
+    batches: int,
+    rows: int,
+    tiny_version: Path,
+    tiny_manifest: Manifest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = np.array(_brute_ranks(tiny_version, tiny_manifest, "test", False))[:rows]
+    data = TrainingData(tiny_version, tiny_manifest)
+    for cells in (protocols.BLOCK_CELLS, 7 * len(range(2, _items(tiny_manifest)))):
+        monkeypatch.setattr(protocols, "BLOCK_CELLS", cells)
+        ranking = FullRanking(KS, False, 20, batches=batches)
+        found = evaluate_full(TinyTowers(tiny_manifest), data, "test", ranking)
+        assert found["mrr"] == pytest.approx(np.mean(1 / ranks), abs=1e-12)
 
 
 def test_the_report_has_every_protocol_and_system(

@@ -10,13 +10,16 @@ import pytest
 
 from conf.artefacts.dataset import read_manifest
 from conf.errors import InputDataError
+from conf.training.input import FilterConfig
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.comparison import compare_runs
-from training.evaluation.evaluate import evaluate_split
+from training.evaluation.evaluate import FullRanking, evaluate_full, evaluate_split
 from training.evaluation.prediction_files import measure_lists
 from training.models.registry import build_model
+from training.models.retrieval import require_retrieval
+from training.reader.training_data import TrainingData
 
 BINARY = {"name": "mf", "objective": {"kind": "binary"}}
 SOFTMAX = {"name": "mf"}
@@ -52,6 +55,7 @@ def test_an_evaluation_is_that_of_the_positive_rows(version: Path, per: str) -> 
     every = evaluate_split(build_run(version, SOFTMAX, per=["event"]), "test")["rows"]
     positive = count_rows(build_run(version, SOFTMAX, per=["event"], **POSITIVE))
     assert found["rows_not_relevant"] == every - positive > 0
+    assert found["users"] == wanted["users"]
     assert wanted["rows_not_relevant"] == 0
 
 
@@ -93,6 +97,16 @@ def test_drawn_negatives_of_a_split_are_relevant_to_no_objective(version: Path) 
     found = evaluate_split(drawn, "test")
     assert found["rows"] == count_rows(build_run(version, SOFTMAX, per=["event"], **POSITIVE))
     assert found["rows_not_relevant"] > 0
+
+
+def test_validation_without_a_positive_row_says_so(version: Path) -> None:
+    negative = (FilterConfig(feature="label", value=0),)
+    trained = build_run(version, BINARY)
+    data = TrainingData(version, trained.manifest)
+    ranking = FullRanking((3,), True, 8, evaluation_filter=negative, relevance="label", batches=1)
+    with pytest.raises(InputDataError, match="no row has a relevant item") as caught:
+        evaluate_full(require_retrieval(trained.model), data, "validation", ranking)
+    assert caught.value.received == "8 rows"
 
 
 def test_a_split_without_a_positive_row_is_refused(version: Path) -> None:
