@@ -97,9 +97,10 @@ def compare(
 
     Returns:
         The content of the file: `metrics` with difference and interval by name; `metric`, `lead`
-        (the end of the interval that is worse for the run), `margin` and `passed`, None without
-        a margin. Where the other run was trained on a log that ends later, and a margin is asked
-        for, it is not kept: `why` says so, and there are no metrics.
+        (the end of the interval that is worse for the run; None with too few users for one),
+        `margin` and `passed`, None without a margin. A margin that cannot be measured is not
+        kept, and `why` says so: there is no interval, or the other run was trained on a log that
+        ends later; of that there are no metrics either.
 
     Raises:
         ConfigError: The runs have other dataset versions, kinds or tasks, or no such metric.
@@ -129,7 +130,7 @@ def compare(
         # Nothing would be fair, and what knows more recent days stays.
         return _write(trained, {**result, "passed": False, "why": error.what})
     from training.evaluation.comparison import compare_runs, require_metric
-    from training.evaluation.confidence_intervals import find_lead
+    from training.evaluation.confidence_intervals import FEWEST_GROUPS, find_lead
 
     comparison = compare_runs(trained, other, split)
     decisive = require_metric(comparison, metric)
@@ -139,8 +140,13 @@ def compare(
         **comparison,
         "metric": decisive,
         "lead": lead,
-        "passed": None if margin is None else lead >= margin,
+        "passed": None if margin is None else lead is not None and lead >= margin,
     }
+    if margin is not None and lead is None:
+        result["why"] = (
+            f"{decisive} has no interval: it is of fewer than {FEWEST_GROUPS} users, and a lead "
+            "on so few says nothing of others"
+        )
     return _write(trained, result)
 
 
@@ -158,7 +164,7 @@ def print_comparison(result: Mapping[str, Any]) -> None:
     from rich.table import Table
 
     console = Console(highlight=False)
-    if "why" in result:
+    if not result["metrics"]:
         console.print(f"not passed: {result['against']}: {result['why']}", soft_wrap=True)
         return
     console.print(
@@ -176,10 +182,13 @@ def print_comparison(result: Mapping[str, Any]) -> None:
         table.add_column(title, justify="left" if title == "" else "right")
     for name, found in result["metrics"].items():
         values = [format_metric(found[part]) for part in ("run", "other")]
-        texts = [f"{found[part]:+.4f}" for part in ("difference", "low", "high")]
-        table.add_row(metric_title(name), *values, texts[0], f"{texts[1]} to {texts[2]}")
+        low, high = found["low"], found["high"]
+        interval = "too few users" if low is None else f"{low:+.4f} to {high:+.4f}"
+        table.add_row(metric_title(name), *values, f"{found['difference']:+.4f}", interval)
     console.print(table)
-    if result["margin"] is not None:
+    if "why" in result:
+        console.print(f"not passed: {result['why']}", soft_wrap=True)
+    elif result["margin"] is not None:
         word = "at least" if result["passed"] else "less than"
         console.print(
             f"{'passed' if result['passed'] else 'not passed'}: {result['metric']} is ahead by "

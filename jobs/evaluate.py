@@ -344,7 +344,8 @@ def print_replay(replay: Mapping[str, Any]) -> None:
 
 def headline_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what the run card says: each task, or every system under the headline protocol."""
-    measured = {key: metrics[key] for key in ("split", "filter") if key in metrics}
+    # A filter of None takes away that of an earlier evaluation.
+    measured = {key: metrics.get(key) for key in ("split", "filter")}
     if "tasks" in metrics:
         tasks = {task: _describe_task(values) for task, values in metrics["tasks"].items()}
         return {**measured, "rows": metrics["rows"], "tasks": tasks}

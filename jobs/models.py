@@ -8,8 +8,11 @@ from typing import Annotated
 
 import typer
 
+from conf.artefacts.dataset import resolve_version
 from conf.artefacts.delta import find_delta
 from conf.artefacts.export import INDEX_DIR, find_published, list_indexes, read_card, read_versions
+from conf.errors import ConfigError, UpstreamNotReadyError
+from conf.storage.locations import find_path
 from jobs.index import print_index
 from jobs.support.terminal import LogFormat, LogFormatOption, quiet_tensorflow, setup_logging
 
@@ -52,7 +55,8 @@ def published_command(
         str | None,
         typer.Option(
             metavar="VERSION",
-            help="Dataset version, its id or directory: models of earlier ones alone count.",
+            help="Dataset version, its id or directory, or a dataset (its current one): models of "
+            "earlier ones alone count.",
         ),
     ] = None,
     log_format: LogFormatOption = LogFormat.TEXT,
@@ -61,12 +65,28 @@ def published_command(
     from training.export.stored_models import find_place
 
     setup_logging(log_format)
-    version = find_published(find_place(model), None if before is None else Path(before).name)
+    version = find_published(find_place(model), None if before is None else _read_version(before))
     if log_format is LogFormat.JSON:
         print(json.dumps({"version": version.number, "run": version.run}))
     else:
         print(version.run)
     return 0
+
+
+def _read_version(before: str) -> str:
+    """Returns the id of the version that an id, a version's or a dataset's directory stands for."""
+    name = Path(before).name
+    if name[:8].isdigit():  # Ids begin with their date.
+        return name
+    try:
+        return resolve_version(find_path(before)).name
+    except UpstreamNotReadyError as error:
+        raise ConfigError(
+            "--before is no dataset version",
+            received=before,
+            allowed="the id of a version, its directory, or that of a dataset",
+            fix="`sluice versions list DATASET` shows the ids",
+        ) from error
 
 
 @app.command("rollback")

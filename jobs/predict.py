@@ -261,7 +261,7 @@ def _write_lists(
     card = {
         "users": counts.users,
         "users_outside_vocabulary": counts.users_outside_vocabulary,
-        "file": str(target),
+        "file": str(target.absolute()),
         "k": section.k,
         "mask_seen": section.mask_seen,
     }
@@ -276,8 +276,11 @@ def _write_lists(
     return LISTS, target, card | others
 
 
-def _describe_source(rows: RowsToPredict, split: str) -> dict[str, str]:
-    return {"split": split} if rows.file is None else {"input": str(rows.file.path)}
+def _describe_source(rows: RowsToPredict, split: str) -> dict[str, str | None]:
+    """What scores are of; None takes away what an earlier command has left."""
+    if rows.file is None:
+        return {"split": split, "input": None}
+    return {"split": None, "input": str(rows.file.path)}
 
 
 def print_sample(target: Path, users: int = 3, items: int = 10) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -83,7 +83,8 @@ def build_verdict(data: RunData) -> Verdict:
         return Verdict("unknown", sentence, f"{detail} Popularity was not evaluated.")
     found = find_difference(protocol, "popularity", metric)
     outcome = judge(metric, found)
-    sentence = f"{name} {_compare(metric, model, popularity, outcome)}."
+    told = _tell_value(metric, model, per_user=protocol.get("per") == "user")
+    sentence = f"{name} {told}{_compare(metric, model, popularity, outcome)}."
     return Verdict(outcome, sentence, f"{detail} {_describe_difference(protocol, found)}")
 
 
@@ -181,22 +182,35 @@ def describe_protocol(protocol: Mapping[str, Any], metrics: Mapping[str, Any]) -
     return f"{count} {rows} of the {describe_split(metrics)}, {what} of each ranked among {against}"
 
 
-def _compare(metric: str, model: float, popularity: float, outcome: Outcome) -> str:
-    """The verdict's sentence, without its subject."""
+def _format(metric: str) -> Callable[[float], str]:
     family, _, k = metric.partition("@")
-    form = format_share if family in ("hit_rate", "recall") and k else format_metric
-    what = f"reaches {metric_title(metric)} {form(model)}"
-    if form is format_share:
-        what = f"finds the next item in its top {k} for {form(model)} of the rows"
-    rival = form(popularity)
+    return format_share if family in ("hit_rate", "recall") and k else format_metric
+
+
+def _tell_value(metric: str, model: float, per_user: bool) -> str:
+    """What the model reaches, in words where the metric is a share."""
+    family, _, k = metric.partition("@")
+    value = _format(metric)(model)
+    if _format(metric) is not format_share:
+        return f"reaches {metric_title(metric)} {value}"
+    if not per_user:
+        return f"finds the next item in its top {k} for {value} of the rows"
+    if family == "recall":
+        return f"finds {value} of a user's held-out items in its top {k}"
+    return f"finds a held-out item in its top {k} for {value} of the users"
+
+
+def _compare(metric: str, model: float, popularity: float, outcome: Outcome) -> str:
+    """The second half of the verdict's sentence: popularity beside the model."""
+    rival = _format(metric)(popularity)
     if outcome == "unknown":
-        return f"{what}; popularity has {rival}"
+        return f"; popularity has {rival}"
     if outcome == "level":
-        return f"{what}: not clearly different from popularity ({rival})"
+        return f": not clearly different from popularity ({rival})"
     if outcome == "behind":
-        return f"{what}: worse than popularity ({rival})"
+        return f": worse than popularity ({rival})"
     ratio = f"{model / popularity:.1f} times" if popularity else "against"
-    return f"{what}, {ratio} popularity's {rival}"
+    return f", {ratio} popularity's {rival}"
 
 
 def view_quality(data: RunData) -> dict[str, Any]:

@@ -368,6 +368,10 @@ def test_lists_are_measured_where_they_do_not_know_the_split(
     assert found == pytest.approx(whole["protocols"][0]["systems"]["model"])
     assert run_app(app, [*command, "--split", "validation"]) == ExitCode.CONFIG
     assert "know the events of validation" in capsys.readouterr().err
+    spelt = str(lists.parent / ".." / lists.parent.name / lists.name)
+    other = ["--run", run, "--predictions", spelt, *known, "--split", "validation"]
+    assert run_app(app, other) == ExitCode.CONFIG
+    assert "know the events of validation" in capsys.readouterr().err
     assert run_app(predict_app, ["--run", run]) == ExitCode.OK
     assert run_app(app, command) == ExitCode.CONFIG
     assert "--as-of validation" in capsys.readouterr().err
@@ -383,6 +387,11 @@ def test_two_runs_are_compared_and_a_margin_is_a_gate(
     found = json.loads(capsys.readouterr().out)
     assert (found["passed"], found["metric"], found["lead"]) == (False, "ndcg@10", 0.0)
     assert read_json(resolve_run(str(series)) / "comparison.json") == found
+    one_user = ["--set", "evaluation.filter=[{feature: user_id, value: 3}]"]
+    assert run_app(compare_app, [*same, "0", *one_user]) == ExitCode.GATE_FAILED
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "too few users" in shown
+    assert "not passed: ndcg@10 has no interval: it is of fewer than 20 users" in shown
     assert run_app(compare_app, [*same, "0", "--metric", "ndcg"]) == ExitCode.CONFIG
     others = ["--run", str(series), "--against", str(predict_series)]
     assert run_app(compare_app, others) == ExitCode.CONFIG
@@ -425,6 +434,9 @@ def test_a_filter_is_said_wherever_metrics_are_shown(
     assert said in " ".join(capsys.readouterr().out.split())
     assert run_app(compare_app, ["--run", str(run), "--against", str(run), *only]) == ExitCode.OK
     assert f"{said}, for both runs" in capsys.readouterr().out
+    assert run_app(app, ["--run", str(run)]) == ExitCode.OK  # of all rows again
+    card = read_json(run / "run_card.json")["metrics"]
+    assert (card["rows"], card["filter"]) == (60, None)
     nobody = ["--set", "evaluation.filter=[{feature: gender, value: 77}]"]
     for command in (app, compare_app):
         asked = ["--run", str(run), *nobody]
@@ -508,6 +520,13 @@ def test_a_version_is_withdrawn_and_its_number_is_not_given_again(
     assert ask("published") == [{"version": 2, "run": "/run2"}]
     assert ask("published", "--before", "versions/20260102") == [{"version": 1, "run": "/run1"}]
     assert ask("published", "--before", "20260101") == ExitCode.NOT_READY
+    (tmp_path / "clicks" / "versions" / "20260102").mkdir(parents=True)
+    (tmp_path / "clicks" / "versions" / "20260102" / "manifest.json").touch()
+    (tmp_path / "clicks" / "CURRENT").write_text("20260102\n")
+    assert ask("published", "--before", str(tmp_path / "clicks")) == [
+        {"version": 1, "run": "/run1"}
+    ]
+    assert ask("published", "--before", "clicks") == ExitCode.CONFIG
     assert ask("rollback", "--to", "7") == ExitCode.CONFIG
     assert ask("rollback") == [{"published": 1, "withdrawn": [2]}]
     assert ask("rollback", "--to", "1") == [{"published": 1, "withdrawn": []}]  # a repeated task

@@ -37,6 +37,8 @@ _Z = 1.959963984540054
 _CELLS_AT_ONCE = 1 << 22
 
 Pair = tuple[FloatArray, FloatArray]
+Ends = tuple[float | None, float | None]
+"""Both ends of an interval; None where there are too few users for one."""
 Compute = Callable[[FloatArray], FloatArray]
 """From totals over users, `[draws, columns]`, to statistics, `[draws, statistics]`."""
 
@@ -49,27 +51,30 @@ class Difference:
         run: Value of the first.
         other: Value of the second.
         difference: First minus second.
-        low: Lower end of its 95 % interval.
-        high: Upper end.
+        low: Lower end of its 95 % interval; None: there are fewer than `FEWEST_GROUPS` users.
+        high: Upper end, or None likewise.
         method: How the interval was found.
     """
 
     run: float
     other: float
     difference: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     method: str
 
 
-def find_lead(metric: str, difference: Mapping[str, Any]) -> float:
+def find_lead(metric: str, difference: Mapping[str, Any]) -> float | None:
     """Returns what the first is ahead at least: the end of the interval that is worse for it.
+
+    None where there is no interval.
 
     Args:
         metric: Its name; of errors lower values are better.
         difference: The fields of a `Difference`.
     """
-    return -float(difference["high"]) if is_minimised(metric) else float(difference["low"])
+    end = difference["high" if is_minimised(metric) else "low"]
+    return None if end is None else -float(end) if is_minimised(metric) else float(end)
 
 
 @dataclass
@@ -280,8 +285,10 @@ def bootstrap(sums: FloatArray, compute: Compute, seed: int) -> FloatArray:
     return np.percentile(np.concatenate(found), tails, axis=0).T
 
 
-def bootstrap_mean(sums: FloatArray, counts: FloatArray, seed: int) -> tuple[float, float]:
+def bootstrap_mean(sums: FloatArray, counts: FloatArray, seed: int) -> Ends:
     """Returns the 95 % percentile interval of a mean of rows when users are drawn again.
+
+    None and None where they are fewer than `FEWEST_GROUPS`.
 
     Args:
         sums: `[users]`, sum over each user's rows.
@@ -289,7 +296,14 @@ def bootstrap_mean(sums: FloatArray, counts: FloatArray, seed: int) -> tuple[flo
         seed: Seed of the draws.
     """
     table = np.stack([sums, counts], axis=1)
-    low, high = bootstrap(table, lambda totals: totals[:, :1] / totals[:, 1:], seed)[0]
+    return _find_ends(table, lambda totals: totals[:, :1] / totals[:, 1:], seed)
+
+
+def _find_ends(sums: FloatArray, compute: Compute, seed: int) -> Ends:
+    """The interval of one statistic, where there are users enough for one."""
+    if len(sums) < FEWEST_GROUPS:
+        return None, None
+    low, high = bootstrap(sums, compute, seed)[0]
     return float(low), float(high)
 
 
@@ -326,9 +340,9 @@ def compare_root_means(
     """Compares the roots of means of paired rows, such as RMSEs; arguments as `compare_means`."""
     (own, counts), (rival, _) = (_sum_by_owner(values, owners, weights) for values in (run, other))
     sums = np.stack([own, rival, counts], axis=1)
-    low, high = bootstrap(sums[sums[:, -1] > 0], find_root_gap, seed)[0]
+    low, high = _find_ends(sums[sums[:, -1] > 0], find_root_gap, seed)
     a, b = (float(np.sqrt(np.average(values, weights=weights))) for values in (run, other))
-    return Difference(a, b, a - b, float(low), float(high), BOOTSTRAP)
+    return Difference(a, b, a - b, low, high, BOOTSTRAP)
 
 
 def compare_rows(
@@ -404,7 +418,7 @@ def compare_auc(
     variance = sum(_unbias(n) * float(s @ s) for n, s in zip(have, sums, strict=True))
     variance += 2.0 * _unbias(clusters) * float(sums[0] @ sums[1])
     half = _Z * float(np.sqrt(max(variance, 0.0)))
-    low, high = difference - half, difference + half
+    low, high = (None, None) if clusters < FEWEST_GROUPS else (difference - half, difference + half)
     return Difference(run, other, difference, low, high, "DeLong, users as clusters")
 
 

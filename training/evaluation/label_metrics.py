@@ -22,7 +22,6 @@ from conf.manifest import Manifest
 from conf.schema import OOV_ID
 from training.evaluation.confidence_intervals import (
     CONSTANT,
-    FEWEST_GROUPS,
     GROUPS,
     ROWS,
     GroupSums,
@@ -230,12 +229,10 @@ class StreamedAUC:
             return None
         pair = rows.scores.astype(np.float64), np.zeros(len(rows.scores))
         difference = compare_auc(rows.labels, pair, rows.groups, rows.weights)
-        has_interval = len(np.unique(rows.groups)) >= FEWEST_GROUPS
-        low, high = (difference.low, difference.high) if has_interval else (None, None)
         return {
             "difference": difference.difference,
-            "low": low,
-            "high": high,
+            "low": difference.low,
+            "high": difference.high,
             "method": difference.method,
         }
 

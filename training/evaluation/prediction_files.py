@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -327,16 +328,25 @@ def _read_lines(path: Path) -> Iterator[str]:
 def _parse(path: Path, number: int, row: str | dict[str, Any]) -> dict[str, Any]:
     try:
         entry = json.loads(row) if isinstance(row, str) else row
-        items, scores = entry["items"], entry.get("scores")
-        if isinstance(items, list) and (not scores or len(scores) == len(items)):
+        items, scores = entry["items"], entry.get("scores") or ()
+        is_list = isinstance(items, list) and len(scores) in (0, len(items))
+        # Of a truth value `type` is bool, of NaN the order is none.
+        are_numbers = all(type(s) in (int, float) and math.isfinite(s) for s in scores)
+        if is_list and are_numbers and type(entry.get("row", 0)) is int:
             return dict(entry)
     except (ValueError, KeyError, TypeError):
         pass
     raise InputDataError(
         f"{path}, row {number}: not a ranked list",
         received=repr(row.rstrip("\n") if isinstance(row, str) else row)[:200],
-        allowed='{"user": …, "items": […]}, with as many `scores` as items or none',
+        allowed='{"user": …, "items": […]} or {"row": 1, "items": […]}, with as many `scores` '
+        "as items, all finite numbers, or none",
     )
+
+
+def _is_same(made: str | None, path: Path) -> bool:
+    """Whether a file that a run card names is this one, however both are written."""
+    return made is not None and Path(made).absolute().resolve() == path.absolute().resolve()
 
 
 def refuse_later_lists(card: dict[str, Any], path: Path, split: str) -> None:
@@ -347,7 +357,7 @@ def refuse_later_lists(card: dict[str, Any], path: Path, split: str) -> None:
     """
     order = ("train", "validation", "test")
     made = card.get("recommendations") or {}
-    if made.get("file") != str(path) or made.get("input") or split not in order:
+    if not _is_same(made.get("file"), path) or made.get("input") or split not in order:
         return
     as_of = made.get("as_of") or ("test" if made.get("split") == "users" else None)
     if as_of is not None and order.index(as_of) >= order.index(split):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -44,6 +45,13 @@ def test_the_paired_interval_decides_for_any_metric(finished, metric):
     assert _with(finished, 0.21, 0.20, metric, (0.005, 0.015)).outcome == "ahead"
     assert _with(finished, 0.19, 0.20, metric, (-0.015, -0.005)).outcome == "behind"
     assert _with(finished, 0.21, 0.20, metric).outcome == "unknown"
+
+
+def test_figures_per_user_are_told_as_such(finished):
+    metrics = json.loads(json.dumps(finished.metrics))
+    metrics["protocols"][0]["per"] = "user"
+    sentence = build_verdict(replace(finished, metrics=metrics)).sentence
+    assert "finds a held-out item in its top 10 for 22.1% of the users" in sentence
 
 
 def test_a_worse_model_is_said_to_be_worse(finished):

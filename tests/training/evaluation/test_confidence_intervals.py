@@ -25,6 +25,7 @@ from training.evaluation.confidence_intervals import (
     compare_auc,
     compare_means,
     compare_root_means,
+    find_lead,
 )
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.label_metrics import LabelScores, StreamedAUC
@@ -92,6 +93,21 @@ def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
         found = compare_means(values, np.zeros(len(owners)), owners, seed)
         inside += found.low <= 0.3 <= found.high
     assert 0.88 <= inside / 150 <= 0.99
+
+
+@pytest.mark.parametrize(("users", "has_interval"), [(1, False), (19, False), (20, True)])
+def test_few_users_have_no_interval(users: int, has_interval: bool) -> None:
+    rng, owners = np.random.default_rng(8), np.repeat(np.arange(users), 6)
+    positive, scores = np.tile([True, False], 3 * users), rng.random((2, 6 * users))
+    found = [
+        compare_means(scores[0], scores[1], owners, 1),
+        compare_root_means(scores[0], scores[1], owners, 1),
+        compare_auc(positive, (scores[0], scores[1]), owners),
+    ]
+    for difference in found:
+        assert (difference.low is not None) == (difference.high is not None) == has_interval
+        assert difference.difference == pytest.approx(difference.run - difference.other)
+        assert (find_lead("auc", vars(difference)) is not None) == has_interval
 
 
 def test_the_interval_of_root_means_is_that_of_drawn_rows() -> None:

@@ -389,6 +389,11 @@ def test_lists_of_rows_are_measured_against_their_items(
         ([{"user": 1000, "items": [101, 102, 101]}], InputDataError, "row 1: an item is there"),
         ([{"user": 1000, "items": [101, 102], "scores": [1, 2]}], InputDataError, "not in order"),
         ([{"user": 1000, "items": [101], "scores": [1, 2]}], InputDataError, "not a ranked list"),
+        ([{"user": 1000, "items": [101], "scores": ["x"]}], InputDataError, "not a ranked list"),
+        ([{"user": 1000, "items": [101], "scores": [math.nan]}], InputDataError, "not a ranked"),
+        ([{"row": "a", "items": [101]}], InputDataError, "row 1: not a ranked list"),
+        ([{"row": None, "items": [101]}], InputDataError, "row 1: not a ranked list"),
+        ([{"row": 1.7, "items": [101]}], InputDataError, "row 1: not a ranked list"),
         (["words"], InputDataError, "row 1: not a ranked list"),
     ],
 )
