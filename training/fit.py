@@ -103,6 +103,8 @@ def _choose_start(
     if series is not None and mode is not StartMode.NEW:
         series.bring_newest(config_sha256(config))
     start = choose_start(config, progress, workers, mode)
+    if start.finished is not None and workers.is_chief:
+        publish_run(config, start.finished)  # One of another config may be the current one.
     if series is not None and start.finished is not None:
         series.publish(start.finished)
     return start

@@ -48,7 +48,6 @@ from training.run_directory import (
     find_unfinished_run,
     locked,
     make_entry,
-    publish_run,
     read_current_data,
     run_paths,
 )
@@ -428,7 +427,6 @@ class _Refit:
                 "the best trial was best in its last epoch: more epochs may be better (fit.epochs)"
             )
         run = fit_run(config, self._progress, once=self._is_resumed)
-        publish_run(config, run)  # An earlier run of the same settings may be what was found.
         update_run_card(run, refit=self._describe(best))
         self._state.run = str(run)
         self._state.write(self._directory)

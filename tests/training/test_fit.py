@@ -289,6 +289,10 @@ def test_resume_continues_the_unfinished_run_on_its_own_dataset_version(
     assert fit(config, once=True) == run
     assert read_json(run / "run_card.json")["status"] == "trained"
     assert len(json.loads((run / "history.json").read_text())) == 1
+    current = run.parent.parent / "CURRENT"
+    current.write_text("20260101T000000Z-00000000\n")  # as if of another config, trained since
+    assert fit(config, once=True) == run
+    assert current.read_text().strip() == run.name
     other = fit(config, resume=True)  # nothing is unfinished now
     assert other != run
     assert (run / "run_card.json").exists()
