@@ -45,7 +45,7 @@ CALIBRATION_BINS = 20
 
 
 @dataclass
-class Calibration:
+class StreamedCalibration:
     """How far predicted probabilities are those of the labels.
 
     Attributes:
@@ -436,7 +436,7 @@ class LabelScores:
     _positives: float = 0.0
     _auc: StreamedAUC = field(default_factory=StreamedAUC)
     _gauc: GroupedAUC = field(default_factory=GroupedAUC)
-    _calibration: Calibration = field(default_factory=Calibration)
+    _calibration: StreamedCalibration = field(default_factory=StreamedCalibration)
     _sums: GroupSums = field(default_factory=GroupSums)
 
     @property

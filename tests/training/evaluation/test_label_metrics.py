@@ -15,7 +15,12 @@ from conf.errors import InputDataError
 from conf.manifest import Manifest
 from tests.training.toy_models import TinyTowers
 from training.evaluation.confidence_intervals import UserGroups
-from training.evaluation.label_metrics import Calibration, GroupedAUC, LabelScores, StreamedAUC
+from training.evaluation.label_metrics import (
+    GroupedAUC,
+    LabelScores,
+    StreamedAUC,
+    StreamedCalibration,
+)
 from training.evaluation.scorers import score_pairs
 from training.evaluation.task_metrics import ErrorScores
 from training.input.batches import build_eval_dataset
@@ -27,7 +32,7 @@ ROWS = st.lists(st.tuples(st.booleans(), st.floats(-12, 12, width=16)), min_size
 def test_equals_a_walk_over_the_bins(rows: list[tuple[bool, float]], bins: int, parts: int) -> None:
     y = np.array([label for label, _ in rows], dtype=bool)
     z = np.array([logit for _, logit in rows])
-    streamed = Calibration(bins)
+    streamed = StreamedCalibration(bins)
     for part in np.array_split(np.arange(len(rows)), parts):
         streamed.update(y[part], z[part])
     p = 1 / (1 + np.exp(-z))
@@ -45,14 +50,14 @@ def test_equals_a_walk_over_the_bins(rows: list[tuple[bool, float]], bins: int, 
 
 
 def test_perfect_predictions_have_no_error() -> None:
-    streamed = Calibration()
+    streamed = StreamedCalibration()
     streamed.update(np.array([True, False]), np.array([800.0, -800.0]))
     assert streamed.result()["expected_error"] == 0.0
     assert streamed.log_loss == 0.0
 
 
 def test_no_row_has_no_value() -> None:
-    streamed = Calibration()
+    streamed = StreamedCalibration()
     streamed.update(np.zeros(0, dtype=bool), np.zeros(0))
     assert streamed.result() is None
     assert streamed.log_loss is None
