@@ -109,17 +109,20 @@ def _select_values(
     """Frames of doubles, null where a value is missing or not finite, with a hash of the key."""
     from pyspark.sql import functions as F
 
-    row_key = F.xxhash64(F.lit(_SAMPLE_SEED), *[F.col(f"`{name}`") for name in key]).alias(_KEY)
+    from etl.tfrecord.spark.schema import quote_name
+
+    named = [F.col(quote_name(name)) for name in key]
+    row_key = F.xxhash64(F.lit(_SAMPLE_SEED), *named).alias(_KEY)
     scalars = [
-        _finite(F.col(f"`{request.column}`"), request.prepare).alias(name)
+        _finite(F.col(quote_name(request.column)), request.prepare).alias(name)
         for name, request in requests.items()
         if not request.is_list
     ]
     frames = [df.select(row_key, *scalars)] if scalars else []
     for name, request in requests.items():
         if request.is_list:
-            exploded = df.select(row_key, F.explode(F.col(f"`{request.column}`")).alias(name))
-            value = _finite(F.col(f"`{name}`"), request.prepare)
+            exploded = df.select(row_key, F.explode(F.col(quote_name(request.column))).alias(name))
+            value = _finite(F.col(quote_name(name)), request.prepare)
             frames.append(exploded.withColumn(name, value))
     return frames
 
@@ -140,13 +143,15 @@ def fit_moments(frame: DataFrame, names: Sequence[str]) -> dict[str, FittedMomen
     """
     from pyspark.sql import functions as F
 
+    from etl.tfrecord.spark.schema import quote_name
+
     bounds = [
         measure
         for i, name in enumerate(names)
         for measure in (
-            F.count(F.col(f"`{name}`")).alias(f"n{i}"),
-            F.min(F.col(f"`{name}`")).alias(f"low{i}"),
-            F.max(F.col(f"`{name}`")).alias(f"high{i}"),
+            F.count(F.col(quote_name(name))).alias(f"n{i}"),
+            F.min(F.col(quote_name(name))).alias(f"low{i}"),
+            F.max(F.col(quote_name(name))).alias(f"high{i}"),
         )
     ]
     ends: Any = frame.agg(*bounds).collect()[0]
@@ -159,7 +164,7 @@ def fit_moments(frame: DataFrame, names: Sequence[str]) -> dict[str, FittedMomen
     units = [_unit(max(abs(ends[f"low{i}"]), abs(ends[f"high{i}"]))) for i in range(len(names))]
     sums = []
     for i, name in enumerate(names):
-        steps = F.rint(F.col(f"`{name}`") / F.lit(units[i])).cast("decimal(13,0)")
+        steps = F.rint(F.col(quote_name(name)) / F.lit(units[i])).cast("decimal(13,0)")
         sums += [F.sum(steps).alias(f"sum{i}"), F.sum(steps * steps).alias(f"squares{i}")]
     totals: Any = frame.agg(*sums).collect()[0]
     return {
@@ -204,12 +209,14 @@ def fit_quantiles(
     """
     from pyspark.sql import functions as F
 
+    from etl.tfrecord.spark.schema import quote_name
+
     if not probabilities:
         return {}
     position = F.pmod(F.col(_KEY), F.lit(_HASH_STEPS))
     measures = []
     for name, asked in probabilities.items():
-        values = F.col(f"`{name}`")
+        values = F.col(quote_name(name))
         if counts[name] > SAMPLE_VALUES:
             bound = int(_HASH_STEPS * SAMPLE_VALUES / counts[name])
             values = F.when(position < bound, values)

@@ -55,7 +55,9 @@ def add_folds(rows: DataFrame, folds: Sequence[int], key: Sequence[str]) -> Data
     """
     from pyspark.sql import functions as F
 
-    row_key = F.xxhash64(F.lit(_SEED), *[F.col(f"`{name}`") for name in key])
+    from etl.tfrecord.spark.schema import quote_name
+
+    row_key = F.xxhash64(F.lit(_SEED), *[F.col(quote_name(name)) for name in key])
     return rows.withColumns(
         {fold_column(n): F.pmod(row_key, F.lit(n)).cast("bigint") for n in folds}
     )
@@ -171,10 +173,12 @@ def fit_target(df: DataFrame, vocabulary: pa.Table, fit: TargetFit) -> np.ndarra
     """
     from pyspark.sql import functions as F
 
+    from etl.tfrecord.spark.schema import quote_name
+
     rows = df.select(
-        F.col(f"`{fit.token}`").alias("token"),
-        F.col(f"`{fit.label}`").cast(_LABEL_TYPE).alias("label"),
-        F.col(f"`{fit.fold}`").cast("int").alias("fold"),
+        F.col(quote_name(fit.token)).alias("token"),
+        F.col(quote_name(fit.label)).cast(_LABEL_TYPE).alias("label"),
+        F.col(quote_name(fit.fold)).cast("int").alias("fold"),
     ).where(F.col("label").isNotNull())
     measures = (F.count("*").alias("n"), F.sum("label").cast("double").alias("total"))
     overall = rows.groupBy("fold").agg(*measures).toArrow()

@@ -126,15 +126,17 @@ def count_together(
     """
     from pyspark.sql import functions as F
 
+    from etl.tfrecord.spark.schema import quote_name
+
     scalars: list[Column] = []
     parts = []
     for number, request in requests:
         for column in request.columns:
             if _is_array(df, column):
-                values = F.explode(_quoted(column).cast(f"array<{spark_type}>"))
+                values = F.explode(F.col(quote_name(column)).cast(f"array<{spark_type}>"))
                 parts.append(df.select(F.lit(number).alias(NUMBER_COLUMN), values.alias("token")))
             else:
-                scalars += [F.lit(number), _quoted(column).cast(spark_type)]
+                scalars += [F.lit(number), F.col(quote_name(column)).cast(spark_type)]
     if scalars:
         rows = F.lit(len(scalars) // 2)
         parts.append(df.select(F.stack(rows, *scalars).alias(NUMBER_COLUMN, "token")))
@@ -154,12 +156,14 @@ def count_tokens(df: DataFrame, request: VocabularyRequest, spark_type: str) -> 
     """
     from pyspark.sql import functions as F
 
+    from etl.tfrecord.spark.schema import quote_name
+
     limits, incremental = request.limits, request.incremental
     chosen = [_tokens(df, request.columns, spark_type).alias("token")]
     measures = [F.count("*").alias("count")]
     time_ms = incremental.time_column_ms if incremental else None
     if time_ms is not None:
-        days = F.floor(_quoted(time_ms) / F.lit(86_400_000)).cast("int")
+        days = F.floor(F.col(quote_name(time_ms)) / F.lit(86_400_000)).cast("int")
         chosen.append(days.alias("__day"))
         measures.append(F.max(F.date_from_unix_date("__day")).alias(LAST_SEEN_COLUMN))
     elif incremental is not None:
@@ -169,7 +173,7 @@ def count_tokens(df: DataFrame, request: VocabularyRequest, spark_type: str) -> 
         tokens = df.select(*chosen).where(F.col("token").isNotNull())
         return tokens.groupBy("token").agg(*measures, F.lit(True).alias("is_eligible"))
     _check_column(df, top.column)
-    tokens = df.select(*chosen, _quoted(top.column).alias("__group"))
+    tokens = df.select(*chosen, F.col(quote_name(top.column)).alias("__group"))
     tokens = tokens.where(F.col("token").isNotNull())
     counted = tokens.groupBy("token").agg(*measures)
     return counted.join(_top_tokens(tokens, top.k), "token", "left").fillna(False, ["is_eligible"])
@@ -184,12 +188,6 @@ def _top_tokens(tokens: DataFrame, k: int) -> DataFrame:
     order = Window.partitionBy("__group").orderBy(F.desc("count"), F.asc("token"))
     top = by_group.withColumn("__rank", F.row_number().over(order)).where(F.col("__rank") <= k)
     return top.select("token").distinct().withColumn("is_eligible", F.lit(True))
-
-
-def _quoted(column: str) -> Column:
-    from pyspark.sql import functions as F
-
-    return F.col("`" + column.replace("`", "``") + "`")
 
 
 def _check_column(df: DataFrame, column: str) -> None:
@@ -238,7 +236,9 @@ def _tokens(df: DataFrame, columns: Sequence[str], spark_type: str) -> Column:
     """One token per row: all columns' tokens in a single scan."""
     from pyspark.sql import functions as F
 
-    quoted = {column: _quoted(column) for column in columns}
+    from etl.tfrecord.spark.schema import quote_name
+
+    quoted = {column: F.col(quote_name(column)) for column in columns}
     if len(columns) == 1 and not _is_array(df, columns[0]):
         return quoted[columns[0]].cast(spark_type)
     array_type = f"array<{spark_type}>"

@@ -21,7 +21,7 @@ from conf.schema import OOV_ID
 from conf.splits import TRAIN
 from etl.encoders.pipeline import read_pipeline
 from etl.tfrecord.codec.decode_packed import Unpacking, packed_features
-from etl.tfrecord.spark.schema import to_spark_schema
+from etl.tfrecord.spark.schema import quote_name, to_spark_schema
 from etl.tfrecord.types.features import WireFeature
 
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ def count_milliseconds(frame: DataFrame) -> DataFrame:
     """Turns times and dates into milliseconds since 1970, as a build reads them."""
     times = [name for name, kind in frame.dtypes if kind in ("timestamp", "timestamp_ntz", "date")]
     return frame.withColumns(
-        {name: F.unix_millis(F.col(f"`{name}`").cast("timestamp")) for name in times}
+        {name: F.unix_millis(F.col(quote_name(name)).cast("timestamp")) for name in times}
     )
 
 

@@ -25,6 +25,7 @@ from etl.sources.source import FILE_COLUMN, LINE_COLUMN, ParsedColumn, ParsedRow
 from etl.sources.text_files import escape_path
 from etl.sources.text_formats import epoch_millis, parse_column, parse_pairs, parse_scalar
 from etl.tfrecord.spark.failures import describe_failure
+from etl.tfrecord.spark.schema import quote_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -277,7 +278,8 @@ def lay_out_frame(
         InputDataError: A declared column is not there, or has a type that cannot be read so.
     """
     columns: dict[str, ParsedColumn] = {}
-    whole = F.struct(*[_column(field) for field in frame.schema.fieldNames() if field not in _OWN])
+    given = [name for name in frame.schema.fieldNames() if name not in _OWN]
+    whole = F.struct(*[F.col(quote_name(name)) for name in given])
     for column in config.columns:
         field = find_field(frame.schema, column.field_name)
         if field is None:
@@ -308,7 +310,7 @@ def find_field(schema: T.StructType, name: str) -> Field | None:
     exact = [field for field in schema if field.name == name]
     near = exact or [field for field in schema if field.name.lower() == name.lower()]
     if len(near) == 1:
-        return _column(near[0].name), near[0].dataType
+        return F.col(quote_name(near[0].name)), near[0].dataType
     head, dot, rest = name.partition(".")
     struct = next((f for f in schema if f.name == head), None) if dot else None
     if struct is None or not isinstance(struct.dataType, T.StructType):
@@ -316,14 +318,10 @@ def find_field(schema: T.StructType, name: str) -> Field | None:
     inner = find_field(struct.dataType, rest)
     if inner is None:
         return None
-    path = _column(head)
+    path = F.col(quote_name(head))
     for key in rest.split("."):
         path = path[key]
     return path, inner[1]
-
-
-def _column(name: str) -> Column:
-    return F.col("`" + name.replace("`", "``") + "`")
 
 
 def _missing(name: str, column: ColumnConfig, frame: DataFrame) -> InputDataError:

@@ -31,6 +31,7 @@ from etl.sources.frames import find_field
 from etl.sources.read import read_source
 from etl.sources.source import Source
 from etl.sources.tables import read_catalogue_table, read_jdbc
+from etl.tfrecord.spark.schema import quote_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -57,7 +58,7 @@ def checksum_rows(frame: DataFrame) -> str:
 
 def _hashed_values(field: T.StructField) -> list[Column]:
     """The hashed parts of a column: Spark's hash skips nulls and the ends of lists."""
-    value = F.col("`" + field.name.replace("`", "``") + "`")
+    value = F.col(quote_name(field.name))
     kind = field.dataType
     if isinstance(kind, T.ArrayType):
         inner = kind.elementType
@@ -120,8 +121,7 @@ def _quote(spark: SparkSession, table: str) -> str:
     """The name as SQL takes it, whatever characters it has."""
     parser = spark._jsparkSession.sessionState().sqlParser()
     parts = parser.parseMultipartIdentifier(table)
-    quoted = [parts.apply(i).replace("`", "``") for i in range(parts.size())]
-    return ".".join(f"`{part}`" for part in quoted)
+    return ".".join(quote_name(parts.apply(i)) for i in range(parts.size()))
 
 
 def _find_provider(description: list[Row]) -> str:

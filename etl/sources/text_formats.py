@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from conf.etl.sources import EPOCH_UNITS, SPARK_TYPES, ColumnConfig, PairConfig, SourceConfig
 from etl.sources.source import LINE_COLUMN, Fault, ParsedColumn
+from etl.tfrecord.spark.schema import quote_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -334,7 +335,7 @@ def parse_json_lines(
     # Paths that share keys are read side by side: a key may be asked for whole and in part.
     paths = {column.field_name: column.field_name.split(".") for column in config.columns}
     keys = dict.fromkeys(path[0] for path in paths.values())
-    schema = ", ".join(f"{_quote(key)} string" for key in (*keys, _CORRUPT))
+    schema = ", ".join(f"{quote_name(key)} string" for key in (*keys, _CORRUPT))
     options = {"columnNameOfCorruptRecord": _CORRUPT, "allowSingleQuotes": "false"}
     parsed = lines.withColumn(_OBJECT, F.from_json(LINE_COLUMN, schema, options))
     columns: dict[str, ParsedColumn] = {}
@@ -352,7 +353,7 @@ def parse_json_lines(
 def _at_path(path: list[str]) -> Column:
     text = F.col(_OBJECT)[path[0]]
     for key in path[1:]:
-        text = F.from_json(text, f"{_quote(key)} string")[key]
+        text = F.from_json(text, f"{quote_name(key)} string")[key]
     return text
 
 
@@ -374,7 +375,3 @@ def parse_element(column: ColumnConfig, text: Column) -> Column:
 def _element(column: ColumnConfig) -> ColumnConfig:
     data: dict[str, Any] = {"name": column.name, "type": column.element_type}
     return ColumnConfig.model_validate(data)
-
-
-def _quote(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

@@ -23,6 +23,11 @@ VECTOR_CLASSES = ("pyspark.ml.linalg.VectorUDT", "pyspark.mllib.linalg.VectorUDT
 SPARK_TYPE_KEY = b"sluice.spark_type"
 
 
+def quote_name(name: str) -> str:
+    """The name of a column as Spark's SQL takes it, whatever characters it has."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 def to_arrow_schema(schema: spark_types.StructType) -> pa.Schema:
     """Arrow form of a Spark schema.
 

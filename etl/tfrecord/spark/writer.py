@@ -20,7 +20,7 @@ from etl.tfrecord.commit.output_manifest import OutputManifest
 from etl.tfrecord.spark.datasource import find_source
 from etl.tfrecord.spark.failures import translate_failure
 from etl.tfrecord.spark.options import SAVE_MODES, parse_write_options
-from etl.tfrecord.spark.schema import describe_columns, to_arrow_schema
+from etl.tfrecord.spark.schema import describe_columns, quote_name, to_arrow_schema
 from etl.tfrecord.spark.write_job import run_write
 from etl.tfrecord.spark.write_plan import WritePlan, build_committer, plan_write
 from etl.tfrecord.types.column_policies import ColumnPolicy, option_name
@@ -156,7 +156,7 @@ def repartition_rows(frame: DataFrame, config: WriteConfig) -> DataFrame:
         return _shuffle(frame, config.shuffle_seed, shards, order)
     if config.shards is not None:
         frame = frame.repartition(config.shards)
-    return frame.sortWithinPartitions(*map(_quote, order)) if order else frame
+    return frame.sortWithinPartitions(*map(quote_name, order)) if order else frame
 
 
 def _shuffle(frame: DataFrame, seed: int, shards: int, order: Sequence[str]) -> DataFrame:
@@ -173,8 +173,8 @@ def _shuffle(frame: DataFrame, seed: int, shards: int, order: Sequence[str]) -> 
     # One constant-folded array: a literal per bucket would take seconds to plan.
     table = F.from_json(F.lit(json.dumps(assigned.tolist())), "array<int>")
     placed = keyed.repartitionById(shards, F.element_at(table, (bucket + 1).cast("int")))
-    arranged = placed.sortWithinPartitions(*map(_quote, order), _KEY)
-    return arranged.select(*map(_quote, names))
+    arranged = placed.sortWithinPartitions(*map(quote_name, order), _KEY)
+    return arranged.select(*map(quote_name, names))
 
 
 def _count_buckets(keyed: DataFrame, bucket: Column) -> np.ndarray:
@@ -207,7 +207,7 @@ def _is_even(counts: np.ndarray, assigned: np.ndarray, shards: int) -> bool:
 
 def _hashable(name: str, data_type: DataType) -> Column:
     """Maps have no hash in Spark; their JSON text has."""
-    column = F.col(_quote(name))
+    column = F.col(quote_name(name))
     return F.to_json(F.struct(column)) if _has_map(data_type) else column
 
 
@@ -217,10 +217,6 @@ def _has_map(data_type: DataType) -> bool:
     if isinstance(data_type, StructType):
         return any(_has_map(field.dataType) for field in data_type.fields)
     return isinstance(data_type, MapType)
-
-
-def _quote(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 _FORMAT = "sluice"  # no JVM connector claims that name
