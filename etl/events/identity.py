@@ -24,6 +24,7 @@ DROP_COLUMN = "__drop"
 """Null, or the reason why the event is left out."""
 _SEQUENCE = "__sequence"
 _OWNER = "__sequence_of"
+_LONE_PARTS = 1024
 
 
 def drop_events(events: DataFrame, reason: Column) -> DataFrame:
@@ -34,6 +35,11 @@ def drop_events(events: DataFrame, reason: Column) -> DataFrame:
         reason: Why an event is left out, or null.
     """
     return events.withColumn(DROP_COLUMN, F.coalesce(F.col(DROP_COLUMN), reason))
+
+
+def spread_lone(is_lone: Column, time: str = EVENT_TS_COLUMN) -> Column:
+    """Parts by time of rows without a key, which match nothing: one task would get them all."""
+    return F.when(is_lone, F.pmod(time, F.lit(_LONE_PARTS)))
 
 
 def collect_sequence(item: Column) -> Column:

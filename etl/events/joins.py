@@ -19,7 +19,7 @@ from conf.errors import InputDataError, InternalError
 from conf.etl.build import BuildConfig
 from conf.etl.events import AsOfConfig, JoinConfig
 from conf.etl.time_columns import ms_per_unit
-from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN, drop_events
+from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN, drop_events, spread_lone
 from etl.sources.source import ORDER_COLUMN, Source
 
 if TYPE_CHECKING:
@@ -299,7 +299,6 @@ def choose_strategy(join: DictionaryJoin) -> str | None:
 _KEY, _TS, _IS_EVENT = "__as_of_key", "__as_of_ts_ms", "__as_of_is_event"
 _ENTRY, _VERSION, _EXISTS = "__as_of_entry", "__as_of_version", "__as_of_exists"
 _REASON = "__as_of_reason"
-_NULL_KEY_PARTS = 1024
 
 
 def join_as_of(events: DataFrame, dictionary: DataFrame, join: DictionaryJoin) -> DataFrame:
@@ -323,8 +322,7 @@ def join_as_of(events: DataFrame, dictionary: DataFrame, join: DictionaryJoin) -
     both = left.unionByName(right, allowMissingColumns=True)
     # At one time the entry comes before the event or after it: that is the declared match.
     tie = F.col(_IS_EVENT) if as_of.match == "at_or_before" else ~F.col(_IS_EVENT)
-    # Events without a key match nothing; spread, they keep no task busy alone.
-    same = [F.col(_KEY), F.when(F.col(_KEY).isNull(), F.pmod(_TS, F.lit(_NULL_KEY_PARTS)))]
+    same = [F.col(_KEY), spread_lone(F.col(_KEY).isNull(), _TS)]
     before = (
         Window.partitionBy(*same)
         .orderBy(_TS, tie)

@@ -17,7 +17,7 @@ from conf.etl.events import EventConditionConfig
 from conf.etl.labels import ConversionConfig, LabelConfig
 from conf.etl.time_columns import ms_per_unit
 from etl.events.histories import matches
-from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN
+from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN, spread_lone
 from etl.events.sample_filter import NOT_SAMPLED_COLUMN, leave_out_samples
 from etl.events.splits import GIVEN_TEST_COLUMN, GIVEN_VALIDATION_COLUMN
 from etl.sources.source import Source
@@ -31,7 +31,6 @@ logger = logging.getLogger("sluice.labels")
 IMMATURE = "immature"
 _CONVERTED, _IS_SAMPLE = "__converted_ts_ms", "__is_sample"
 _HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
-_NULL_KEY_PARTS = 1024
 
 
 NULL_KEY = "null_key"
@@ -122,7 +121,7 @@ def _count(events: DataFrame, conversion: ConversionConfig, source: DataFrame) -
     )
     conversions = _read_conversions(conversion, source).withColumn(_IS_SAMPLE, F.lit(False))
     both = merged.unionByName(conversions.withColumn(EVENT_TS_COLUMN, F.col(_CONVERTED)))
-    same = Window.partitionBy(*keys, _spread(keys))
+    same = Window.partitionBy(*keys, spread_lone(_lacks_key(keys)))
     event_ms = F.when(F.col(_CONVERTED).isNull(), F.col(EVENT_TS_COLUMN))
     # At the same moment the event comes first, as for the label.
     until = same.orderBy(EVENT_TS_COLUMN, F.col(_CONVERTED).asc_nulls_first())
@@ -183,11 +182,6 @@ def _lacks_key(keys: Iterable[str]) -> Column:
     return reduce(or_, [F.col(key).isNull() for key in keys])
 
 
-def _spread(keys: Iterable[str]) -> Column:
-    """Parts of the rows without a key, which match nothing: spread, they keep no task busy."""
-    return F.when(_lacks_key(keys), F.pmod(EVENT_TS_COLUMN, F.lit(_NULL_KEY_PARTS)))
-
-
 def add_conversion_label(
     events: DataFrame,
     name: str,
@@ -218,7 +212,7 @@ def add_conversion_label(
     )
     following = (
         # At the same moment the event comes first: it then sees that conversion.
-        Window.partitionBy(*conversion.keys, _spread(conversion.keys))
+        Window.partitionBy(*conversion.keys, spread_lone(_lacks_key(conversion.keys)))
         .orderBy(EVENT_TS_COLUMN, F.col(_CONVERTED).asc_nulls_first())
         .rowsBetween(Window.currentRow, Window.unboundedFollowing)
     )

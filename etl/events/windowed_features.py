@@ -17,13 +17,12 @@ from pyspark.sql import functions as F
 from conf.etl.build import BuildConfig
 from conf.etl.events import EventConditionConfig, WindowedFeatureConfig
 from etl.events.histories import matches
-from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN
+from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN, spread_lone
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _MS_PER_DAY = 86_400_000
-_NULL_KEY_PARTS = 1024
 _ASKING = "asking"
 
 
@@ -131,9 +130,7 @@ def _value(rolling: WindowedFeatureConfig, count: WindowCounter) -> Column:
 
 def _counter(events: DataFrame, rolling: WindowedFeatureConfig) -> WindowCounter:
     has_keys = reduce(and_, [F.col(key).isNotNull() for key in rolling.keys])
-    # Events without a key count nowhere; spread, they keep no task busy alone.
-    spread = F.when(~has_keys, F.pmod(EVENT_TS_COLUMN, F.lit(_NULL_KEY_PARTS)))
-    by_time = Window.partitionBy(*rolling.keys, spread).orderBy(EVENT_TS_COLUMN)
+    by_time = Window.partitionBy(*rolling.keys, spread_lone(~has_keys)).orderBy(EVENT_TS_COLUMN)
     delay_ms = max(1, 1000 * (rolling.delay_s or 0))
 
     def count(where: EventConditionConfig | None) -> Column:
