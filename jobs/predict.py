@@ -283,21 +283,24 @@ def _describe_source(rows: RowsToPredict, split: str) -> dict[str, str | None]:
     return {"split": None, "input": str(rows.file.path)}
 
 
-def print_sample(target: Path, users: int = 3, items: int = 10) -> None:
+_SHOWN_USERS, _SHOWN_ITEMS = 3, 10
+
+
+def print_sample(target: Path) -> None:
     """Prints the first lists, and where all of them are."""
     from rich.console import Console
     from rich.table import Table
 
     from training.evaluation.prediction_files import read_entries
 
-    rows = [entry for _, entry in islice(read_entries(target), users)]
+    rows = [entry for _, entry in islice(read_entries(target), _SHOWN_USERS)]
     table = Table(title="first lists", title_justify="left")
     key = next(iter(rows[0])) if rows else "user"
     table.add_column(key)
     table.add_column("items, best first")
     for row in rows:
-        more = " …" if len(row["items"]) > items else ""
-        table.add_row(str(row[key]), " ".join(map(str, row["items"][:items])) + more)
+        more = " …" if len(row["items"]) > _SHOWN_ITEMS else ""
+        table.add_row(str(row[key]), " ".join(map(str, row["items"][:_SHOWN_ITEMS])) + more)
     console = Console(highlight=False, markup=False)
     console.print(table)
     console.print(f"lists: {target}", soft_wrap=True)

@@ -39,11 +39,6 @@ class KeyIndex:
         return self._count
 
     @property
-    def is_full(self) -> bool:
-        """Whether no further key gets a row."""
-        return self._count >= self._most
-
-    @property
     def bytes(self) -> int:
         """Memory that it takes."""
         return self._slots.nbytes + self._keys.nbytes

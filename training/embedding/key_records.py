@@ -227,13 +227,6 @@ class DistinctKeys:
         return spread
 
 
-def hash_keys(keys: np.ndarray) -> np.ndarray:
-    """Returns the hashes that `KeyRecords.select` goes by, int64 `[n]` in `[0, HASHES)`."""
-    hashes = np.empty(len(keys), np.int64)
-    _hash(np.ascontiguousarray(keys, np.int64), hashes)
-    return hashes
-
-
 def draw_occurrences(
     keys: np.ndarray, occurrences: np.ndarray, stream: int, probability: float
 ) -> np.ndarray:
@@ -273,12 +266,6 @@ def _search(slots, key):  # type: ignore[no-untyped-def]
         if slot == size:
             slot = 0
     return slot
-
-
-@kernel
-def _hash(keys, hashes):  # type: ignore[no-untyped-def]
-    for i in range(len(keys)):
-        hashes[i] = _hash_key(keys[i])
 
 
 @kernel

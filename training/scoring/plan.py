@@ -8,7 +8,6 @@ A job that finds its own record goes on with the partitions that have no file.
 
 from __future__ import annotations
 
-import logging
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -40,7 +39,6 @@ EARLIER_JOB_FILE = "score.json"
 """Name of a record of before: a folder of Parquet cannot be read as one with it."""
 PART_ROWS = 1 << 17
 SHIPPED = ("saved_model.pb", "fingerprint.pb", "variables", "assets")
-_log = logging.getLogger("sluice.training.scoring")
 
 
 @dataclass(frozen=True)

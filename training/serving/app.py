@@ -239,8 +239,8 @@ async def _answer(
     return response
 
 
-def _respond(body: bytes, status: int = 200) -> Response:
-    return Response(body, status, media_type="application/json")
+def _respond(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
 
 
 async def _read_request(

@@ -152,7 +152,7 @@ def read_byte_offsets(values: pa.Array) -> np.ndarray:
 
 
 def _check_no_null(
-    plan: ColumnPlan, values: pa.Array, parents: list[tuple[pa.Array, np.ndarray]], first_row: int
+    plan: ColumnPlan, values: pa.Array, parents: list[tuple[pa.Array, np.ndarray]]
 ) -> None:
     """Refuses a null inside a list; values below a null list do not count.
 
@@ -160,7 +160,6 @@ def _check_no_null(
         plan: The column's plan.
         values: Elements of the innermost of the parents.
         parents: Lists and their offsets, the column itself first.
-        first_row: Number of the batch's first row in an error.
     """
     if values.null_count == 0:
         return
@@ -171,7 +170,7 @@ def _check_no_null(
     if len(rows):
         raise InputDataError(
             f"column {plan.name!r} has a null inside a list",
-            received=f"row {first_row + int(rows[0])} of the batch",
+            received=f"row {int(rows[0])} of the batch",
             allowed="null for the whole list (the feature is left out), never for an element",
             fix="option nullElements=drop or nullElements=default, or fill them before the write",
         )
@@ -185,13 +184,12 @@ def _as_plain(column: pa.Array, data_type: pa.DataType | None) -> pa.Array:
     return column.cast(data_type)
 
 
-def bind_column(plan: ColumnPlan, column: pa.Array, first_row: int = 0) -> BoundColumn:
+def bind_column(plan: ColumnPlan, column: pa.Array) -> BoundColumn:
     """Resolves where a column's values, offsets and validity lie in memory.
 
     Args:
         plan: The column's plan.
         column: Its data in one batch, sliced or not.
-        first_row: Number of the batch's first row in an error.
 
     Returns:
         Addresses in the order of the column table's fields.
@@ -205,7 +203,7 @@ def bind_column(plan: ColumnPlan, column: pa.Array, first_row: int = 0) -> Bound
     for _ in range(plan.is_list + plan.is_sequence):
         values, offsets = _row_offsets(lists := values)
         parents.append((lists, offsets))
-        _check_no_null(plan, values, parents, first_row)
+        _check_no_null(plan, values, parents)
         keep.append(offsets)
         outer_offsets, row_offsets = row_offsets, offsets.ctypes.data
     values = _as_plain(values, plan.value_type)

@@ -375,12 +375,11 @@ def _read_up_to(source: ByteSource, rest: np.ndarray, wanted: int) -> tuple[np.n
 _BLOCK_BYTES = 4 << 20
 
 
-def index_records(data: np.ndarray | bytes, name: str = "<buffer>") -> np.ndarray:
+def index_records(data: np.ndarray | bytes) -> np.ndarray:
     """Locates and verifies all records of a buffer that holds a whole uncompressed file.
 
     Args:
         data: The file's bytes.
-        name: What to call the buffer in an error.
 
     Returns:
         Start and length of each payload, int64 `[records, 2]`.
@@ -391,7 +390,7 @@ def index_records(data: np.ndarray | bytes, name: str = "<buffer>") -> np.ndarra
     buffer = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
     index, position, reason, _ = scan_buffer(np.ascontiguousarray(buffer), verify=True)
     if reason:
-        raise corrupt_record(name, position, len(index), REASONS[reason])
+        raise corrupt_record("<buffer>", position, len(index), REASONS[reason])
     return index
 
 

@@ -7,12 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from conf.errors import ConfigError, InputDataError
-from conf.storage.locations import Compression
 from etl.tfrecord.codec.decode_columns import KeyTable
 from etl.tfrecord.codec.decode_kernels import FEATURE_LISTS_TAG, FEATURES_TAG, measure_feature_list
 from etl.tfrecord.codec.framing import BadRange, RecordBlock, corrupt_record, read_record_blocks
@@ -295,7 +293,6 @@ def count_feature_lists(block: RecordBlock) -> int:
 
 def infer_features(
     paths: Iterable[str | Path],
-    compression: Compression | Literal["auto"] | None = "auto",
     record_type: str = "Example",
     max_records: int | None = None,
     on_corrupt: Callable[[BadRange], None] | None = None,
@@ -304,7 +301,6 @@ def infer_features(
 
     Args:
         paths: TFRecord files.
-        compression: As for `read_record_blocks`.
         record_type: `"Example"`, `"SequenceExample"` or `"ByteArray"`.
         max_records: How many records to look at, from the first file on; None for all.
         on_corrupt: Receives bytes that are no sound record; None to raise it.
@@ -315,7 +311,7 @@ def infer_features(
     Raises:
         CorruptRecordError: A file is damaged, or a record is not of the record type.
         InputDataError: A feature holds different kinds of values in different records.
-        ConfigError: Unknown record type or compression.
+        ConfigError: Unknown record type.
     """
     collector = FeatureCollector(record_type)
     if record_type == "ByteArray":
@@ -323,7 +319,7 @@ def infer_features(
     for path in paths:
         if max_records is not None and collector.records >= max_records:
             break
-        for block in read_record_blocks(path, compression=compression, on_corrupt=on_corrupt):
+        for block in read_record_blocks(path, on_corrupt=on_corrupt):
             left = None if max_records is None else max_records - collector.records
             few = RecordBlock(block.data, block.index[:left], block.offset, block.first_record)
             collector.update(few, str(path))

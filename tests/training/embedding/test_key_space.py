@@ -62,7 +62,6 @@ def test_does_what_a_dictionary_does(batches, max_rows, others) -> None:
         assert rows.tolist() == wanted
         assert refused == wanted.count(1)
         assert len(index) == FIRST_ROW + len(expected.rows)
-        assert index.is_full == (len(expected.rows) == max_rows)
     assert index.read_keys(FIRST_ROW, len(index)).tolist() == list(expected.rows)
     known = [*expected.rows, *others, 0]
     assert index.find(as_keys(known)).tolist() == [
