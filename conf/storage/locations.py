@@ -13,7 +13,7 @@ import os
 import posixpath
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -23,8 +23,8 @@ import numpy as np
 from conf.errors import ConfigError, did_you_mean
 from conf.local_paths import local_path
 from conf.storage.hdfs_client import find_default_node
-from conf.storage.object_store import Storage
-from conf.storage.store_clients import ANONYMOUS, CONNECTORS, split_endpoint, unreachable
+from conf.storage.object_store import Storage, reaching
+from conf.storage.store_clients import ANONYMOUS, CONNECTORS, split_endpoint
 from conf.storage.store_interface import Settings, StoredObject
 
 Compression = Literal["GZIP", "ZLIB"]
@@ -405,12 +405,12 @@ class StoredPath:
 
     def list_bytes(self) -> dict[str, int]:
         """Size of each object below, by its path from here."""
-        with _reaching(self.storage):
+        with reaching(self.storage):
             return {key: item.bytes for key, item in self.storage.list_objects().items()}
 
     def list_folders(self) -> set[str]:
         """The folders in this one by name."""
-        with _reaching(self.storage):
+        with reaching(self.storage):
             return self.storage.list_folders()
 
     def has_bucket(self) -> bool:
@@ -421,7 +421,7 @@ class StoredPath:
             return True
 
     def _find(self) -> StoredObject | None:
-        with _reaching(self.storage):
+        with reaching(self.storage):
             return self.storage.find()
 
 
@@ -431,19 +431,11 @@ def _read_small(storage: Storage, found: StoredObject) -> bytes:
 
 
 def _read(storage: Storage) -> bytes:
-    with _reaching(storage):
+    with reaching(storage):
         data = storage.read("")
     if data is None:
         raise FileNotFoundError(errno.ENOENT, "there is no such object", storage.uri)
     return data
-
-
-@contextlib.contextmanager
-def _reaching(storage: Storage) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise unreachable(storage.uri, error) from error
 
 
 def find_path(path: str | os.PathLike[str]) -> Path | StoredPath:

@@ -189,11 +189,6 @@ class FlatLists:
         return pa.ListArray.from_arrays(pa.array(self.offsets), values, mask=self.missing)
 
 
-def is_list_type(data_type: pa.DataType) -> bool:
-    """Whether a column of that type holds lists."""
-    return pt.is_list(data_type) or pt.is_large_list(data_type) or pt.is_fixed_size_list(data_type)
-
-
 def flatten_lists(
     lists: pa.Array, max_len: int | None = None, exact_len: int | None = None
 ) -> FlatLists:

@@ -18,7 +18,6 @@ from conf.encoders import IDENTITY, ColumnEncoding, EncoderPlan, RawColumn
 from conf.errors import InputDataError, did_you_mean
 from conf.local_paths import local_path
 from conf.schema import FeatureSchema, FeatureSpec
-from etl.encoders.arrow_columns import is_list_type
 from etl.encoders.base import (
     RAW_TYPES,
     Fitted,
@@ -31,6 +30,7 @@ from etl.encoders.base import (
 from etl.encoders.target import load_statistic_table
 from etl.encoders.token_lookup import ListTokenEncoder, TokenEncoder
 from etl.encoders.vocabulary import load_vocabulary
+from etl.tfrecord.types.conversions import is_list
 
 
 def build_encoder(spec: FeatureSpec, column: ColumnEncoding, fitted: Fitted) -> RowEncoder:
@@ -241,7 +241,7 @@ class _FeatureEncoder:
         column = batch.column(found[0])
         if pt.is_null(column.type) and raw.is_list:
             return pa.nulls(len(column), pa.list_(RAW_TYPES[raw.dtype]))
-        if not pt.is_null(column.type) and is_list_type(column.type) != raw.is_list:
+        if not pt.is_null(column.type) and is_list(column.type) != raw.is_list:
             raise InputDataError(
                 f"column {raw.name!r} has another shape than feature {self.spec.name!r}",
                 received=column.type,

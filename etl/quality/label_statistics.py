@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from etl.encoders.arrow_columns import is_list_type
+from etl.tfrecord.types.conversions import is_list
 
 COMPARED_ROWS = 1 << 16
 MAX_GROUPS = 1 << 10
@@ -129,7 +129,7 @@ class LabelAccumulator:
 
     def __init__(self, schema: pa.Schema, focus: LabelFocus) -> None:
         self._label = focus.label
-        scalars = [f for f in schema if f.name != focus.label and not is_list_type(f.type)]
+        scalars = [f for f in schema if f.name != focus.label and not is_list(f.type)]
         known = focus.label in schema.names
         self._features = {
             f.name: _Comparison(f.name in focus.slices, _is_numeric(f.type))
@@ -164,7 +164,7 @@ class WeightedSums:
     """
 
     def __init__(self, schema: pa.Schema, focus: LabelFocus) -> None:
-        names = [f.name for f in schema if not is_list_type(f.type) and _is_numeric(f.type)]
+        names = [f.name for f in schema if not is_list(f.type) and _is_numeric(f.type)]
         self._weight = focus.weight if focus.weight in names else None
         wanted = focus.weighted if self._weight is not None else ()
         self._sums = {name: [0.0, 0.0] for name in wanted if name in names}

@@ -18,10 +18,11 @@ import pyarrow.types as pt
 
 from conf.encoders import IDENTITY, EncoderPlan
 from conf.schema import FIRST_TOKEN_ID
-from etl.encoders.arrow_columns import cast_values, flatten_lists, is_list_type
+from etl.encoders.arrow_columns import cast_values, flatten_lists
 from etl.encoders.base import RAW_TYPES
 from etl.encoders.pipeline import raw_inputs
 from etl.quality.statistics import FeatureAccumulator, build_feature
+from etl.tfrecord.types.conversions import is_list
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,6 @@ class _RawColumn:
 
 
 def _count_bucketed(ids: pa.Array, first_token_id: int) -> int:
-    values = ids.flatten() if is_list_type(ids.type) else ids
+    values = ids.flatten() if is_list(ids.type) else ids
     numbers = values.drop_null().to_numpy(zero_copy_only=False)
     return int(np.count_nonzero((numbers >= FIRST_TOKEN_ID) & (numbers < first_token_id)))

@@ -16,7 +16,6 @@ import pyarrow.types as pt
 
 from conf.errors import InputDataError
 from conf.manifest import WEIGHTED_MEAN
-from etl.encoders.arrow_columns import is_list_type
 from etl.quality.label_statistics import (
     LabelAccumulator,
     LabelFocus,
@@ -42,6 +41,7 @@ from etl.quality.value_statistics import (
     length_histogram,
     merge_histograms,
 )
+from etl.tfrecord.types.conversions import is_list
 
 _PENDING_BYTES = 16 << 20
 _PENDING_BATCHES = 16
@@ -214,7 +214,7 @@ def build_feature(field: pa.Field) -> FeatureAccumulator:
     Raises:
         InputDataError: It is of a type without statistics.
     """
-    if is_list_type(field.type):
+    if is_list(field.type):
         return _ListAccumulator(_build_values(field.name, field.type.value_type))
     return _ScalarAccumulator(_build_values(field.name, field.type))
 

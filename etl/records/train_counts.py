@@ -33,9 +33,9 @@ from conf.paths import ReadablePath
 from conf.schema import OOV_ID, FeatureSchema
 from conf.splits import TRAIN
 from conf.storage.atomic_output import atomic_file
-from etl.encoders.arrow_columns import is_list_type
 from etl.tfrecord.codec.crc32c import crc32c, describe_file
 from etl.tfrecord.codec.decode import read_batches
+from etl.tfrecord.types.conversions import is_list
 from etl.tfrecord.types.features import WireFeature
 
 _PENDING_IDS = 1 << 20
@@ -225,7 +225,7 @@ class _Lists:
     @classmethod
     def of(cls, column: pa.Array, keys: CountedKeys) -> _Lists:
         lengths, values = _measure_lists(column), column.flatten()
-        while is_list_type(values.type):  # The steps of a feature list.
+        while is_list(values.type):  # The steps of a feature list.
             ends = np.append(0, np.cumsum(_measure_lists(values)))
             rows = np.append(0, np.cumsum(lengths))
             lengths, values = np.diff(ends[rows]), values.flatten()

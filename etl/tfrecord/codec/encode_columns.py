@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.codec import encode_kernels as k
-from etl.tfrecord.types.conversions import buffer_address
+from etl.tfrecord.types.conversions import buffer_address, is_list
 from etl.tfrecord.types.wire_kinds import find_wire_kind
 
 _ALLOWED = (
@@ -75,14 +75,6 @@ class BoundBatch:
         )
 
 
-def _is_list(data_type: pa.DataType) -> bool:
-    return (
-        pa.types.is_list(data_type)
-        or pa.types.is_large_list(data_type)
-        or pa.types.is_fixed_size_list(data_type)
-    )
-
-
 def plan_columns(schema: pa.Schema, record_type: str = "Example") -> tuple[ColumnPlan, ...]:
     """Checks a schema against the wire and plans each of its columns.
 
@@ -125,7 +117,7 @@ def plan_columns(schema: pa.Schema, record_type: str = "Example") -> tuple[Colum
 def _list_depth(data_type: pa.DataType) -> tuple[int, pa.DataType]:
     """How many lists are nested, and what the innermost holds."""
     depth = 0
-    while _is_list(data_type):
+    while is_list(data_type):
         depth, data_type = depth + 1, data_type.value_type
     return depth, data_type
 

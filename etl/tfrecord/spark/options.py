@@ -450,12 +450,13 @@ def _parse_where(given: Mapping[str, str]) -> dict[str, tuple[str | None, ...]]:
             allowed=_WHERE_EXAMPLE,
         )
     return {
-        name: tuple(value if value is None else _as_text(value) for value in values)
+        name: tuple(value if value is None else option_text(value) for value in values)
         for name, values in where.items()
     }
 
 
-def _as_text(value: object) -> str:
+def option_text(value: object) -> str:
+    """A value as Spark writes it in an option: True is `true`."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

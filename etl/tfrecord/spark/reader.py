@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from etl.tfrecord.spark.input_files import FileSplit, list_input_files, plan_splits
 from etl.tfrecord.spark.loaded_code import freeze_loaded_code, freeze_planner
-from etl.tfrecord.spark.options import ReadOptions, parse_read_options
+from etl.tfrecord.spark.options import ReadOptions, option_text, parse_read_options
 from etl.tfrecord.spark.read_plan import (
     build_schema,
     partition_types,
@@ -170,7 +170,7 @@ def read_tfrecords(
         ConfigError: No such column, partition column or path, or a bad option.
         InputDataError: The schema cannot be inferred.
     """
-    given = {name: _as_option(value) for name, value in options.items()}
+    given = {name: option_text(value) for name, value in options.items()}
     if where is not None:
         given["where"] = json.dumps({name: list(v) for name, v in where.items()}, default=str)
     paths = [path] if isinstance(path, str | Path) else list(path)
@@ -191,10 +191,6 @@ def _resolve_schema(
     if isinstance(schema, str):
         return cast(spark_types.StructType, spark_types.StructType.fromDDL(schema))
     return schema
-
-
-def _as_option(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _select(schema: spark_types.StructType, columns: Sequence[str]) -> spark_types.StructType:

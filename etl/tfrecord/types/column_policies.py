@@ -76,6 +76,10 @@ class TypeOptions:
                 return None
         return path
 
+    def join(self, path: str, name: str) -> str:
+        """Name of a part of a column."""
+        return f"{path}{self.struct_separator}{name}"
+
 
 _COLUMNS_EXAMPLE = 'JSON such as {"price": {"float64": "cast"}}'
 # Option names by field, as users write them.

@@ -147,15 +147,12 @@ class FromExamplePlanner:
             self.problems.append(error.describe(path, column))
             return None
 
-    def _join(self, path: str, name: str) -> str:
-        return f"{path}{self.options.struct_separator}{name}"
-
     def _plan(self, path: str, column: pa.Field) -> DecodedNode:
         policy = self.options.policy(path)
         if is_vector(column):
             return self._plan_vector(path, column.type, policy)
         if pa.types.is_struct(column.type):
-            children = [self.plan(self._join(path, f.name), f) for f in column.type]
+            children = [self.plan(self.options.join(path, f.name), f) for f in column.type]
             nodes = tuple(child for child in children if child is not None)
             return DecodedBranch(column.type, nodes, join_struct, (path,))
         if pa.types.is_map(column.type):
@@ -181,10 +178,10 @@ class FromExamplePlanner:
         if policy.maps == "keys":
             if not policy.map_keys:
                 raise UnfitError("maps=keys needs the keys: option mapKeys")
-            names = [self._join(path, key) for key in policy.map_keys]
+            names = [self.options.join(path, key) for key in policy.map_keys]
             children = [self._plan(name, target.item_field) for name in names]
             return DecodedBranch(target, tuple(children), join_map_keys, (policy.map_keys,))
-        keys, values = self._join(path, MAP_KEYS), self._join(path, MAP_VALUES)
+        keys, values = self.options.join(path, MAP_KEYS), self.options.join(path, MAP_VALUES)
         parts = (
             self._plan_leaf(keys, pa.list_(target.key_type), self.options.policy(keys)),
             self._plan_leaf(values, pa.list_(target.item_type), self.options.policy(values)),
@@ -200,7 +197,7 @@ class FromExamplePlanner:
         if policy.vectors == "sparse":
             names = (VECTOR_INDICES, VECTOR_VALUES, VECTOR_SIZE)
             types = (indices, values, size)
-            parts = tuple(zip((self._join(path, n) for n in names), types, strict=True))
+            parts = tuple(zip((self.options.join(path, n) for n in names), types, strict=True))
         leaves = tuple(self._plan_leaf(name, part, policy) for name, part in parts)
         return DecodedBranch(target, leaves, join_vector)
 

@@ -139,10 +139,6 @@ class ToExamplePlanner:
             self.problems.append(error.describe(path, column))
             return None
 
-    def join(self, path: str, name: str) -> str:
-        """Name of a part of a column."""
-        return f"{path}{self.options.struct_separator}{name}"
-
     def _plan(self, path: str, column: pa.Field, policy: ColumnPolicy) -> ColumnNode:
         if is_vector(column):
             return self._plan_vector(path, policy)
@@ -150,7 +146,7 @@ class ToExamplePlanner:
             self.meanings.setdefault(path, set())
             if not column.type.num_fields:
                 raise UnfitError("a struct without fields holds nothing: drop it")
-            children = [self.plan(self.join(path, f.name), f) for f in column.type]
+            children = [self.plan(self.options.join(path, f.name), f) for f in column.type]
             return ColumnBranch(
                 tuple(child for child in children if child is not None), split_struct
             )
@@ -209,9 +205,9 @@ class ToExamplePlanner:
             leaf = self._plan_leaf(path, pa.large_binary(), policy)
             return ColumnBranch((leaf,), split_vector_bytes)
         parts = (
-            self._plan_part(self.join(path, VECTOR_INDICES), pa.list_(pa.int32())),
-            self._plan_part(self.join(path, VECTOR_VALUES), pa.list_(pa.float64())),
-            self._plan_part(self.join(path, VECTOR_SIZE), pa.int32()),
+            self._plan_part(self.options.join(path, VECTOR_INDICES), pa.list_(pa.int32())),
+            self._plan_part(self.options.join(path, VECTOR_VALUES), pa.list_(pa.float64())),
+            self._plan_part(self.options.join(path, VECTOR_SIZE), pa.int32()),
         )
         return ColumnBranch(parts, split_sparse_vectors)
 
@@ -229,7 +225,8 @@ class ToExamplePlanner:
         if policy.maps == "keys":
             return self._plan_map_keys(path, data_type, policy)
         key_lists, value_lists = pa.list_(data_type.key_type), pa.list_(data_type.item_type)
-        key_name, value_name = self.join(path, MAP_KEYS), self.join(path, MAP_VALUES)
+        join = self.options.join
+        key_name, value_name = join(path, MAP_KEYS), join(path, MAP_VALUES)
         keys = self._plan_part(key_name, key_lists)
         values = self._plan_part(value_name, value_lists, has_nulls=True)
         drops = self.options.policy(value_name).null_elements == "drop"
@@ -245,7 +242,7 @@ class ToExamplePlanner:
             keys = tuple(pa.scalar(k).cast(key_type).as_py() for k in policy.map_keys)
         except pa.ArrowException as error:
             raise UnfitError(f"mapKeys are no {key_type}: {error}") from error
-        names = [self.join(path, key) for key in policy.map_keys]
+        names = [self.options.join(path, key) for key in policy.map_keys]
         children = [self._plan(n, data_type.item_field, self.options.policy(n)) for n in names]
         return ColumnBranch(tuple(children), split_map_keys, (keys, key_type))
 
