@@ -23,9 +23,10 @@ from conf.training.models import (
     YouTubeDNNConfig,
 )
 from training.input.batches import Features
-from training.models.embedded_inputs import EmbeddedInputs, complete_pooling, find_weights
+from training.models.embedded_inputs import EmbeddedInputs
 from training.models.embedding_tables import TableBuilder
 from training.models.model import find_feature
+from training.models.pooling import complete_pooling, find_weights
 from training.models.retrieval import RetrievalModel
 from training.networks.layers import PositionWeights, normalize_rows
 from training.networks.network import Network, TrainingPass, build_keras_model, building_layers

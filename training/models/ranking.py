@@ -24,11 +24,10 @@ from training.models.embedded_inputs import (
     EmbeddedInputs,
     InputFeature,
     build_keras_inputs,
-    complete_pooling,
-    find_weights,
 )
 from training.models.embedding_tables import TableBuilder
 from training.models.model import Model, find_feature
+from training.models.pooling import complete_pooling, find_weights
 from training.networks.network import Network, TrainingPass, build_keras_model, building_layers
 from training.networks.registry import NetworkKind, build_logits, find_network
 from training.reader.feature_columns import bound_list
