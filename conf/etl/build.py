@@ -9,6 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from conf.config_base import Name, Strict
 from conf.etl.contract import ContractConfig
+from conf.etl.contract_references import check_contract_references
 from conf.etl.encodings import FeatureConfig, find_counted_lists
 from conf.etl.events import (
     EventsConfig,
@@ -22,7 +23,7 @@ from conf.etl.events import (
 )
 from conf.etl.labels import DownSamplingConfig, LabelConfig, NegativesConfig, WeightsConfig
 from conf.etl.output import OutputConfig
-from conf.etl.references import check_contract_references, check_references
+from conf.etl.references import check_references
 from conf.etl.sources import SourceConfig
 from conf.etl.spark_session import SparkConfig
 from conf.etl.split import SplitConfig

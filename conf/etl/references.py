@@ -1,7 +1,7 @@
 """Checks of what the parts of a build config say of each other, before anything is read.
 
-Events and joins, histories and windowed features, labels, splits, negatives and weights, and
-the data contract; each function raises ValueError, which pydantic turns into a config error.
+Events and joins, histories and windowed features, labels, splits, negatives and weights;
+each function raises ValueError, which pydantic turns into a config error.
 """
 
 from __future__ import annotations
@@ -13,21 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from conf.errors import did_you_mean
-from conf.etl.contract import (
-    ContractValueRule,
-    DomainRule,
-    DriftRule,
-    FreshnessRule,
-    RangeRule,
-    ReferencesRule,
-    RuleConfig,
-    TypeRule,
-    UniqueRule,
-    VolumeRule,
-)
 from conf.etl.events import EventConditionConfig, JoinConfig
 from conf.etl.sources import NUMBER_TYPES, SCALAR_TYPES, is_list_type
-from conf.splits import ALL_SPLITS
 
 if TYPE_CHECKING:
     from conf.etl.build import BuildConfig
@@ -35,11 +22,11 @@ if TYPE_CHECKING:
 
 _KEY_TYPES = ("int64", "string")
 _TIME_TYPES = ("int64", "timestamp")
-_EVALUATION_FEATURES = ("seen", "candidates", "event_number")
+EVALUATION_FEATURES = ("seen", "candidates", "event_number")
 
 
 @dataclass(frozen=True)
-class _Columns:
+class Columns:
     """The columns that a part of the config may name.
 
     Attributes:
@@ -79,26 +66,26 @@ class _Columns:
         return kind
 
 
-def _source_columns(config: BuildConfig, source: str, *, declared: bool = False) -> _Columns:
+def source_columns(config: BuildConfig, source: str, *, declared: bool = False) -> Columns:
     """The columns of a source, with the types that they are read as, or those `declared`."""
     outputs = config.sources[source].outputs
     types = {column.name: column.type if declared else column.read_type for column in outputs}
-    return _Columns(repr(source), types, {column.name for column in outputs if column.nullable})
+    return Columns(repr(source), types, {column.name for column in outputs if column.nullable})
 
 
-def _log_columns(config: BuildConfig) -> _Columns:
-    return _source_columns(config, config.events.source)
+def _log_columns(config: BuildConfig) -> Columns:
+    return source_columns(config, config.events.source)
 
 
-def _event_columns(config: BuildConfig, joins: Collection[JoinConfig]) -> _Columns:
+def _event_columns(config: BuildConfig, joins: Collection[JoinConfig]) -> Columns:
     """The columns of the log and of the dictionaries of some joins."""
     log = _log_columns(config)
     types, nullable = dict(log.types), set(log.nullable)
     for join in joins:
         types.update(join.added_columns(config.sources[join.source]))
-        dictionary = _source_columns(config, join.source)
+        dictionary = source_columns(config, join.source)
         nullable.update(dictionary.types if join.unmatched == "keep" else dictionary.nullable)
-    return _Columns("the log and its dictionaries", types, nullable)
+    return Columns("the log and its dictionaries", types, nullable)
 
 
 def check_references(config: BuildConfig) -> None:
@@ -157,7 +144,7 @@ def _check_events(config: BuildConfig, source: str) -> None:
             f"events.time: rows of {source!r} have no order of their own (format "
             f"{config.sources[source].format}); name the column of their time"
         )
-    columns = _source_columns(config, source, declared=True)
+    columns = source_columns(config, source, declared=True)
     named = {"user": events.user, "item": events.item, "time": events.time}
     if events.item is not None and events.item not in _log_columns(config).types:
         joined = _event_columns(config, config.joins)
@@ -169,7 +156,7 @@ def _check_events(config: BuildConfig, source: str) -> None:
         where, allowed = f"events.{part}", _TIME_TYPES if part == "time" else _KEY_TYPES
         may_be_null = part == "item" and events.where is not None
         columns.require(where, name, allowed, nullable=may_be_null)
-        _source_columns(config, source).require(where, name, (_log_columns(config).types[name],))
+        source_columns(config, source).require(where, name, (_log_columns(config).types[name],))
 
 
 def _check_joins(config: BuildConfig) -> None:
@@ -177,7 +164,7 @@ def _check_joins(config: BuildConfig) -> None:
     for number, join in enumerate(config.joins):
         where = f"join with {join.source!r}"
         known = _event_columns(config, config.joins[:number])
-        _check_key(config, where, known, join.column, join.source)
+        check_key(config, where, known, join.column, join.source)
         added = join.added_columns(config.sources[join.source])
         clashing = sorted({n.lower() for n in added} & {n.lower() for n in known.types})
         if clashing:
@@ -186,14 +173,14 @@ def _check_joins(config: BuildConfig) -> None:
                 f"{', '.join(clashing)}; rename them in sources.{join.source}.columns"
             )
         if join.as_of is not None:
-            dictionary = _source_columns(config, join.source, declared=True)
+            dictionary = source_columns(config, join.source, declared=True)
             for name in join.as_of.columns:
                 nullable = name == join.as_of.valid_to
                 dictionary.require(f"{where}: as_of", name, _TIME_TYPES, nullable=nullable)
 
 
-def _check_key(
-    config: BuildConfig, where: str, columns: _Columns, name: str, dictionary: str
+def check_key(
+    config: BuildConfig, where: str, columns: Columns, name: str, dictionary: str
 ) -> None:
     """Checks that a column has the type of the key that it is looked up by."""
     key = config.sources[dictionary].key
@@ -241,9 +228,7 @@ def _made_columns(config: BuildConfig) -> Iterator[str]:
     if config.negatives:
         yield config.negatives.probability
     asked = (config.seen, config.split.candidates is not None, config.seen_where is not None)
-    yield from (
-        name for name, is_asked in zip(_EVALUATION_FEATURES, asked, strict=True) if is_asked
-    )
+    yield from (name for name, is_asked in zip(EVALUATION_FEATURES, asked, strict=True) if is_asked)
 
 
 def _check_histories(config: BuildConfig) -> None:
@@ -276,7 +261,7 @@ def _check_histories(config: BuildConfig) -> None:
             _check_condition(f"{where}.rate", rolling.rate.out_of, columns)
 
 
-def _check_condition(where: str, condition: EventConditionConfig | None, columns: _Columns) -> None:
+def _check_condition(where: str, condition: EventConditionConfig | None, columns: Columns) -> None:
     if condition is None:
         return
     kind = columns.require(f"{where}.where.column", condition.column)
@@ -293,7 +278,7 @@ def _check_condition(where: str, condition: EventConditionConfig | None, columns
             )
 
 
-def _check_carried(where: str, column: str, columns: _Columns) -> None:
+def _check_carried(where: str, column: str, columns: Columns) -> None:
     kind = columns.require(where, column)
     if is_list_type(kind):
         raise ValueError(f"{where}: {column!r} is {kind}; a list of lists cannot be carried")
@@ -429,7 +414,7 @@ def _check_sole_reader(config: BuildConfig, column: str) -> None:
 
 
 def _check_conversion(config: BuildConfig, conversion: ConversionConfig) -> None:
-    log, conversions = _log_columns(config), _source_columns(config, conversion.source)
+    log, conversions = _log_columns(config), source_columns(config, conversion.source)
     time_type = log.types[config.events.time or ""]
     conversions.require("label.conversion.time", conversion.time, (time_type,))
     for column, other in conversion.keys.items():
@@ -442,7 +427,7 @@ def _check_split(config: BuildConfig) -> None:
     if split.candidates is not None:
         if events.item is None:
             raise ValueError("split.candidates are items: they need events.item")
-        given = _source_columns(config, split.test_source or "")
+        given = source_columns(config, split.test_source or "")
         item_type = config.event_column_types[events.item]
         given.require("split.candidates", split.candidates, (f"list<{item_type}>",))
     if split.strategy == "leave_one_out" and events.user is None:
@@ -474,7 +459,7 @@ def _check_negatives(config: BuildConfig) -> None:
             if join.column == events.item
             for column in config.sources[join.source].columns
         }
-        columns = _Columns(f"the dictionaries joined on {events.item!r}", of_item)
+        columns = Columns(f"the dictionaries joined on {events.item!r}", of_item)
         columns.require("negatives.category", negatives.category, (*SCALAR_TYPES, "timestamp"))
 
 
@@ -500,91 +485,3 @@ def _check_weights(config: BuildConfig) -> None:
         raise ValueError("weights.positive and weights.negative need a label")
     if weights.column is not None:
         _log_columns(config).require("weights.column", weights.column, NUMBER_TYPES)
-
-
-def check_contract_references(config: BuildConfig) -> None:
-    """Checks every source, column, feature and split that the contract names.
-
-    Raises:
-        ValueError: One is not declared, or cannot play the part it is given.
-    """
-    _check_allowed(config)
-    features = {feature.name for feature in config.features} | set(_EVALUATION_FEATURES)
-    features |= {label.name for label in config.all_labels}
-    for name in config.contract.slices:
-        _require("contract.slices", "feature", name, features)
-    if config.contract.slices and config.label is None:
-        raise ValueError("contract.slices: there is no label whose rate could be kept by slice")
-    for index, rule in enumerate(config.contract.rules):
-        _check_rule(config, f"contract.rules[{index}] ({rule.kind})", rule, features)
-
-
-def _check_allowed(config: BuildConfig) -> None:
-    labels, allow = config.all_labels, config.contract.allow
-    joined = {join.source for join in config.joins}
-    joined |= {label.conversion.source for label in labels if label.conversion is not None}
-    known = {
-        "unmatched": ("joined source", allow.unmatched, joined),
-        "empty_vocabulary": (
-            "vocabulary",
-            allow.empty_vocabulary,
-            {feature.vocabulary for feature in config.features if feature.vocabulary is not None},
-        ),
-        "constant": ("feature", allow.constant, {feature.name for feature in config.features}),
-        "one_class": ("label", allow.one_class, {label.name for label in labels}),
-    }
-    for key, (what, names, declared) in known.items():
-        for name in names:
-            _require(f"contract.allow.{key}", what, name, declared)
-
-
-def _require(where: str, what: str, name: str, known: Collection[str]) -> None:
-    if name not in known:
-        raise ValueError(f"{where}: no such {what}: {name!r}; {did_you_mean(name, known)}")
-
-
-def _check_rule(config: BuildConfig, where: str, rule: RuleConfig, features: set[str]) -> None:
-    if isinstance(rule, ContractValueRule | DriftRule | VolumeRule) and rule.split is not None:
-        _require(where, "split", rule.split, ALL_SPLITS)
-    if isinstance(rule, ContractValueRule | DriftRule) and rule.feature is not None:
-        _require(where, "feature", rule.feature, features)
-        _check_rule_feature(config, where, rule)
-        return
-    source = getattr(rule, "source", None)
-    if source is None:
-        return
-    _require(where, "source", source, config.sources)
-    columns = _source_columns(config, source)
-    if isinstance(rule, ReferencesRule):
-        _require(where, "dictionary", rule.dictionary, config.sources)
-        _check_key(config, where, columns, rule.column, rule.dictionary)
-    named = rule.columns if isinstance(rule, UniqueRule) else [getattr(rule, "column", None)]
-    for column in named:
-        if column is not None:
-            _check_rule_column(where, rule, column, columns.require(where, column))
-
-
-def _check_rule_column(where: str, rule: RuleConfig, column: str, kind: str) -> None:
-    element = kind.removeprefix("list<").removesuffix(">")
-    if isinstance(rule, TypeRule) and rule.type != kind:
-        raise ValueError(f"{where}: column {column!r} is declared as {kind}, not {rule.type}")
-    if isinstance(rule, RangeRule | FreshnessRule) and element not in NUMBER_TYPES:
-        raise ValueError(f"{where}: column {column!r} is {kind}, not a number")
-    if isinstance(rule, DomainRule) and element != "string":
-        others = [value for value in rule.one_of if isinstance(value, str)]
-        if others:
-            raise ValueError(f"{where}: column {column!r} is {kind}; one_of holds {others[0]!r}")
-    if isinstance(rule, UniqueRule | ReferencesRule | FreshnessRule) and kind != element:
-        raise ValueError(f"{where}: column {column!r} is a list")
-
-
-def _check_rule_feature(
-    config: BuildConfig, where: str, rule: ContractValueRule | DriftRule
-) -> None:
-    ids = {f.name for f in config.features if f.encoding.kind == "vocabulary"}
-    by_order = isinstance(rule, RangeRule) or (isinstance(rule, DriftRule) and rule.metric == "ks")
-    if rule.feature in ids and by_order:
-        raise ValueError(
-            f"{where}: feature {rule.feature!r} holds ids of a vocabulary, which have no order; "
-            "use domain, null_rate, or drift by psi or js"
-        )
