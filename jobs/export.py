@@ -15,7 +15,9 @@ import typer
 
 from conf.artefacts.delta import DELTA_FILE
 from conf.artefacts.export import (
+    DEFAULT_SIGNATURE,
     INDEX_DIR,
+    SCORE_ITEMS,
     ExportOptions,
     IndexOptions,
     list_indexes,
@@ -250,7 +252,7 @@ def print_summary(target: Path) -> None:
     console.print(f"{card['model']}{what}, {total_bytes / 1e6:.1f} MB", soft_wrap=True)
     console.print(f"signatures: {', '.join(card['signatures'])}", soft_wrap=True)
     if reason := card.get("no_item_scores"):
-        console.print(f"no signature score_items: {reason}", soft_wrap=True)
+        console.print(f"no signature {SCORE_ITEMS}: {reason}", soft_wrap=True)
     users = card.get("embeddings", {}).get("users")
     if users and users["users_outside_vocabulary"]:
         console.print(
@@ -262,7 +264,7 @@ def print_summary(target: Path) -> None:
 
 
 def _describe_ranker(card: Mapping[str, Any]) -> str:
-    inputs = card["signatures"]["serving_default"]["inputs"]
+    inputs = card["signatures"][DEFAULT_SIGNATURE]["inputs"]
     outputs = ", ".join(output["name"] for output in card["outputs"])
     return f", {len(inputs)} raw inputs, outputs: {outputs}"
 

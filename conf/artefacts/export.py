@@ -46,6 +46,15 @@ SEEN, FEATURE_PREFIX = "seen", "feature:"
 INDEX_DIR = "index"
 INDEX_CARD = "index.json"
 INDEX_FORMAT_VERSION = 1
+DEFAULT_SIGNATURE, TOP_K = "serving_default", "top_k"
+SCORE_ITEMS, RANK_ITEMS = "score_items", "rank_items"
+"""Signatures of scores of items by their keys, and of what orders them: log-odds, as probabilities
+near 1 tie."""
+ENCODED, ENCODED_SUFFIX = "encoded", "_encoded"
+"""The signature of a ranking model that takes features as the records hold them, and what ends the
+names of the others that do."""
+ROW_FEATURES = "row_features"
+"""From raw values of a row to what the encoded ones take of it, which the records hold."""
 
 
 class IndexKind(StrEnum):

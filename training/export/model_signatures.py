@@ -18,6 +18,15 @@ from functools import partial
 
 import tensorflow as tf
 
+from conf.artefacts.export import (
+    DEFAULT_SIGNATURE,
+    ENCODED,
+    ENCODED_SUFFIX,
+    RANK_ITEMS,
+    ROW_FEATURES,
+    SCORE_ITEMS,
+    TOP_K,
+)
 from conf.errors import ConfigError
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import ItemIndex, read_item_features
@@ -42,9 +51,6 @@ from training.models.ranking import NetworkRankingModel, Task
 from training.models.retrieval import RetrievalModel, score_catalogue
 from training.raw_inputs.vocabularies import read_plan
 
-DEFAULT = "serving_default"
-ROW_FEATURES = "row_features"
-"""From raw values of a row to what the records hold: what a request says beside what is stored."""
 EMBEDDING = "embedding"
 
 
@@ -91,14 +97,14 @@ def build_retrieval_signatures(
         outputs = {EMBEDDING: _describe_vectors(side, model)}
         for suffix, form in {
             "": forms.build_raw(names),
-            "_encoded": forms.build_encoded(names),
+            ENCODED_SUFFIX: forms.build_encoded(names),
             "_examples": forms.build_examples(names),
         }.items():
             signatures[f"{side}_{EMBEDDING}{suffix}"] = Signature(form, compute, outputs)
     signatures[ROW_FEATURES] = forms.build_row_features(model.user_inputs)
     if index is None:
         default = signatures[f"user_{EMBEDDING}"]
-        return {DEFAULT: default, **signatures}
+        return {DEFAULT_SIGNATURE: default, **signatures}
     return {
         **_build_rankings(model, forms, Catalogue(trained, encoders, index), index, k),
         **signatures,
@@ -171,7 +177,7 @@ def _build_rankings(
         f"{catalogue.pad_token!r}",
         "scores": f"{describe_score(model)}, float32 [batch, k]; behind a list's end {NO_SCORE}",
     }
-    return {DEFAULT: Signature(raw, rank, outputs), "top_k": Signature(form, rank, outputs)}
+    return {DEFAULT_SIGNATURE: Signature(raw, rank, outputs), TOP_K: Signature(form, rank, outputs)}
 
 
 def _free_names(names: tuple[str, ...], taken: Mapping[str, object]) -> dict[str, str]:
@@ -195,8 +201,8 @@ def build_ranking_signatures(
         return model.predict(features)
 
     return {
-        DEFAULT: Signature(forms.build_raw(model.inputs), predict, outputs),
-        "encoded": Signature(forms.build_encoded(model.inputs), predict, outputs),
+        DEFAULT_SIGNATURE: Signature(forms.build_raw(model.inputs), predict, outputs),
+        ENCODED: Signature(forms.build_encoded(model.inputs), predict, outputs),
         "examples": Signature(forms.build_examples(model.inputs), predict, outputs),
         **_build_example_apis(model, forms.build_examples(model.inputs, "inputs")),
         **_build_candidates(trained, model, forms),
@@ -319,9 +325,9 @@ def _build_item_scores(
         return Signature(form.add([wanted], {name: about}), compute, means)
 
     orders = {task.name: f"{describe_order(task)}, float32 [rows, items]" for task in model.tasks}
-    kinds = {"score_items": (model.predict_candidates, outputs),
-             "rank_items": (model.compute_candidate_logits, orders)}  # fmt: skip
-    forms_of = {"": forms.build_raw(of_rows), "_encoded": forms.build_encoded(of_rows)}
+    kinds = {SCORE_ITEMS: (model.predict_candidates, outputs),
+             RANK_ITEMS: (model.compute_candidate_logits, orders)}  # fmt: skip
+    forms_of = {"": forms.build_raw(of_rows), ENCODED_SUFFIX: forms.build_encoded(of_rows)}
     scores = {
         f"{name}{suffix}": build(form, *kind)
         for name, kind in kinds.items()

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from conf.artefacts.export import DEFAULT_SIGNATURE, ENCODED, ENCODED_SUFFIX
 from conf.encoders import EncoderPlan
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.schema import PAD_ID
@@ -217,7 +218,7 @@ class _Replay:
 
 
 def _name_encoded(signature: str) -> str:
-    return "encoded" if signature == "serving_default" else f"{signature}_encoded"
+    return ENCODED if signature == DEFAULT_SIGNATURE else f"{signature}{ENCODED_SUFFIX}"
 
 
 def _is_reversible(plan: EncoderPlan, name: str) -> bool:
@@ -265,7 +266,7 @@ class ServedScores:
     def __call__(self, features: Features) -> dict[str, tf.Tensor]:
         """Returns the served scores of each task, binary ones as log-odds."""
         dense = {name: _to_dense(features[name]).numpy() for name in self._model.inputs}
-        served = self._replay.ask("serving_default", dense)
+        served = self._replay.ask(DEFAULT_SIGNATURE, dense)
         own, logits = self._predict(features), {}
         for task in self._model.tasks:
             scores = served.get(task.name, served.get(""))

@@ -18,7 +18,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from conf.artefacts.export import EMBEDDINGS_DIR, ITEMS_FILE, KEY, USERS_FILE, Give, read_card
+from conf.artefacts.export import (
+    DEFAULT_SIGNATURE,
+    EMBEDDINGS_DIR,
+    ENCODED_SUFFIX,
+    ITEMS_FILE,
+    KEY,
+    RANK_ITEMS,
+    USERS_FILE,
+    Give,
+    read_card,
+)
 from conf.artefacts.run import read_json, write_json
 from conf.errors import ConfigError, InputDataError
 from conf.storage.atomic_output import remove_unfinished
@@ -125,10 +135,10 @@ def plan_task(exported: Exported, request: ScoringRequest) -> ScoringTask:
     source = request.source or RowSource("users of the export", users_file=USERS_FILE)
     if give is Give.LISTS:
         signature, outputs, lists = _plan_lists(exported, request)
-        signature, suffix = signature + ("_encoded" if is_users else ""), "json.gz"
+        signature, suffix = signature + (ENCODED_SUFFIX if is_users else ""), "json.gz"
         suffix = request.suffix or suffix
     elif give is Give.SCORES:
-        signature, suffix = "serving_default", request.suffix or suffix
+        signature, suffix = DEFAULT_SIGNATURE, request.suffix or suffix
         outputs = tuple(item["name"] for item in exported.card["outputs"])
     else:
         signature, outputs = str(give), ("embedding",)
@@ -218,7 +228,7 @@ def _plan_lists(
         candidates = read_candidates(exported, file, request.candidates)
         options = ListOptions(k, file, candidates=candidates, mask_seen=mask)
         return str(Give.USER_EMBEDDING), ("embedding",), options
-    signature = "rank_items"
+    signature = RANK_ITEMS
     exported.find_inputs(signature)
     tasks = {output["name"]: output for output in exported.card["outputs"]}
     task = find_task(tasks, request.task or defaults["task"])

@@ -43,6 +43,7 @@ from tensorflow_serving.apis.regression_pb2 import (
     RegressionResult,
 )
 
+from conf.artefacts.export import DEFAULT_SIGNATURE
 from training.raw_inputs.json_values import check_finite, check_times
 from training.serving.access import Access
 from training.serving.calls import CallError, Calls
@@ -61,7 +62,7 @@ from training.serving.requests.limits import (
 from training.serving.requests.tensors import Arrays
 from training.serving.server import Server
 
-SIGNATURES, DEFAULT = "signature_def", "serving_default"
+SIGNATURES = "signature_def"
 NO_SPEC, NO_NAME = "Missing ModelSpec", "ModelSpec has no name specified."
 SHOWN = 3
 """Unknown names of inputs that a message says."""
@@ -118,7 +119,7 @@ class PredictionService:
     async def _predict(self, request: PredictRequest) -> PredictResponse:
         """Calls a signature."""
         version = self._server.store.get(*_read_spec(request))
-        signature = request.model_spec.signature_name or DEFAULT
+        signature = request.model_spec.signature_name or DEFAULT_SIGNATURE
         if signature not in version.signatures:
             raise CallError(
                 f'Serving signature key "{signature[:100]}" not found.',

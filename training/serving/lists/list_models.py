@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from conf.artefacts.export import RANK_ITEMS
 from conf.errors import ConfigError
-from training.serving.lists.row_inputs import ORDERS, find_items_input
+from training.serving.lists.row_inputs import find_items_input
 from training.serving.models.model_store import ModelStore
 from training.serving.models.served_version import ServedVersion
 from training.serving.models.server_config import RecommendConfig
@@ -85,7 +86,7 @@ class ListModels:
         """
         retrieval = self._choose("retrieval")
         ranker = self._choose("ranking") if self._config.is_ranked else None
-        if ranker is not None and ORDERS not in ranker.signatures:
+        if ranker is not None and RANK_ITEMS not in ranker.signatures:
             ranker = None  # It is alone: else it was refused when it was loaded.
         if retrieval is None and ranker is None:
             raise RequestError(self._explain_none(), NOT_FOUND)
@@ -171,14 +172,14 @@ def explain_no_ranking(ranker: ServedVersion, retrieval: ServedVersion | None) -
         ranker: The ranking model.
         retrieval: What finds the items; None: the ranking model orders its catalogue.
     """
-    if ORDERS not in ranker.signatures:
+    if RANK_ITEMS not in ranker.signatures:
         why = "it reads no feature of role item that is made of the item alone"
-        return f"no signature {ORDERS}, as {ranker.card.get('no_item_scores', why)}"
+        return f"no signature {RANK_ITEMS}, as {ranker.card.get('no_item_scores', why)}"
     if ranker.known is None:
         return "its export holds no items"
     if retrieval is None or retrieval.known is None:
         return None
-    name, spec = find_items_input(ranker, ORDERS)
+    name, spec = find_items_input(ranker, RANK_ITEMS)
     keys = retrieval.known.keys
     if keys and isinstance(keys[0], str) != (spec.dtype == tf.string):
         kind = "text" if isinstance(keys[0], str) else "whole numbers"

@@ -16,14 +16,12 @@ import numpy as np
 import orjson
 import tensorflow as tf
 
-from conf.artefacts.export import FEATURE_PREFIX
+from conf.artefacts.export import ENCODED_SUFFIX, FEATURE_PREFIX, RANK_ITEMS, ROW_FEATURES
 from training.index.item_columns import Token, WrongFilterError
 from training.index.known_entities import KnownEntities
 from training.index.vector_index import Found
 from training.serving.lists.list_models import ListModels
 from training.serving.lists.row_inputs import (
-    ORDERS,
-    ROW_FEATURES,
     ROW_SIGNATURES,
     check_features,
     describe_input,
@@ -194,7 +192,7 @@ class Recommender:
             return signature, await self._builder.run(
                 size, read_raw, version, signature, request, stored, most
             )
-        encoded = f"{signature}_encoded"
+        encoded = f"{signature}{ENCODED_SUFFIX}"
         inputs = await self._builder.run(
             8 * _count_values(known, row, stored), read_encoded,
             version, encoded, known, row, stored,
@@ -220,7 +218,7 @@ class Recommender:
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         own = _require_known(ranker)
         row = _find_user(own, request)
-        signature, inputs = await self._read_row(ranker, ORDERS, own, request, row, size)
+        signature, inputs = await self._read_row(ranker, RANK_ITEMS, own, request, row, size)
         name, spec = find_items_input(ranker, signature)
         inputs[name] = _read_items(known, name, order, spec)
         outputs = await self._batcher.call(ranker, signature, inputs)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from conf.artefacts.export import FEATURE_PREFIX
+from conf.artefacts.export import FEATURE_PREFIX, RANK_ITEMS, ROW_FEATURES
 from training.index.item_columns import Token
 from training.index.known_entities import KnownEntities
 from training.raw_inputs.export_inputs import once_per_object, read_column
@@ -20,11 +20,7 @@ from training.serving.requests.limits import RequestLimits
 from training.serving.requests.recommend_request import RecommendRequest
 from training.serving.requests.tensors import Arrays
 
-ROW_FEATURES = "row_features"
-"""Signature that gives what the `…_encoded` ones take of a row, of raw values."""
-ORDERS = "rank_items"
-"""Signature that gives what orders items, by their keys: log-odds, as probabilities near 1 tie."""
-ROW_SIGNATURES = {"retrieval": "user_embedding", "ranking": ORDERS}
+ROW_SIGNATURES = {"retrieval": "user_embedding", "ranking": RANK_ITEMS}
 """Signature that takes raw values of a row, by the kind of the model."""
 
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from conf.artefacts.export import TOP_K
 from training.index.vector_index import use_one_thread
 from training.serving.models.served_version import ServedVersion
 from training.serving.requests.errors import UNAVAILABLE, RequestError
@@ -34,7 +35,7 @@ from training.serving.requests.tensors import Arrays
 
 ResultT = TypeVar("ResultT")
 
-ALONE = ("top_k",)
+ALONE = (TOP_K,)
 """Signatures whose rows depend on each other."""
 
 

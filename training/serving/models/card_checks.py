@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from conf.artefacts.export import EXPORT_FILE, find_damaged, is_sealed
+from conf.artefacts.export import ENCODED, EXPORT_FILE, find_damaged, is_sealed
 from conf.errors import InputDataError
 
-KIND_SIGNATURES = {"retrieval": "user_embedding", "ranking": "encoded"}
+KIND_SIGNATURES = {"retrieval": "user_embedding", "ranking": ENCODED}
 """A signature that all models of a kind have, and those of no other."""
 
 

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from conf.artefacts.export import DEFAULT_SIGNATURE
 from training.raw_inputs.export_inputs import find_source_names
 from training.raw_inputs.json_values import build_array, check_times
 from training.raw_inputs.raw_value_errors import show
@@ -66,7 +67,7 @@ def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-def read_signature_name(data: Mapping[str, Any], default: str = "serving_default") -> str:
+def read_signature_name(data: Mapping[str, Any], default: str = DEFAULT_SIGNATURE) -> str:
     """Returns the signature that a request names.
 
     Args:
