@@ -94,7 +94,8 @@ def main(
     if resolved.fit.refit is not None:
         _check_refit({**one_process, "--launcher spark": workers})
     if sweep is not None:
-        return _sweep(resolved, sweep, Switches(dry_run, resume, once, report, steps), log_format)
+        switches = Switches(dry_run=dry_run, resume=resume, once=once, report=report, profile=steps)
+        return _sweep(resolved, sweep, switches, log_format)
     if workers is not None and not dry_run:
         return _launch(resolved, workers, resume, spark_master, log_format)
     if dry_run:

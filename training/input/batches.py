@@ -265,7 +265,7 @@ def build_held_out_dataset(
         )
     own = config.model_copy(update={"batch_size": batch_size, "mix": ()})
     options = InputOptions(binary_labels, evaluation_filter=evaluation_filter)
-    source = SplitSource(version_dir, manifest, "train", own, options, True)
+    source = SplitSource(version_dir, manifest, "train", own, options, is_held_out=True)
     return _build_ordered(source, features or manifest.schema.names, ragged)
 
 

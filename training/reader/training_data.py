@@ -57,7 +57,7 @@ class TrainingData:
             "train",
             config,
             InputOptions(evaluation_filter=evaluation_filter),
-            True,
+            is_held_out=True,
         )
         return count_rows(source, self.counts_file)
 
