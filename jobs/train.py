@@ -275,7 +275,7 @@ def train(
 
 
 def _writes_run(config: TrainConfig) -> bool:
-    """Whether this process is the one of the run's that writes it."""
+    """Whether this process writes the run: of several workers the chief alone does."""
     from training.distribution.cluster import read_cluster
 
     return config.devices.strategy != "multi_worker" or read_cluster().index == 0

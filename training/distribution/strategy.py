@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import tensorflow as tf
+
+# TensorFlow has no public name for these.
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.eager import context
 
@@ -15,14 +17,13 @@ from conf.training.train import DevicesConfig
 from training.distribution.cluster import WORKER, Cluster, read_cluster
 from training.input.batches import ARRIVALS, Batch
 
-# TensorFlow has no public name for these; by default ten seconds are all that a start may take.
-
-
 MILLISECONDS = 1000
 
 
 def configure_heartbeat(cluster: Cluster, timeout_s: int) -> None:
     """Sets the time-out of the service by which workers watch each other; before they meet.
+
+    By default ten seconds are all that a start may take.
 
     Args:
         cluster: The workers; the first one runs the service.

@@ -152,7 +152,9 @@ def order_by_id(ids: IntArray, vectors: NDArray[np.float32]) -> ItemIndex:
 
 
 def check_finite(side: str, ids: IntArray, vectors: NDArray[np.float32]) -> None:
-    """Refuses vectors that have no order; each row has one or several.
+    """Refuses vectors with NaN or infinity, whose scores have no order.
+
+    A row has one vector or several.
 
     Raises:
         InputDataError: A vector holds NaN or infinity.

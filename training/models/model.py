@@ -78,7 +78,7 @@ class Model(tf.Module):
 
     @property
     def named_weights(self) -> dict[str, tf.Variable]:
-        """The same by name, such as `user_tower/dense/kernel`."""
+        """The trainable variables outside tables by name, such as `user_tower/dense/kernel`."""
         found: dict[str, tf.Variable] = {}
         for part in self.embedded_inputs:
             for name, weights in sorted(part.position_weights.items()):
