@@ -19,8 +19,7 @@ from conf.encoders import ENCODERS_DIR
 from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
 from etl.build import BuildResult, build_dataset
-from etl.earlier_encoders import find_earlier_encoders
-from etl.features.column_meaning import describe_meaning
+from etl.earlier_encoders import describe_meaning, find_earlier_encoders
 from etl.records.fitted_encoders import KEPT_FILE
 from etl.stages.run_stages import check_config
 from etl.tfrecord.types.features import WireFeature

@@ -1,4 +1,7 @@
-"""A version of a model that is served: loaded, warmed up, called, its answers checked."""
+"""A version of a model that is served: checked to be what was exported, loaded, warmed up, called.
+
+Its answers are checked, too.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,20 @@ from google.protobuf import json_format
 from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow_serving.apis.prediction_log_pb2 import PredictionLog
 
-from conf.artefacts.export import WARMUP_FILE, find_damage, read_card
+from conf.artefacts.export import (
+    ENCODED,
+    EXPORT_FILE,
+    WARMUP_FILE,
+    find_damage,
+    find_damaged,
+    is_sealed,
+    read_card,
+)
+from conf.errors import InputDataError
 from training.index.item_columns import NO_FILES, ItemFiles
 from training.index.known_entities import IncompleteVersionError, read_known
 from training.index.pages import name_pages
 from training.loading.loaded_model import LoadedModel
-from training.serving.models.card_checks import check_files, check_signatures
 from training.serving.requests.errors import FAILED, RequestError, hide_folders
 from training.serving.requests.limits import SignatureCost
 from training.serving.requests.tensors import Arrays, check_examples
@@ -36,6 +47,8 @@ METHOD_WORDS = {"classify": "classification", "regress": "regression"}
 _AROUND = re.compile(r"Graph execution error|Detected at node|\s*File |<stack traces|\s")
 
 
+_KIND_SIGNATURES = {"retrieval": "user_embedding", "ranking": ENCODED}
+"""A signature that all models of a kind have, and those of no other."""
 CHECKED_AT_ONCE = 1 << 22
 """Weights that are looked at in one go."""
 
@@ -84,14 +97,14 @@ class ServedVersion:
         if damage := find_damage(path):
             raise IncompleteVersionError(damage)
         if loading.verify:
-            check_files(path, self.card)
+            _check_files(path, self.card)
         self._files = loading.files or NO_FILES
         pages = None if loading.pages is None else name_pages(loading.pages, path, self.card)
         self.known = None
         if loading.files is not None:
             self.known = read_known(path, self.card, self._files, pages=pages)
         self._model = LoadedModel(path, pages)
-        check_signatures(path, self.card, self._model.inputs)
+        _check_signatures(path, self.card, self._model.inputs)
         self._inputs = {
             name: {item["name"]: item for item in about.get("inputs", ())}
             for name, about in self.card["signatures"].items()
@@ -277,3 +290,71 @@ def _explain(error: tf.errors.OpError) -> str:
     nodes = next((n for n, line in enumerate(lines) if "[[{{node" in line), len(lines))
     said = [line for line in lines[:nodes] if line.strip() and not _AROUND.match(line)]
     return hide_folders((said or lines)[-1].partition(" [Op:")[0].strip())[:300]
+
+
+def _check_files(version: Path, card: Mapping[str, Any]) -> None:
+    """Refuses a version with a file that holds other bytes than were exported.
+
+    Args:
+        version: Its directory.
+        card: What its `export.json` says.
+
+    Raises:
+        InputDataError: There is one, or `export.json` says another thing than was written.
+    """
+    damaged: str | None = f"{EXPORT_FILE}: what it says is not that of its fingerprint"
+    if is_sealed(card):
+        damaged = find_damaged(version, card["files"])
+    if damaged is not None:
+        raise InputDataError(
+            f"version {version.name} of {version.parent.name} is not what was exported",
+            received=damaged,
+            fix="export the run again, or copy the version anew",
+        )
+
+
+def _check_signatures(
+    version: Path, card: Mapping[str, Any], held: Mapping[str, Mapping[str, tf.TensorSpec]]
+) -> None:
+    """Refuses a version whose `export.json` describes another model than the SavedModel is.
+
+    Args:
+        version: Its directory.
+        card: What its `export.json` says.
+        held: Inputs of the signatures of the SavedModel.
+
+    Raises:
+        InputDataError: It does.
+    """
+    said = {name: about["inputs"] for name, about in card["signatures"].items()}
+    kinds = [kind for kind, name in _KIND_SIGNATURES.items() if name in held]
+    received = ""
+    if kinds != [card["kind"]]:
+        received = f"kind {card['kind']}, and signatures of {', '.join(kinds) or 'no kind'}"
+    elif lone := sorted(said.keys() ^ held.keys()):
+        received = f"signature {lone[0]} differs: one of them does not have it"
+    elif wrong := [name for name in sorted(said) if _differ(said[name], held[name])]:
+        received = f"signature {wrong[0]} differs: names, types or dimensions of its inputs"
+    if received:
+        raise InputDataError(
+            f"{EXPORT_FILE} of version {version.name} of {version.parent.name} and the SavedModel "
+            "beside it are not of one export",
+            received=received,
+            fix="export the run again",
+        )
+
+
+def _differ(said: list[dict[str, Any]], held: Mapping[str, tf.TensorSpec]) -> bool:
+    inputs = {item["name"]: item for item in said}
+    return inputs.keys() != held.keys() or not all(
+        _fits(item, held[name]) for name, item in inputs.items()
+    )
+
+
+def _fits(item: Mapping[str, Any], spec: tf.TensorSpec) -> bool:
+    """Whether an input has the type that is said of it, and as many dimensions."""
+    dtype = "string" if item["dtype"] == "bytes" else item["dtype"]
+    if "is_list" not in item:  # No feature: its dimensions are not said.
+        return bool(spec.dtype.name == dtype)
+    rank = 1 + item["is_list"] + (item.get("per") == "candidate")
+    return bool(spec.dtype.name == dtype and spec.shape.rank == rank)
