@@ -51,8 +51,10 @@ class ScheduleFreeAdamW(keras.optimizers.ScheduleFreeAdamW):
     """Schedule-Free AdamW (Defazio et al. 2024, "The road less scheduled", equations 2 to 4).
 
     Keras' own on TensorFlow takes the auxiliary weight after its update for the one before it,
-    which leaves out a part of the average; here it is kept apart. Weights may also be set after
-    the optimizer has been built, as warm starts do.
+    which leaves out a part of the average; here it is kept apart. Its weight decay moves the weight
+    before the update, so the average is recovered from another weight; here the decay is a part of
+    the gradient's step, as in the paper. Weights may also be set after the optimizer has been
+    built, as warm starts do.
     """
 
     def build(self, var_list: Sequence[tf.Variable]) -> None:
@@ -75,11 +77,27 @@ class ScheduleFreeAdamW(keras.optimizers.ScheduleFreeAdamW):
         before = tf.where(is_first, weight, tf.convert_to_tensor(auxiliary))
         self.assign(auxiliary, before)
         super().update_step(gradient, variable, learning_rate)
-        after = tf.convert_to_tensor(auxiliary)
+        after = tf.convert_to_tensor(auxiliary) - self._find_decay(variable, weight, learning_rate)
+        self.assign(auxiliary, after)
         share = 1.0 / tf.cast(self.iterations + 1, after.dtype)
         average = (weight - (1.0 - self.beta_1) * before) / self.beta_1
         average += share * (after - average)
         self.assign(variable, (1.0 - self.beta_1) * after + self.beta_1 * average)
+
+    def _find_decay(
+        self, variable: tf.Variable, weight: tf.Tensor, learning_rate: tf.Tensor
+    ) -> tf.Tensor | float:
+        """Returns what weight decay takes of the auxiliary weight: a share of the weight."""
+        if self.weight_decay is None or not self._use_weight_decay(variable):
+            return 0.0
+        rate = tf.cast(learning_rate, weight.dtype)
+        if self.warmup_steps > 0:
+            done = tf.cast(self.iterations + 1, weight.dtype)
+            rate *= tf.minimum(done / self.warmup_steps, 1.0)
+        return rate * self.weight_decay * weight
+
+    def _apply_weight_decay(self, variables: Sequence[tf.Variable]) -> None:
+        """Does nothing: `update_step` decays."""
 
 
 class Muon(keras.optimizers.Muon):

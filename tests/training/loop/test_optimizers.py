@@ -163,21 +163,41 @@ def test_muon_updates_plain_variables_as_keras_does_its_own() -> None:
         assert np.abs(a.numpy() - first).min() > 0.01
 
 
-def test_schedule_free_adamw_is_that_of_the_paper() -> None:
+@pytest.mark.parametrize(
+    ("weight_decay", "warmup_steps"), [(None, 0), (0.5, 0), (0.5, 4)], ids=str
+)
+def test_schedule_free_adamw_is_that_of_the_paper(
+    weight_decay: float | None, warmup_steps: int
+) -> None:
     first, rate, beta, decay = np.array([[2.0, -3.0], [1.5, 4.0]]), 0.1, 0.8, 0.99
     weight = tf.Variable(tf.zeros([2, 2]))
     kind = {"kind": "schedulefreeadamw", "beta_1": beta, "beta_2": decay, "learning_rate": rate}
-    optimizer = build(kind, weight)
+    optimizer = build(
+        {**kind, "weight_decay": weight_decay, "warmup_steps": warmup_steps}, weight
+    )
     weight.assign(first)  # Set after the optimizer was built, as by a warm start.
     step = tf.function(lambda: optimizer.apply([2 * weight.read_value()], [weight]))
     y, z, x, v = first, first, first, 0.0
     for number in range(1, 9):
         step()
         v = decay * v + (1 - decay) * (2 * y) ** 2
-        z = z - rate * 2 * y / (np.sqrt(v / (1 - decay**number)) + 1e-8)
+        slope = 2 * y / (np.sqrt(v / (1 - decay**number)) + 1e-8)
+        now = rate * min(1.0, number / max(1, warmup_steps))
+        z = z - now * (slope + (weight_decay or 0.0) * y)
         x = (1 - 1 / number) * x + z / number
         y = (1 - beta) * z + beta * x
         np.testing.assert_allclose(weight.numpy(), y, rtol=1e-5)
+
+
+def test_schedule_free_adamw_decays_no_excluded_weight() -> None:
+    values = {"kernel": [[2.0, -3.0]], "bias": [[1.0, -2.0]]}
+    weights = [tf.Variable(value, name=name) for name, value in values.items()]
+    optimizer = dense_optimizer_classes()["schedulefreeadamw"](0.1, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    optimizer.build(weights)
+    optimizer.apply([tf.zeros([1, 2]), tf.zeros([1, 2])], weights)
+    np.testing.assert_allclose(weights[0].numpy(), 0.95 * np.array(values["kernel"]), rtol=1e-6)
+    np.testing.assert_allclose(weights[1].numpy(), values["bias"], rtol=1e-6)
 
 
 def test_muon_leaves_out_the_layers_that_it_is_told_to() -> None:
