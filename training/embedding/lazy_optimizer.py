@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
+import numpy as np
 import tensorflow as tf
 
 from conf.training.optimizer import (
@@ -165,6 +166,20 @@ class LazyFTRL:
         quadratic = (after + self.beta) / rate + 2.0 * self.l2
         rows = (tf.clip_by_value(linear, -self.l1, self.l1) - linear) / quadratic
         return rows, {"accumulator": accumulator, "linear": linear}
+
+    def hold(self, rows: np.ndarray, accumulator: np.ndarray, rate: float) -> np.ndarray:
+        """Returns the `linear` that rows from elsewhere stay what they are with.
+
+        A row is computed of `linear` alone: with 0 its first update would forget it.
+
+        Args:
+            rows: float32 `[n, dim]`.
+            accumulator: Their sums of squares, `[n, dim]`.
+            rate: Learning rate.
+        """
+        power = np.power(accumulator, -self.learning_rate_power)
+        quadratic = (power + self.beta) / rate + 2.0 * self.l2
+        return -rows * quadratic - np.sign(rows) * self.l1
 
     def _power(self, accumulator: tf.Tensor) -> tf.Tensor:
         if self.learning_rate_power == -0.5:
@@ -354,6 +369,29 @@ class LazyOptimizer(tf.Module):
             arguments = (reduced[number], own.rule, state, *moment, known[number])
             strategy.extended.update(table, self._update_rows, args=arguments)
         strategy.extended.update(self.iterations, lambda variable: variable.assign_add(1))
+
+    def hold_rows(self, number: int, table: TableRows, rows: np.ndarray, rate: float) -> None:
+        """Sets the state of rows that came from elsewhere so that FTRL does not forget them.
+
+        Args:
+            number: Of the table.
+            table: Its matrix.
+            rows: int64 `[n]`, the rows that came.
+            rate: Full learning rate of the table.
+        """
+        rule = self._rules[number].rule
+        if not isinstance(rule, LazyFTRL):
+            return
+        linear = self.slots["linear"][number]
+        if isinstance(table, ShardedRows):
+            rows = rows[table.owners.find_owners(rows) == table.owners.index]
+            rows = table.owners.to_local(rows)
+        values, sums = linear.numpy().copy(), self.slots["accumulator"][number].numpy()
+        values[rows] = rule.hold(table.numpy()[rows], sums[rows], rate)
+        if isinstance(linear, ShardedRows):
+            linear.assign_own(values)
+        else:
+            linear.assign(values)
 
     def _update_rows(
         self,

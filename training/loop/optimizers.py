@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import SimpleNamespace
 from typing import TypeAlias
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from conf.errors import ConfigError, did_you_mean
 from conf.training.optimizer import OptimizerConfig, SparseOptimizerConfig
 from training.embedding.lazy_optimizer import (
+    LazyFTRL,
     LazyOptimizer,
     TableRule,
     build_lazy_rule,
@@ -238,6 +240,7 @@ class Optimizers(tf.Module):
         trained = list(model.trained_tables.values())
         rows, rules = [table.rows for table in trained], _plan_rules(config, trained, total_steps)
         self._updates = [table.updates for table in trained]
+        self._config, self._names = config, list(model.trained_tables)
         self._dense = model.dense_variables
         self.sparse = LazyOptimizer(rows, rules, clip_value=config.clip_value)
         self.dense: keras.optimizers.Optimizer | None = None
@@ -253,6 +256,41 @@ class Optimizers(tf.Module):
     def step(self) -> tf.Variable:
         """Number of updates so far, int64 scalar."""
         return self.sparse.iterations
+
+    def hold_rows(self, name: str, table: EmbeddingTable, rows: np.ndarray) -> None:
+        """Lets the optimizer keep rows that came from elsewhere without state of their own.
+
+        Args:
+            name: Of the table.
+            table: The table.
+            rows: int64 `[n]`, the rows that came.
+        """
+        if name in self._names:
+            sparse = table.updates.optimizer or self._config.sparse
+            rate = sparse.learning_rate or self._config.learning_rate
+            self.sparse.hold_rows(self._names.index(name), table.rows, rows, rate)
+
+    def hold_weights(self, numbers: Collection[int]) -> None:
+        """Lets the optimizer keep dense weights that came from elsewhere without state.
+
+        Args:
+            numbers: Their places among the dense weights.
+        """
+        ftrl = self.dense
+        if not isinstance(ftrl, keras.optimizers.Ftrl):
+            return
+        rule = LazyFTRL(
+            ftrl.learning_rate_power,
+            ftrl.initial_accumulator_value,
+            ftrl.l1_regularization_strength,
+            ftrl.l2_regularization_strength,
+            ftrl.beta,
+        )
+        rate = self._config.dense.learning_rate or self._config.learning_rate
+        for number in numbers:
+            sums = ftrl._accumulators[number].numpy()
+            held = rule.hold(self._dense[number].numpy(), sums, rate)
+            ftrl._linears[number].assign(held)
 
     def widen(
         self, gradients: Sequence[Gradient], known: KnownRows, factor: tf.Tensor

@@ -324,7 +324,8 @@ def transfer_weights(
         _check_moments(config, warm)
         source = _open_source(warm.path, config.input.tolerates)
         report = _transfer_run(source, target, warm, new_rows)
-    set_table_files(target.model, files)
+    for name, places in set_table_files(target.model, files).items():
+        target.optimizers.hold_rows(name, target.model.tables[name], places)
     found = {
         name: {"rows": target.model.tables[name].vocabulary_size, "transferred": len(keys)}
         for name, (keys, _) in files.items()
@@ -365,6 +366,7 @@ def _transfer_run(
     for name in dense:
         state.variables[name].assign(source.read(name))
     moments = [slot.name for slot in slots if _set_slot(state, source, slot, rows)]
+    _hold_weights(target, layout, (rows, dense), moments)
     return WarmStartReport(
         source=str(source.directory),
         rows={
@@ -492,6 +494,27 @@ def _set_slot(
     else:
         variable.assign(tensor)
     return True
+
+
+def _hold_weights(
+    target: WarmTarget,
+    layout: CheckpointLayout,
+    came: tuple[Mapping[str, np.ndarray], Sequence[str]],
+    moments: Sequence[str],
+) -> None:
+    """Lets FTRL keep the rows and dense weights that came over without its sums."""
+    rows, dense = came
+    for number, name in enumerate(layout.trained_tables):
+        if name in rows and f"{_ROW_STATE}slots/linear/{number}" not in moments:
+            known = np.flatnonzero(rows[name] != NO_ROW)
+            target.optimizers.hold_rows(name, target.model.tables[name], known)
+    target.optimizers.hold_weights(
+        [
+            number
+            for number, name in enumerate(layout.dense)
+            if name in dense and f"{OPTIMIZERS}/dense/_linears/{number}" not in moments
+        ]
+    )
 
 
 def _set_rows(variable: TableRows, before: np.ndarray, rows: np.ndarray) -> None:

@@ -183,7 +183,7 @@ def _join_keys(model: Model, files: Mapping[str, TableRows]) -> dict[KeySpace, n
     return joined
 
 
-def set_table_files(model: Model, files: Mapping[str, TableRows]) -> None:
+def set_table_files(model: Model, files: Mapping[str, TableRows]) -> dict[str, np.ndarray]:
     """Sets tables to the rows of files.
 
     Of dynamic tables the keys become those of the files. Tables that share them, and have no file,
@@ -192,15 +192,20 @@ def set_table_files(model: Model, files: Mapping[str, TableRows]) -> None:
     Args:
         model: The model.
         files: What `read_table_files` has read.
+
+    Returns:
+        The rows that hold what they have learned elsewhere, by table, int64 `[n]`.
     """
+    places: dict[str, np.ndarray] = {}
     for space, keys in _join_keys(model, files).items():
         kept = _read_rows(model, space, keys)
         set_keys(model, space, MatchedKeys(keys, np.arange(FIRST_ROW + len(keys))))
         for name, given in kept.items():
             if name not in files:
-                _put_rows(model.tables[name], *given)
+                places[name] = _put_rows(model.tables[name], *given)
     for name, (keys, rows) in files.items():
-        _put_rows(model.tables[name], keys, rows)
+        places[name] = _put_rows(model.tables[name], keys, rows)
+    return places
 
 
 def _read_rows(model: Model, space: KeySpace, keys: np.ndarray) -> dict[str, TableRows]:
@@ -214,8 +219,10 @@ def _read_rows(model: Model, space: KeySpace, keys: np.ndarray) -> dict[str, Tab
     }
 
 
-def _put_rows(table: EmbeddingTable, keys: np.ndarray, rows: np.ndarray) -> None:
-    """Sets the rows of keys that a table has."""
+def _put_rows(table: EmbeddingTable, keys: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Sets the rows of keys that a table has; returns which rows these are."""
+    places = table.keys.find_on_host(keys) if isinstance(table, DynamicTable) else keys
     values = table.rows.numpy().copy()
-    values[table.keys.find_on_host(keys) if isinstance(table, DynamicTable) else keys] = rows
+    values[places] = rows
     table.rows.assign(values)
+    return places

@@ -370,3 +370,22 @@ def test_the_summed_gradient_is_clipped_not_its_parts() -> None:
     optimizer.apply([slices(np.array([4, 4, 7]), values)], [table])
     np.testing.assert_array_equal(table.numpy()[4], [-1.5, -1.5, 1.5, -1.0])
     np.testing.assert_array_equal(table.numpy()[7], [-0.25, -0.25, 0.25, -0.125])
+
+
+@pytest.mark.parametrize("power", [-0.5, -0.7])
+def test_ftrl_holds_rows_that_came_from_elsewhere(power: float) -> None:
+    start = first_rows(3)
+    start[4] = 0.0
+    table = tf.Variable(start)
+    rule = LazyFTRL(power, 0.3, 0.05, 0.05, 0.2)
+    optimizer = LazyOptimizer([table], TableRule(rule, RATE))
+    came = np.array([1, 4, 7])
+    optimizer.hold_rows(0, table, came, RATE)
+    ids = np.array([1, 2, 4, 7])
+    optimizer.apply([slices(ids, np.zeros([4, DIM], np.float32))], [table])
+    np.testing.assert_allclose(table.numpy()[came], start[came], rtol=1e-5, atol=1e-6)
+    assert not table.numpy()[2].any()  # A row that began here is computed of its gradients alone.
+    optimizer.apply([slices(came, np.full([3, DIM], 1e-3, np.float32))], [table])
+    quadratic = (0.3**-power + 0.2) / RATE + 0.1
+    moved = start[[1, 7]] - 1e-3 / quadratic
+    np.testing.assert_allclose(table.numpy()[[1, 7]], moved, rtol=1e-3)

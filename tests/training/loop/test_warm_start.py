@@ -421,6 +421,53 @@ def test_tables_start_from_files(ruled_run: Path, tiny_version: Path, tmp_path: 
     assert "user_id.txt" in report.render()
 
 
+FTRL = OptimizerConfig.model_validate(
+    {
+        "sparse": {"kind": "ftrl", "l1": 0.01, "l2": 0.02},
+        "dense": {"kind": "ftrl", "l1_regularization_strength": 0.01, "beta": 0.1},
+    }
+)
+
+
+def apply_zeros(trainer: Trainer) -> None:
+    """A step whose loss does not move: FTRL computes all weights of its sums."""
+    optimizers = trainer.parts.optimizers
+    zeros = [
+        tf.IndexedSlices(tf.zeros_like(v), tf.range(tf.shape(v, tf.int64)[0]), tf.shape(v))
+        for v in trainer.parts.model.table_variables
+    ]
+    optimizers.apply([*zeros, *(tf.zeros_like(v) for v in trainer.parts.model.dense_variables)])
+
+
+def test_ftrl_keeps_weights_that_came_without_moments(
+    dssm_run: Path, grown: Path, tmp_path: Path
+) -> None:
+    warm = {"path": str(dssm_run)}
+    config = configure(grown, tmp_path, MODELS["dssm"], warm, optimizer=FTRL)
+    trainer = warm_start_build(config)
+    report, model = trainer.warm_start(), trainer.parts.model
+    before = {name: table.rows.numpy().copy() for name, table in model.tables.items()}
+    dense = [variable.numpy() for variable in model.dense_variables]
+    apply_zeros(trainer)
+    for name, table in model.tables.items():
+        kept = np.isclose(table.rows.numpy(), before[name], rtol=1e-4, atol=1e-6).all(axis=1)
+        assert report.rows[name]["transferred"] <= kept.sum()
+    assert dense
+    for variable, wanted in zip(model.dense_variables, dense, strict=True):
+        np.testing.assert_allclose(variable.numpy(), wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_ftrl_keeps_rows_of_files(ruled_run: Path, tiny_version: Path, tmp_path: Path) -> None:
+    file = tmp_path / "users.txt"
+    file.write_text("5\t1,2,3,4\n9\t-1,0,0.5,2\n")
+    warm = {"tables": {"user_id": str(file)}}
+    trainer = warm_start_build(configure(tiny_version, tmp_path, RULED, warm, optimizer=FTRL))
+    trainer.warm_start()
+    apply_zeros(trainer)
+    found = trainer.parts.model.tables["user_id"].lookup(tf.constant([5, 9], tf.int64))
+    np.testing.assert_allclose(found, [[1, 2, 3, 4], [-1, 0, 0.5, 2]], rtol=1e-4, atol=1e-6)
+
+
 def read_first_key(directory: Path) -> str:
     return (directory / "user_id.txt").read_text().split("\t")[0]
 
