@@ -108,6 +108,10 @@ class TableBuilder:
         """Whether a feature's values are ids, that is, rows of a table."""
         return spec.vocabulary_size is not None or spec.name in self._of_feature
 
+    def is_keyed(self, spec: FeatureSpec) -> bool:
+        """Whether steps get rows of a dynamic table in the place of a feature's values."""
+        return spec.vocabulary_size is None or spec.name in self._of_feature
+
     def plan_input(
         self, spec: FeatureSpec, pooling: PoolingConfig | None = None, *, bias: bool = False
     ) -> InputFeature:

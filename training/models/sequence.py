@@ -330,12 +330,14 @@ def _select_others(
 def _require_items(sequence: FeatureSpec, builder: TableBuilder, manifest: Manifest) -> None:
     """Checks that the sequence's ids are those of items, as each of them is a target."""
     item = builder.resolve(find_feature(manifest, manifest.require_key("item")))
-    is_keyed = item.vocabulary_size is None
+    is_keyed = builder.is_keyed(item) or builder.is_keyed(sequence)
     if is_keyed or sequence.encoding != item.encoding or sequence.table != item.table:
         build = f", or build {sequence.name} with the encoding of {item.name}"
         raise ConfigError(
             "each item of the sequence is a target, so it needs the ids of the item itself"
-            + (", by a vocabulary: keys are no targets" if is_keyed else ""),
+            + (
+                ", by a vocabulary and in a static table: keys are no targets" if is_keyed else ""
+            ),
             received=f"{sequence.name}: {sequence.encoding} in table {sequence.table}; "
             f"{item.name}: {item.encoding} in table {item.table}",
             fix="set model.every_position=false" + ("" if is_keyed else build),

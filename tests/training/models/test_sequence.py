@@ -356,6 +356,8 @@ def test_datasets_without_a_sequence_of_items_are_refused(tiny_manifest: Manifes
     tables = {"items": {"kind": "dynamic", "features": ["movie_id", "history"]}}
     with pytest.raises(ConfigError, match="keys are no targets"):
         build(SASRecConfig.model_validate({"embeddings": tables}), keyed)
+    with pytest.raises(ConfigError, match="in a static table"):  # Ids, but steps get rows.
+        build(SASRecConfig.model_validate({"embeddings": tables}), tiny_manifest)
     assert build(SASRecConfig(every_position=False), others).user_inputs == ("history",)
 
 
