@@ -236,11 +236,11 @@ class EpochRunner:
         config = self._config.fit.checkpoint
         if config.every_steps is not None and not position.step(self._steps) % config.every_steps:
             return True
+        if config.every_minutes is None:
+            return False
         waited_s = time.monotonic() - self._saved_at
-        return (
-            config.every_minutes is not None
-            and waited_s >= config.every_minutes * SECONDS_PER_MINUTE
-        )
+        # Each process has a clock of its own, and all of them have to save.
+        return self.context.workers.any(waited_s >= config.every_minutes * SECONDS_PER_MINUTE)
 
     @contextmanager
     def _divergence_errors(self) -> Iterator[None]:

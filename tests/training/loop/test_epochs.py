@@ -156,6 +156,47 @@ class Unsaved:
     def check(self) -> None: ...
 
 
+class Saved(Unsaved):
+    """Checkpoints of a run that keep their positions."""
+
+    def __init__(self) -> None:
+        self.positions: list[Position] = []
+
+    def save(self, state: ResumeState, *, best: bool) -> None:
+        self.saved = state.position
+        self.positions.append(state.position)
+
+
+class OneOfTwo(Workers):
+    """Stands for a worker whose fellow answers what it is told to, call by call."""
+
+    def __init__(self, fellow: list[bool]) -> None:
+        super().__init__(tf.distribute.get_strategy())
+        self._fellow = fellow
+
+    def any(self, flag: bool) -> bool:
+        return self._fellow.pop(0) or flag
+
+
+def test_workers_save_by_the_clock_of_any_of_them(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    fit = FitConfig(steps_per_loop=4, checkpoint=CheckpointConfig(every_minutes=1e6))
+    epochs = build_input(tiny_version, tiny_manifest, fit=fit)
+    assert epochs.steps_per_epoch == 12
+    checkpoints = Saved()
+    # Each call of steps asks twice: whether to stop, and whether to save.
+    fellow = [False, False, False, True, False, False]
+    context = RunContext(
+        Path(), checkpoints, NullWriter(), NullWriter(), NoProgress(), StopRequest(),
+        OneOfTwo(fellow),
+    )  # fmt: skip
+    run_steps = build_run_steps(tf.distribute.get_strategy(), count_rows)
+    EpochRunner(epochs, run_steps, context).run(ResumeState(Position(0, 0), EpochSums(), 0))
+    assert checkpoints.positions == [Position(0, 8)]
+    assert fellow == []
+
+
 def build_input(version: Path, manifest: Manifest, inputs=("movie_id",), **changes) -> EpochInput:
     settings = {"batch_size": 64, **changes.pop("input", {})}
     step_inputs = StepInputs(tuple(inputs), binary_labels=changes.pop("binary_labels", ()))
