@@ -28,7 +28,7 @@ from training.models.model import Model
 from training.monitoring.epoch_records import TrainingResult
 from training.monitoring.mlflow_log import find_tracking_uri, tracked
 from training.monitoring.progress import NoProgress, TrainingProgress
-from training.reader.training_data import TrainingData
+from training.reader.training_data import TrainingData, read_current_data
 from training.run_directory import (
     RunStart,
     StartMode,
@@ -42,7 +42,6 @@ from training.run_directory import (
     locked,
     only_one,
     publish_run,
-    read_current_data,
     recorded_status,
 )
 
@@ -88,7 +87,7 @@ def fit_run(
         if start.finished is not None:
             return start.finished
         seed_everything(config.seed)
-        trainer = Trainer(config, start.data, strategy, progress, profile)
+        trainer = Trainer(start.pin(config), start.data, strategy, progress, profile)
         check_calibration(config, start.data, trainer.parts.model)
         if start.unfinished is None:
             trainer.warm_start()  # Refused, it leaves no directory behind.
@@ -134,8 +133,9 @@ def _train(
     ):
         if workers.is_chief:
             model = trainer.parts.model
-            update_run_card(run, **describe_start(config, run, start.data, model, devices))
-            _keep_counts(config, start.data, run)
+            of_start = describe_start(config, run, start.data, model, devices, start.mixed)
+            update_run_card(run, **of_start)
+            _keep_counts(start.pin(config), start.data, run)
         progress.message(
             f"training {config.model.name} on {devices.render()}: "
             f"{start.data.manifest.split('train').rows:,} rows in train, "

@@ -34,7 +34,6 @@ from conf.schema import fingerprint
 from conf.storage.locations import find_path
 from conf.training.refit import RefitConfig
 from conf.training.train import TrainConfig
-from training.checkpoint.run_reference import manifest_sha256
 from training.checkpoint.stored_runs import is_stored
 from training.evaluation.protocols import HeldOutRows
 from training.fit import fit_run
@@ -42,13 +41,18 @@ from training.input.batches import build_held_out_dataset, read_batches
 from training.loop.early_stopping import find_best
 from training.monitoring.epoch_records import EpochRecord, read_history
 from training.monitoring.progress import TrainingProgress
-from training.reader.training_data import TrainingData
+from training.reader.training_data import (
+    TrainingData,
+    pin_mixed,
+    read_current_data,
+    read_current_mixed,
+)
 from training.run_directory import (
     config_sha256,
     find_unfinished_run,
+    is_trained_on,
     locked,
     make_entry,
-    read_current_data,
     run_paths,
 )
 from training.sweep import check_comparable, find_metric
@@ -88,6 +92,7 @@ class RefitState:
         metric: What trials are compared by.
         trials: Those that have ended, in order.
         run: Directory of the run, once it has finished.
+        mixed: The versions of the datasets of `input.mix`.
     """
 
     sha256: str
@@ -96,6 +101,7 @@ class RefitState:
     metric: str
     trials: list[Trial] = field(default_factory=list)
     run: str | None = None
+    mixed: list[str] | None = None
 
     @classmethod
     def read(cls, directory: Path) -> RefitState:
@@ -154,7 +160,7 @@ def fit_chosen(
         config: The resolved config; it has `fit.refit`.
         progress: Shows how it goes.
         resume: Whether to go on where the newest refit of the same config was interrupted, in a
-            trial or in the run, on the dataset version that it began with.
+            trial or in the run, on the dataset versions that it began with.
         once: Whether to do so, and to train nothing where it has finished on the same version.
 
     Returns:
@@ -279,7 +285,8 @@ def _find_newest(config: TrainConfig) -> tuple[Path | None, Path | None]:
     for file in sorted(_parent(config).glob(f"*/{REFIT_FILE}"), reverse=True):
         state = RefitState.read(file.parent)
         if state.sha256 == wanted:
-            if not (find_path(state.dataset) / MANIFEST_FILE).is_file():
+            versions = [state.dataset, *(state.mixed or ())]
+            if not all((find_path(place) / MANIFEST_FILE).is_file() for place in versions):
                 break
             return (file.parent, None) if state.run is None else (None, Path(state.run))
     return None, None
@@ -290,9 +297,8 @@ def _is_trained_on_current(run: Path, config: TrainConfig) -> bool:
     if not (run / RUN_CARD_FILE).is_file():
         return False
     card = read_json(run / RUN_CARD_FILE)
-    trained_on = (card.get("dataset") or {}).get("manifest_sha256")
-    is_current = trained_on == manifest_sha256(read_current_data(config).manifest)
-    return is_current and card.get("status") == STATUS_TRAINED
+    current = read_current_data(config).manifest, read_current_mixed(config)
+    return is_trained_on(card, *current) and card.get("status") == STATUS_TRAINED
 
 
 def _refit_sha256(config: TrainConfig) -> str:
@@ -309,7 +315,8 @@ def _make_directory(config: TrainConfig, metric: str) -> Path:
     version = str(read_current_data(config).version_dir.absolute())
     sha256 = _refit_sha256(config)
     directory = make_entry(_parent(config), sha256)
-    RefitState(sha256, config.resolved(), version, metric).write(directory)
+    mixed = [str(data.version_dir.absolute()) for data in read_current_mixed(config)]
+    RefitState(sha256, config.resolved(), version, metric, mixed=mixed).write(directory)
     return directory
 
 
@@ -328,6 +335,8 @@ class _Refit:
         self._state = RefitState.read(directory)
         pinned = {"dataset": self._state.dataset}
         self._config = override_config(config, pinned, "of fit.refit")
+        if self._state.mixed is not None:
+            self._config = pin_mixed(self._config, self._state.mixed)
         self._refit, self._progress, self._directory = refit, progress, directory
         self._is_resumed = is_resumed
 

@@ -9,15 +9,15 @@ import importlib.metadata
 import logging
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from conf.artefacts.dataset import read_manifest, resolve_version
+from conf.artefacts.dataset import ToleratesShard
 from conf.artefacts.run import (
     INPUT_COUNTS_FILE,
     RUN_CARD_FILE,
@@ -52,7 +52,12 @@ from training.distribution.workers import Workers
 from training.models.model import Model
 from training.monitoring.epoch_records import TrainingResult
 from training.monitoring.progress import TrainingProgress
-from training.reader.training_data import TrainingData
+from training.reader.training_data import (
+    TrainingData,
+    pin_mixed,
+    read_current_data,
+    read_current_mixed,
+)
 
 LOCK_FILE = ".lock"
 ONCE_LOCK_FILE = ".once.lock"
@@ -128,18 +133,30 @@ def find_unfinished_run(config: TrainConfig) -> Path | None:
     return None if newest is None or newest[1].get("status") == STATUS_TRAINED else newest[0]
 
 
-def find_finished_run(config: TrainConfig, manifest: Manifest) -> Path | None:
+def find_finished_run(
+    config: TrainConfig, manifest: Manifest, mixed: Sequence[TrainingData] = ()
+) -> Path | None:
     """Returns the newest run of the same resolved config if it has finished, else None.
 
     Args:
         config: The resolved config.
         manifest: Of the dataset version that it must have been trained on.
+        mixed: The versions of `input.mix` that it must have been trained on.
     """
     newest = _find_newest_run(config)
     if newest is None or newest[1].get("status") != STATUS_TRAINED:
         return None
-    trained_on = (newest[1].get("dataset") or {}).get("manifest_sha256")
-    return newest[0] if trained_on == manifest_sha256(manifest) else None
+    return newest[0] if is_trained_on(newest[1], manifest, mixed) else None
+
+
+def is_trained_on(
+    card: Mapping[str, Any], manifest: Manifest, mixed: Sequence[TrainingData]
+) -> bool:
+    """Whether a card is that of a run on some versions; see `find_finished_run`."""
+    trained_on = (card.get("dataset") or {}).get("manifest_sha256")
+    mixed_in = [part.get("manifest_sha256") for part in card.get("mixed") or ()]
+    wanted = [manifest_sha256(data.manifest) for data in mixed]
+    return trained_on == manifest_sha256(manifest) and mixed_in == wanted
 
 
 def _find_newest_run(config: TrainConfig) -> tuple[Path, dict[str, Any]] | None:
@@ -216,6 +233,7 @@ def describe_start(
     data: TrainingData,
     model: Model,
     devices: Devices,
+    mixed: Sequence[TrainingData] = (),
 ) -> dict[str, Any]:
     """Returns what the card of a run says from its start on."""
     return {
@@ -226,6 +244,7 @@ def describe_start(
         "config": config.resolved(),
         "config_sha256": config_sha256(config),
         "dataset": _describe_dataset(data.version_dir, data.manifest),
+        "mixed": [_describe_dataset(part.version_dir, part.manifest) for part in mixed],
         "versions": describe_versions(),
         "devices": devices.to_json(),
         "model": {
@@ -356,11 +375,17 @@ class RunStart:
         data: The dataset version to train on.
         unfinished: Directory of the run to go on with; None: a new one.
         finished: Directory of a run that leaves nothing to train; None: there is none.
+        mixed: The versions of the datasets of `input.mix`.
     """
 
     data: TrainingData
     unfinished: Path | None = None
     finished: Path | None = None
+    mixed: tuple[TrainingData, ...] = ()
+
+    def pin(self, config: TrainConfig) -> TrainConfig:
+        """Returns the config with the versions of `input.mix` in the place of the datasets."""
+        return pin_mixed(config, [str(data.version_dir.absolute()) for data in self.mixed])
 
 
 def choose_start(
@@ -382,21 +407,31 @@ def choose_start(
         return _find_start(config, progress, mode)
     require_same_config(config, workers)
 
-    def find() -> list[str | None]:
+    def find() -> dict[str, Any]:
         start = _find_start(config, progress, mode)
-        runs = [None if run is None else str(run) for run in (start.unfinished, start.finished)]
-        data = start.data
-        return [str(data.version_dir.absolute()), manifest_sha256(data.manifest), *runs]
+        runs = {"unfinished": start.unfinished, "finished": start.finished}
+        return {
+            "versions": [_name_version(data) for data in (start.data, *start.mixed)],
+            **{name: None if run is None else str(run) for name, run in runs.items()},
+        }
 
-    found_dir, expected_sha256, unfinished, finished = workers.share(find)
-    version_dir = find_path(str(found_dir))
+    found = workers.share(find)
     tolerates = config.input.tolerates
-    manifest = read_run_manifest(version_dir, str(expected_sha256), tolerates=tolerates)
-    run = None if unfinished is None else Path(unfinished)
+    data, *mixed = (_read_version(*version, tolerates) for version in found["versions"])
+    run = None if found["unfinished"] is None else Path(found["unfinished"])
     # The others may not see the run; what they count is the same.
     counts_file = run / INPUT_COUNTS_FILE if run is not None and workers.is_chief else None
-    done = None if finished is None else Path(finished)
-    return RunStart(TrainingData(version_dir, manifest, counts_file), run, done)
+    done = None if found["finished"] is None else Path(found["finished"])
+    return RunStart(replace(data, counts_file=counts_file), run, done, tuple(mixed))
+
+
+def _name_version(data: TrainingData) -> list[str]:
+    return [str(data.version_dir.absolute()), manifest_sha256(data.manifest)]
+
+
+def _read_version(place: str, sha256: str, tolerates: ToleratesShard) -> TrainingData:
+    version_dir = find_path(place)
+    return TrainingData(version_dir, read_run_manifest(version_dir, sha256, tolerates=tolerates))
 
 
 def require_same_config(config: TrainConfig, workers: Workers) -> None:
@@ -430,36 +465,44 @@ def _list_differences(
             yield f"{parent}{key}={mine}, {theirs} at the chief"
 
 
-def read_current_data(config: TrainConfig) -> TrainingData:
-    """Reads the manifest of the dataset version that a new run of a config trains on.
-
-    Raises:
-        SluiceError: There is no such version, or it is damaged.
-    """
-    version_dir = resolve_version(find_path(config.dataset))
-    return TrainingData(version_dir, read_manifest(version_dir, config.input.tolerates))
-
-
 def _find_start(config: TrainConfig, progress: TrainingProgress, mode: StartMode) -> RunStart:
-    data = None
+    new: RunStart | None = None
     if mode is StartMode.ONCE:
-        data = read_current_data(config)
-        if (finished := find_finished_run(config, data.manifest)) is not None:
+        new = _start_anew(config)
+        if (finished := find_finished_run(config, new.data.manifest, new.mixed)) is not None:
             progress.message(f"trained already, nothing to do: run {finished}", run=str(finished))
-            return RunStart(data, finished=finished)
+            return replace(new, finished=finished)
     run = None if mode is StartMode.NEW else find_unfinished_run(config)
     if run is None:
         if mode is StartMode.RESUME:
             progress.message("no unfinished run of this config: starting a new one")
-        return RunStart(data or read_current_data(config))
-    # On with the version that the run began with, even if a newer one is current by now.
+        return new or _start_anew(config)
+    # On with the versions that the run began with, even if newer ones are current by now.
     reference = RunReference.read(run)
-    version_dir = reference.version_dir
-    if not (version_dir / MANIFEST_FILE).is_file():
-        progress.message(
-            f"the dataset version of the unfinished run {run.name} is gone "
-            f"({version_dir}): starting a new run"
+    for version_dir in (reference.version_dir, *(place for place, _ in reference.mixed or ())):
+        if not (version_dir / MANIFEST_FILE).is_file():
+            progress.message(
+                f"the dataset version of the unfinished run {run.name} is gone "
+                f"({version_dir}): starting a new run"
+            )
+            return new or _start_anew(config)
+    return _go_on(config, reference)
+
+
+def _start_anew(config: TrainConfig) -> RunStart:
+    return RunStart(read_current_data(config), mixed=read_current_mixed(config))
+
+
+def _go_on(config: TrainConfig, reference: RunReference) -> RunStart:
+    """Returns the start of a run that goes on, on the versions that it began with."""
+    tolerates, run = config.input.tolerates, reference.run_dir
+    manifest = reference.read_manifest(tolerates)
+    if reference.mixed is None:  # A run from before the card named them.
+        mixed = read_current_mixed(config)
+    else:
+        mixed = tuple(
+            TrainingData(place, read_run_manifest(place, sha256, tolerates=tolerates))
+            for place, sha256 in reference.mixed
         )
-        return RunStart(data or read_current_data(config))
-    manifest = reference.read_manifest(config.input.tolerates)
-    return RunStart(TrainingData(version_dir, manifest, run / INPUT_COUNTS_FILE), run)
+    data = TrainingData(reference.version_dir, manifest, run / INPUT_COUNTS_FILE)
+    return RunStart(data, run, mixed=mixed)

@@ -28,6 +28,7 @@ from conf.training.models import DSSMConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import EarlyStoppingConfig, FitConfig, TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
+from training import fit as fit_module
 from training.checkpoint.restore import load_run
 from training.distribution.workers import Workers
 from training.evaluation import protocols
@@ -327,6 +328,61 @@ def test_resume_starts_anew_where_the_dataset_version_is_gone(tmp_path: Path) ->
     assert other != run
     assert "is gone" in stream.getvalue()
     assert resolve_run(str(root / "t")) == other
+
+
+def publish_other_lists(mixed: Path, folder: Path) -> None:
+    """Makes a version with shorter lists the current one of a dataset."""
+    newer = mixed.with_name("20260202T000000Z-tiny")
+    write_tiny_dataset(folder, "other", TinyConfig(users=20, max_len=5)).rename(newer)
+    (mixed.parent.parent / "CURRENT").write_text(newer.name + "\n")
+
+
+def test_a_run_goes_on_with_the_versions_that_it_mixed_in(tmp_path: Path) -> None:
+    version = write_tiny_dataset(tmp_path, config=TinyConfig(users=20))
+    mixed = write_tiny_dataset(tmp_path, "other", TinyConfig(users=20))
+    mix = [{"dataset": str(mixed.parent.parent), "weight": 0.25}]
+    settings = InputConfig.model_validate({"batch_size": 64, "mix": mix})
+    once = FitConfig(epochs=1, early_stopping=None)
+    config = configure(version, tmp_path / "runs", input=settings, fit=once)
+    run = fit(config)
+    card = read_json(run / "run_card.json")
+    assert [part["path"] for part in card["mixed"]] == [str(mixed.resolve())]
+    assert card["config"] == config.resolved()
+    assert fit(config, once=True) == run
+    publish_other_lists(mixed, tmp_path / "newer")
+    update_run_card(run, status="training")
+    assert fit(config, resume=True) == run
+    with pytest.raises(InputDataError, match="max_len 5"):  # Not trained on the newer one yet.
+        fit(config, once=True)
+    changed = [{**card["mixed"][0], "manifest_sha256": "0" * 64}]
+    update_run_card(run, status="training", mixed=changed)
+    with pytest.raises(InputDataError, match="not the one"):
+        fit(config, resume=True)
+    mixed.rename(tmp_path / "gone")
+    stream = io.StringIO()
+    with pytest.raises(InputDataError, match="max_len 5"):
+        fit_run(config, build_progress("text", 3600, stream), resume=True)
+    assert "is gone" in stream.getvalue()
+
+
+def test_a_new_version_to_mix_in_waits_for_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = write_tiny_dataset(tmp_path, config=TinyConfig(users=20))
+    mixed = write_tiny_dataset(tmp_path, "other", TinyConfig(users=20))
+    mix = [{"dataset": str(mixed.parent.parent), "weight": 0.25}]
+    settings = InputConfig.model_validate({"batch_size": 64, "mix": mix})
+    config = configure(version, tmp_path / "runs", input=settings)
+    build = fit_module.build_validate
+
+    def publish_first(*given: Any) -> Any:  # When the run has begun, and before its first epoch.
+        publish_other_lists(mixed, tmp_path / "newer")
+        return build(*given)
+
+    monkeypatch.setattr(fit_module, "build_validate", publish_first)
+    card = read_json(fit(config) / "run_card.json")
+    assert card["training"]["epochs"] == 2
+    assert card["mixed"][0]["version"] == mixed.name
 
 
 def test_a_run_is_current_before_it_counts_as_trained(

@@ -22,7 +22,8 @@ from training.loop.schedules import build_learning_rate
 from training.monitoring.epoch_records import EpochRecord, read_history
 from training.monitoring.progress import NoProgress
 from training.refit import FarBehindError, Trial, build_run_config, describe_plan, fit_chosen
-from training.run_directory import locked, read_current_data
+from training.reader.training_data import read_current_data
+from training.run_directory import locked
 
 PAIRS = {"hash_of": ["user_id", "movie_id"], "share": 0.2}
 

@@ -38,6 +38,8 @@ class RunReference:
         version_dir: Directory of the dataset version.
         manifest_sha256: Fingerprint of the manifest that the run read.
         specs: Features that its model was built for; none in the card of an older run.
+        mixed: Directory and fingerprint of the versions of `input.mix`; None in the card of an
+            older run.
     """
 
     run_dir: Path
@@ -45,6 +47,7 @@ class RunReference:
     version_dir: ReadablePath
     manifest_sha256: str
     specs: tuple[FeatureSpec, ...]
+    mixed: tuple[tuple[ReadablePath, str], ...] | None = None
 
     @classmethod
     def read(cls, run_dir: Path) -> RunReference:
@@ -55,6 +58,7 @@ class RunReference:
             UpstreamNotReadyError: There is none.
         """
         card = read_json(run_dir / RUN_CARD_FILE)
+        mixed = card.get("mixed")
         try:
             return cls(
                 run_dir,
@@ -62,6 +66,9 @@ class RunReference:
                 find_path(card["dataset"]["path"]),
                 str(card["dataset"]["manifest_sha256"]),
                 tuple(map(FeatureSpec.from_json, (card.get("model") or {}).get("specs", ()))),
+                None
+                if mixed is None
+                else tuple((find_path(p["path"]), str(p["manifest_sha256"])) for p in mixed),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _build_incomplete_error(run_dir, error) from error

@@ -335,9 +335,7 @@ def _require_items(sequence: FeatureSpec, builder: TableBuilder, manifest: Manif
         build = f", or build {sequence.name} with the encoding of {item.name}"
         raise ConfigError(
             "each item of the sequence is a target, so it needs the ids of the item itself"
-            + (
-                ", by a vocabulary and in a static table: keys are no targets" if is_keyed else ""
-            ),
+            + (", by a vocabulary and in a static table: keys are no targets" if is_keyed else ""),
             received=f"{sequence.name}: {sequence.encoding} in table {sequence.table}; "
             f"{item.name}: {item.encoding} in table {item.table}",
             fix="set model.every_position=false" + ("" if is_keyed else build),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
+from conf.storage.locations import find_path
 from conf.training.input import FilterConfig, InputConfig
+from conf.training.train import TrainConfig
 from training.reader.split_source import InputOptions, SplitSource, count_rows, count_steps
 
 
@@ -75,3 +79,29 @@ class TrainingData:
         config, options = InputConfig(), InputOptions(evaluation_filter=evaluation_filter)
         source = SplitSource(self.version_dir, self.manifest, split, config, options)
         return count_rows(source, self.counts_file)
+
+
+def read_current_data(config: TrainConfig) -> TrainingData:
+    """Reads the manifest of the dataset version that a new run of a config trains on.
+
+    Raises:
+        SluiceError: There is no such version, or it is damaged.
+    """
+    return _read_current(config.dataset, config)
+
+
+def read_current_mixed(config: TrainConfig) -> tuple[TrainingData, ...]:
+    """Reads the manifests of the versions that a new run mixes in, as `read_current_data` does."""
+    return tuple(_read_current(part.dataset, config) for part in config.input.mix)
+
+
+def _read_current(dataset: str, config: TrainConfig) -> TrainingData:
+    version_dir = resolve_version(find_path(dataset))
+    return TrainingData(version_dir, read_manifest(version_dir, config.input.tolerates))
+
+
+def pin_mixed(config: TrainConfig, versions: Sequence[str]) -> TrainConfig:
+    """Returns the config with versions in the place of the datasets of `input.mix`."""
+    parts = zip(config.input.mix, versions, strict=True)
+    mix = tuple(part.model_copy(update={"dataset": version}) for part, version in parts)
+    return config.model_copy(update={"input": config.input.model_copy(update={"mix": mix})})

@@ -163,18 +163,14 @@ def test_muon_updates_plain_variables_as_keras_does_its_own() -> None:
         assert np.abs(a.numpy() - first).min() > 0.01
 
 
-@pytest.mark.parametrize(
-    ("weight_decay", "warmup_steps"), [(None, 0), (0.5, 0), (0.5, 4)], ids=str
-)
+@pytest.mark.parametrize(("weight_decay", "warmup_steps"), [(None, 0), (0.5, 0), (0.5, 4)], ids=str)
 def test_schedule_free_adamw_is_that_of_the_paper(
     weight_decay: float | None, warmup_steps: int
 ) -> None:
     first, rate, beta, decay = np.array([[2.0, -3.0], [1.5, 4.0]]), 0.1, 0.8, 0.99
     weight = tf.Variable(tf.zeros([2, 2]))
     kind = {"kind": "schedulefreeadamw", "beta_1": beta, "beta_2": decay, "learning_rate": rate}
-    optimizer = build(
-        {**kind, "weight_decay": weight_decay, "warmup_steps": warmup_steps}, weight
-    )
+    optimizer = build({**kind, "weight_decay": weight_decay, "warmup_steps": warmup_steps}, weight)
     weight.assign(first)  # Set after the optimizer was built, as by a warm start.
     step = tf.function(lambda: optimizer.apply([2 * weight.read_value()], [weight]))
     y, z, x, v = first, first, first, 0.0
