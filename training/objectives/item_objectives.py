@@ -41,7 +41,7 @@ from training.objectives.item_losses import (
 )
 from training.objectives.logq_correction import LogQCorrection, build_logq_correction
 from training.objectives.own_loss import OwnLoss, build_item_loss
-from training.objectives.positive_rows import find_mixed_rows, refuse_negative_rows
+from training.objectives.positive_rows import refuse_negative_rows
 from training.objectives.samplers import Sampler, build_sampler, find_distortion
 from training.objectives.user_items import KnownItems, TrainRows, build_known_items
 
@@ -316,7 +316,7 @@ def build_item_objective(
     """
     manifest = train.manifest
     key = manifest.require_key("item")
-    for part in (train, *find_mixed_rows(train)):
+    for part in train.parts:
         _refuse_drawn_negatives(config, part.manifest)
     refuse_negative_rows(config, config.kind, train)
     _refuse_keyed_items(config, manifest.schema[key], model)

@@ -19,7 +19,6 @@ from training.input.train_counts import read_train_counts
 from training.networks.network import TrainingPass
 from training.objectives.samplers import Sampler
 from training.objectives.user_items import TrainRows
-from training.reader.mixing import find_mixed
 
 
 class LogQCorrection:
@@ -111,12 +110,10 @@ def read_batch_counts(train: TrainRows) -> np.ndarray:
     counts = _count_rows(train.version_dir, train.manifest, config)
     if config.class_balance is None and not config.mix:
         return counts
-    others = find_mixed(config, train.manifest, [train.manifest.require_key("item")])
-    places = [(train.version_dir, train.manifest), *others]
     weights = [1 - sum(part.weight for part in config.mix), *(part.weight for part in config.mix)]
     shares = [
-        weight * _balanced_shares(*place, config)
-        for place, weight in zip(places, weights, strict=True)
+        weight * _balanced_shares(part.version_dir, part.manifest, config)
+        for part, weight in zip(train.parts, weights, strict=True)
     ]
     return np.sum(shares, axis=0) * counts.sum()
 

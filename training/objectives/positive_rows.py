@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from conf.errors import ConfigError
@@ -13,7 +11,6 @@ from conf.training.objectives import ItemSettings
 from training.input.train_counts import read_train_rows
 from training.objectives.user_items import TrainRows
 from training.reader.filters import passes
-from training.reader.mixing import find_mixed
 
 
 def refuse_negative_rows(config: ItemSettings, kind: str, train: TrainRows) -> None:
@@ -34,16 +31,8 @@ def refuse_negative_rows(config: ItemSettings, kind: str, train: TrainRows) -> N
     if config.positives == "every_row":
         return
     weight = train.manifest.find_weight()  # Of the mixed datasets the same feature is read.
-    for part in (train, *find_mixed_rows(train)):
+    for part in train.parts:
         _refuse_part(kind, part, weight)
-
-
-def find_mixed_rows(train: TrainRows) -> list[TrainRows]:
-    """Finds the rows of the datasets of `input.mix`."""
-    source = train.config or InputConfig()
-    mixed = find_mixed(source, train.manifest, [train.manifest.require_key("item")])
-    own = source.model_copy(update={"mix": ()})
-    return [replace(train, version_dir=place, manifest=other, config=own) for place, other in mixed]
 
 
 def _refuse_part(kind: str, train: TrainRows, weight: str | None) -> None:

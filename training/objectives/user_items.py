@@ -7,7 +7,8 @@ be pushed away from the user who likes them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from training.embedding.key_mapping import read_keys
 from training.input.batches import Batch
 from training.input.train_counts import read_train_pairs
 from training.raw_inputs.vocabularies import is_named, read_key_vocabulary
+from training.reader.mixing import find_mixed
 
 PAIR_BYTES = 8
 
@@ -55,6 +57,15 @@ class TrainRows:
     manifest: Manifest
     batch_size: int
     config: InputConfig | None = None
+
+    @cached_property
+    def parts(self) -> tuple[TrainRows, ...]:
+        """These rows, and those of each dataset of `input.mix`."""
+        source = self.config or InputConfig()
+        mixed = find_mixed(source, self.manifest, [self.manifest.require_key("item")])
+        own = source.model_copy(update={"mix": ()})
+        others = [replace(self, version_dir=v, manifest=m, config=own) for v, m in mixed]
+        return self, *others
 
 
 @dataclass(frozen=True)
@@ -109,11 +120,18 @@ def read_user_items(
         ConfigError: The dataset has no users, or no items.
         InputDataError: Their ids are no numbers, or a record is damaged.
     """
+    return group_pairs(_read_pairs(version_dir, manifest, config))
+
+
+def _read_pairs(
+    version_dir: ReadablePath, manifest: Manifest, config: InputConfig | None
+) -> np.ndarray:
+    """Reads the pairs of known users and items, int64 `[n, 2]`; they repeat."""
     read = read_train_pairs(version_dir, manifest, config or InputConfig(), positives=False)
     pairs = [np.zeros([0, 2], np.int64), *(np.stack(part, axis=1) for part in read)]
     found = np.concatenate(pairs)
     vocabulary = read_key_vocabulary(version_dir, manifest, manifest.require_key("user"))
-    return group_pairs(found[is_named(found[:, 0], vocabulary)])
+    return found[is_named(found[:, 0], vocabulary)]
 
 
 def group_pairs(pairs: np.ndarray) -> UserItems:
@@ -252,10 +270,10 @@ def _list_items(values: tf.Tensor | tf.RaggedTensor) -> RowItems:
 
 
 def build_known_items(train: TrainRows, features: Sequence[str]) -> KnownItems:
-    """Reads what `KnownItems` needs of a dataset version.
+    """Reads what `KnownItems` needs of the datasets that are trained on.
 
     Args:
-        train: The rows that are trained on; the dataset has items.
+        train: The rows that are trained on; their datasets have items.
         features: Features that the model reads. Where there are users, a history that is none of
             them is not read for this alone; a list of other ids than the item's is no history.
 
@@ -274,9 +292,9 @@ def build_known_items(train: TrainRows, features: Sequence[str]) -> KnownItems:
             allowed="none, target",
             fix="set model.objective.mask=target, or declare events.user or a history in the build",
         )
-    users = (
-        None if user is None else (user, read_user_items(train.version_dir, manifest, train.config))
-    )
-    if users is not None:
+    users = None
+    if user is not None:
+        pairs = [_read_pairs(part.version_dir, part.manifest, part.config) for part in train.parts]
+        users = (user, group_pairs(np.concatenate(pairs)))
         histories = tuple(name for name in histories if name in features)
     return KnownItems(item, users, histories, int(manifest.schema[item].vocabulary_size or 0))

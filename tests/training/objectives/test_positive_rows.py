@@ -23,7 +23,7 @@ from conf.training.objectives import (
 )
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
-from training.objectives import positive_rows
+from training.objectives import user_items
 from training.objectives.objective import build_objective
 from training.objectives.positive_rows import refuse_negative_rows
 from training.objectives.user_items import TrainRows
@@ -67,10 +67,10 @@ def test_rows_that_are_mixed_in_are_looked_at_too(
     tiny_version: Path, tiny_manifest: Manifest, labelled: Manifest, monkeypatch: Any
 ) -> None:
     mixed = {"mix": [{"dataset": "other", "weight": 0.3}]}
-    monkeypatch.setattr(positive_rows, "find_mixed", lambda *_: [(tiny_version, tiny_manifest)])
+    monkeypatch.setattr(user_items, "find_mixed", lambda *_: [(tiny_version, tiny_manifest)])
     _check(tiny_version, tiny_manifest, **mixed)
     other = replace(labelled, dataset_name="other")
-    monkeypatch.setattr(positive_rows, "find_mixed", lambda *_: [(tiny_version, other)])
+    monkeypatch.setattr(user_items, "find_mixed", lambda *_: [(tiny_version, other)])
     with pytest.raises(ConfigError, match=r"have label 0 \(feature label of other"):
         _check(tiny_version, tiny_manifest, **mixed)
 

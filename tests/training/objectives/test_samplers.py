@@ -178,6 +178,27 @@ def test_user_items_are_those_of_the_rows_that_are_trained_on(
     assert 0 < len(kept.items) < len(found.items)
 
 
+def test_user_items_are_those_of_mixed_datasets_too(tmp_path: Path) -> None:
+    versions = [
+        write_tiny_dataset(tmp_path, name, TinyConfig(users=20, own_group=share))
+        for name, share in (("tiny", 0.9), ("other", 0.0))
+    ]
+    mix = [{"dataset": str(versions[1].parent.parent), "weight": 0.3}]
+    config = InputConfig.model_validate({"batch_size": 32, "mix": mix})
+    train = TrainRows(versions[0], read_manifest(versions[0]), 32, config)
+    assert [part.manifest.dataset_name for part in train.parts] == ["tiny", "other"]
+    expected: dict[int, set[int]] = {}
+    for version in versions:
+        for record in read_train_records(version, read_manifest(version)):
+            expected.setdefault(record["user_id"][0], set()).add(record["movie_id"][0])
+    known = build_known_items(train, ("user_id", "movie_id"))
+    batch = {"user_id": tf.constant(sorted(expected)), "movie_id": tf.constant([2] * len(expected))}
+    found = known.find(batch)
+    rows, items = found.rows.numpy(), found.items.numpy()
+    for row, user in enumerate(sorted(expected)):
+        assert set(items[rows == row].tolist()) == expected[user] | {2}
+
+
 def test_a_bucket_of_unknown_users_is_no_user(
     tiny_version: Path, tiny_manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
