@@ -16,6 +16,7 @@ from conf.errors import ConfigError, did_you_mean
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.training.objectives import OwnLossConfig
+from training.embedding.key_mapping import read_keys
 from training.input.batches import Batch, build_eval_dataset, read_batches
 from training.models.model import find_feature
 from training.networks.own_code import (
@@ -91,7 +92,8 @@ class OwnLoss:
         """
         given = {}
         if self._reads_features:
-            read = {name: batch[name] for name in self.inputs}
+            # Of keys of dynamic tables a step has rows.
+            read = {name: read_keys(batch, name) for name in self.inputs}
             if rows is not None:
                 read = {name: tf.gather(value, rows) for name, value in read.items()}
             given["features"] = LossFeatures(read)

@@ -17,8 +17,10 @@ from conf.errors import ConfigError, ExitCode
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema
 from conf.training.models import DSSMConfig, MFConfig, RankingConfig, SASRecConfig
+from conf.training.tables import DynamicTableConfig
 from conf.training.train import TrainConfig
 from training.checkpoint.restore import load_run
+from training.embedding.key_mapping import map_keys, plan_keyed_features
 from training.evaluation.evaluate import evaluate_split
 from training.fit import fit_run, plan_run
 from training.input.batches import Batch, build_eval_dataset
@@ -27,7 +29,7 @@ from training.monitoring.epoch_records import read_history
 from training.monitoring.progress import NoProgress
 from training.networks.network import TrainingPass
 from training.objectives.objective import build_objective
-from training.objectives.own_loss import _read_rows
+from training.objectives.own_loss import _read_rows, build_label_loss
 
 LOSSES = """
 import tensorflow as tf
@@ -153,6 +155,24 @@ def test_a_loss_of_the_label_of_two_towers(
     expected = compute(MFConfig(objective="binary"), *where)
     changed = MFConfig(objective={"kind": "binary", "loss": own("cross_entropy")})
     np.testing.assert_allclose(compute(changed, *where), expected, rtol=1e-5)
+
+
+def test_a_loss_reads_keys_where_a_step_has_rows(
+    tiny_manifest: Manifest,
+) -> None:
+    config = ranking("by_user", features=["user_id"]).model_copy(
+        update={"embeddings": {"user_id": DynamicTableConfig()}}
+    )
+    model = build_model(config, tiny_manifest, 1)
+    loss = build_label_loss(config.tasks["label"].objective.loss, "loss")
+    keyed = plan_keyed_features(model.embedded_features, model.tables, loss.inputs)
+    keys, ones = np.array([40, 7, 40, 13]), tf.ones([4])
+    rows = {"user_id": tf.constant(keys), "label": ones}
+    batches = map_keys(tf.data.Dataset.from_tensors(rows), keyed, 1, is_new_epoch=True)
+    mapped = next(iter(batches))
+    assert set(mapped["user_id"].numpy()) == {2, 3, 4}
+    found = loss(ones, tf.zeros([4]), batch=mapped).numpy()
+    np.testing.assert_allclose(found, keys * np.log(2.0), rtol=1e-6)
 
 
 def plan(version: Path, root: Path, model: Any, epochs: int = 1) -> TrainConfig:
