@@ -334,7 +334,8 @@ class RuledIndex:
         if rules is None or (rules.every == "epoch" and not is_last):
             return
         turns = 1 if rules.every == "epoch" else rules.every
-        before, now = EARLIEST, counters.now if rules.timestamp else counters.batches
+        # Of steps the batch that comes is none yet: its keys are not known to be left out of it.
+        before, now = EARLIEST, counters.now if rules.timestamp else counters.batches - 1
         if rules.every_time is not None:
             turns, now = 1, _find_passed(counters.now, times, rules.every_time)
             if now is None:

@@ -71,7 +71,7 @@ class ByDict:
     def map(self, keys: list[int], times: list[int], is_last: bool) -> list[int]:
         self.batches += 1
         timed = self.config.eviction is not None and self.config.eviction.timestamp is not None
-        self.evict(self.batches if not timed else self.now, times, is_last)
+        self.evict(self.batches - 1 if not timed else self.now, times, is_last)
         times = times if timed else [self.batches] * len(keys)
         self.now = max(times) if self.now is None else max(self.now, *times)
         distinct = list(dict.fromkeys(key for key in keys if key))
@@ -254,13 +254,26 @@ def test_does_what_dictionaries_do_at_every_batch(name: str, batches, data) -> N
     assert describe(index, len(batches)) == past[-1]
 
 
+@pytest.mark.parametrize("unused", [1, 3])
+def test_a_key_stays_until_so_many_batches_have_come_without_it(unused: int) -> None:
+    index, _ = build({"eviction": {"unused_steps": unused, "every": 1}})
+    batches = [[5, 8]] * 3 + [[5]] * (unused + 1)
+    known = []
+    for number, keys in enumerate(batches, 1):
+        index.map(np.array(keys), None, is_last=False)
+        known.append(8 in describe(index, number)[0])
+    # Forgotten before the batch that follows the last one of those without it.
+    assert known == [True] * (3 + unused) + [False]
+    assert describe(index, len(batches))[1]["evicted"] == 1
+
+
 def test_what_cannot_be_taken_back_any_more_is_forgotten() -> None:
     index, _ = build(TABLES["unused steps"])
     for key in range(1, 9):
         index.map(np.array([key]), None, is_last=False)
     index.trim(6)
     index.rewind(6)
-    assert sorted(describe(index, 6)[0]) == [4, 5, 6]
+    assert sorted(describe(index, 6)[0]) == [3, 4, 5, 6]
 
 
 def test_records_survive_growth_and_removal() -> None:
