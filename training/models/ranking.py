@@ -29,7 +29,7 @@ from training.models.embedding_tables import TableBuilder
 from training.models.model import Model, find_feature
 from training.models.pooling import complete_pooling, find_weights
 from training.networks.network import Network, TrainingPass, build_keras_model, building_layers
-from training.networks.registry import NetworkKind, build_logits, find_network
+from training.networks.registry import NETWORKS, NetworkKind, build_logits, find_network
 from training.reader.feature_columns import bound_list
 
 NO_INPUTS = ("label", "weight", "id")
@@ -433,7 +433,8 @@ def _drop_unread(
     """Returns the features that the network reads, without vectors and weights that it does not.
 
     Raises:
-        ConfigError: It ignores a feature that the config names.
+        ConfigError: It ignores a feature that the config names, or all weights of ids that it asks
+            for.
     """
     read = set(network.input_names)
     kept = [feature for feature in planned if read & set(feature.shapes)]
@@ -443,6 +444,15 @@ def _drop_unread(
             f"network {config.network} does not read every feature of model.features",
             received=f"it ignores {', '.join(ignored)}",
             fix="leave these out of model.features, or connect them to the output",
+        )
+    with_bias = [feature.name + BIAS_SUFFIX for feature in planned if feature.has_bias]
+    if config.biases and with_bias and not read & set(with_bias):
+        raise ConfigError(
+            f"network {config.network} reads no weights of ids, which model.biases asks for",
+            received="model.biases = true",
+            allowed=", ".join(name for name, kind in NETWORKS.items() if kind.has_biases)
+            + ", or one's own that reads inputs.biases",
+            fix="leave model.biases out, or choose another model.network",
         )
     return [
         replace(

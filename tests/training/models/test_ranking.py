@@ -120,6 +120,14 @@ def test_history_and_target_are_the_datasets_unless_named(tiny_manifest: Manifes
     assert positions["add_positions/positions"].shape == (9, 8)  # The target's and 8 of two items.
 
 
+@pytest.mark.parametrize("network", ["dcn", "final_net", "shared_bottom", "mmoe"])
+def test_biases_that_no_network_reads_are_refused(network: str, tiny_manifest: Manifest) -> None:
+    with pytest.raises(ConfigError, match=r"reads no weights of ids[\s\S]*deepfm"):
+        build(tiny_manifest, network, biases=True)
+    assert not any(name.endswith("_bias") for name in build(tiny_manifest, network).tables)
+    assert any(n.endswith("_bias") for n in build(tiny_manifest, "lr", biases=True).tables)
+
+
 def test_factorization_reads_user_and_item_alone_and_starts_at_the_mean(
     tiny_manifest: Manifest, batch: Batch
 ) -> None:
