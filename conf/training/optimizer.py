@@ -24,22 +24,22 @@ _STEPS: int | None = Field(
 
 
 class CosineSchedule(StrictFinite):
-    """Falls along half a cosine to `final_share` of the rate at its last step."""
+    """Falls along half a cosine to `final_share` of the rate, reached after its last step."""
 
     kind: Literal["cosine"] = "cosine"
     final_share: float = Field(
-        0.0, ge=0, le=1, description="Share of the rate that is left at its last step."
+        0.0, ge=0, le=1, description="Share of the rate that is left after its last step."
     )
     steps: int | None = _STEPS
 
 
 class PolynomialSchedule(StrictFinite):
-    """Falls to `final_share` of the rate at its last step, by a power of the steps left."""
+    """Falls to `final_share` of the rate, reached after its last step, by a power of the rest."""
 
     kind: Literal["polynomial"] = "polynomial"
     power: float = Field(1.0, gt=0, description="1: linear.")
     final_share: float = Field(
-        0.0, ge=0, le=1, description="Share of the rate that is left at its last step."
+        0.0, ge=0, le=1, description="Share of the rate that is left after its last step."
     )
     steps: int | None = _STEPS
 
@@ -49,7 +49,7 @@ class LinearSchedule(StrictFinite):
 
     kind: Literal["linear"] = "linear"
     final_share: float = Field(
-        0.0, ge=0, le=1, description="Share of the rate that is left at its last step."
+        0.0, ge=0, le=1, description="Share of the rate that is left after its last step."
     )
     steps: int | None = _STEPS
 
