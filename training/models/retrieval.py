@@ -199,11 +199,27 @@ def require_retrieval(model: Model) -> RetrievalModel:
 def tell_later_items(model: Model, manifest: Manifest) -> tuple[str, ...]:
     """Says that held-out rows are ranked by what the catalogue knows of the time behind them.
 
+    Args:
+        model: Any model.
+        manifest: The dataset version that it trains on.
+    """
+    later = list_later_inputs(model, manifest) if isinstance(model, RetrievalModel) else []
+    if not later:
+        return ()
+    return (
+        f"the catalogue holds {', '.join(later)} as of the end of the log: validation and test are "
+        "ranked with what came later",
+    )
+
+
+def list_later_inputs(model: RetrievalModel, manifest: Manifest) -> list[str]:
+    """Returns the features of items that the catalogue has of another time than rows have them.
+
     Rolling counts and dictionaries as of a time change; a catalogue has them as they stand at the
     end of the log, and train rows as they stood before their events.
 
     Args:
-        model: Any model.
+        model: The model that reads them.
         manifest: The dataset version that it trains on.
     """
     build = manifest.source.config
@@ -212,13 +228,7 @@ def tell_later_items(model: Model, manifest: Manifest) -> tuple[str, ...]:
         if join.get("as_of"):
             source = build["sources"][join["source"]]
             changing |= {column["name"] for column in source["columns"]} - {source["key"]}
-    if not changing or not isinstance(model, RetrievalModel):
-        return ()
+    if not changing:
+        return []
     of = {feature["name"]: feature["column"] for feature in build["features"]}
-    later = [name for name in model.item_inputs if of.get(name) in changing]
-    if not later:
-        return ()
-    return (
-        f"the catalogue holds {', '.join(later)} as of the end of the log, train rows as of their "
-        "events: validation and test are ranked with what came later",
-    )
+    return [name for name in model.item_inputs if of.get(name) in changing]

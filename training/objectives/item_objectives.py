@@ -26,7 +26,7 @@ from conf.training.objectives import (
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_mapping import read_keys
 from training.input.batches import Batch
-from training.models.retrieval import Queries, RetrievalModel
+from training.models.retrieval import Queries, RetrievalModel, list_later_inputs
 from training.networks.network import TrainingPass
 from training.objectives.catalog_softmax import compute_catalog_softmax
 from training.objectives.item_catalog import ItemFeatures, read_drawable_items, read_item_events
@@ -56,11 +56,25 @@ class ItemData:
         key: Name of the item's id.
         features: Features of catalogue items; None: the batch's own alone are embedded.
         known: Items of users and histories; None: none is left out for these.
+        later: Features that the catalogue has as of the end of the log. Where there are any, items
+            of rows are embedded as the catalogue has them, or the difference in time would tell
+            them from those that they are compared with.
     """
 
     key: str
     features: ItemFeatures | None
     known: KnownItems | None
+    later: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Says what differs from the rows of the dataset, and what memory is taken."""
+        of_later = (
+            f"items of train rows are embedded with {', '.join(self.later)} as of the end of the "
+            "log, as the items that they are compared with",
+        )
+        of_known = () if self.known is None else self.known.notes
+        return (of_later if self.later else ()) + of_known
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -90,8 +104,14 @@ class ItemData:
     ) -> tf.Tensor:
         """Embeds the items of queries, `[n, dim]`."""
         if queries.per_row == 1:
-            return model.embed_items(batch, training)
+            return self.embed_rows(model, batch, training)
         return self.embed(model, queries.target_ids, training)
+
+    def embed_rows(self, model: RetrievalModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
+        """Embeds the items of rows, `[rows, dim]`."""
+        if self.later:
+            return self.embed(model, batch[self.key], training)
+        return model.embed_items(batch, training)
 
 
 class ItemObjective:
@@ -117,7 +137,7 @@ class ItemObjective:
         self._loss = loss
         self.binary_labels: tuple[str, ...] = ()
         self.state_variables = () if sampler is None else tuple(sampler.state_variables)
-        self.notes: tuple[str, ...] = () if items.known is None else items.known.notes
+        self.notes: tuple[str, ...] = items.notes
         self._items, self._sampler = items, sampler
 
     def _learn(self, queries: Queries, training: TrainingPass) -> None:
@@ -182,7 +202,7 @@ class SampledSoftmax(ItemObjective):
         vectors, ids = [], []
         if self._from_batch:
             row_ids = read_keys(batch, self._items.key)
-            of_rows = model.embed_items(batch, training) if of_rows is None else of_rows
+            of_rows = self._items.embed_rows(model, batch, training) if of_rows is None else of_rows
             # Every replica ranks its rows among the whole batch's items: R replicas, same loss.
             vectors.append(gather_replicas(of_rows))
             ids.append(gather_replicas(tf.cast(row_ids, tf.int64)))
@@ -323,11 +343,12 @@ def build_item_objective(
     size = manifest.schema[key].vocabulary_size
     if size is not None:
         _require_two(size - FIRST_TOKEN_ID, key)
-    features = None
+    features, later = None, []
     if _names_items(config) or model.queries_per_row > 1:
         features = ItemFeatures(train.version_dir, manifest, model.item_inputs)
+        later = list_later_inputs(model, manifest)
     known = build_known_items(train, model.inputs) if config.mask == "user_items" else None
-    items = ItemData(key, features, known)
+    items = ItemData(key, features, known, tuple(later))
     if isinstance(config, SoftmaxConfig):
         catalog = _read_drawable(train)
         return CatalogSoftmax(items, catalog, int(size or 0))

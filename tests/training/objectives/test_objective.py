@@ -126,6 +126,40 @@ def test_each_option_changes_the_loss(
     assert np.abs(before - after).max() > 1e-3
 
 
+@pytest.mark.parametrize(
+    "objective",
+    [
+        {"kind": "bpr", "negatives": {"count": 3}},
+        {"kind": "sampled_softmax", "negatives": {"source": "uniform", "count": 8}},
+        {"kind": "sampled_softmax", "negatives": {"source": "mixed", "count": 8}},
+        {"kind": "sampled_softmax"},
+    ],
+)
+def test_items_of_rows_are_of_the_time_of_those_that_they_are_compared_with(
+    objective, tiny_version: Path, tiny_manifest: Manifest, batch: Batch
+) -> None:
+    build = {"rolling": [{"name": "genres"}], "features": [{"name": "genres", "column": "genres"}]}
+    source = replace(tiny_manifest.source, config=build)
+    changing = replace(tiny_manifest, source=source)
+    config = DSSMConfig.model_validate(
+        {"embedding_dim": 4, "item_features": ["movie_id", "genres"], "objective": objective}
+    )
+    at_end = ItemFeatures(tiny_version, tiny_manifest, ["genres"]).lookup(batch["movie_id"])
+    before = {**batch, "genres": tf.ones_like(batch["genres"])}  # As of the events of the rows.
+    where = (config, tiny_version)
+    of_events, of_end = (
+        compute(*where, tiny_manifest, {**batch, "genres": genres})
+        for genres in (before["genres"], at_end["genres"])
+    )
+    assert np.abs(of_events - of_end).max() > 1e-5
+    draws = objective != {"kind": "sampled_softmax"}
+    wanted = of_end if draws else of_events
+    np.testing.assert_allclose(compute(*where, changing, before), wanted, rtol=1e-5, atol=1e-6)
+    model = build_model(config, changing, 1)
+    notes = build_objective(config.model_copy(), tiny_version, changing, model, 32).notes
+    assert any("with genres as of the end of the log" in note for note in notes) is draws
+
+
 def test_negatives_repeat_by_seed_and_reach_item_features(
     tiny_version: Path, tiny_manifest: Manifest, batch: Batch
 ) -> None:
