@@ -21,8 +21,8 @@ from training.fit import fit_run
 from training.loop.schedules import build_learning_rate
 from training.monitoring.epoch_records import EpochRecord, read_history
 from training.monitoring.progress import NoProgress
-from training.refit import FarBehindError, Trial, build_run_config, describe_plan, fit_chosen
 from training.reader.training_data import read_current_data
+from training.refit import FarBehindError, Trial, build_run_config, describe_plan, fit_chosen
 from training.run_directory import locked
 
 PAIRS = {"hash_of": ["user_id", "movie_id"], "share": 0.2}
@@ -139,6 +139,22 @@ def test_keys_are_tried_one_after_the_other_each_with_the_best_so_far(
     best = max(finished, key=lambda trial: trial["value"])
     assert found["refit"]["chosen"] == best
     assert found["config"]["optimizer"]["learning_rate"] == best["values"][rate]
+
+
+def test_trials_and_run_mix_in_one_version(config: TrainConfig, tmp_path: Path) -> None:
+    other = write_tiny_dataset(tmp_path, "other", TinyConfig(validation=False))
+    mix = [{"dataset": str(other.parent.parent), "weight": 0.2}]
+    run = fit_chosen(
+        override_config(config, {"input.mix": mix, "fit.epochs": 1}, "of the test"), NoProgress()
+    )
+    (state,) = run.parent.parent.glob("refits/*/refit.json")
+    assert read_json(state)["mixed"] == [str(other.absolute())]
+    trained = [run, *map(Path, (trial["detail"] for trial in read_json(state)["trials"]))]
+    assert len(trained) == 2
+    for one in trained:
+        card = read_json(one / "run_card.json")
+        assert card["config"]["input"]["mix"][0]["dataset"] == str(other.absolute())
+        assert card["mixed"][0]["version"] == other.name
 
 
 def test_the_cost_is_told_beforehand(config: TrainConfig) -> None:
