@@ -417,7 +417,7 @@ def choose_start(
 
     found = workers.share(find)
     tolerates = config.input.tolerates
-    data, *mixed = (_read_version(*version, tolerates) for version in found["versions"])
+    data, *mixed = (_read_version(place, sha, tolerates) for place, sha in found["versions"])
     run = None if found["unfinished"] is None else Path(found["unfinished"])
     # The others may not see the run; what they count is the same.
     counts_file = run / INPUT_COUNTS_FILE if run is not None and workers.is_chief else None

@@ -36,6 +36,8 @@ from training.fit import fit_run, plan_run
 from training.monitoring.progress import build_progress
 from training.reader import split_source
 from training.run_directory import (
+    StartMode,
+    choose_start,
     config_sha256,
     create_run,
     describe_versions,
@@ -363,6 +365,32 @@ def test_a_run_goes_on_with_the_versions_that_it_mixed_in(tmp_path: Path) -> Non
     with pytest.raises(InputDataError, match="max_len 5"):
         fit_run(config, build_progress("text", 3600, stream), resume=True)
     assert "is gone" in stream.getvalue()
+
+
+class ChiefOfTwo(Workers):
+    """Stands for the chief of two workers that agree with it."""
+
+    def __init__(self) -> None:
+        super().__init__(tf.distribute.get_strategy())
+        self.index, self.count = 0, 2
+
+    def share(self, decide: Callable[[], Any]) -> Any:
+        return json.loads(json.dumps(decide()))
+
+    def any(self, flag: bool) -> bool:
+        return flag
+
+
+def test_workers_take_the_versions_of_the_chief(tmp_path: Path, tiny_version: Path) -> None:
+    mix = [{"dataset": str(tiny_version.parent.parent), "weight": 0.25}]
+    settings = InputConfig.model_validate({"batch_size": 64, "mix": mix})
+    config = configure(tiny_version.parent.parent, tmp_path / "runs", input=settings)
+    start = choose_start(config, build_progress("text", 3600), ChiefOfTwo(), StartMode.NEW)
+    assert start.data.version_dir == tiny_version
+    assert [data.version_dir for data in start.mixed] == [tiny_version]
+    pinned = start.pin(config)
+    assert pinned.input.mix[0].dataset == str(tiny_version)
+    assert pinned.dataset == config.dataset
 
 
 def test_a_new_version_to_mix_in_waits_for_the_next_run(

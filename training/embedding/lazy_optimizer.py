@@ -25,6 +25,7 @@ from conf.training.optimizer import (
 )
 from training.embedding.distinct_rows import sum_rows
 from training.embedding.growing_rows import ShardedRows
+from training.embedding.key_index import FIRST_ROW
 from training.embedding.static_table import TableRows, fill_like, find_step_variable, read_rows
 
 Slots = Mapping[str, tf.Tensor]
@@ -382,12 +383,16 @@ class LazyOptimizer(tf.Module):
         rule = self._rules[number].rule
         if not isinstance(rule, LazyFTRL):
             return
-        linear = self.slots["linear"][number]
+        linear, sums = (self.slots[name][number] for name in ("linear", "accumulator"))
+        if linear is None or sums is None:
+            raise ValueError(f"table {number} has no state")
         if isinstance(table, ShardedRows):
-            rows = rows[table.owners.find_owners(rows) == table.owners.index]
+            rows = rows[
+                (rows >= FIRST_ROW) & (table.owners.find_owners(rows) == table.owners.index)
+            ]
             rows = table.owners.to_local(rows)
-        values, sums = linear.numpy().copy(), self.slots["accumulator"][number].numpy()
-        values[rows] = rule.hold(table.numpy()[rows], sums[rows], rate)
+        values = linear.numpy().copy()
+        values[rows] = rule.hold(table.numpy()[rows], sums.numpy()[rows], rate)
         if isinstance(linear, ShardedRows):
             linear.assign_own(values)
         else:
