@@ -33,6 +33,30 @@ def _check_moment(value: object) -> object:
 
 _Moment = Annotated[int | datetime.datetime | None, BeforeValidator(_check_moment)]
 
+_BY_USER = ("leave_one_out", "given")
+_STRATEGIES_OF_KEYS = {
+    "test": ("temporal",),
+    "validation_users": _BY_USER,
+    "leave_out": ("leave_one_out",),
+    "min_events": _BY_USER,
+    "test_fraction": ("temporal", "hash"),
+    "validation_fraction": ("temporal", "hash", "given"),
+    "test_from_ts": ("temporal",),
+    "validation_from_ts": ("temporal",),
+    "key": ("hash",),
+    "seed": ("hash", "given"),
+    "train_days": ("sliding",),
+    "validation_days": ("sliding",),
+    "test_days": ("sliding",),
+    "step_days": ("sliding",),
+    "window": ("sliding",),
+    "start_date": ("sliding",),
+    "test_source": ("given",),
+    "validation_source": ("given",),
+    "candidates": ("given",),
+}
+"""The strategies that read a key; of others, a value that is not the default would be ignored."""
+
 
 class SplitConfig(Strict):
     """The split of an event.
@@ -105,26 +129,37 @@ class SplitConfig(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> SplitConfig:
-        if (self.strategy == "given") != (self.test_source is not None):
-            raise ValueError("`test_source` goes with `strategy: given`, and only with it")
-        if self.validation_source is not None and self.test_source is None:
-            raise ValueError("`validation_source` goes with `strategy: given`, and only with it")
+        self._check_keys()
+        if self.strategy == "given" and self.test_source is None:
+            raise ValueError("`strategy: given` needs `test_source`")
         if self.test_fraction + self.validation_fraction >= 1:
             raise ValueError("`test_fraction` and `validation_fraction` leave nothing to train on")
-        days = [value is not None for value in (self.train_days, self.test_days)]
-        if not all(days) if self.strategy == "sliding" else any(days):
-            raise ValueError("`train_days` and `test_days` go with `strategy: sliding`, both")
+        if self.strategy == "sliding" and None in (self.train_days, self.test_days):
+            raise ValueError("`strategy: sliding` needs `train_days` and `test_days`, both")
         self._check_durations()
-        if self.key is not None and self.strategy != "hash":
-            raise ValueError("`key` goes with `strategy: hash`, and only with it")
-        if self.leave_out > 1 and self.strategy != "leave_one_out":
-            raise ValueError("`leave_out` goes with `strategy: leave_one_out`, and only with it")
         return self
+
+    def _check_keys(self) -> None:
+        """Refuses a key that the strategy does not read: a split of another kind was meant."""
+        for name, strategies in _STRATEGIES_OF_KEYS.items():
+            is_default = getattr(self, name) == type(self).model_fields[name].default
+            if self.strategy not in strategies and not is_default:
+                raise ValueError(
+                    f"`{name}` goes with `strategy: {' or '.join(strategies)}`, and only with it; "
+                    f"the strategy is {self.strategy}"
+                )
+        if self.validation_source is not None:
+            for name in ("validation_users", "min_events", "validation_fraction"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(
+                        f"`{name}` chooses validation from the log, and `validation_source` is "
+                        "given; keep one"
+                    )
 
     def _check_durations(self) -> None:
         is_long = isinstance(self.validation, str)
-        if self.strategy != "temporal" and (self.test is not None or is_long):
-            raise ValueError("`test` and a duration of `validation` go with `strategy: temporal`")
+        if self.strategy != "temporal" and is_long:
+            raise ValueError("a duration of `validation` goes with `strategy: temporal`")
         if self.test is not None and self.test_from_ts is not None:
             raise ValueError("`test` and `test_from_ts` both say where test begins; keep one")
         if is_long and self.validation_from_ts is not None:

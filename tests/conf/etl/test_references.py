@@ -60,7 +60,7 @@ def data(tmp_path) -> dict[str, Any]:
         ("sources.users.columns.1.name", "../up", "pattern"),
         ("sources.users.columns.1.name", "a.b", "pattern"),
         ("features.0.name", "my feature", "pattern"),
-        ("split.test_fraction", 0.95, "nothing to train on"),
+        ("split", {"strategy": "hash", "test_fraction": 0.95}, "nothing to train on"),
         ("sources.ratings.separator", "", "at least 1"),
     ],
 )
@@ -197,7 +197,32 @@ ORDERS = {"source": "orders", "keys": {"user": "buyer"}, "time": "at", "within_h
         ({"split": {"strategy": "hash", "key": "usr"}}, "split.key: 'usr' is not declared"),
         ({"split": {"key": "user"}}, "`key` goes with"),
         ({"split": {"strategy": "sliding", "train_days": 3}}, "both"),
-        ({"split": {"train_days": 3}}, "both"),
+        ({"split": {"train_days": 3}}, "`train_days` goes with `strategy: sliding`"),
+        ({"split": {"test_from_ts": 5}}, "`test_from_ts` goes with `strategy: temporal`"),
+        ({"split": {"strategy": "hash", "validation_from_ts": 5}}, "the strategy is hash"),
+        ({"split": {"validation_days": 1}}, "`validation_days` goes with `strategy: sliding`"),
+        ({"split": {"strategy": "hash", "step_days": 1}}, "`step_days` goes with"),
+        ({"split": {"window": 2}}, "`window` goes with `strategy: sliding`"),
+        ({"split": {"start_date": "2026-01-31"}}, "`start_date` goes with `strategy: sliding`"),
+        (
+            {"split": {"strategy": "hash", "validation_users": 5}},
+            "`validation_users` goes with `strategy: leave_one_out or given`",
+        ),
+        ({"split": {"strategy": "temporal", "min_events": 9}}, "`min_events` goes with"),
+        ({"split": {"test_fraction": 0.2}}, "`test_fraction` goes with"),
+        ({"split": {"candidates": "others"}}, "`candidates` goes with `strategy: given`"),
+        ({"split": {"strategy": "given"}}, "`strategy: given` needs `test_source`"),
+        (
+            {
+                "split": {
+                    "strategy": "given",
+                    "test_source": "log",
+                    "validation_source": "log",
+                    "min_events": 9,
+                }
+            },
+            "`min_events` chooses validation from the log",
+        ),
         ({"split": {"strategy": "hash", "leave_out": 2}}, "`leave_out` goes with"),
         ({"split": {"validation_source": "log"}}, "`validation_source` goes with"),
         ({"negatives": {"strategy": "uniform", "per_positive": 0}}, "greater than or equal to 1"),

@@ -82,8 +82,9 @@ def test_durations_count_back_from_the_end_of_the_days():
         ({"validation": "1 day", "validation_from_ts": 5}, "both say where validation begins"),
         (
             {"test": "1 day", "validation": False, "strategy": "hash"},
-            "go with `strategy: temporal`",
+            "`test` goes with `strategy: temporal`",
         ),
+        ({"validation": "1 day", "strategy": "hash"}, "goes with `strategy: temporal`"),
         ({"test_from_ts": "in March"}, "'in March' is no time: write 2026-01-31"),
         ({"validation_from_ts": "07.01.2026"}, "'07.01.2026' is no time"),
         ({"test_from_ts": True}, "True is no time"),
