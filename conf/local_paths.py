@@ -51,10 +51,30 @@ def absolute_path(path: Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100
 
 
+def is_hidden(name: str) -> bool:
+    """Whether Spark passes over a file or folder of this name, or Hadoop is still copying it."""
+    return name.startswith((".", "_")) or name.endswith("._COPYING_")
+
+
 def list_visible_files(directory: Path) -> list[Path]:
-    """Returns the files below a directory, sorted: names that do not begin with `.` or `_`."""
-    return sorted(
-        path
-        for path in directory.rglob("*")
-        if path.is_file() and not any(part[0] in "._" for part in path.relative_to(directory).parts)
-    )
+    """Returns the files below a directory, sorted, those of folders that links lead to too.
+
+    Hidden files and folders are left out. A folder that several names lead to is listed once, and a
+    link to a folder around the directory not at all.
+    """
+    root = directory.resolve()
+    seen: set[str] = set()
+    found: list[Path] = []
+    starts = [directory]  # Links come after the folders that stand there by their own names.
+    for start in starts:
+        if start != directory and root.is_relative_to(start.resolve()):
+            continue
+        for folder, folders, names in os.walk(start):
+            real, place = os.path.realpath(folder), Path(folder)
+            folders[:] = [] if real in seen else sorted(f for f in folders if not is_hidden(f))
+            if real not in seen:
+                files = (place / name for name in names if not is_hidden(name))
+                found += [path for path in files if path.is_file()]
+            seen.add(real)
+            starts += [place / name for name in folders if (place / name).is_symlink()]
+    return sorted(found)

@@ -468,6 +468,12 @@ class SourceConfig(Strict):
                 f"days.format: {self.days.format!r} does not tell year, month and day, such as "
                 "%Y-%m-%d or %Y%m%d"
             )
+        is_number = column is not None and column.type == "int64" and not in_path
+        if is_number and not day.strftime(self.days.format).isdigit():
+            raise ValueError(
+                f"days.format: {self.days.format!r} gives no whole number, and {name!r} is int64; "
+                "write %Y%m%d, or as the column has it in digits alone"
+            )
 
     @property
     def field_separator(self) -> str:

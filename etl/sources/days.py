@@ -8,7 +8,7 @@ import glob
 import hashlib
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from pyspark.sql import types as T
 from conf.dates import DateRange
 from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.etl.sources import DATE_FIELD, ColumnConfig, DaysConfig
+from conf.local_paths import is_hidden
 from etl.sources.source import REASON_COLUMN
 
 if TYPE_CHECKING:
@@ -44,35 +45,54 @@ def day_pattern(path: str, config: DaysConfig, day: datetime.date) -> str:
 def find_days(name: str, path: str, config: DaysConfig, root: Path) -> tuple[datetime.date, ...]:
     """Lists the days that a dated path has, from the first to the last, with those between.
 
+    Hidden names that are no day are passed over, such as `_SUCCESS`.
+
     Args:
         name: The source's name.
-        path: The source's path, with `{date}` in it.
+        path: The source's path, no URI, with `{date}` in it.
         config: How days are written.
         root: Where a relative path starts from.
 
     Raises:
         InputDataError: A name has something else in the place of the day.
     """
-    before, after = path.split(DATE_FIELD)
-    level, _, _ = after.partition("/")
-    literals = _DIRECTIVE.split(config.format)
-    pattern = before + "*".join(literals) + level
-    matches = glob.glob(pattern, root_dir=root)  # noqa: PTH207 (may be absolute)
-    written = ".+?".join(re.escape(literal) for literal in literals)
-    place = re.compile(f"{_translate(before)}({written}){_translate(level)}", re.DOTALL)
     days = set()
-    for match in matches:
-        text = place.fullmatch(match)
-        day = _parse_day(text[1], config.format) if text else None
-        if day is None:
+    for match, day in _match_days(path, config, root):
+        if day is not None:
+            days.add(day)
+        elif not _is_hidden_match(path, match):
             raise InputDataError(
                 f"source {name!r}: a path has no day where {{date}} stands",
                 received=match,
                 allowed=f"days written as {config.format}",
                 fix=f"set sources.{name}.days.format, or make the path more precise",
             )
-        days.add(day)
     return DateRange(min(days), max(days)).days() if days else ()
+
+
+def has_days(path: str, config: DaysConfig, root: Path) -> bool:
+    """Whether a dated path has a day at all, whatever else stands beside it."""
+    return any(day is not None for _, day in _match_days(path, config, root))
+
+
+def _match_days(
+    path: str, config: DaysConfig, root: Path
+) -> Iterator[tuple[str, datetime.date | None]]:
+    """What stands in the place of a day, each with its day; None where it is something else."""
+    before, after = path.split(DATE_FIELD)
+    level, _, _ = after.partition("/")
+    literals = _DIRECTIVE.split(config.format)
+    pattern = before + "*".join(literals) + level
+    written = ".+?".join(re.escape(literal) for literal in literals)
+    place = re.compile(f"{_translate(before)}({written}){_translate(level)}", re.DOTALL)
+    for match in glob.glob(pattern, root_dir=root):  # noqa: PTH207 (may be absolute)
+        text = place.fullmatch(match)
+        yield match, _parse_day(text[1], config.format) if text else None
+
+
+def _is_hidden_match(path: str, match: str) -> bool:
+    above = path.split(DATE_FIELD)[0].rpartition("/")[0]
+    return any(map(is_hidden, Path(match).parts[len(Path(above).parts) :]))
 
 
 def _parse_day(text: str, written: str) -> datetime.date | None:

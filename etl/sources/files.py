@@ -12,7 +12,7 @@ from pathlib import Path
 from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError
 from conf.etl.sources import SourceConfig
-from conf.local_paths import local_path
+from conf.local_paths import is_hidden, list_visible_files, local_path
 from conf.manifest import InputFile
 from etl.sources.days import (
     check_days_are_there,
@@ -20,6 +20,7 @@ from etl.sources.days import (
     check_repeated_days,
     day_pattern,
     find_days,
+    has_days,
     run_days,
 )
 
@@ -32,7 +33,8 @@ def find_files(
     """Lists the files of a source: a file, all of a directory, or a glob, of each day if dated.
 
     Hidden files and folders (a name with `.` or `_` in front, or one that Hadoop is still copying)
-    are left out, as Spark leaves them out. A file that is reached twice, by a link, counts once.
+    are left out, as Spark leaves them out. Folders that links lead to are listed too. A file that
+    is reached twice, by a link, counts once.
 
     Args:
         name: The source's name in the config.
@@ -60,9 +62,9 @@ def find_files(
         )
     base = root / local_path(config.path)
     by_day = find_files_by_day(name, config, data_dir, dates) if config.day_in_path else {}
-    needs_days = config.days is not None and not config.days.allow_empty_days
-    if needs_days and dates is not None and not all(by_day.get(d, True) for d in dates.days()):
-        has_others = any(find_files_by_day(name, config, data_dir, None).values())
+    is_late = dates is not None and not all(by_day.get(day, True) for day in dates.days())
+    if dates is not None and is_late and config.days and not config.days.allow_empty_days:
+        has_others = has_days(str(local_path(config.path)), config.days, root)
         check_days_are_there(name, dates, by_day, base, has_others=has_others)
     paths = _list_files(name, config, data_dir, by_day)
     if config.days is not None and by_day:
@@ -177,11 +179,12 @@ def find_files_by_day(
     Raises:
         InputDataError: A path has something else in the place of the day.
     """
-    path, days, root = config.path, config.days, local_path(data_dir)
-    if path is None or days is None:
+    days, root = config.days, local_path(data_dir)
+    if config.path is None or days is None:
         return {}
+    path = str(local_path(config.path))
     wanted = run_days(days, dates).days() if dates else find_days(name, path, days, root)
-    return {day: _find(name, local_path(day_pattern(path, days, day)), root) for day in wanted}
+    return {day: _find(name, Path(day_pattern(path, days, day)), root) for day in wanted}
 
 
 def _find(name: str, path: Path, root: Path) -> set[Path]:
@@ -190,7 +193,7 @@ def _find(name: str, path: Path, root: Path) -> set[Path]:
         _refuse_hidden(name, base)
         return {base.resolve()}
     if base.is_dir():
-        return _visible((entry, entry.relative_to(base).parts) for entry in base.rglob("*"))
+        return _visible((file, ()) for file in list_visible_files(base))
     return _expand(path, root)
 
 
@@ -223,18 +226,14 @@ def _visible(entries: Iterable[tuple[Path, Iterable[str]]]) -> set[Path]:
     return {
         resolved
         for entry, parts in entries
-        if entry.is_file() and not any(map(_is_hidden, parts))
+        if entry.is_file() and not any(map(is_hidden, parts))
         for resolved in [entry.resolve()]
-        if not _is_hidden(resolved.name)
+        if not is_hidden(resolved.name)
     }
 
 
-def _is_hidden(name: str) -> bool:
-    return name.startswith((".", "_")) or name.endswith("._COPYING_")
-
-
 def _refuse_hidden(name: str, file: Path) -> None:
-    hidden = [path for path in (file, file.resolve()) if _is_hidden(path.name)]
+    hidden = [path for path in (file, file.resolve()) if is_hidden(path.name)]
     if hidden:
         raise InputDataError(
             f"source {name!r}: Spark does not read hidden files",

@@ -20,7 +20,7 @@ from conf.artefacts.dataset import (
 from conf.artefacts.entries import EntryKind, check_entry_name, complete_entries, resolve_entry
 from conf.artefacts.run import RunPaths, read_json, resolve_run, update_run_card, write_json
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
-from conf.local_paths import local_path
+from conf.local_paths import list_visible_files, local_path
 from conf.manifest import Manifest
 from conf.storage.atomic_output import atomic_file, remove_unfinished, write_text_atomic
 from conf.storage.locks import hold_file_lock
@@ -335,3 +335,12 @@ def test_nan_never_reaches_a_file(tmp_path):
 def test_run_names_cannot_leave_the_root(tmp_path):
     with pytest.raises(ConfigError):
         RunPaths(tmp_path, "../x")
+
+
+def test_visible_files_are_listed_by_the_names_that_lead_to_them(tmp_path: Path) -> None:
+    for name in ("d/b/1", "d/.c/2", "far/3", "far/_4", "far/5._COPYING_"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for name, target in (("a", "d/b"), ("c", "far"), ("e", "far"), ("up", "d"), ("gone", "gone")):
+        (tmp_path / "d" / name).symlink_to(tmp_path / target)
+    assert list_visible_files(tmp_path / "d") == [tmp_path / "d/b/1", tmp_path / "d/c/3"]

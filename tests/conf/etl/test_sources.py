@@ -47,6 +47,7 @@ LIST = {"name": "ids", "type": "list<int64>"}
         ({"format": "libsvm", "columns": [{**LIST, "field": "fields"}]}, "libsvm has label"),
         ({"days": {}}, "needs {date} in `path`"),
         ({"days": {"column": "nope"}}, "needs {date} in `path`"),
+        ({"days": {"column": "id"}}, "'%Y-%m-%d' gives no whole number, and 'id' is int64"),
         ({"path": "{date}/{date}"}, "more than once"),
         ({"path": "../in"}, r"leads out of the folder of the data by `\.\.`"),
         ({"path": "a/../../in/*.csv"}, "leads out of the folder"),

@@ -82,6 +82,15 @@ def test_a_file_reached_by_a_link_counts_once(tmp_path):
     assert found("d/*.dat", tmp_path) == ["d/a.dat"]
 
 
+def test_folders_that_links_lead_to_are_read_once(tmp_path):
+    write(tmp_path, "d/x/a.dat", "d/_y/b.dat", "far/c.dat", "far/z/d.dat", "other.dat")
+    for name, target in (("far", "far"), ("y", "d/_y"), ("_far", "far"), ("again", "d/x")):
+        (tmp_path / "d" / name).symlink_to(tmp_path / target)
+    (tmp_path / "d" / "x" / "up").symlink_to(tmp_path)
+    (tmp_path / "far" / "z" / "round").symlink_to(tmp_path / "far")
+    assert found("d", tmp_path) == ["d/_y/b.dat", "d/x/a.dat", "far/c.dat", "far/z/d.dat"]
+
+
 def test_glob_characters_in_the_folder_and_in_a_file_name_are_literal(tmp_path):
     folder = tmp_path / "run[1]"
     write(folder, "a[2].dat", "b.dat", "a2.dat")
@@ -227,6 +236,32 @@ def test_days_in_file_names_in_folders_of_folders_and_in_globs(tmp_path):
     (tmp_path / "logs" / "z-today.tsv").write_text("1\n")
     with pytest.raises(InputDataError, match="has no day"):
         days_found(tmp_path, **by_name)
+
+
+def test_what_stands_beside_the_days_does_not_hide_that_one_is_late(tmp_path):
+    dated = {"path": "logs/{date}", "days": {"format": "%Y%m%d"}}
+    for name in ("_SUCCESS", ".x", "20240228"):
+        write(tmp_path / "logs", name)
+    assert days_found(tmp_path, **dated) == ["20240228"]
+    write(tmp_path / "logs", "20240229.tmp")
+    with pytest.raises(UpstreamNotReadyError, match="no file yet for 1") as late:
+        days_found(tmp_path, days(1, 1), **dated)
+    assert "correct --data" not in late.value.render()
+    (tmp_path / "logs" / "20240228").unlink()
+    with pytest.raises(UpstreamNotReadyError) as none:
+        days_found(tmp_path, days(1, 1), **dated)
+    assert "correct --data" in none.value.render()
+    with pytest.raises(InputDataError, match="has no day"):
+        days_found(tmp_path, **dated)
+
+
+def test_a_dated_path_may_be_a_uri_or_begin_at_home(week, tmp_path, monkeypatch):
+    spaced = tmp_path / "a b"
+    spaced.symlink_to(week / "logs")
+    monkeypatch.setenv("HOME", str(week))
+    for path in (f"{tmp_path.resolve().as_uri()}/a%20b/date={{date}}", "~/logs/date={date}"):
+        assert len(days_found(week, path=path)) == 4
+        assert days_found(week, days(2, 2), path=path) == ["date=2024-03-01/part-0"]
 
 
 def test_the_day_of_a_path_becomes_a_column(spark, tmp_path):
