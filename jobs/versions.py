@@ -13,7 +13,7 @@ from conf.manifest import MANIFEST_FILE
 from conf.paths import CURRENT_FILE
 from etl.versions.diff import diff_manifests
 from etl.versions.retention import VersionInfo, collect_garbage, list_versions
-from etl.versions.rollback import roll_back
+from etl.versions.rollback import find_previous, roll_back
 from etl.versions.stored import Dataset, find_current, open_dataset
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
 
@@ -47,7 +47,7 @@ def current_command(dataset: Directory, log_format: LogFormatOption = LogFormat.
 @app.command("diff")
 def diff_command(
     dataset: Directory,
-    old: Annotated[str | None, typer.Argument(help="Version; the one before NEW if none.")] = None,
+    old: Annotated[str | None, typer.Argument(help="Version; NEW's parent if none.")] = None,
     new: Annotated[str | None, typer.Argument(help="Version; the current one if none.")] = None,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
@@ -126,23 +126,26 @@ def find_dataset(directory: str) -> Dataset:
 
 
 def choose_pair(dataset: Dataset, old: str | None, new: str | None) -> tuple[str, str]:
-    """Returns the ids of the versions to compare; by default the current one and its predecessor.
+    """Returns the ids of the versions to compare; by default the current one and its parent.
 
     Raises:
-        ConfigError: An id is unknown, or there is only one version.
+        ConfigError: An id is unknown, or there is no version before the new one.
     """
     ids = [version.version_id for version in list_versions(dataset)]
     new = new or find_current(dataset) or ids[-1]
-    earlier = [name for name in ids if name < new]
-    old = old or (earlier[-1] if earlier else None)
-    for name in (old, new):
-        if name not in ids:
+    for name in (new, old):
+        if name is not None and name not in ids:
             raise ConfigError(
-                "there is no such version to compare" if name else "there is only one version",
-                received=name or new,
-                allowed=", ".join(ids),
+                "there is no such version to compare", received=name, allowed=", ".join(ids)
             )
-    return str(old), new
+    old = old or find_previous(dataset, ids, new)
+    if old is None:
+        raise ConfigError(
+            "there is no version before this one to compare it with",
+            received=new,
+            allowed=", ".join(ids),
+        )
+    return old, new
 
 
 def print_versions(versions: list[VersionInfo]) -> None:

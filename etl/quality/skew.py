@@ -293,7 +293,7 @@ def read_logged(spark: SparkSession, path: str, file_format: str | None = None) 
         )
     manifest = find_manifest(location / "_") if chosen == "sluice" and location.is_dir() else None
     if manifest is not None and manifest.slots:
-        return _read_packed(spark, location, manifest)
+        return _read_packed(spark, location, manifest, [str(location)])
     return count_milliseconds(spark.read.format(chosen).load(str(location)))
 
 
@@ -316,23 +316,26 @@ def _format_of(path: Path) -> str | None:
 
 
 def read_split(spark: SparkSession, version: Path, manifest: Manifest, split: str) -> DataFrame:
-    """Reads the records of a split lazily.
+    """Reads the records of a split lazily: those of its listed shards, whatever lies beside them.
 
     Raises:
         InputDataError: The version has no such split.
     """
-    manifest.split(split)
+    shards = [str(version / shard.path) for shard in manifest.split(split).shards]
+    folder = version / split
     if manifest.slots:
-        return _read_packed(spark, version / split, manifest)
+        return _read_packed(spark, folder, manifest, shards)
     reader = spark.read.format("sluice").schema(to_spark_schema(_decode_records(manifest)))
-    return reader.load(str(version / split))
+    return reader.option("basePath", str(folder)).load(shards)
 
 
 def _decode_records(manifest: Manifest) -> tuple[WireFeature, ...]:
     return tuple(WireFeature(s.name, s.dtype, s.is_list) for s in manifest.schema.features)
 
 
-def _read_packed(spark: SparkSession, folder: Path, manifest: Manifest) -> DataFrame:
+def _read_packed(
+    spark: SparkSession, folder: Path, manifest: Manifest, paths: list[str]
+) -> DataFrame:
     from pyspark.sql.types import BinaryType
 
     wire, slots = _decode_records(manifest), manifest.slots
@@ -346,7 +349,7 @@ def _read_packed(spark: SparkSession, folder: Path, manifest: Manifest) -> DataF
             unpacking.check(batch, place)
             yield unpacking.apply(batch)
 
-    rows = spark.read.format("sluice").schema(packed).load(place)
+    rows = spark.read.format("sluice").schema(packed).option("basePath", place).load(paths)
     rows = rows.toDF(*map(str, range(len(names))))  # `mapInArrow` splits names at dots
     # As text where the records hold bytes, which is how the other layout is read.
     schema = to_spark_schema(wire)

@@ -25,7 +25,7 @@ def roll_back(dataset: Dataset, version_id: str | None = None) -> tuple[str | No
     """
     ids, current = published_versions(dataset.base), _find_current(dataset)
     if version_id is None:
-        version_id = _find_previous(dataset, ids, current)
+        version_id = find_previous(dataset, ids, current)
         if version_id is None:
             raise ConfigError(
                 "there is no version before the current one",
@@ -55,8 +55,14 @@ def _find_current(dataset: Dataset) -> str | None:
         return None
 
 
-def _find_previous(dataset: Dataset, ids: list[str], current: str | None) -> str | None:
-    """The current version's parent, or the newest one before it where that is gone."""
+def find_previous(dataset: Dataset, ids: list[str], current: str | None) -> str | None:
+    """Returns the version that was current before another: its parent, or the newest before it.
+
+    Args:
+        dataset: The dataset.
+        ids: Published versions, oldest first.
+        current: The other version; None: there is none, and the newest one is meant.
+    """
     if current is not None:
         try:
             parent = read_manifest(dataset.version(current)).parent

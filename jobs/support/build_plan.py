@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from conf.dates import DateRange
 from conf.etl.build import BuildConfig
+from conf.etl.references import used_sources
 from conf.manifest import InputFile
 from jobs.support.formatting import format_bytes
 
@@ -64,7 +65,7 @@ def check_build(config: BuildConfig, request: RunRequest) -> tuple[FeaturePlan, 
 
 
 def find_inputs(config: BuildConfig, dates: DateRange | None) -> list[InputFile]:
-    """Lists the input files of every source, once those of vocabularies are known to be there.
+    """Lists the input files of every source that is read; those of vocabularies must be there too.
 
     Raises:
         ConfigError: There is no folder for sources.
@@ -76,8 +77,8 @@ def find_inputs(config: BuildConfig, dates: DateRange | None) -> list[InputFile]
 
     inputs = [
         file
-        for name, source in config.sources.items()
-        for file in find_files(name, source, config.data_dir, dates)
+        for name in used_sources(config)
+        for file in find_files(name, config.sources[name], config.data_dir, dates)
     ]
     list(find_token_files(config))
     return inputs

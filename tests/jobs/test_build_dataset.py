@@ -10,8 +10,9 @@ import pytest
 import jobs.support.spark_session
 from conf.artefacts.dataset import DatasetPaths, published_versions, resolve_version
 from conf.errors import ConfigError, ExitCode
+from conf.etl.build import BuildConfig
 from etl.versions.publish import hold_lock
-from jobs.build_dataset import parse_dates
+from jobs.build_dataset import _list_read, parse_dates
 from jobs.cli import main
 from jobs.support.terminal import list_overrides
 from jobs.versions import print_diff
@@ -104,6 +105,20 @@ def test_what_cannot_be_is_said_before_anything_starts(config_file, capsys, argu
     assert text in " ".join(capsys.readouterr().err.split())
 
 
+def test_sources_that_nothing_uses_need_no_files(config_file, tmp_path, capsys):
+    config = json.loads(config_file.read_text())
+    config["sources"]["spare"] = {**config["sources"]["users"], "path": "spare.dat"}
+    config_file.write_text(json.dumps(config))
+    assert main(["build", str(config_file), "--dry-run", "--full"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert {file["source"] for file in plan["inputs"]} == {"ratings", "users", "items"}
+    assert set(plan["estimate"]["rows"]) == {"ratings", "users", "items"}
+    read = _list_read(BuildConfig.model_validate(config))
+    assert [dataset.name.rpartition("/")[2] for dataset in read] == [
+        "ratings.dat", "users.dat", "items.dat",
+    ]  # fmt: skip
+
+
 def test_a_vocabulary_without_its_file_is_said_before_anything_starts(config_file, capsys):
     own = "features.0.encoding={kind: vocabulary, name: own, path: none.txt}"
     assert main(["build", str(config_file), "--set", own, "--dry-run"]) == 3
@@ -172,10 +187,16 @@ def test_rollback_diff_and_gc(dataset, capsys):
     assert json.loads(capsys.readouterr().out) == {"version": str(dataset.version("v1"))}
     assert main(["versions", "diff", base, "v2", "v3", "--log-format", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"old": "v2", "new": "v3", "diff": {}}
+    publish(dataset, "v4")
+    assert main(["versions", "diff", base, "--log-format", "json"]) == 0
+    compared = json.loads(capsys.readouterr().out)
+    assert (compared["old"], compared["new"]) == ("v1", "v4")
+    assert main(["versions", "rollback", base]) == 0
+    capsys.readouterr()
     assert main(["versions", "gc", base, "--keep", "1", "--dry-run"]) == 0
-    assert capsys.readouterr().out == "would remove v2\n"
+    assert capsys.readouterr().out == "would remove v2\nwould remove v3\n"
     assert main(["versions", "gc", base, "--keep", "1"]) == 0
-    assert published_versions(dataset.base) == ["v1", "v3"]
+    assert published_versions(dataset.base) == ["v1", "v4"]
 
 
 @pytest.mark.parametrize(
@@ -185,6 +206,7 @@ def test_rollback_diff_and_gc(dataset, capsys):
         (["list", "{base}/versions/v1"], 2, "this is one version"),
         (["rollback", "{base}", "--to", "v9"], 2, "no such published version"),
         (["diff", "{base}", "v9"], 2, "no such version"),
+        (["diff", "{base}", "v1", "v9"], 2, "no such version"),
         (["gc", "{base}"], 2, "--keep"),
         (["purge", "{base}"], 2, "purge"),
     ],

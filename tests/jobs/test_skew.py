@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 import jobs.support.spark_session
 from conf.errors import ConfigError
 from etl.build import BuildResult, build_dataset
-from etl.quality.skew import read_logged
+from etl.quality.skew import read_logged, read_split
 from jobs.inspection.skew import Logged, Recomputed, app, compare
 from jobs.support.run_app import run_app
 from tests.etl.logs import build_config, write_logs
@@ -44,6 +45,23 @@ def test_encoded_features_are_compared_as_they_are(spark, built):
     assert all(skew.mismatched == 0 for skew in report.features)
     with pytest.raises(ConfigError, match="a key must be"):
         compare(spark, recomputed, Logged(shards, encoded=True, keys=("history",)))
+
+
+@pytest.mark.parametrize("layout", ["columns", "packed"])
+def test_a_shard_that_the_manifest_does_not_list_is_not_compared(spark, built, tmp_path, layout):
+    manifest, version = built[0].manifest, tmp_path / "version"
+    if layout == "packed":
+        output = {"root": str(tmp_path), "shards": 1, "eval_shards": 1, "layout": layout}
+        result = build_dataset(
+            spark, build_config(write_logs(tmp_path / "logs"), tmp_path, output=output)
+        )
+        manifest, version = result.manifest, result.version
+    else:
+        shutil.copytree(built[0].version, version)
+    train = manifest.split("train")
+    shard = version / train.shards[0].path
+    shutil.copy(shard, shard.with_name(f"part-9{''.join(shard.suffixes)}"))
+    assert read_split(spark, version, manifest, "train").count() == train.rows
 
 
 @pytest.fixture(scope="module")
