@@ -2,12 +2,14 @@
 
 A text of a few hundred bytes may stand for billions of values, as an alias repeats all that its
 anchor holds, and may nest lists so deep that Python gives up. A key that stands twice in a mapping
-would win over the first one without a word. Numbers are those of YAML 1.2: 12:30 is text, where 1.1
-reads minutes to base 60.
+would win over the first one without a word. Numbers are those of YAML 1.2: 010 is ten, 0o17 octal,
+1e-5 a number, and 12:30 text, where 1.1 reads minutes to base 60. Beyond it, whole numbers may have
+`_` between groups of three digits: 1_000.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,27 +48,75 @@ def parse_yaml(text: str, what: str) -> Any:
         raise ConfigError(f"{what} holds a value that YAML cannot read", received=error) from error
 
 
+_INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_NUMBERS = (
+    (_INT, r"[-+]?[0-9]+|[-+]?[0-9]{1,3}(_[0-9]{3})+|0o[0-7]+|0x[0-9a-fA-F]+"),
+    (
+        _FLOAT,
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+    ),
+)
+
+
+def _list_resolvers() -> dict[str | None, list[tuple[str, re.Pattern[str]]]]:
+    """What text without quotes is, by its first character: dates and words as ever, and numbers."""
+    found = {
+        first: [(tag, pattern) for tag, pattern in pairs if tag not in (_INT, _FLOAT)]
+        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    numbers = [(tag, re.compile(rf"(?:{pattern})\Z")) for tag, pattern in _NUMBERS]
+    for first in "-+.0123456789":
+        found[first] = [*found.get(first, ()), *numbers]
+    return found
+
+
+_RESOLVERS = _list_resolvers()
+_BASES = {"0o": 8, "0x": 16}
+
+
 class _Loader(yaml.SafeLoader):
     """Builds what YAML's safe loader builds, but for numbers; see above."""
 
+    yaml_implicit_resolvers = _RESOLVERS
 
-def _read_number(build: Callable[[Any, Any], Any]) -> Callable[[_Loader, yaml.ScalarNode], Any]:
-    def read(loader: _Loader, node: yaml.ScalarNode) -> Any:
-        text = loader.construct_scalar(node)
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what `_Loader` reads: text that it would take for a number is quoted."""
+
+    yaml_implicit_resolvers = _RESOLVERS
+
+
+def _build_int(text: str) -> int:
+    return int(text[2:], _BASES[text[:2]]) if text[:2] in _BASES else int(text)
+
+
+def _build_float(text: str) -> float:
+    return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+
+
+def _read_number(
+    build: Callable[[str], int | float],
+) -> Callable[[_Loader, yaml.ScalarNode], int | float | str]:
+    def read(loader: _Loader, node: yaml.ScalarNode) -> int | float | str:
+        text = str(loader.construct_scalar(node))
         if ":" in text:
             return text
         if len(text) > MOST_DIGITS:
             problem = f"a number of {len(text):,} characters; at most {MOST_DIGITS:,} are read"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-        return build(loader, node)
+        return build(text.lower())
 
     return read
 
 
-_Loader.add_constructor("tag:yaml.org,2002:int", _read_number(yaml.SafeLoader.construct_yaml_int))
-_Loader.add_constructor(
-    "tag:yaml.org,2002:float", _read_number(yaml.SafeLoader.construct_yaml_float)
-)
+_Loader.add_constructor(_INT, _read_number(_build_int))
+_Loader.add_constructor(_FLOAT, _read_number(_build_float))
+
+
+def dump_yaml(value: Any) -> str:
+    """Returns a value as a YAML text that `parse_yaml` reads as the same value."""
+    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False))
 
 
 @dataclass

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.artefacts.run import RUN_CARD_FILE, read_json, resolve_run, write_json
@@ -32,6 +31,7 @@ from conf.storage.locations import find_path
 from conf.training.refit import RefitConfig
 from conf.training.sweep import ChoicesConfig, SweepConfig
 from conf.training.train import TrainConfig
+from conf.yaml_text import dump_yaml
 from training.fit import fit_run
 from training.loop.early_stopping import (
     RETRIEVAL_METRIC,
@@ -363,7 +363,7 @@ class _Sweep:
         if any(trial.value is not None for trial in trials):
             best = trials[self.study.best_trial.number]
             config = override_config(self.config, best.values, f"of trial {best.number}")
-            text = yaml.safe_dump(config.resolved(), sort_keys=False)
+            text = dump_yaml(config.resolved())
             write_text_atomic(self.directory / BEST_FILE, text)
         listed = {"best": best and best.number, "trials": [asdict(trial) for trial in trials]}
         write_json(self.directory / "trials.json", {"metric": self.metric, **listed})

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.errors import ConfigError, ExitCode
-from conf.yaml_text import MOST_CHARACTERS, MOST_NESTING, MOST_VALUES, parse_yaml
+from conf.yaml_text import MOST_CHARACTERS, MOST_NESTING, MOST_VALUES, dump_yaml, parse_yaml
 from jobs.cli import main
 
 
@@ -62,6 +64,27 @@ def test_numbers_to_base_60_are_text() -> None:
     assert time.process_time() - start < 30.0
     found = parse_yaml("[12:30:00, 1:30, 190:20.5, -1:1, 07, 1_000, 0x1F, 1.5, .inf, 2]", "a file")
     assert found == ["12:30:00", "1:30", "190:20.5", "-1:1", 7, 1000, 31, 1.5, float("inf"), 2]
+
+
+NUMBERS = [
+    ("010", 10), ("0o17", 15), ("0x1F", 31), ("-12", -12), ("+3", 3), ("1_000_000", 1_000_000),
+    ("1e-5", 1e-5), ("1e5", 1e5), ("1.5E+3", 1500.0), (".5", 0.5), ("3.", 3.0), ("-.inf", -np.inf),
+    ("12_3", "12_3"), ("1_00", "1_00"), ("0b11", "0b11"), ("1_000.5", "1_000.5"), ("1e", "1e"),
+    ("-0x1F", "-0x1F"), ("+-3", "+-3"), ("e5", "e5"), ("yes", True), ("off", False), ("~", None),
+    ("2026-01-31", datetime.date(2026, 1, 31)), ("'7'", "7"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "value"), NUMBERS)
+def test_numbers_are_those_of_yaml_1_2_and_other_words_as_ever(text: str, value: object) -> None:
+    found = parse_yaml(f"a: {text}", "a file")["a"]
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_what_is_written_is_read_back_as_text_where_it_was_text() -> None:
+    texts = [text for text, _ in NUMBERS] + ["08", "1e5\n", "12:30", "null", ""]
+    value = {"texts": texts, "numbers": [1e-5, 1e300, 7, -0.0, float("inf")], "is_on": True}
+    assert parse_yaml(dump_yaml(value), "a file") == value
 
 
 def test_aliases_merges_and_equal_keys_of_other_mappings_may_be() -> None:
