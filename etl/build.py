@@ -13,10 +13,11 @@ from conf.manifest import Manifest, SourceSnapshot
 from conf.publication.working_copy import describe_place
 from conf.schema import fingerprint
 from etl.earlier_encoders import find_earlier_encoders
-from etl.quality.contract import BuildChecks
+from etl.quality.contract import BuildChecks, check_wall_clock
 from etl.quality.figures import Figure
 from etl.quality.version_view import view_current
 from etl.records.jvm_connector import check_connector
+from etl.sources.session_settings import in_utc
 from etl.sources.snapshot import RunInputs, check_inputs_unchanged, find_unwatched, read_inputs
 from etl.stages.run_stages import check_config, run_stages
 from etl.stages.stage import BuildInputs, StageClock
@@ -59,6 +60,7 @@ class BuildResult:
 
 
 @known_failures()
+@in_utc
 def build_dataset(
     spark: SparkSession,
     config: BuildConfig,
@@ -69,7 +71,7 @@ def build_dataset(
     """Builds and publishes a dataset version, unless there is one with the same content.
 
     Args:
-        spark: Session with the `sluice` format registered.
+        spark: Session with the `sluice` format registered; its time zone is UTC meanwhile.
         config: What to build.
         peak_memory: Called at the end; its figures go into the manifest.
         request: The days to build, and whether to build although nothing has changed.
@@ -103,6 +105,7 @@ def build_dataset(
                 or (request.keeps_numbers and plan.fits_numbers),
             )  # fmt: skip
             if same is not None:
+                check_wall_clock(config, sources)
                 take_same_version(paths, parent, same[0])
                 return BuildResult(*same, is_new=False)
         earlier = None

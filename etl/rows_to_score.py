@@ -12,8 +12,7 @@ are inside it. Labels are not read, and their columns may be null or missing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,12 +20,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from conf.dates import DateRange
-from conf.encoders import ENCODERS_DIR
-from conf.errors import (
-    ConfigError,
-    InputDataError,
-    UpstreamNotReadyError,
-)
+from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
 from conf.storage.atomic_output import staged_directory
 from etl.events.date_range import check_dates, name_outside
@@ -37,13 +31,17 @@ from etl.events.most_frequent import add_most_frequent
 from etl.events.sample_filter import NOT_SAMPLED_COLUMN, check_where
 from etl.events.splits import is_inside
 from etl.quality.time_units import count_sources
-from etl.rows_to_score_files import RECORD_FILE, ROWS_SUFFIX, describe_rows, write_row_files
+from etl.rows_to_score_files import (
+    RECORD_FILE,
+    ROWS_SUFFIX,
+    describe_rows,
+    hold_item_lists,
+    write_row_files,
+)
 from etl.sources.bad_rows import check_bad_rows, check_columns
+from etl.sources.session_settings import in_utc
 from etl.sources.snapshot import check_inputs_unchanged, read_inputs
 from etl.unlabelled_rows import choose_columns, label_columns, leave_out_labels
-from etl.versions.publish import read_current
-from etl.versions.stored import find_dataset
-from etl.versions.working import hold_dataset
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -74,13 +72,14 @@ class WrittenRows:
     columns: tuple[str, ...]
 
 
+@in_utc
 def write_rows_to_score(
     spark: SparkSession, config: BuildConfig, dates: DateRange | None, target: Path
 ) -> WrittenRows:
     """Writes the samples of a run's days as raw values; earlier rows are replaced when all is done.
 
     Args:
-        spark: Session.
+        spark: Session; its time zone is UTC meanwhile.
         config: The config of the dataset that the model was trained on.
         dates: Days whose events become rows; None: the whole log. Events before them are what
             histories, windowed features and joins see.
@@ -103,7 +102,7 @@ def write_rows_to_score(
     prepared = prepare_events(unlabelled, counted.sources, dates, is_labelled=False)
     try:
         rows, dropped = _count_rows(prepared.frame, dates)
-        with _lists_of_items(config) as encoders:
+        with hold_item_lists(config) as encoders:
             frame = _choose_rows(prepared.frame, unlabelled, dates, encoders)
             record = describe_rows(config, dates, rows, dropped, counted.counts, columns)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -174,20 +173,3 @@ def _choose_rows(
     keys = [name for name in (config.events.user, config.events.item) if name is not None]
     content = F.xxhash64(*config.sources[config.events.source].column_types)
     return rows.orderBy(EVENT_TS_COLUMN, *keys, content)
-
-
-@contextmanager
-def _lists_of_items(config: BuildConfig) -> Iterator[Path | None]:
-    """Yields the folder of the lists that the dataset's current version has counted for items."""
-    if not config.most_frequent:
-        yield None
-        return
-    with hold_dataset(find_dataset(config.output.root, config.name)) as paths:
-        current = read_current(paths)
-        if current is None:
-            raise UpstreamNotReadyError(
-                f"dataset {config.name!r} has no version yet, and most_frequent is counted by one",
-                received=str(paths.base),
-                fix="build the dataset first",
-            )
-        yield paths.version(current) / ENCODERS_DIR

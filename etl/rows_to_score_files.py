@@ -1,8 +1,9 @@
-"""The files of rows to score: Parquet parts in order, and a record of what they are of."""
+"""The files of rows to score: Parquet parts in order, a record of them, and lists of a version."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,15 @@ from pyspark.sql import functions as F
 
 from conf.artefacts.run import write_json
 from conf.dates import DateRange
-from conf.errors import InternalError, read_code_version
+from conf.encoders import ENCODERS_DIR
+from conf.errors import InternalError, UpstreamNotReadyError, read_code_version
 from conf.etl.build import BuildConfig
 from conf.schema import fingerprint
 from conf.storage.atomic_output import PRIVATE
 from etl.sources.bad_rows import SourceCounts
+from etl.versions.publish import read_current
+from etl.versions.stored import find_dataset
+from etl.versions.working import hold_dataset
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -94,3 +99,20 @@ def describe_rows(
         "config_sha256": fingerprint(config.resolved()),
         "code_version": read_code_version(),
     }
+
+
+@contextmanager
+def hold_item_lists(config: BuildConfig) -> Iterator[Path | None]:
+    """Yields the folder of the lists that the dataset's current version has counted for items."""
+    if not config.most_frequent:
+        yield None
+        return
+    with hold_dataset(find_dataset(config.output.root, config.name)) as paths:
+        current = read_current(paths)
+        if current is None:
+            raise UpstreamNotReadyError(
+                f"dataset {config.name!r} has no version yet, and most_frequent is counted by one",
+                received=str(paths.base),
+                fix="build the dataset first",
+            )
+        yield paths.version(current) / ENCODERS_DIR

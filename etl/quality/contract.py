@@ -15,6 +15,7 @@ from conf.etl.contract import (
     ContractValueRule,
     DomainRule,
     DriftRule,
+    FreshnessRule,
     LeakageConfig,
     NullRateRule,
     RangeRule,
@@ -183,6 +184,24 @@ def _judge_drift(rule: DriftRule, version: VersionView, previous: VersionView | 
     if distance is None:
         return build_result(rule, False, "values without an order", "numbers, for ks")
     return build_result(rule, distance <= rule.maximum, f"{distance:.4f}", allowed)
+
+
+def check_wall_clock(config: BuildConfig, sources: Mapping[str, Source]) -> None:
+    """Checks the rules that may be violated although nothing has changed: ages up to now.
+
+    Args:
+        config: The build's config.
+        sources: The sources as read.
+
+    Raises:
+        InputDataError: A rule of severity `error` is violated.
+    """
+    from etl.quality.source_rules import SourcesAsRead, check_source_rules
+
+    rules = [r for r in config.contract.rules if isinstance(r, FreshnessRule) and r.clock == "wall"]
+    contract = config.contract.model_copy(update={"rules": tuple(rules)})
+    ages = config.model_copy(update={"contract": contract})
+    settle_results(check_source_rules(ages, SourcesAsRead(sources, {}, {})))
 
 
 @dataclass

@@ -16,6 +16,7 @@ from conf.errors import InputDataError, did_you_mean
 from conf.etl.sources import SourceConfig
 from conf.manifest import InputFile
 from etl.sources.files import count_levels
+from etl.sources.session_settings import changed_settings
 from etl.sources.source import FILE_COLUMN, LINE_COLUMN, REPEATED_HEADER, Fault
 
 if TYPE_CHECKING:
@@ -136,17 +137,9 @@ def split_by_fields(
     others: list[InputFile] = []
     for file in files:
         line = _read_first_line(spark, name, file.path) if file.bytes else b""
-        (lacking if _count_fields(config, line) == expected else others).append(file)
+        fields = len(header_names(config, line)) if line else 0
+        (lacking if fields == expected else others).append(file)
     return lacking, others
-
-
-def _count_fields(config: SourceConfig, line: bytes) -> int:
-    text = line.decode(config.encoding, errors="replace")
-    if config.quote_mark is None or len(config.field_separator) > 1:
-        return len(text.split(config.field_separator))
-    return len(
-        next(csv.reader([text], delimiter=config.field_separator, quotechar=config.quote_mark), [])
-    )
 
 
 def _read_first_line(spark: SparkSession, name: str, path: str) -> bytes:
@@ -167,10 +160,20 @@ def _read_first_line(spark: SparkSession, name: str, path: str) -> bytes:
 
 
 def header_names(config: SourceConfig, header: bytes) -> list[str]:
-    """The names in a header line, without the quotes around them."""
-    names = header.decode(config.encoding, errors="replace").split(config.field_separator)
-    mark = config.quote_mark
-    return [name.strip(mark) if mark else name for name in names]
+    """The fields of a header line, without the quotes around them, which may hold separators."""
+    text, mark = header.decode(config.encoding, errors="replace"), config.quote_mark
+    separator = config.field_separator
+    if mark is None or len(separator) > 1:
+        return [name.strip(mark) if mark else name for name in text.split(separator)]
+    escape = None if config.escape == mark else config.escape
+    fields = csv.reader(
+        [text],
+        delimiter=separator,
+        quotechar=mark,
+        escapechar=escape,
+        doublequote=escape is None,
+    )
+    return next(fields, []) or [""]
 
 
 def _check_header(name: str, config: SourceConfig, header: bytes, path: str) -> None:
@@ -324,14 +327,5 @@ def _java_charsets(spark: SparkSession, config: SourceConfig) -> Iterator[None]:
     if config.encoding in ("utf-8", "latin-1"):
         yield
         return
-    before = {key: spark.conf.get(key, None) for key in _JAVA_CHARSETS}
-    try:
-        for key, value in _JAVA_CHARSETS.items():
-            spark.conf.set(key, value)
+    with changed_settings(spark, _JAVA_CHARSETS):
         yield
-    finally:
-        for key, old in before.items():
-            if old is None:
-                spark.conf.unset(key)
-            else:
-                spark.conf.set(key, old)

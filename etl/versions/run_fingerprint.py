@@ -12,9 +12,11 @@ from conf.artefacts.dataset import DatasetPaths, published_versions
 from conf.dates import DateRange
 from conf.errors import InputDataError, read_code_version
 from conf.etl.build import BuildConfig
+from conf.etl.references import used_sources
 from conf.manifest import Manifest, RunInfo
 from conf.publication.working_copy import describe_place
 from conf.schema import fingerprint
+from etl.sources.bad_rows import find_last_day
 from etl.sources.snapshot import RunInputs
 from etl.versions.publish import read_current
 from etl.versions.stored import make_current
@@ -61,10 +63,11 @@ class Parent:
 def fingerprint_run(config: BuildConfig, inputs: RunInputs, request: RunRequest) -> str:
     """Returns the fingerprint of all that decides a version's content.
 
-    A file counts by path, size and state, a table by its state; where the output lies, and the
-    session that writes it, do not count.
+    A file counts by path, size and state, a table by its state, and today where a column has
+    `not_after: now`; where the output lies, and the session that writes it, do not count.
     """
     dates = request.dates
+    moving_days = _list_moving_days(config)
     return fingerprint(
         {
             "config": content_config(config.resolved()),
@@ -75,8 +78,19 @@ def fingerprint_run(config: BuildConfig, inputs: RunInputs, request: RunRequest)
             "dates": None if dates is None else [str(dates.first), str(dates.last)],
             "code_version": read_code_version(),
             **({"refit": True} if request.refit else {}),
+            **({"last_days": moving_days} if moving_days else {}),
         }
     )
+
+
+def _list_moving_days(config: BuildConfig) -> list[tuple[str, str, str]]:
+    """Columns whose last day is the clock's, with that day: the same rows are others tomorrow."""
+    return [
+        (name, column.name, str(find_last_day(column, None)))
+        for name in sorted(used_sources(config))
+        for column in config.sources[name].columns
+        if column.not_after == "now"
+    ]
 
 
 def content_config(resolved: Mapping[str, Any]) -> dict[str, Any]:

@@ -323,6 +323,15 @@ def test_labels_may_be_null_missing_or_there(
     check_scores(pq.read_table(tmp_path / "own.parquet").to_pandas(), expected)
 
 
+def test_the_zone_of_the_session_changes_no_time(spark: Any, rows: Path, tmp_path: Path) -> None:
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        found = write_rows(spark, tmp_path, "csv", "absent")
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    assert pq.read_table(found).equals(pq.read_table(rows))
+
+
 def test_a_day_without_rows_leaves_the_earlier_ones(spark: Any, tmp_path: Path) -> None:
     config = build_config(write_log(tmp_path / "log", "csv", "absent"), "csv")
     config = config.model_copy(

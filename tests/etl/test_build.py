@@ -157,6 +157,23 @@ def test_temporal_split_cuts_by_time(spark, tmp_path):
     assert manifest.counts.kept["test"] == 4
 
 
+def test_times_are_utc_whatever_the_zone_of_the_session(spark, tmp_path, monkeypatch):
+    write_logs(tmp_path, [line.rsplit("::", 1)[0] + "::2026-01-31T00:30:00" for line in RATINGS])
+    sources = build_config(tmp_path, tmp_path).model_dump(mode="json")["sources"]
+    sources["ratings"]["columns"][3]["type"] = "timestamp"
+    events = {"source": "ratings", "user": "user", "item": "item", "time": "ts", "time_unit": "ms"}
+    config = build_config(tmp_path, tmp_path / "datasets", sources=sources, events=events)
+    zone = "spark.sql.session.timeZone"
+    spark.conf.set(zone, "Asia/Tokyo")
+    try:
+        manifest = build_dataset(spark, config).manifest
+        assert spark.conf.get(zone) == "Asia/Tokyo"
+    finally:
+        spark.conf.set(zone, "UTC")
+    half_past_midnight = 1_769_819_400_000
+    assert manifest.source.event_ts_ms_range == (half_past_midnight, half_past_midnight)
+
+
 def test_given_split_ranks_the_given_candidates(spark, tmp_path):
     logs = write_logs(tmp_path / "logs")
     (logs / "test.dat").write_text("(1,10)\t12\t13\n(2,11)\t10\t13\n")

@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 from pyspark import SparkConf
 
 import sluice_recsys
@@ -20,6 +21,11 @@ from jobs.support.spark_session import java_options, set_fast_plans
 
 ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+
+
+def test_the_zone_of_times_is_no_setting():
+    with pytest.raises(ValidationError, match="is always UTC"):
+        SparkConfig(conf={"spark.sql.session.timeZone": "Asia/Tokyo"})
 
 
 def test_plans_are_fast_unless_the_user_says_else(spark):

@@ -15,6 +15,7 @@ from conf.etl.sources import SourceConfig
 from etl.sources.bad_rows import count_rows
 from etl.sources.read import read_source
 from etl.sources.source import ORDER_COLUMN, Source
+from etl.sources.text_files import header_names
 from tests.etl.sources.inputs import declare, outcomes
 from tests.etl.sources.inputs import read as inputs_read
 
@@ -98,6 +99,30 @@ def test_a_first_line_that_is_no_header_is_refused(spark, tmp_path, content, mes
     write(tmp_path, "a.csv", content)
     with pytest.raises(InputDataError, match=message):
         read(spark, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "header", "names"),
+    [
+        ({}, b'"id, the first",kind', ["id, the first", "kind"]),
+        ({}, b'"say ""id""",kind', ['say "id"', "kind"]),
+        ({"escape": "\\"}, b'"say \\"id\\",",kind', ['say "id",', "kind"]),
+        ({"format": "delimited", "separator": "::", "quote": '"'}, b'"id"::kind', ["id", "kind"]),
+        ({"format": "delimited", "separator": ","}, b'"id,x"', ['"id', 'x"']),
+        ({}, b"", [""]),
+    ],
+)
+def test_a_header_is_taken_apart_as_the_lines_below_it_are(options, header, names):
+    config = declare(*COLUMNS, **{"format": "csv", "header": True, **options})
+    assert header_names(config, header) == names
+
+
+def test_separators_in_the_quotes_of_a_header_do_not_separate(spark, tmp_path):
+    write(tmp_path, "a.csv", b'"id, the first",kind\n1,x\n')
+    assert rows(read(spark, tmp_path, format="csv")) == [(1, "x")]
+    columns = [{**COLUMNS[0], "field": "id, the first"}, COLUMNS[1]]
+    by_name = read(spark, tmp_path, format="csv", header="by_name", columns=columns)
+    assert rows(by_name) == [(1, "x")]
 
 
 def test_files_with_different_headers_are_refused(spark, tmp_path):

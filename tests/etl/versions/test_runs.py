@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import os
+import time
 from collections import Counter
 from dataclasses import replace
 from datetime import date
@@ -333,6 +334,40 @@ def test_what_does_not_change_the_content_does_not_change_the_fingerprint(tmp_pa
         *(fingerprint_run(config, watched, RunRequest()) for watched in tables),
     ]
     assert len({made, *others}) == 9
+
+
+def test_the_day_of_the_clock_counts_where_it_bounds_a_column(tmp_path, monkeypatch):
+    config = build_config(tmp_path, tmp_path)
+    data = config.model_dump(mode="json")
+    data["sources"]["ratings"]["columns"][3].update(type="timestamp", not_after="now")
+    data["events"]["time_unit"] = "ms"
+    bounded = BuildConfig.model_validate(data)
+
+    def fingerprints(day: int) -> list[str]:
+        monkeypatch.setattr(
+            "etl.versions.run_fingerprint.find_last_day", lambda *_: date(2026, 1, day)
+        )
+        return [fingerprint_run(c, RunInputs(()), RunRequest()) for c in (config, bounded)]
+
+    (plain, first), (plain_again, second) = fingerprints(1), fingerprints(2)
+    assert plain == plain_again
+    assert first != second
+    assert fingerprints(1)[1] == first
+
+
+def test_ages_up_to_now_are_checked_although_nothing_has_changed(spark, tmp_path, monkeypatch):
+    hours = time.time() / 3600 + 1
+    rule = {"kind": "freshness", "source": "ratings", "column": "ts", "clock": "wall"}
+    contract = {"rules": [{**rule, "max_age_hours": hours}]}
+    config = build_config(write_logs(tmp_path / "logs"), tmp_path / "out", contract=contract)
+    first = build_dataset(spark, config)
+    later = (time.time() + 2 * 3600) * 1000
+    with monkeypatch.context() as patch:
+        patch.setattr("etl.quality.source_rules._deadline_ms", lambda *_: later)
+        with pytest.raises(InputDataError, match="freshness ratings"):
+            build_dataset(spark, config)
+    again = build_dataset(spark, config)
+    assert (again.is_new, again.version) == (False, first.version)
 
 
 def test_manifests_without_run_are_read(built):
