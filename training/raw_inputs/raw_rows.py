@@ -214,12 +214,22 @@ class RawReader:
         schema = None
         for part in self._list_parquet():
             with pq.ParquetFile(part) as parquet:
+                self._refuse_lacking(part, names, parquet.schema_arrow.names)
                 for batch in parquet.iter_batches(batch_size, columns=names):
                     chosen = batch.select(names)
                     schema = schema or chosen.schema
                     if not chosen.schema.equals(schema):
                         raise pa.ArrowInvalid(f"{part} has columns of other types than the first")
                     yield chosen
+
+    def _refuse_lacking(self, part: Path, names: Sequence[str], found: Sequence[str]) -> None:
+        if lacking := [name for name in names if name not in found]:
+            raise InputDataError(
+                f"a part of {self.file.path} lacks columns that its first part has",
+                received=f"{part.name}: no {', '.join(lacking)}",
+                allowed="the same columns in each part",
+                fix="write the part again, or take it out",
+            )
 
     def _find_keys(self) -> list[str]:
         return list(dict.fromkeys(name for row in self._parse_lines() for name in row))

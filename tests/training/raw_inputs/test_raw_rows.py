@@ -77,6 +77,17 @@ def test_two_columns_of_one_name_are_refused(tmp_path) -> None:
     assert "price" in refused.value.render()
 
 
+def test_a_part_that_lacks_a_column_is_named(tmp_path) -> None:
+    folder = tmp_path / "rows.parquet"
+    folder.mkdir()
+    pq.write_table(pa.Table.from_pylist([GOOD]), folder / "part-0.parquet")
+    short = {name: value for name, value in GOOD.items() if name not in ("price", "count")}
+    pq.write_table(pa.Table.from_pylist([short]), folder / "part-1.parquet")
+    with pytest.raises(InputDataError, match="lacks columns") as refused:
+        read(folder)
+    assert "part-1.parquet: no price, count" in refused.value.render()
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
 @pytest.mark.parametrize("name", ["price", "cost", "tastes"])
 @pytest.mark.parametrize("value", [NAN, INF, -INF, 1e39])
