@@ -93,15 +93,15 @@ def main(
     setup_logging(log_format)
     named = {"--predictions": predictions, "--saved-model": saved_model, "--endpoint": endpoint}
     _refuse_mixed(named, dataset, token_file, baselines=baselines)
-    place: dict[str, Any] = {"split": split, "dataset": dataset, "checkpoint": checkpoint}
+    how: dict[str, Any] = {"split": split, "checkpoint": checkpoint, "overrides": overrides or ()}
     served = endpoint if saved_model is None else find_place(saved_model)
     if served is not None:
         token = None if token_file is None else _read_token(token_file)
-        metrics = evaluate_served(run, served, **place, overrides=overrides or (), token=token)
+        metrics = evaluate_served(run, served, **how, dataset=dataset, token=token)
     elif predictions is not None:
-        metrics = evaluate_lists(run, predictions, split=split, overrides=overrides or ())
+        metrics = evaluate_lists(run, predictions, **how)
     else:
-        metrics = evaluate(run, **place, overrides=overrides or (), baselines=baselines)
+        metrics = evaluate(run, **how, dataset=dataset, baselines=baselines)
     if log_format is LogFormat.JSON:
         print(json.dumps(metrics, sort_keys=True))
     elif predictions is not None:
@@ -269,7 +269,12 @@ def evaluate_served(
 
 
 def evaluate_lists(
-    run_dir: str | Path, file: Path, *, split: str = TEST, overrides: Sequence[str] = ()
+    run_dir: str | Path,
+    file: Path,
+    *,
+    split: str = TEST,
+    checkpoint: str = CheckpointChoice.BEST,
+    overrides: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Measures the ranked lists of a file and writes `metrics-<split>-lists.json` into the run.
 
@@ -277,6 +282,7 @@ def evaluate_lists(
         run_dir: A run on the dataset version that the lists are for, or a series'.
         file: JSON lines, as `sluice predict` writes them.
         split: Split whose events are relevant.
+        checkpoint: `best` or `last`, which the run is restored from.
         overrides: `evaluation.key=value` each.
 
     Returns:
@@ -289,7 +295,7 @@ def evaluate_lists(
     """
     from training.checkpoint.stored_runs import bring_back
 
-    trained = restore_for_evaluation(run_dir, overrides=overrides)
+    trained = restore_for_evaluation(run_dir, checkpoint, overrides)
     from training.evaluation.prediction_files import measure_lists, refuse_later_lists
 
     refuse_later_lists(read_json(trained.run_dir / RUN_CARD_FILE), file, split)

@@ -97,7 +97,8 @@ def main(
         switches = Switches(dry_run=dry_run, resume=resume, once=once, report=report, profile=steps)
         return _sweep(resolved, sweep, switches, log_format)
     if workers is not None and not dry_run:
-        return _launch(resolved, workers, resume, spark_master, log_format)
+        start = (json.dumps(resolved.resolved()), workers, resume, report, log_format.value)
+        return _launch(start, spark_master)
     if dry_run:
         print(json.dumps(plan(resolved), indent=1))
         return 0
@@ -106,13 +107,10 @@ def main(
     return 0
 
 
-def _launch(
-    config: TrainConfig, workers: int, resume: bool, spark_master: str, log_format: LogFormat
-) -> int:
+def _launch(start: tuple[str, int, bool, bool, str], spark_master: str) -> int:
     from jobs.support.spark_launcher import SparkLaunch, launch_on_spark
 
-    start = SparkLaunch(json.dumps(config.resolved()), workers, resume, log_format.value)
-    return launch_on_spark(start, spark_master)
+    return launch_on_spark(SparkLaunch(*start), spark_master)
 
 
 def _write_page(run: Path) -> Path | None:

@@ -44,12 +44,14 @@ class SparkLaunch:
         config: The resolved config, JSON.
         workers: How many tasks.
         resume: Whether to go on with the newest unfinished run of the config.
+        report: Whether the run gets its report.
         log_format: `text` or `json`.
     """
 
     config: str
     workers: int
     resume: bool
+    report: bool
     log_format: str
 
 
@@ -165,6 +167,7 @@ def build_command(start: SparkLaunch, config: Path) -> list[str]:
         *(sys.executable, "-m", "jobs.cli", "train", str(config)),
         *("--set", "devices.strategy=multi_worker", "--log-format", start.log_format),
         *(["--resume"] if start.resume else []),
+        *([] if start.report else ["--no-report"]),
     ]
 
 

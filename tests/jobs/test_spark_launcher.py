@@ -32,11 +32,13 @@ def test_the_exit_code_is_that_of_the_cause(codes: list[int], code: int) -> None
 
 
 def test_a_worker_is_the_same_command() -> None:
-    start = SparkLaunch("{}", 2, True, "json")
+    start = SparkLaunch("{}", 2, True, False, "json")
     command = build_command(start, Path("c.yaml"))
     assert command[:5] == [sys.executable, "-m", "jobs.cli", "train", "c.yaml"]
     assert "devices.strategy=multi_worker" in command
-    assert "--resume" in command
+    assert {"--resume", "--no-report"} <= set(command)
+    plain = build_command(SparkLaunch("{}", 2, False, True, "json"), Path("c.yaml"))
+    assert not {"--resume", "--no-report"} & set(plain)
 
 
 @pytest.mark.parametrize("arguments", [["--launcher", "spark"], ["--workers", "2"]])

@@ -30,7 +30,7 @@ from jobs.predict import app as predict_app
 from jobs.reporting.report import app as report_app
 from jobs.reporting.report import write_report
 from jobs.support.run_app import run_app
-from jobs.support.trained_run import override_section
+from jobs.support.trained_run import override_section, restore_for_evaluation
 from tests.jobs.reporting.fixtures import FakeConfig, write_dataset, write_run
 from tests.jobs.runs import write_tiny_run
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
@@ -352,7 +352,9 @@ def test_lists_as_of_a_split_say_so(predict_series: Path, tmp_path: Path) -> Non
 
 
 def test_lists_are_measured_where_they_do_not_know_the_split(
-    predict_series: Path, capsys: pytest.CaptureFixture[str]
+    predict_series: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run, known = str(predict_series), ["--set", "evaluation.ks=[5]"]
     assert run_app(predict_app, ["--run", run, "--as-of", "validation"]) == ExitCode.OK
@@ -366,6 +368,16 @@ def test_lists_are_measured_where_they_do_not_know_the_split(
     found = read_json(resolve_run(run) / "metrics-test-lists.json")["metrics"]
     whole = evaluate(predict_series, overrides=["evaluation.ks=[5]", "evaluation.per=user"])
     assert found == pytest.approx(whole["protocols"][0]["systems"]["model"])
+    with monkeypatch.context() as patch:
+        asked: list[Any] = []
+
+        def restore(*args: Any) -> Any:
+            asked.append(args[1])
+            return restore_for_evaluation(*args)
+
+        patch.setattr("jobs.evaluate.restore_for_evaluation", restore)
+        assert run_app(app, [*command, "--checkpoint", "last"]) == ExitCode.OK
+        assert asked == ["last"]
     assert run_app(app, [*command, "--split", "validation"]) == ExitCode.CONFIG
     assert "know the events of validation" in capsys.readouterr().err
     spelt = str(lists.parent / ".." / lists.parent.name / lists.name)
