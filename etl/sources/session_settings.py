@@ -48,7 +48,7 @@ def in_utc(
     """
 
     @functools.wraps(work)
-    def run(spark: SparkSession, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def run(spark: SparkSession, *args: P.args, **kwargs: P.kwargs) -> R:
         with changed_settings(spark, _IN_UTC):
             return work(spark, *args, **kwargs)
 
