@@ -29,6 +29,7 @@ from jobs.support.spark_scoring import (
     Names,
     NumberedInput,
     SparkInput,
+    check_parts,
     choose_rows,
     list_parts,
     open_input,
@@ -252,7 +253,7 @@ def _fit_columns(task: ScoringTask, found: NumberedInput) -> ScoringTask:
 
     Raises:
         ConfigError: Rows of several files have no ids.
-        InputDataError: A column is missing.
+        InputDataError: A column is missing, or missing in one of the files.
     """
     from training.raw_inputs.raw_columns import parse_line
     from training.raw_inputs.raw_rows import log_unread
@@ -272,6 +273,7 @@ def _fit_columns(task: ScoringTask, found: NumberedInput) -> ScoringTask:
     task = replace(task, source=replace(task.source, columns=columns))
     _, read = choose_columns(task)
     log_unread(task.source.place, columns, read)
+    check_parts(found, read)
     return task
 
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from conf.errors import ConfigError, InputDataError
+from etl.sources.text_files import escape_path
 from etl.tfrecord.spark.failures import describe_failure, known_failures
 
 if TYPE_CHECKING:
@@ -30,8 +33,16 @@ _READING = {
     "spark.sql.files.openCostInBytes": str(4 << 20),
     "spark.sql.files.minPartitionNum": "1",
 }
-# As `sluice predict` reads text; a line that does not have the columns of the header is refused.
-_TEXT = {"header": "true", "escape": '"', "mode": "FAILFAST", "columnPruning": "false"}
+# As `sluice predict` reads text; a line that does not have the columns of the header is refused,
+# and so is a file whose header is not that of the first. A field is missing where nothing stands:
+# with an empty `nullValue`, quotes around nothing would be missing too, so it is what no text has.
+_TEXT = {
+    "header": "true", "escape": '"', "mode": "FAILFAST", "columnPruning": "false",
+    "enforceSchema": "false", "nullValue": "\ufdd0", "emptyValue": "",
+}  # fmt: skip
+_OTHER_HEADER = "CSV header does not conform to the schema"
+_WITH_COLUMNS = ("parquet", "orc", "avro")
+_FILES_AT_ONCE = 8
 _JSON_SAMPLE = 10_000
 _POSITION_BITS = 33
 
@@ -84,6 +95,7 @@ class NumberedInput:
         first_lines: Of JSON, the first lines.
         files: Path, bytes and time of the last change of each file, by path.
         counts: Rows of each of Spark's partitions.
+        source: Where they come from.
     """
 
     frame: DataFrame
@@ -91,6 +103,7 @@ class NumberedInput:
     first_lines: list[str]
     files: list[list[Any]]
     counts: list[int]
+    source: SparkInput
 
 
 def open_input(session: SparkSession, source: SparkInput) -> NumberedInput:
@@ -119,7 +132,40 @@ def open_input(session: SparkSession, source: SparkInput) -> NumberedInput:
         part = F.spark_partition_id().alias("part")
         rows = {row["part"]: row["count"] for row in frame.groupBy(part).count().collect()}
     counts = [rows.get(part, 0) for part in range(max(rows, default=-1) + 1)]
-    return NumberedInput(frame, tuple(frame.columns), sample, files, counts)
+    return NumberedInput(frame, tuple(frame.columns), sample, files, counts, source)
+
+
+def check_parts(found: NumberedInput, names: Iterable[str]) -> None:
+    """Refuses files that lack a column which others have: Spark would read nulls.
+
+    Args:
+        found: The input.
+        names: Columns that are read.
+
+    Raises:
+        InputDataError: A file lacks one; the message names both.
+    """
+    kind, session = found.source.find_kind(), found.frame.sparkSession
+    if kind not in _WITH_COLUMNS or len(found.files) < 2:
+        return
+
+    def find_lacking(uri: str) -> list[str]:
+        path = escape_path(unquote(uri))
+        part = replace(found.source, paths=(path,), kind=kind)
+        there = {column.lower() for column in _read(session, kind, part).columns}
+        # The folders of a partitioned table hold its columns.
+        return [n for n in names if n.lower() not in there and f"/{n}=" not in path]
+
+    uris = [uri for uri, *_ in found.files]
+    with input_failures(), ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+        for uri, lacking in zip(uris, pool.map(find_lacking, uris), strict=True):
+            if lacking:
+                raise InputDataError(
+                    "a part of the input lacks columns that others have",
+                    received=f"{unquote(uri)}: no {', '.join(lacking)}",
+                    allowed="the same columns in each part",
+                    fix="write the part again, or take it out",
+                )
 
 
 def _read(session: SparkSession, kind: str, source: SparkInput) -> DataFrame:
@@ -275,6 +321,16 @@ def input_failures() -> Iterator[None]:
     try:
         with known_failures():
             yield
+    except InputDataError as error:
+        file, _, cause = str(error.received).partition(": org.")
+        if _OTHER_HEADER not in cause:
+            raise
+        raise InputDataError(
+            "the files of the input have different headers",
+            received=file,
+            allowed="the same columns in the same order in each file",
+            fix="write the file again, or score it by itself",
+        ) from error
     except (PySparkException, Py4JError) as error:
         text = str(error)
         if "PATH_NOT_FOUND" in text:

@@ -19,20 +19,24 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
+from pyspark.sql import functions as F
 
 import jobs.score
 from conf.artefacts.export import ExportOptions, Give
 from conf.errors import ConfigError, InputDataError
+from etl.sources.text_files import escape_path
 from jobs.export import export
 from jobs.predict import RowsToPredict, predict
 from jobs.score import app
 from jobs.support.java_runtime import ensure_java
 from jobs.support.run_app import run_app
+from jobs.support.spark_scoring import SparkInput, check_parts, open_input
 from tests.jobs.runs import write_tiny_run
 from tests.training.number_features import NAN, ROW, build_number_model
 from tests.training.tiny_dataset import TinyConfig
 from training.export.saved_model import write_export
-from training.raw_inputs.raw_rows import RawFile
+from training.raw_inputs.input_columns import InputColumn
+from training.raw_inputs.raw_rows import RawFile, RawReader
 from training.scoring.executor import RowSource
 from training.scoring.plan import Exported, ScoringRequest, build_job, plan_task, set_rows
 
@@ -193,6 +197,41 @@ def test_wrong_use_has_a_message_and_a_code(tmp_path, capsys, arguments, code, s
     assert score("--model", tmp_path, "--to", tmp_path / "out", *arguments) == code
     assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_quotes_around_nothing_are_the_empty_text_as_predict_reads_it(spark, tmp_path) -> None:
+    (tmp_path / "a.csv").write_text('a,b\n"",x\n,"y"\n')
+    found = open_input(spark.newSession(), SparkInput((str(tmp_path / "a.csv"),)))
+    assert [tuple(row) for row in found.frame.collect()] == [("", "x"), (None, "y")]
+    column = InputColumn("a", "a", "a", "string", False, None, None, None, b"none")
+    [own] = RawReader(RawFile(tmp_path / "a.csv"), [column]).read(9)
+    assert own.inputs["a"].tolist() == [b"", b"none"]
+
+
+def test_files_with_other_headers_are_refused(spark, tmp_path) -> None:
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "b.csv").write_text("b,a\n3,4\n")
+    with pytest.raises(InputDataError, match="different headers") as refused:
+        open_input(spark.newSession(), SparkInput((str(tmp_path),), "csv"))
+    assert refused.value.received.endswith(".csv")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "orc"])
+def test_a_part_that_lacks_a_column_is_named(spark, tmp_path, kind) -> None:
+    folder = tmp_path / "a b[1]"
+    for day in (1, 2):
+        rows = spark.range(3).withColumn("x", F.lit(1.0)).coalesce(1)
+        rows.write.format(kind).save(str(folder / f"day={day}"))
+    source = SparkInput((f"{escape_path(str(folder))}",), kind)
+    check_parts(open_input(spark.newSession(), source), ["id", "x", "day"])
+    spark.range(3).coalesce(1).write.format(kind).save(str(folder / "day=3"))
+    schema = {"mergeSchema": "true"}
+    found = open_input(spark.newSession(), replace(source, options=schema))
+    check_parts(found, ["id", "day"])
+    with pytest.raises(InputDataError, match="lacks columns") as refused:
+        check_parts(found, ["id", "x", "day"])
+    assert "/a b[1]/day=3/part-" in refused.value.received
+    assert refused.value.received.endswith(": no x")
 
 
 EXHAUSTIVE = pytest.mark.exhaustive
