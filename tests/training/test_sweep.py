@@ -13,7 +13,7 @@ from conf.training.sweep import SweepConfig
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training import sweep
-from training.loop.early_stopping import selection_metric
+from training.loop.early_stopping import find_best, selection_metric
 from training.monitoring.epoch_records import EpochRecord, read_history
 from training.monitoring.progress import NoProgress
 from training.sweep import SweepResult, find_metric, read_values, run_sweep, suggest_values
@@ -89,14 +89,16 @@ def test_a_grid_lists_every_point_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("metric", "better"), [("loss", -0.5), ("buy/rmse", -2.0), ("auc", 0.7), ("ndcg@10", 0.1)]
+    ("metric", "best"), [("loss", 1), ("buy/rmse", 1), ("auc", 2), ("ndcg@10", 2)]
 )
-def test_losses_and_errors_are_better_the_lower_they_are(metric: str, better: float) -> None:
-    measured = {"loss": 0.5, "buy/rmse": 2.0, "auc": 0.7, "ndcg@10": 0.1}
-    record = EpochRecord(1, 9.0, 1.0, 1, 1.0, 0.0, measured)
-    assert record.value(metric) == measured[metric]
-    assert record.metric(metric) == better
-    assert SweepResult(Path("x"), metric, (), None).is_minimised == (better < 0)
+def test_losses_and_errors_are_better_the_lower_they_are(metric: str, best: int) -> None:
+    records = [
+        EpochRecord(epoch, 9.0, 1.0, 1, 1.0, 0.0, {metric: value})
+        for epoch, value in enumerate((0.5, 0.1, 0.7), start=1)
+    ]
+    assert records[0].value(metric) == 0.5
+    assert find_best(records, metric) == best
+    assert SweepResult(Path("x"), metric, (), None).is_minimised == (best == 1)
 
 
 pytest.importorskip("optuna", reason="needs optuna: pip install 'sluice-recsys[sweep]'")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from conf.errors import ConfigError, did_you_mean
 from conf.manifest import Manifest
-from conf.metrics import LOSS_METRIC, METRICS, list_families
+from conf.metrics import LOSS_METRIC, METRICS, is_minimised, list_families
 from conf.training.models import RankingConfig, TaskConfig
 from conf.training.train import EarlyStoppingConfig, TrainConfig
 from training.loop.validation import is_scored_by_label, is_validated
@@ -38,7 +38,8 @@ def find_best(records: Sequence[EpochRecord] | Sequence[StepValidation], metric:
     NaN is worst, and so is a metric of one's own where it is not defined; where no record has more,
     the last one is as good as any, and training goes on.
     """
-    values = [record.metric(metric) for record in records]
+    sign = -1.0 if is_minimised(metric) else 1.0
+    values = [sign * record.value(metric) for record in records]
     if all(map(math.isnan, values)):
         return len(values) - 1
     comparable = [-math.inf if math.isnan(value) else value for value in values]

@@ -11,7 +11,7 @@ from typing import Any
 
 from conf.artefacts.run import HISTORY_FILE
 from conf.errors import ConfigError, InputDataError, did_you_mean
-from conf.metrics import LOSS_METRIC, OWN_PREFIX, find_family, is_minimised
+from conf.metrics import LOSS_METRIC, OWN_PREFIX, find_family
 from conf.storage.atomic_output import write_text_atomic
 
 
@@ -46,14 +46,6 @@ class EpochRecord:
     left_out: Mapping[str, int] = field(default_factory=dict)
     tables: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
-    def metric(self, name: str) -> float:
-        """Returns a metric so that higher is better (losses and errors with their sign turned).
-
-        Raises:
-            ConfigError: The epoch has no such metric.
-        """
-        return -self.value(name) if is_minimised(name) else self.value(name)
-
     def value(self, name: str) -> float:
         """Returns a metric as it was measured.
 
@@ -78,14 +70,6 @@ class StepValidation:
     step: int
     epoch: int
     validation: Mapping[str, float]
-
-    def metric(self, name: str) -> float:
-        """Returns a metric so that higher is better.
-
-        Raises:
-            ConfigError: There is no such metric.
-        """
-        return -self.value(name) if is_minimised(name) else self.value(name)
 
     def value(self, name: str) -> float:
         """Returns a metric as it was measured.
