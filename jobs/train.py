@@ -206,9 +206,9 @@ def _sweep(config: TrainConfig, file: Path, switches: Switches, log_format: LogF
     space = load_config(SweepConfig, "training", str(file.resolve()))
     if switches.dry_run:
         with quiet_tensorflow():
-            from training.sweep import find_metric
+            from training.sweep import find_sweep_metric
         plan = {"sweep": space.model_dump(mode="json"), "trials": space.trial_count}
-        plan["metric"] = find_metric(config, space)
+        plan["metric"] = find_sweep_metric(config, space)
         space.check(config)
         print(json.dumps(plan, indent=1))
         return ExitCode.OK

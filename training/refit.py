@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,13 @@ from conf.artefacts.run import (
     RUN_CARD_FILE,
     STATUS_TRAINED,
     read_json,
-    resolve_run,
     update_run_card,
     write_json,
 )
-from conf.errors import ConfigError, SluiceError, TooFewRowsError, TrainingDivergedError
+from conf.errors import ConfigError, TooFewRowsError
 from conf.load import override_config
 from conf.manifest import MANIFEST_FILE
-from conf.metrics import is_minimised
+from conf.metrics import LOSS_METRIC, is_minimised
 from conf.schema import fingerprint
 from conf.storage.locations import find_path
 from conf.training.refit import RefitConfig
@@ -38,7 +38,7 @@ from training.checkpoint.stored_runs import is_stored
 from training.evaluation.protocols import HeldOutRows
 from training.fit import fit_run
 from training.input.batches import build_held_out_dataset, read_batches
-from training.loop.early_stopping import find_best
+from training.loop.early_stopping import RETRIEVAL_METRIC, find_best, measures_loss
 from training.monitoring.epoch_records import EpochRecord, read_history
 from training.monitoring.progress import TrainingProgress
 from training.reader.training_data import (
@@ -49,13 +49,21 @@ from training.reader.training_data import (
 )
 from training.run_directory import (
     config_sha256,
-    find_unfinished_run,
     is_trained_on,
     locked,
     make_entry,
     run_paths,
 )
-from training.sweep import check_comparable, find_metric
+from training.trials import (
+    TRIAL_ERRORS,
+    TrialEndedError,
+    TrialProgress,
+    build_trial,
+    describe_values,
+    find_metric,
+    fit_trial,
+    name_trial,
+)
 
 REFIT_FILE = "refit.json"
 _FAR_BEHIND = 0.9
@@ -120,35 +128,28 @@ class RefitState:
         return max(done, key=lambda trial: sign * (trial.value or 0.0), default=None)
 
 
-class FarBehindError(SluiceError):
-    """A trial was ended early; the next one begins."""
+def check_pace(record: EpochRecord, metric: str, epochs: int, best: Trial | None) -> None:
+    """Ends a trial whose second half is far behind the best trial so far.
 
+    Args:
+        record: Its newest epoch.
+        metric: What trials are compared by.
+        epochs: Epochs of the trial.
+        best: The best trial so far, if one has finished.
 
-@dataclass
-class _TrialProgress:
-    """Progress of a trial that ends it where it is far behind the best one so far."""
-
-    show: TrainingProgress
-    metric: str
-    epochs: int
-    best: Trial | None
-
-    def __post_init__(self) -> None:
-        self.message, self.step, self.close = self.show.message, self.show.step, self.show.close
-
-    def epoch(self, record: EpochRecord, best: bool, metric: str | None) -> None:
-        """Shows the epoch, and ends the trial where the second half of it is far behind."""
-        self.show.epoch(record, best, metric)
-        if self.best is None or is_minimised(self.metric) or 2 * record.epoch < self.epochs:
-            return
-        ahead = self.best.curve[: record.epoch][-1]  # A shorter trial had its rate down by then.
-        if ahead is None or ahead <= 0.0:  # A share of less than nothing says nothing.
-            return
-        if record.value(self.metric) < _FAR_BEHIND * ahead:
-            raise FarBehindError(
-                f"ended after epoch {record.epoch}: {self.metric} is less than {_FAR_BEHIND:.0%} "
-                "of the best trial's at that epoch, or at its last one before"
-            )
+    Raises:
+        TrialEndedError: It is far behind.
+    """
+    if best is None or is_minimised(metric) or 2 * record.epoch < epochs:
+        return
+    ahead = best.curve[: record.epoch][-1]  # A shorter trial had its rate down by then.
+    if ahead is None or ahead <= 0.0:  # A share of less than nothing says nothing.
+        return
+    if record.value(metric) < _FAR_BEHIND * ahead:
+        raise TrialEndedError(
+            f"ended after epoch {record.epoch}: {metric} is less than {_FAR_BEHIND:.0%} "
+            "of the best trial's at that epoch, or at its last one before"
+        )
 
 
 def fit_chosen(
@@ -181,7 +182,7 @@ def fit_chosen(
             received=f"root: {config.root}",
             fix="set root to one, or leave fit.refit out",
         )
-    metric = find_metric(config, refit)
+    metric = _find_metric(config, refit)
     check_space(config, refit)
     check_users(config)
     unfinished, run = _find_newest(config) if resume or once else (None, None)
@@ -238,7 +239,7 @@ def describe_plan(config: TrainConfig, refit: RefitConfig) -> dict[str, Any]:
     Raises:
         ConfigError: The space or the metric does not fit.
     """
-    metric = find_metric(config, refit)
+    metric = _find_metric(config, refit)
     check_space(config, refit)
     longest = config.fit.epochs or 1
     total = 0 if refit.space else longest
@@ -273,6 +274,19 @@ def build_run_config(
         steps = epochs * data.steps_per_epoch(planned.input)
         changes["optimizer.schedule"] = {**schedule.model_dump(mode="json"), "steps": steps}
     return override_config(planned, changes, "of fit.refit")
+
+
+def _find_metric(config: TrainConfig, refit: RefitConfig) -> str:
+    """The metric that trials are compared by; a loss is refused where held-out rows have none."""
+    metric = find_metric(config, refit.metric, "fit.refit.metric")
+    if metric == LOSS_METRIC and not measures_loss(config):
+        raise ConfigError(
+            "fit.refit compares trials by held-out rows, which are ranked and have no loss",
+            received=f"fit.refit.metric: {metric}",
+            allowed=f"metrics of ranking, such as {RETRIEVAL_METRIC}",
+            fix=f"set fit.refit.metric={RETRIEVAL_METRIC}, or leave it out",
+        )
+    return metric
 
 
 def _find_newest(config: TrainConfig) -> tuple[Path | None, Path | None]:
@@ -374,18 +388,15 @@ class _Refit:
             chosen = chosen if best is None else best.values
 
     def _build_trial(self, number: int, values: dict[str, Any]) -> TrainConfig:
-        where = {"root": str(self._directory / "trials"), "name": f"{number:04d}"}
-        return override_config(
-            self._config, {**values, **where, "fit.refit": None}, f"of trial {number + 1}"
-        )
+        alone = {**values, "fit.refit": None}
+        return build_trial(self._config, self._directory, number, alone)
 
     def _try(self, number: int, values: dict[str, Any]) -> Trial:
-        shown = ", ".join(f"{key} {value}" for key, value in values.items()) or "as configured"
-        label = f"trial {number + 1} of at most {self._refit.most_trials}"
-        self._progress.message(f"{label}: {shown}", trial=number, values=values)
+        label = f"{name_trial(number)} of at most {self._refit.most_trials}"
+        self._progress.message(f"{label}: {describe_values(values)}", trial=number, values=values)
         try:
             run = self._fit_trial(self._build_trial(number, values))
-        except (FarBehindError, TrainingDivergedError, ConfigError, TooFewRowsError) as error:
+        except TRIAL_ERRORS as error:
             if not self._refit.space:
                 raise
             self._progress.message(f"{label}: {error.what}", trial=number)
@@ -409,13 +420,9 @@ class _Refit:
         return Trial(values, value, epoch, curve, str(run))
 
     def _fit_trial(self, config: TrainConfig) -> Path:
-        check_comparable(self._config, config, self._state.metric)
-        current = run_paths(config).current
-        if current.exists():  # Killed after its last step, before it was noted.
-            return resolve_run(str(current.parent))
-        epochs, best = config.fit.epochs or 1, self._state.find_best_trial()
-        progress = _TrialProgress(self._progress, self._state.metric, epochs, best)
-        return fit_run(config, progress, resume=find_unfinished_run(config) is not None)
+        metric, best = self._state.metric, self._state.find_best_trial()
+        check = partial(check_pace, metric=metric, epochs=config.fit.epochs or 1, best=best)
+        return fit_trial(self._config, config, metric, TrialProgress(self._progress, check))
 
     def _fit_best(self) -> Path:
         best = self._state.find_best_trial()
@@ -427,7 +434,7 @@ class _Refit:
             )
         data = read_current_data(self._config)
         config = build_run_config(self._config, best.values, best.epoch, data)
-        shown = ", ".join(f"{key} {value}" for key, value in best.values.items()) or "as configured"
+        shown = describe_values(best.values)
         self._progress.message(
             f"on all rows: {shown}, {best.epoch} epochs", values=best.values, epoch=best.epoch
         )

@@ -14,41 +14,35 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from conf.artefacts.dataset import read_manifest, resolve_version
-from conf.artefacts.run import RUN_CARD_FILE, read_json, resolve_run, write_json
-from conf.errors import ConfigError, SluiceError, TooFewRowsError, TrainingDivergedError
+from conf.artefacts.run import RUN_CARD_FILE, read_json, write_json
+from conf.errors import ConfigError
 from conf.load import override_config
-from conf.metrics import LOSS_METRIC, is_minimised
+from conf.metrics import is_minimised
 from conf.schema import fingerprint
 from conf.storage.atomic_output import write_text_atomic
-from conf.storage.locations import find_path
-from conf.training.refit import RefitConfig
 from conf.training.sweep import ChoicesConfig, SweepConfig
 from conf.training.train import TrainConfig
 from conf.yaml_text import dump_yaml
-from training.fit import fit_run
-from training.loop.early_stopping import (
-    RETRIEVAL_METRIC,
-    check_evaluated,
-    default_metric,
-    measures_loss,
-    selection_metric,
-)
-from training.loop.validation import is_validated
-from training.monitoring.epoch_records import (
-    EpochRecord,
-    StepValidation,
-    read_history,
-)
+from training.monitoring.epoch_records import EpochRecord, StepValidation, read_history
 from training.monitoring.progress import TrainingProgress
 from training.monitoring.run_logs import read_step_validations
-from training.run_directory import find_unfinished_run, locked, make_entry, run_paths
+from training.run_directory import locked, make_entry, run_paths
+from training.trials import (
+    TRIAL_ERRORS,
+    TrialEndedError,
+    TrialProgress,
+    build_trial,
+    describe_values,
+    find_metric,
+    fit_trial,
+    name_trial,
+)
 
 BEST_FILE = "best.yaml"
 
@@ -104,26 +98,6 @@ class SweepResult:
         return None if self.best is None else self.directory / BEST_FILE
 
 
-class TrialPrunedError(SluiceError):
-    """A trial was ended early; the sweep goes on."""
-
-
-class _PruningProgress:
-    """Progress that reports each epoch's metric to an Optuna trial as well."""
-
-    def __init__(self, progress: TrainingProgress, trial: Any, metric: str) -> None:
-        self._trial, self._metric, self._show = trial, metric, progress.epoch
-        self.message, self.step, self.close = progress.message, progress.step, progress.close
-
-    def epoch(self, record: EpochRecord, best: bool, metric: str | None) -> None:
-        """Shows the epoch, and ends the trial where its metric is worse than the median."""
-        self._show(record, best, metric)
-        self._trial.report(record.value(self._metric), record.epoch - 1)
-        if self._trial.should_prune():
-            why = f"{self._metric} is worse than the median of the trials before"
-            raise TrialPrunedError(f"pruned after epoch {record.epoch}: {why}")
-
-
 def run_sweep(
     config: TrainConfig,
     sweep: SweepConfig,
@@ -152,7 +126,7 @@ def run_sweep(
     """
     import optuna  # noqa: F401  # refused before anything is made
 
-    metric = find_metric(config, sweep)
+    metric = find_sweep_metric(config, sweep)
     sweep.check(config)
     directory = _open_directory(config, sweep, resume)
     with locked(directory):
@@ -166,62 +140,13 @@ def run_sweep(
         return result
 
 
-def find_metric(config: TrainConfig, sweep: SweepConfig | RefitConfig) -> str:
-    """Returns the metric that trials are compared by.
+def find_sweep_metric(config: TrainConfig, sweep: SweepConfig) -> str:
+    """Returns the metric that the trials of a sweep are compared by.
 
     Raises:
         ConfigError: Trials would not measure it.
     """
-    metric = sweep.metric or selection_metric(config) or default_metric(config)
-    if metric == LOSS_METRIC:
-        if isinstance(sweep, RefitConfig) and not measures_loss(config):
-            raise ConfigError(
-                "fit.refit compares trials by held-out rows, which are ranked and have no loss",
-                received=f"fit.refit.metric: {metric}",
-                allowed=f"metrics of ranking, such as {RETRIEVAL_METRIC}",
-                fix=f"set fit.refit.metric={RETRIEVAL_METRIC}, or leave it out",
-            )
-        stopping = config.fit.early_stopping
-        if stopping is not None and stopping.by == "steps" and not measures_loss(config):
-            raise ConfigError(
-                "trials keep the weights of a step, whose validation ranks rows and has no loss",
-                received=f"the metric {metric} with fit.early_stopping.by=steps",
-                allowed=f"metrics of ranking, such as {RETRIEVAL_METRIC}",
-                fix=f"compare by {RETRIEVAL_METRIC}, or set fit.early_stopping.by=epochs",
-            )
-        return metric
-    version = resolve_version(find_path(config.dataset))
-    if not is_validated(config, read_manifest(version, config.input.tolerates)):
-        raise ConfigError(
-            "trials are compared by a validation metric, and the dataset has no validation split",
-            received=metric,
-            allowed=LOSS_METRIC,
-            fix="set `metric: loss` in the sweep's file, hold rows of train out by "
-            "input.validation, or build the dataset with a validation split",
-        )
-    check_evaluated(config, metric, "the metric of the sweep")
-    return metric
-
-
-def check_comparable(config: TrainConfig, trial: TrainConfig, metric: str) -> None:
-    """Refuses a trial whose loss is of training where that of others is of held-out rows.
-
-    Args:
-        config: What is tried on.
-        trial: The config of the trial.
-        metric: What trials are compared by.
-
-    Raises:
-        ConfigError: The losses are not of the same rows.
-    """
-    if metric == LOSS_METRIC and measures_loss(trial) != measures_loss(config):
-        raise ConfigError(
-            "its loss cannot be compared with that of other trials: one is of held-out rows, the "
-            "other of training, as rows that are ranked have none",
-            received=f"a loss of {'held-out rows' if measures_loss(trial) else 'training'}",
-            allowed="trials whose loss is of the same rows",
-            fix="compare trials of different objectives by a metric of ranking",
-        )
+    return find_metric(config, sweep.metric, "the metric of the sweep")
 
 
 def suggest_values(trial: Any, sweep: SweepConfig) -> dict[str, Any]:
@@ -326,18 +251,18 @@ class _Sweep:
         if trial is None:
             return False
         values = suggest_values(trial, self.sweep)
-        shown = ", ".join(f"{key} {value}" for key, value in values.items())
-        text = f"trial {trial.number + 1} of {self.sweep.trial_count}: {shown}"
+        name = name_trial(trial.number)
+        text = f"{name} of {self.sweep.trial_count}: {describe_values(values)}"
         self.progress.message(text, trial=trial.number, values=values)
         try:
             run = self._fit(trial, values)
             value = _read_kept(run).value(self.metric)
             if math.isnan(value):
                 raise ConfigError(f"{self.metric} is not defined on the held-out rows")
-        except (TrialPrunedError, TrainingDivergedError, ConfigError, TooFewRowsError) as error:
-            self.progress.message(f"trial {trial.number + 1}: {error.what}", trial=trial.number)
+        except TRIAL_ERRORS as error:
+            self.progress.message(f"{name}: {error.what}", trial=trial.number)
             trial.set_user_attr("detail", error.what)
-            pruned = isinstance(error, TrialPrunedError)
+            pruned = isinstance(error, TrialEndedError)
             self.study.tell(trial, state=TrialState.PRUNED if pruned else TrialState.FAIL)
         else:
             trial.set_user_attr("detail", str(run))
@@ -345,16 +270,18 @@ class _Sweep:
         return True
 
     def _fit(self, trial: Any, values: dict[str, Any]) -> Path:
-        where = {"root": str(self.directory / "trials"), "name": f"{trial.number:04d}"}
-        config = override_config(self.config, {**values, **where}, f"of trial {trial.number}")
-        check_comparable(self.config, config, self.metric)
-        current = run_paths(config).current
-        if current.exists():  # Killed after its last step, before Optuna was told.
-            return resolve_run(str(current.parent))
+        config = build_trial(self.config, self.directory, trial.number, values)
         progress: TrainingProgress = self.progress
         if self.sweep.prune_after_epochs is not None:
-            progress = _PruningProgress(progress, trial, self.metric)
-        return fit_run(config, progress, resume=find_unfinished_run(config) is not None)
+            progress = TrialProgress(progress, partial(self._prune, trial))
+        return fit_trial(self.config, config, self.metric, progress)
+
+    def _prune(self, trial: Any, record: EpochRecord) -> None:
+        """Reports an epoch to Optuna, and ends the trial where it is worse than the median."""
+        trial.report(record.value(self.metric), record.epoch - 1)
+        if trial.should_prune():
+            why = f"{self.metric} is worse than the median of the trials before"
+            raise TrialEndedError(f"pruned after epoch {record.epoch}: {why}")
 
     def write(self) -> SweepResult:
         """Writes `trials.json` and `best.yaml`, and returns what they hold."""
@@ -362,7 +289,7 @@ class _Sweep:
         best = None
         if any(trial.value is not None for trial in trials):
             best = trials[self.study.best_trial.number]
-            config = override_config(self.config, best.values, f"of trial {best.number}")
+            config = override_config(self.config, best.values, f"of {name_trial(best.number)}")
             text = dump_yaml(config.resolved())
             write_text_atomic(self.directory / BEST_FILE, text)
         listed = {"best": best and best.number, "trials": [asdict(trial) for trial in trials]}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import signal
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,9 @@ from training.loop.schedules import build_learning_rate
 from training.monitoring.epoch_records import EpochRecord, read_history
 from training.monitoring.progress import NoProgress
 from training.reader.training_data import read_current_data
-from training.refit import FarBehindError, Trial, build_run_config, describe_plan, fit_chosen
+from training.refit import Trial, build_run_config, check_pace, describe_plan, fit_chosen
 from training.run_directory import locked
+from training.trials import TrialEndedError, TrialProgress
 
 PAIRS = {"hash_of": ["user_id", "movie_id"], "share": 0.2}
 
@@ -316,25 +318,30 @@ def test_a_trial_is_not_ended_by_a_share_of_a_negative_metric() -> None:
     for curve in ([-0.5, -0.5], [None, None]):
         best = Trial({}, curve[-1], 2, curve, "x")
         register_metric("own_r2", "higher")
-        refit._TrialProgress(NoProgress(), "own_r2", 2, best).epoch(record, False, None)
+        check_pace(record, "own_r2", 2, best)
 
 
 def test_a_trial_far_behind_is_ended_in_its_second_half() -> None:
     best = Trial({}, 0.4, 4, [0.1, 0.2, 0.3, 0.4], "x")
-    progress = refit._TrialProgress(NoProgress(), "ndcg@10", 4, best)
+    shown: list[int] = []
 
-    def end(epoch: int, value: float) -> None:
+    class Shows(NoProgress):
+        def epoch(self, record: EpochRecord, best: bool, metric: str | None) -> None:
+            shown.append(record.epoch)
+
+    def end(epoch: int, value: float, epochs: int = 4) -> None:
+        check = partial(check_pace, metric="ndcg@10", epochs=epochs, best=best)
         record = EpochRecord(epoch, 9.0, 1.0, 1, 1.0, 0.0, {"ndcg@10": value})
-        progress.epoch(record, False, "ndcg@10")
+        TrialProgress(Shows(), check).epoch(record, False, "ndcg@10")
 
     end(1, 0.0)
     end(2, 0.181)
-    with pytest.raises(FarBehindError, match="epoch 3"):
+    with pytest.raises(TrialEndedError, match="epoch 3"):
         end(3, 0.269)
-    progress = refit._TrialProgress(NoProgress(), "ndcg@10", 8, best)  # It lasted half as long.
-    end(3, 0.0)
-    with pytest.raises(FarBehindError, match="at its last one before"):
-        end(5, 0.359)
+    assert shown == [1, 2, 3]  # The epoch that ends the trial too.
+    end(3, 0.0, epochs=8)  # The best one lasted half as long.
+    with pytest.raises(TrialEndedError, match="at its last one before"):
+        end(5, 0.359, epochs=8)
 
 
 @pytest.mark.parametrize(
@@ -350,7 +357,7 @@ def test_a_trial_far_behind_is_ended_in_its_second_half() -> None:
         ({"fit.refit": {"space": {"input.take": [10, None]}}}, "cannot be tried"),
         ({"fit.refit": {"space": {"input": [{"batch_size": 64}]}}}, r"its input\.validation"),
         ({"fit.refit": {"space": {"optimizer.learning_rat": [1]}}}, "learning_rate"),
-        ({"fit.refit": {"metric": "ndcg@7"}}, "not evaluated"),
+        ({"fit.refit": {"metric": "ndcg@7"}}, r"fit\.refit\.metric is not evaluated"),
         ({"fit.refit": {"metric": "loss"}}, "ranked and have no loss"),
         ({"root": "s3://bucket/runs"}, "file system"),
         ({"input.validation": {**PAIRS, "share": 1e-9}}, "holds out no rows"),

@@ -12,11 +12,17 @@ from conf.load import override_config
 from conf.training.sweep import SweepConfig
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
-from training import sweep
+from training import trials
 from training.loop.early_stopping import find_best, selection_metric
 from training.monitoring.epoch_records import EpochRecord, read_history
 from training.monitoring.progress import NoProgress
-from training.sweep import SweepResult, find_metric, read_values, run_sweep, suggest_values
+from training.sweep import (
+    SweepResult,
+    find_sweep_metric,
+    read_values,
+    run_sweep,
+    suggest_values,
+)
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +159,7 @@ def test_an_interrupted_sweep_resumes_to_the_trials_of_one_that_was_not(
     wanted = sweep_config(RANDOM, sampler=sampler)
     elsewhere = config.model_copy(update={"root": str(tmp_path / "whole")})
     whole = run_sweep(elsewhere, wanted, NoProgress())
-    fit, runs = sweep.fit_run, []
+    fit, runs = trials.fit_run, []
 
     def interrupted(*arguments: object, **options: object) -> Path:
         runs.append(options["resume"])
@@ -161,7 +167,7 @@ def test_an_interrupted_sweep_resumes_to_the_trials_of_one_that_was_not(
             raise TrainingInterruptedError("SIGTERM")
         return fit(*arguments, **options)
 
-    monkeypatch.setattr(sweep, "fit_run", interrupted)
+    monkeypatch.setattr(trials, "fit_run", interrupted)
     with pytest.raises(TrainingInterruptedError):
         run_sweep(config, wanted, NoProgress())
     result = run_sweep(config, wanted, NoProgress(), resume=True)
@@ -200,6 +206,26 @@ def test_a_trial_that_cannot_be_trained_fails_alone(config: TrainConfig) -> None
     assert [trial.state for trial in result.trials] == ["fail", "complete"]
     assert "diverged" in result.trials[0].detail
     assert result.best.number == 1
+
+
+def test_values_that_do_not_go_together_name_their_trial_as_progress_does(
+    config: TrainConfig,
+) -> None:
+    told: list[str] = []
+
+    class Tells(NoProgress):
+        def message(self, text: str, **fields: object) -> None:
+            told.append(text)
+
+    negatives = {"source": "uniform", "count": 64}
+    config = override_config(config, {"model.objective.negatives": negatives}, "of the test")
+    space = {"model.objective.negatives.count": [16], "model.objective.negatives.hardest": [32]}
+    wanted = sweep_config({"sampler": "grid", "space": space})
+    (trial,) = run_sweep(config, wanted, Tells()).trials
+    assert trial.state == "fail"
+    assert told[0].startswith("trial 1 of 1: model.objective.negatives.count 16, model.")
+    assert told[1] == f"trial 1: {trial.detail}"
+    assert "of trial 1 has 1 error" in trial.detail
 
 
 def test_a_batch_that_the_split_does_not_fill_fails_its_trial_alone(config: TrainConfig) -> None:
@@ -242,7 +268,7 @@ def test_trials_are_compared_by_the_rows_that_are_held_out(tmp_path: Path) -> No
         assert result.metric == metric
         assert result.best.value == record.validation[metric]
     with pytest.raises(ConfigError, match="not evaluated"):
-        find_metric(config, wanted.model_copy(update={"metric": "ndcg@10"}))
+        find_sweep_metric(config, wanted.model_copy(update={"metric": "ndcg@10"}))
 
 
 @pytest.mark.exhaustive
@@ -274,7 +300,7 @@ def test_what_the_config_does_not_take_is_refused_at_once(
 
 
 def test_a_metric_that_is_not_measured_is_refused(config: TrainConfig) -> None:
-    with pytest.raises(ConfigError, match="not evaluated"):
+    with pytest.raises(ConfigError, match="the metric of the sweep is not evaluated"):
         run_sweep(config, sweep_config(RANDOM, metric="ndcg@7"), NoProgress())
     steps = {"fit.validation": {"every_steps": 1}, "fit.early_stopping": {"by": "steps"}}
     by_steps = override_config(config, steps, "of the test")
