@@ -15,19 +15,9 @@ import keras
 import tensorflow as tf
 
 from conf.errors import ConfigError
-from conf.manifest import Manifest, has_sequences
+from conf.manifest import Manifest
 from conf.schema import FIRST_TOKEN_ID, FeatureSpec
-from conf.training.input import HeldOutConfig
-from conf.training.models import (
-    BSTConfig,
-    ComiRecConfig,
-    GRUConfig,
-    HSTUConfig,
-    ModelConfig,
-    PoolingConfig,
-    SASRecConfig,
-    SequenceConfig,
-)
+from conf.training.models import ComiRecConfig, HSTUConfig, PoolingConfig, SequenceConfig
 from training.input.batches import Batch, Features
 from training.models.dssm import plan_pooling, select_features
 from training.models.embedded_inputs import MASK_SUFFIX, EmbeddedInputs, InputFeature
@@ -36,8 +26,15 @@ from training.models.item_times import ItemTimes, find_item_times
 from training.models.length_groups import encode_in_groups, plan_groups
 from training.models.model import find_feature
 from training.models.retrieval import Queries, RetrievalModel
+from training.models.sequence_rows import (
+    compare_rows,
+    count_queries,
+    find_lists,
+    require_length,
+    trains_everywhere,
+)
 from training.networks.factorization import flatten_each
-from training.networks.hstu import SequenceTimes, build_hstu
+from training.networks.hstu import SequenceTimes
 from training.networks.layers import may_cut, normalize_rows
 from training.networks.network import (
     Network,
@@ -46,16 +43,9 @@ from training.networks.network import (
     build_keras_model,
     building_layers,
 )
-from training.networks.sequences import (
-    UserSequence,
-    build_bst_encoder,
-    build_comirec,
-    build_gru,
-    build_sasrec,
-    read_sequence,
-)
+from training.networks.sequence_registry import SEQUENCE_NETWORKS
+from training.networks.sequences import read_sequence
 from training.networks.tower import build_mlp, build_tower, concatenate
-from training.reader.feature_columns import bound_list, list_length
 
 FIRST_GROUP_STREAM = 16
 """Groups of rows drop numbers by streams of their own, from this one on."""
@@ -87,7 +77,7 @@ class SequenceModel(RetrievalModel):
     ) -> None:
         super().__init__(name=config.name)
         self.temperature, self._normalize = config.temperature, config.normalize
-        lists = _find_lists(config, manifest)
+        lists = find_lists(config, manifest)
         self._times = None
         if isinstance(config, HSTUConfig):
             self._times = find_item_times(config, manifest, lists[0])
@@ -104,11 +94,11 @@ class SequenceModel(RetrievalModel):
         ]
         sides[0] = [replace(one, is_cut=one.spec in lists) for one in sides[0]]
         self._sequence, self._every_position = lists[0].name, trains_everywhere(config)
-        self._rows_note = _compare_rows(config, manifest)
+        self.queries_per_row = count_queries(config, manifest)
+        self._rows_note = compare_rows(config, manifest)
         if isinstance(config, ComiRecConfig):
-            self.interests = _require_length(config.interests, lists[0])
-        # A GRU goes over positions one after the other, in each group anew; ComiRec is quick.
-        is_grouped = not isinstance(config, GRUConfig | ComiRecConfig)
+            self.interests = require_length(config.interests, lists[0])
+        is_grouped = SEQUENCE_NETWORKS[config.name].is_grouped
         self._groups = plan_groups(manifest, lists[0]) if is_grouped else 1
         if self._every_position:
             _require_items(builder.resolve(lists[0]), builder, manifest)
@@ -120,8 +110,6 @@ class SequenceModel(RetrievalModel):
         with building_layers(config.name, seed, dtype):
             names = [spec.name for spec in lists]
             self.network = _build_network(self._users, config, names, self._times)
-            if self._every_position:
-                self.queries_per_row = list_length(lists[0]) or 1
             first = self.network.random_layers
             self.item_tower = _build_item_tower(self._items, config, first)
 
@@ -201,118 +189,6 @@ class SequenceModel(RetrievalModel):
         return normalize_rows(vectors) if self._normalize else vectors
 
 
-def trains_everywhere(config: SequenceConfig) -> bool:
-    """Whether each item of a history is a target, not the row's item alone."""
-    return not isinstance(config, BSTConfig | ComiRecConfig) and config.every_position
-
-
-def _compare_rows(config: SequenceConfig, manifest: Manifest) -> tuple[str, ...]:
-    """Says that targets are lost, or repeat; nothing where the build did not make the histories."""
-    build = manifest.source.config
-    makes_histories = build.get("history") or build.get("histories")
-    if not makes_histories:
-        return ()
-    if trains_everywhere(config) is has_sequences(build):
-        return _compare_lengths(config, manifest)
-    if not has_sequences(build):
-        return (
-            f"{config.name} learns each item of a history, and each event has a row with those "
-            "before it: an item is a target many times in an epoch; build with train_samples, or "
-            "set model.every_position=false",
-        )
-    return (
-        f"{config.name} learns the item of a row alone, and rows stand for whole sequences "
-        f"(train_samples: {build['train_samples']}): their other items are no targets; build with "
-        "a row for each event (train_samples: all)",
-    )
-
-
-def _compare_lengths(config: SequenceConfig, manifest: Manifest) -> tuple[str, ...]:
-    """Says that pieces of sequences overlap, or leave events between them."""
-    samples = manifest.source.config.get("train_samples")
-    length = list_length(_find_lists(config, manifest)[0])
-    if not isinstance(samples, int) or length in (None, samples):
-        return ()
-    if samples > length:
-        return (
-            f"of {samples} events (train_samples) a sequence holds {length} (max_len): the others "
-            "are no targets; build with the same number for both",
-        )
-    return (
-        f"a sequence holds {length} events (max_len), and begins anew every {samples} "
-        "(train_samples): an event is the target of several rows; build with the same number for "
-        "both",
-    )
-
-
-def require_held_out(
-    model: ModelConfig, held_out: HeldOutConfig | None, manifest: Manifest
-) -> None:
-    """Refuses held-out rows that later rows' histories would train on, position by position.
-
-    Raises:
-        ConfigError: `input.validation` does not hold whole users out, and the histories of their
-            later rows reach back to the held-out ones.
-    """
-    if held_out is None or not isinstance(model, SequenceConfig) or not trains_everywhere(model):
-        return
-    if set(held_out.key) == {manifest.keys.user} or not _reaches_back(model, held_out, manifest):
-        return
-    samples = manifest.source.config.get("train_samples", "all")
-    raise ConfigError(
-        f"{model.name} trains on every item of a history: a held-out row whose user has later "
-        "ones is trained on all the same",
-        received=f"input.validation.hash_of: {held_out.hash_of!r}, model.every_position: true, "
-        f"rows by train_samples: {samples}",
-        allowed="whole users: hash_of the user's feature; or rows that share no target: "
-        "train_samples of the sequence's max_len or more",
-        fix="hold users out, or set model.every_position=false",
-    )
-
-
-def _reaches_back(model: SequenceConfig, held_out: HeldOutConfig, manifest: Manifest) -> bool:
-    """Whether rows have the targets of other rows of their user in their histories."""
-    build = manifest.source.config
-    made = [*(build.get("histories") or ()), *filter(None, [build.get("history")])]
-    if all(history.get("within_session") for history in made):  # Or the rows bring their own.
-        return manifest.keys.item in held_out.key
-    samples = build.get("train_samples", "all")
-    if not isinstance(samples, int):
-        return not has_sequences(build)
-    return samples < (list_length(_find_lists(model, manifest)[0]) or 0)
-
-
-def count_queries(config: SequenceConfig, manifest: Manifest) -> int:
-    """Returns how many positions of a row are trained, padding included.
-
-    Raises:
-        ConfigError: The config names no sequence that the dataset has.
-    """
-    if not trains_everywhere(config):
-        return 1
-    return list_length(_find_lists(config, manifest)[0]) or 1
-
-
-def _find_lists(config: SequenceConfig, manifest: Manifest) -> list[FeatureSpec]:
-    """Returns the lists of the sequence, that of the items first, with their bounds."""
-    names = config.sequence
-    if names is None:
-        history, several = manifest.find_history(), manifest.histories
-        if history is None:
-            raise ConfigError(
-                "the model reads a sequence, and the dataset has "
-                + ("several histories" if several else "no history"),
-                received=", ".join(several) or None,
-                allowed="keys.history, or model.sequence",
-                fix=f"set model.sequence=[{several[0]}]"
-                if several
-                else "build the dataset with a history, or name a list in model.sequence",
-            )
-        names = (history,)
-    found = select_features(manifest, config, names, "user", "model.sequence")
-    return [bound_list(manifest, spec) for spec in found]
-
-
 def _select_others(
     config: SequenceConfig, manifest: Manifest, names: Collection[str]
 ) -> list[FeatureSpec]:
@@ -342,23 +218,6 @@ def _require_items(sequence: FeatureSpec, builder: TableBuilder, manifest: Manif
         )
 
 
-def _require_length(interests: int, sequence: FeatureSpec) -> int:
-    """Returns the number of interests, which the sequence has as many positions for.
-
-    Raises:
-        ConfigError: There are more interests than positions: some would always be alike.
-    """
-    length = list_length(sequence)
-    if length is not None and interests > length:
-        raise ConfigError(
-            "each interest is made of items of the sequence, and there are more of them",
-            received=f"model.interests = {interests}, {sequence.name}: {length} items at most",
-            allowed=f"1 to {length}",
-            fix="lower model.interests, or build the sequence with a larger max_len",
-        )
-    return interests
-
-
 def _build_network(
     inputs: EmbeddedInputs, config: SequenceConfig, names: Sequence[str], times: ItemTimes | None
 ) -> Network:
@@ -369,43 +228,13 @@ def _build_network(
         ages = keras.Input(sequence.is_read.shape[1:], name=times.name)
         tensors[times.name] = ages
         names, of_items = [*names, times.name], SequenceTimes(ages, times.of_targets)
-    encoded = _build_encoder(sequence, of_items, config)
-    if isinstance(config, SASRecConfig | HSTUConfig | GRUConfig) and not config.every_position:
+    network = SEQUENCE_NETWORKS[config.name]
+    encoded = network.build(sequence, of_items, config)
+    if network.looks_back and not trains_everywhere(config):
         encoded = encoded[:, 0]
     others = flatten_each(tensors, without=names)
     output = _project(encoded, others, config)
     return Network(build_keras_model("user_tower", tensors, output))
-
-
-def _build_encoder(
-    sequence: UserSequence, times: SequenceTimes | None, config: SequenceConfig
-) -> keras.KerasTensor:
-    dropout = config.dropout
-    if isinstance(config, GRUConfig):
-        return build_gru(sequence, layers=config.layers, dropout=dropout)
-    if isinstance(config, ComiRecConfig):
-        return build_comirec(
-            sequence,
-            interests=config.interests,
-            attention_units=config.attention_units,
-            dropout=dropout,
-        )
-    blocks, heads = config.blocks, config.heads
-    if isinstance(config, HSTUConfig):
-        return build_hstu(sequence, times, blocks=blocks, heads=heads, dropout=dropout)
-    units = config.feed_forward_units
-    if isinstance(config, BSTConfig):
-        return build_bst_encoder(
-            sequence, blocks=blocks, heads=heads, feed_forward_units=units, dropout=dropout
-        )
-    return build_sasrec(
-        sequence,
-        blocks=blocks,
-        heads=heads,
-        feed_forward_units=units,
-        dropout=dropout,
-        is_gated=config.block == "ligr",
-    )
 
 
 def _project(

@@ -11,7 +11,7 @@ from conf.manifest import Manifest
 from conf.training.models import ModelConfig, SequenceConfig
 from conf.training.objectives import SoftmaxConfig
 from training.distribution.tensorflow_runtime import free_memory_bytes
-from training.models.sequence import count_queries
+from training.models.sequence_rows import count_queries
 from training.objectives.catalog_softmax import BLOCK_ITEMS
 
 _LOGIT_COPIES = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import keras
 import numpy as np
@@ -17,7 +17,14 @@ from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema
 from conf.training.input import HeldOutConfig
-from conf.training.models import BSTConfig, ComiRecConfig, GRUConfig, HSTUConfig, SASRecConfig
+from conf.training.models import (
+    BSTConfig,
+    ComiRecConfig,
+    GRUConfig,
+    HSTUConfig,
+    SASRecConfig,
+    SequenceConfig,
+)
 from conf.training.train import CheckpointConfig, TrainConfig
 from tests.training.dynamic_runs import build_trainer, train_on_replicas
 from tests.training.networks.test_networks import (
@@ -36,7 +43,8 @@ from training.evaluation.item_index import build_item_index
 from training.export.saved_model import write_export
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
-from training.models.sequence import SequenceModel, require_held_out
+from training.models.sequence import SequenceModel
+from training.models.sequence_rows import require_held_out, trains_everywhere
 from training.networks.network import (
     Network,
     NetworkInputs,
@@ -44,6 +52,7 @@ from training.networks.network import (
     build_keras_model,
     building_layers,
 )
+from training.networks.sequence_registry import SEQUENCE_NETWORKS
 from training.networks.sequences import (
     UserSequence,
     build_bst_encoder,
@@ -359,6 +368,15 @@ def test_datasets_without_a_sequence_of_items_are_refused(tiny_manifest: Manifes
     with pytest.raises(ConfigError, match="in a static table"):  # Ids, but steps get rows.
         build(SASRecConfig.model_validate({"embeddings": tables}), tiny_manifest)
     assert build(SASRecConfig(every_position=False), others).user_inputs == ("history",)
+
+
+def test_every_config_of_a_sequence_has_its_network() -> None:
+    configs = {config().name: config() for config in get_args(SequenceConfig)}
+    assert set(configs) == set(SEQUENCE_NETWORKS)
+    for name, network in SEQUENCE_NETWORKS.items():
+        assert hasattr(configs[name], "every_position") == network.looks_back
+        assert trains_everywhere(configs[name]) == network.looks_back
+    assert not trains_everywhere(SASRecConfig(every_position=False))
 
 
 def test_pairs_cannot_be_held_out_of_later_histories(tiny_manifest: Manifest) -> None:
