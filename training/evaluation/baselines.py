@@ -28,7 +28,7 @@ from training.input.train_counts import (
     read_train_pairs,
 )
 from training.models.ranking import RankingModel
-from training.raw_inputs.vocabularies import is_named, read_key_vocabulary
+from training.raw_inputs.vocabularies import find_named_ids, is_named
 
 EASE = "ease"
 L2_GRID = (10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
@@ -151,13 +151,13 @@ def _read_cells(trained: TrainedModel, items: ItemIds) -> Pairs:
     """Users of train (numbered from 0) and columns of the items that each has, each once."""
     where = trained.version_dir, trained.manifest
     user = trained.manifest.require_key("user")
-    vocabulary = read_key_vocabulary(*where, user)
+    named = find_named_ids(*where, user)
     by_label = learns_label(trained.config.model)
     kept, pending = (np.zeros(0, np.int64), np.zeros(0, np.int64)), 0
     parts = [kept]
     for owners, ids in read_train_pairs(*where, trained.config.input, positives=by_label):
         columns = items.columns_of(ids)
-        known = (columns != MISSING) & is_named(owners, vocabulary)
+        known = (columns != MISSING) & is_named(owners, named)
         parts.append((owners[known], columns[known]))
         pending += int(known.sum())
         if pending > len(parts[0][0]):  # As many new ones as old ones: memory is that of pairs.

@@ -41,7 +41,7 @@ from training.evaluation.task_metrics import compile_scores
 from training.input.batches import build_eval_dataset, read_batches
 from training.models.ranking import RankingModel, Task
 from training.models.retrieval import RetrievalModel, require_retrieval
-from training.raw_inputs.vocabularies import is_named, read_key_vocabulary
+from training.raw_inputs.vocabularies import find_named_ids, is_named
 from training.reader.training_data import TrainingData
 
 
@@ -176,8 +176,8 @@ def number_owners(trained: TrainedModel, ids: IntArray) -> IntArray:
     user = trained.manifest.keys.user
     if user is None or trained.manifest.schema[user].shape != ():
         return -1 - np.arange(len(ids))
-    vocabulary = read_key_vocabulary(trained.version_dir, trained.manifest, user)
-    named = np.unique(ids[is_named(ids, vocabulary)])
+    named_ids = find_named_ids(trained.version_dir, trained.manifest, user)
+    named = np.unique(ids[is_named(ids, named_ids)])
     place = np.searchsorted(named, ids)
     place = np.minimum(place, max(len(named) - 1, 0))
     is_own = named[place] == ids if len(named) else np.zeros(len(ids), bool)

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from conf.manifest import Manifest
 from conf.metrics import METRICS, find_family, is_minimised
 from conf.paths import ReadablePath
-from conf.schema import OOV_ID, PAD_ID
 from training.evaluation.metrics import FloatArray, IntArray
-from training.raw_inputs.vocabularies import read_plan
+from training.raw_inputs.vocabularies import find_named_ids, is_named
 from training.reader.filters import hash_keys
 
 DRAWS = 2000
@@ -120,9 +119,7 @@ class UserGroups:
 
     def are_named(self, ids: IntArray) -> NDArray[np.bool_]:
         """Tells ids that name one user each, of those that many share."""
-        if self.ids is None:
-            return (ids != PAD_ID) & (ids != OOV_ID)
-        return (ids >= self.ids.start) & (ids < self.ids.stop)
+        return is_named(ids, self.ids)
 
 
 def build_user_groups(version_dir: ReadablePath, manifest: Manifest, seed: int) -> UserGroups:
@@ -134,17 +131,12 @@ def build_user_groups(version_dir: ReadablePath, manifest: Manifest, seed: int) 
         seed: Seed of the draws of groups.
 
     Raises:
-        InputDataError: The encoder plan is damaged.
+        InputDataError: The encoder plan is damaged, or does not make the user's feature.
     """
     user = manifest.keys.user
     if user is None or manifest.schema[user].shape != ():
         return UserGroups(seed=seed)
-    plan = read_plan(version_dir, manifest)
-    name = plan.column(user).vocabulary
-    if name is None:
-        return UserGroups(user, seed=seed)
-    spec = plan.vocabulary(name)
-    return UserGroups(user, range(spec.first_token_id, spec.size), seed)
+    return UserGroups(user, find_named_ids(version_dir, manifest, user), seed)
 
 
 ROWS = "rows"

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from conf.errors import InputDataError
 from conf.manifest import Manifest
-from conf.schema import OOV_ID
 from training.evaluation.confidence_intervals import (
     CONSTANT,
     GROUPS,
@@ -40,6 +39,7 @@ from training.evaluation.metrics import (
     find_log_losses,
 )
 from training.input.batches import Features
+from training.raw_inputs.vocabularies import is_named
 
 CALIBRATION_BINS = 20
 
@@ -423,6 +423,8 @@ class LabelScores:
             calibrate them, which leaves log loss and calibration undefined.
         groups: The groups of users whose draws give intervals; None: no intervals.
         weight: Name of the feature of the rows' weights, as in the loss; None: all weigh the same.
+        user_ids: Ids that name one user each, where no groups say it; None: all but padding and
+            OOV.
     """
 
     label: str
@@ -430,6 +432,7 @@ class LabelScores:
     temperature: float | None = None
     groups: UserGroups | None = None
     weight: str | None = None
+    user_ids: range | None = None
     _rows: int = 0
     _unnamed: int = 0
     _weights: float = 0.0
@@ -495,7 +498,8 @@ class LabelScores:
         self._auc.update(labels, scores, groups, weights)
         if ids is not None:
             # Users outside the vocabulary share an id or a bucket, and are many.
-            known = ids > OOV_ID if self.groups is None else self.groups.are_named(ids)
+            named = self.user_ids if self.groups is None else self.groups.ids
+            known = is_named(ids, named)
             self._unnamed += int(np.count_nonzero(~known))
             own = None if weights is None else weights[known]
             self._gauc.update(ids[known], labels[known], scores[known], own)

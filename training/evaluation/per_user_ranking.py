@@ -41,7 +41,7 @@ from training.evaluation.users_as_of import (
 )
 from training.input.batches import Batch, build_eval_dataset, read_batches
 from training.models.retrieval import RetrievalModel
-from training.raw_inputs.vocabularies import is_named, read_key_vocabulary
+from training.raw_inputs.vocabularies import find_named_ids, is_named
 
 PER_USER = "_per_user"
 """What the names of the full protocols have at their end where a row is a user."""
@@ -107,7 +107,7 @@ def read_held_out(
     require_user_rows(trained, split)
     manifest, version_dir = trained.manifest, trained.version_dir
     user, item = manifest.require_key("user"), manifest.require_key("item")
-    vocabulary = read_key_vocabulary(version_dir, manifest, user)
+    named_ids = find_named_ids(version_dir, manifest, user)
     config = trained.config.evaluation
     labels = () if relevance is None else (relevance,)
     dataset = build_eval_dataset(
@@ -129,7 +129,7 @@ def read_held_out(
         columns.append(items.columns_of(np.asarray(batch[item], np.int64)[relevant]))
     owner, column = np.concatenate(users), np.concatenate(columns)
     require_relevant(relevance, len(owner), not_relevant)
-    named = is_named(owner, vocabulary)
+    named = is_named(owner, named_ids)
     if not named.any():
         raise InputDataError(
             f"no record of the {split} split that is measured is of a user in the vocabulary",

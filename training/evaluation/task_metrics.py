@@ -123,6 +123,7 @@ class TaskScores:
         score: The model's logits, compiled; None: compiled here.
         slicings: Cuts into slices that are measured too.
         groups: The groups of users whose draws give intervals; None: no intervals.
+        user_ids: As of `LabelScores`.
     """
 
     def __init__(
@@ -132,12 +133,13 @@ class TaskScores:
         score: ScoreRows | None = None,
         slicings: Sequence[Slicing] = (),
         groups: UserGroups | None = None,
+        user_ids: range | None = None,
     ) -> None:
         self._model, self._score = model, score or compile_scores(model)
         self._manifest = manifest
         user = find_user_ids(manifest)
         self._scores = {
-            task.name: _build_scores(task, manifest, user, groups) for task in model.tasks
+            task.name: _build_scores(task, manifest, user, groups, user_ids) for task in model.tasks
         }
         self._slices = {task.name: _SliceScores(task, manifest, slicings) for task in model.tasks}
         self._own: dict[str, OwnScores] = {}
@@ -224,12 +226,16 @@ def _describe_before(scores: LabelScores) -> dict[str, Any]:
 
 
 def _build_scores(
-    task: Task, manifest: Manifest, user: str | None, groups: UserGroups | None = None
+    task: Task,
+    manifest: Manifest,
+    user: str | None,
+    groups: UserGroups | None = None,
+    user_ids: range | None = None,
 ) -> LabelScores | ErrorScores:
     own = None if groups is None else replace(groups)  # Each counts its own rows.
     weight = manifest.find_weight()
     if task.is_binary:
-        return LabelScores(task.label, user, temperature=1.0, groups=own, weight=weight)
+        return LabelScores(task.label, user, 1.0, own, weight, user_ids)
     return ErrorScores(task.label, manifest.find_label_mean(task.label, "train"), own, weight)
 
 

@@ -20,7 +20,7 @@ from conf.paths import ReadablePath
 from conf.splits import TEST, TRAIN, USERS, VALIDATION
 from training.evaluation.metrics import IntArray
 from training.input.batches import Batch, build_eval_dataset, read_batches
-from training.raw_inputs.vocabularies import is_named, read_key_vocabulary
+from training.raw_inputs.vocabularies import find_named_ids, is_named
 
 LATER_SPLITS = {TRAIN: (VALIDATION, TEST), VALIDATION: (TEST,), TEST: ()}
 """Splits of events behind each split, in order of time."""
@@ -84,7 +84,7 @@ def find_first_rows(
     """Finds the first record of each user in a split, or all of `users`; else as above."""
     user, number = manifest.require_key("user"), manifest.keys.event_number
     seen = None if number is not None else manifest.keys.seen
-    vocabulary = read_key_vocabulary(version_dir, manifest, user)
+    named = find_named_ids(version_dir, manifest, user)
     is_event = split != USERS
     if is_event and seen is None and number is None:
         raise ConfigError(
@@ -110,7 +110,7 @@ def find_first_rows(
     order = np.lexsort((np.concatenate(met), users))
     new = np.concatenate(([True], users[order][1:] != users[order][:-1]))[: len(order)]
     rows = np.sort(order[new])
-    rows = rows[is_named(users[rows], vocabulary)]
+    rows = rows[is_named(users[rows], named)]
     return UserRows(split, rows, users[rows])
 
 

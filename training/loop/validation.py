@@ -20,7 +20,7 @@ from conf.training.input import FilterConfig, describe_conditions
 from conf.training.models import RankingConfig
 from conf.training.train import TrainConfig
 from training.evaluation.evaluate import FullRanking, evaluate_full
-from training.evaluation.label_metrics import LabelScores
+from training.evaluation.label_metrics import LabelScores, find_user_ids
 from training.evaluation.own_metrics import build_own_metrics
 from training.evaluation.protocols import (
     HeldOutRows,
@@ -39,6 +39,7 @@ from training.input.batches import (
 from training.models.model import Model
 from training.models.ranking import RankingModel
 from training.models.retrieval import require_retrieval
+from training.raw_inputs.vocabularies import find_named_ids
 from training.reader.filters import EVALUATION_FILTER
 from training.reader.training_data import TrainingData
 
@@ -205,11 +206,13 @@ def read_validation(
 def _build_task_metrics(config: TrainConfig, data: TrainingData, batches: int | None) -> Validate:
     evaluation_filter = config.evaluation.filter
     compiled, own = functools.cache(compile_scores), build_own_metrics(config.evaluation.metrics)
+    user = find_user_ids(data.manifest)
+    named = find_named_ids(data.version_dir, data.manifest, user) if user else None
 
     def validate(model: Model) -> dict[str, float]:
         if not isinstance(model, RankingModel):
             raise TypeError(f"a {type(model).__name__} has no tasks")
-        scores = TaskScores(model, data.manifest, compiled(model))
+        scores = TaskScores(model, data.manifest, compiled(model), user_ids=named)
         scores.measure_own(own)
         for batch in islice(
             read_validation(config, data, scores.inputs, evaluation_filter), batches

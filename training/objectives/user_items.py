@@ -22,7 +22,7 @@ from conf.training.input import InputConfig
 from training.embedding.key_mapping import read_keys
 from training.input.batches import Batch
 from training.input.train_counts import read_train_pairs
-from training.raw_inputs.vocabularies import is_named, read_key_vocabulary
+from training.raw_inputs.vocabularies import find_named_ids, is_named
 from training.reader.mixing import find_mixed
 
 PAIR_BYTES = 8
@@ -130,8 +130,8 @@ def _read_pairs(
     read = read_train_pairs(version_dir, manifest, config or InputConfig(), positives=False)
     pairs = [np.zeros([0, 2], np.int64), *(np.stack(part, axis=1) for part in read)]
     found = np.concatenate(pairs)
-    vocabulary = read_key_vocabulary(version_dir, manifest, manifest.require_key("user"))
-    return found[is_named(found[:, 0], vocabulary)]
+    named = find_named_ids(version_dir, manifest, manifest.require_key("user"))
+    return found[is_named(found[:, 0], named)]
 
 
 def group_pairs(pairs: np.ndarray) -> UserItems:

@@ -27,7 +27,7 @@ from training.prediction.scores import read_encoders
 from training.raw_inputs.input_columns import InputColumn
 from training.raw_inputs.raw_rows import RawFile, RawReader
 from training.raw_inputs.source_names import find_sources
-from training.raw_inputs.vocabularies import Vocabulary, is_named, read_key_vocabulary
+from training.raw_inputs.vocabularies import Vocabulary, find_named_ids, is_named
 
 _log = logging.getLogger("sluice.training.predict")
 
@@ -114,8 +114,8 @@ def read_candidates(trained: TrainedModel, file: RawFile, inputs: Sequence[str])
             "%d candidates of %s are there more than once: each is ranked once",
             len(tokens) - len(first), file.path,
         )  # fmt: skip
-    vocabulary = read_key_vocabulary(trained.version_dir, trained.manifest, key)
-    ids = _number(np.asarray(features[key], np.int64)[first], vocabulary)
+    named = find_named_ids(trained.version_dir, trained.manifest, key)
+    ids = _number(np.asarray(features[key], np.int64)[first], named)
     order = np.argsort(ids, kind="stable")
     tokens = tokens.take(pa.array(first[order]))
     _refuse_alike(ids[order], tokens, file)
@@ -168,9 +168,9 @@ def _join(parts: list[tf.Tensor]) -> tf.Tensor:
     return tf.concat([tf.pad(p, [[0, 0], [0, width - p.shape[1]]]) for p in parts], 0)
 
 
-def _number(ids: IntArray, vocabulary: Vocabulary | None) -> IntArray:
+def _number(ids: IntArray, named: range | None) -> IntArray:
     """Gives items that the dataset does not know numbers of their own, from -1 down."""
-    unknown = ~is_named(ids, vocabulary)
+    unknown = ~is_named(ids, named)
     return np.where(unknown, -np.cumsum(unknown, dtype=np.int64), ids)
 
 

@@ -27,7 +27,12 @@ from training.prediction.candidates import find_tokens
 from training.prediction.rankers import ListRows, Ranker
 from training.prediction.scores import read_file_rows
 from training.raw_inputs.raw_rows import RawFile
-from training.raw_inputs.vocabularies import Vocabulary, is_named, read_key_vocabulary
+from training.raw_inputs.vocabularies import (
+    Vocabulary,
+    find_named_ids,
+    is_named,
+    read_key_vocabulary,
+)
 from training.reader.feature_columns import ROLE_OF_SPLIT
 
 _log = logging.getLogger("sluice.training.predict")
@@ -176,7 +181,7 @@ def _read_user_lists(
     names = tuple(dict.fromkeys((user, *ranker.inputs, *ragged)))
     parts = find_user_rows(version_dir, manifest, source.as_of or TEST, batch_size)
     if source.users is not None:
-        parts = _choose_users(parts, _read_users(trained, source.users, vocabulary), source.users)
+        parts = _choose_users(parts, _read_users(trained, source.users), source.users)
     for part in parts:
         if len(part.rows):
             _check_split(trained, ranker, part.split)
@@ -184,12 +189,12 @@ def _read_user_lists(
                 yield _mask(_name_rows(batch, user, vocabulary, 1), ragged, ranker.items)
 
 
-def _read_users(trained: TrainedModel, file: RawFile, vocabulary: Vocabulary | None) -> IntArray:
+def _read_users(trained: TrainedModel, file: RawFile) -> IntArray:
     """Returns the ids of the users of a file; unknown ones are left out with a warning."""
     user = trained.manifest.require_key("user")
     rows = read_file_rows(trained, file, (user,))
     ids = np.concatenate([np.asarray(part.features[user], np.int64) for part in rows])
-    known = is_named(ids, vocabulary)
+    known = is_named(ids, find_named_ids(trained.version_dir, trained.manifest, user))
     if not known.all():
         _log.warning(
             "%d of %d users of %s are not known and left out, first in row %d",

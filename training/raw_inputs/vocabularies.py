@@ -62,7 +62,7 @@ class Vocabulary:
 
     def take(self, ids: np.ndarray) -> pa.Array:
         """Returns the tokens of ids, null for pad, OOV and ids beyond the vocabulary."""
-        known = (ids >= self.first_id) & (ids < self.size)
+        known = is_named(ids, range(self.first_id, self.size))
         return self.tokens.take(pa.array(ids - self.first_id, pa.int64(), mask=~known))
 
 
@@ -80,19 +80,19 @@ def read_whole_key(value: Any) -> int | None:
     return key if str(key) == str(value) and -(2**63) <= key < 2**63 else None
 
 
-def is_named(ids: np.ndarray, vocabulary: Vocabulary | None) -> np.ndarray:
-    """Tells ids that belong to one raw value from padding, OOV and buckets that many share.
+def is_named(ids: np.ndarray, named: range | None) -> np.ndarray:
+    """Tells ids that name one thing from padding, OOV and buckets that many share.
 
     Args:
         ids: int64, of any shape.
-        vocabulary: Of the ids; None: they are keys or hashes.
+        named: The ids of a vocabulary that do (`find_named_ids`); None: they are keys or hashes.
 
     Returns:
         bool, of the shape of the ids.
     """
-    if vocabulary is None:
+    if named is None:
         return np.asarray((ids != PAD_ID) & (ids != OOV_ID))
-    return np.asarray((ids >= vocabulary.first_id) & (ids < vocabulary.size))
+    return np.asarray((ids >= named.start) & (ids < named.stop))
 
 
 def read_plan(version_dir: ReadablePath, manifest: Manifest) -> EncoderPlan:
@@ -154,17 +154,38 @@ def read_key_vocabulary(
     Raises:
         InputDataError: The plan does not make the feature, or the vocabulary is damaged.
     """
+    spec = _find_vocabulary(version_dir, manifest, feature)
+    return None if spec is None else read_vocabulary(version_dir, spec)
+
+
+def find_named_ids(version_dir: ReadablePath, manifest: Manifest, feature: str) -> range | None:
+    """Returns the ids of a feature's vocabulary that name one token each, retired ones too.
+
+    No file of tokens is opened.
+
+    Returns:
+        The ids; None: the feature has no vocabulary, its ids are keys or hashes.
+
+    Raises:
+        InputDataError: The plan is missing or damaged, or does not make the feature.
+    """
+    spec = _find_vocabulary(version_dir, manifest, feature)
+    return None if spec is None else range(spec.first_token_id, spec.size)
+
+
+def _find_vocabulary(
+    version_dir: ReadablePath, manifest: Manifest, feature: str
+) -> VocabularySpec | None:
     plan = read_plan(version_dir, manifest)
     try:
         name = plan.column(feature).vocabulary
-        spec = None if name is None else plan.vocabulary(name)
+        return None if name is None else plan.vocabulary(name)
     except KeyError as error:
         raise InputDataError(
             f"the encoder plan does not say how feature {feature!r} was made",
             received=str(error),
             fix="build the dataset again",
         ) from error
-    return None if spec is None else read_vocabulary(version_dir, spec)
 
 
 NO_ROW = -1

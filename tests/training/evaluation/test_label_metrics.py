@@ -11,8 +11,11 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conf.artefacts.dataset import read_manifest
 from conf.errors import InputDataError
 from conf.manifest import Manifest
+from conf.training.train import TrainConfig
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from tests.training.toy_models import TinyTowers
 from training.evaluation.confidence_intervals import UserGroups
 from training.evaluation.label_metrics import (
@@ -22,8 +25,13 @@ from training.evaluation.label_metrics import (
     StreamedCalibration,
 )
 from training.evaluation.scorers import score_pairs
-from training.evaluation.task_metrics import ErrorScores
+from training.evaluation.task_metrics import ErrorScores, evaluate_tasks
 from training.input.batches import build_eval_dataset
+from training.loop.validation import build_validate
+from training.models.ranking import RankingModel
+from training.models.registry import build_model
+from training.raw_inputs import vocabularies
+from training.reader.training_data import TrainingData
 
 ROWS = st.lists(st.tuples(st.booleans(), st.floats(-12, 12, width=16)), min_size=1, max_size=60)
 
@@ -214,12 +222,42 @@ def test_rows_of_unknown_users_are_in_no_group() -> None:
     expected = {"value": 1.0, "users": 1, "rows": 2, "rows_of_unknown_users": 2}
     assert collected.result(None)["gauc"] == expected
     # Ids 2 to 4 are buckets, of many users each.
+    batch["user_id"] = np.array([0, 3, 5, 5])
     groups = UserGroups("user_id", range(5, 80))
-    collected = LabelScores("label", "user_id", groups=groups)
-    collected.update(
-        {**batch, "user_id": np.array([0, 3, 5, 5])}, np.array([1, 2, 4, 3], np.float32)
-    )
-    assert collected.result(None)["gauc"] == expected
+    for collected in (
+        LabelScores("label", "user_id", groups=groups),
+        LabelScores("label", "user_id", user_ids=groups.ids),
+    ):
+        collected.update(batch, np.array([1, 2, 4, 3], np.float32))
+        assert collected.result(None)["gauc"] == expected
+
+
+def test_validation_leaves_out_buckets_of_users_as_evaluation_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several = TinyConfig(users=30, events_per_user=14, leave_out=4, own_group=0.5)
+    version = write_tiny_dataset(tmp_path / "version", config=several)
+    manifest = read_manifest(version)
+    sections = {"model": {"kind": "ranking"}, "evaluation": {"slices": []}}
+    config = TrainConfig.model_validate({"dataset": "d", "name": "n", **sections})
+    model = build_model(config.model, manifest, 3)
+    assert isinstance(model, RankingModel)
+
+    def measure() -> dict[str, Any]:
+        found = evaluate_tasks(model, version, manifest, "validation", config)["label"]["gauc"]
+        validate = build_validate(config, TrainingData(version, manifest))
+        assert validate is not None
+        assert validate(model)["gauc"] == found["value"]
+        return dict(found)
+
+    whole, plan = measure(), vocabularies.read_plan(version, manifest)
+    specs = [replace(s, oov_buckets=9 if s.name == "user_id" else None) for s in plan.vocabularies]
+    bucketed = replace(plan, vocabularies=tuple(specs))
+    monkeypatch.setattr(vocabularies, "read_plan", lambda *_: bucketed)
+    part = measure()
+    assert part["rows_of_unknown_users"] == 9 * several.leave_out
+    assert part["users"] < whole["users"]
+    assert part["value"] != whole["value"]
 
 
 def test_one_class_has_no_auc_and_no_rate_means_that_of_the_rows() -> None:

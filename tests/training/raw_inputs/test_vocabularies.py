@@ -18,6 +18,8 @@ from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.raw_inputs.vocabularies import (
     EncodedVersion,
     Vocabulary,
+    find_named_ids,
+    is_named,
     match_keys,
     match_rows,
     match_tokens,
@@ -42,8 +44,23 @@ def test_identity_keys_have_no_vocabulary(tiny_version: Path, tiny_manifest: Man
 
 
 def test_an_unknown_feature_is_refused(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    with pytest.raises(InputDataError, match="does not say how"):
-        read_key_vocabulary(tiny_version, tiny_manifest, "age")
+    for read in (read_key_vocabulary, find_named_ids):
+        with pytest.raises(InputDataError, match="does not say how"):
+            read(tiny_version, tiny_manifest, "age")
+
+
+def test_ids_that_name_one_token_are_found_without_the_tokens(
+    tiny_version: Path, tiny_manifest: Manifest, tmp_path: Path
+) -> None:
+    version = Path(shutil.copytree(tiny_version, tmp_path / "v"))
+    for file in (version / "encoders").glob("*.parquet"):
+        file.unlink()
+    named = find_named_ids(version, tiny_manifest, "user_id")
+    assert named == range(2, tiny_manifest.schema["user_id"].vocabulary_size or 0)
+    assert find_named_ids(version, tiny_manifest, "label") is None
+    ids = np.array([0, 1, 2, 4, 5, named.stop - 1, named.stop])
+    assert is_named(ids, range(5, named.stop)).tolist() == [False] * 4 + [True, True, False]
+    assert is_named(ids, None).tolist() == [False] * 2 + [True] * 5
 
 
 def test_a_damaged_vocabulary_is_refused(
