@@ -208,9 +208,9 @@ def test_a_build_that_is_refused_tells_its_inputs(events: Path, tmp_path: Path) 
 def test_a_sources_place_is_the_same_on_each_day() -> None:
     config = load_config(BuildConfig, "etl", "demo", ["data_dir=/logs"])
     source = config.sources["ratings"].model_copy(update={"path": "clicks/{date}/part-*.csv"})
-    config = config.model_copy(update={"sources": {"ratings": source}})
-    (read,) = _list_read(config)
-    assert (read.namespace, read.name) == ("file", "/logs/clicks")
+    config = config.model_copy(update={"sources": {**config.sources, "ratings": source}})
+    places = [(read.namespace, read.name) for read in _list_read(config)]
+    assert ("file", "/logs/clicks") in places
 
 
 def test_training_and_exports_name_the_versions(events: Path, tmp_path: Path) -> None:
