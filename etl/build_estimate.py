@@ -10,7 +10,6 @@ from typing import Any
 from conf.dates import DateRange
 from conf.etl.build import BuildConfig
 from conf.etl.encodings import FeatureConfig
-from conf.etl.references import used_sources
 from conf.etl.sources import is_list_type
 from conf.etl.time_columns import ms_per_unit
 from conf.manifest import InputFile
@@ -75,7 +74,7 @@ def estimate_sizes(
         inputs: Its input files.
         dates: The run's days.
     """
-    by_source: dict[str, list[InputFile]] = {name: [] for name in used_sources(config)}
+    by_source: dict[str, list[InputFile]] = {name: [] for name in config.used_sources}
     for file in inputs:
         by_source[file.source].append(file)
     split, log = config.split, config.events.source

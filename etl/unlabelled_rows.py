@@ -6,7 +6,6 @@ from conf.errors import ConfigError
 from conf.etl.build import BuildConfig
 from conf.etl.contract import ContractConfig
 from conf.etl.encodings import FeatureConfig
-from conf.etl.references import used_sources
 from conf.etl.split import SplitConfig
 from etl.features.plan import made_sample_columns, plan_features
 
@@ -32,8 +31,7 @@ def leave_out_labels(config: BuildConfig) -> BuildConfig:
             "contract": ContractConfig(),
         }
     )
-    used = {name: config.sources[name] for name in used_sources(unlabelled)}
-    return unlabelled.model_copy(update={"sources": used})
+    return unlabelled.model_copy(update={"sources": unlabelled.used_sources})
 
 
 def label_columns(config: BuildConfig) -> frozenset[str]:

@@ -20,7 +20,6 @@ import typer
 from conf.dates import DateRange
 from conf.errors import ConfigError
 from conf.etl.build import BuildConfig
-from conf.etl.references import used_sources
 from conf.load import load_config
 from conf.local_paths import local_path
 from conf.manifest import Manifest
@@ -204,8 +203,7 @@ def _build(config: BuildConfig, request: RunRequest, told: LineageRun) -> Built:
     require_free(dataset)
     before = find_current(dataset)
     input_bytes = sum(file.bytes for file in inputs)
-    used = [config.sources[name] for name in used_sources(config)]
-    has_files_alone = all(source.path is not None for source in used)
+    has_files_alone = all(source.path is not None for source in config.used_sources.values())
     is_short = has_files_alone and input_bytes <= _SHORT_BUILD_BYTES
     with show_build(expect_seconds(config, before, input_bytes)) as on_stage:
         name = f"sluice build {config.name}"
@@ -228,8 +226,7 @@ def _build(config: BuildConfig, request: RunRequest, told: LineageRun) -> Built:
 def _list_read(config: BuildConfig, manifest: Manifest | None = None) -> list[LineageDataset]:
     """The sources that a build reads; with a manifest, how much was read of each."""
     entries = []
-    for name in used_sources(config):
-        source = config.sources[name]
+    for name, source in config.used_sources.items():
         facts: dict[str, Any] = {"columns": source.column_types}
         if manifest is not None:
             sizes = [file.bytes for file in manifest.source.inputs if file.source == name]

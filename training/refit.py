@@ -21,7 +21,6 @@ import numpy as np
 
 from conf.artefacts.run import (
     RUN_CARD_FILE,
-    STATUS_TRAINED,
     read_json,
     update_run_card,
     write_json,
@@ -310,9 +309,8 @@ def _is_trained_on_current(run: Path, config: TrainConfig) -> bool:
     """Whether a run has been trained on the current version of its dataset."""
     if not (run / RUN_CARD_FILE).is_file():
         return False
-    card = read_json(run / RUN_CARD_FILE)
     current = read_current_data(config).manifest, read_current_mixed(config)
-    return is_trained_on(card, *current) and card.get("status") == STATUS_TRAINED
+    return is_trained_on(read_json(run / RUN_CARD_FILE), *current)
 
 
 def _refit_sha256(config: TrainConfig) -> str:

@@ -144,19 +144,18 @@ def find_finished_run(
         mixed: The versions of `input.mix` that it must have been trained on.
     """
     newest = _find_newest_run(config)
-    if newest is None or newest[1].get("status") != STATUS_TRAINED:
-        return None
-    return newest[0] if is_trained_on(newest[1], manifest, mixed) else None
+    return newest[0] if newest and is_trained_on(newest[1], manifest, mixed) else None
 
 
 def is_trained_on(
     card: Mapping[str, Any], manifest: Manifest, mixed: Sequence[TrainingData]
 ) -> bool:
-    """Whether a card is that of a run on some versions; see `find_finished_run`."""
+    """Whether a card is that of a finished run on some versions; see `find_finished_run`."""
     trained_on = (card.get("dataset") or {}).get("manifest_sha256")
     mixed_in = [part.get("manifest_sha256") for part in card.get("mixed") or ()]
     wanted = [manifest_sha256(data.manifest) for data in mixed]
-    return trained_on == manifest_sha256(manifest) and mixed_in == wanted
+    is_same = trained_on == manifest_sha256(manifest) and mixed_in == wanted
+    return is_same and card.get("status") == STATUS_TRAINED
 
 
 def _find_newest_run(config: TrainConfig) -> tuple[Path, dict[str, Any]] | None:

@@ -22,6 +22,7 @@ from training.loop.early_stopping import (
     RETRIEVAL_METRIC,
     check_evaluated,
     default_metric,
+    keeps_steps_without_loss,
     measures_loss,
     selection_metric,
 )
@@ -73,7 +74,13 @@ def find_metric(config: TrainConfig, asked: str | None, name: str) -> str:
     """
     metric = asked or selection_metric(config) or default_metric(config)
     if metric == LOSS_METRIC:
-        _refuse_loss_of_steps(config)
+        if keeps_steps_without_loss(config):
+            raise ConfigError(
+                "trials keep the weights of a step, whose validation ranks rows and has no loss",
+                received=f"the metric {LOSS_METRIC} with fit.early_stopping.by=steps",
+                allowed=f"metrics of ranking, such as {RETRIEVAL_METRIC}",
+                fix=f"compare by {RETRIEVAL_METRIC}, or set fit.early_stopping.by=epochs",
+            )
         return metric
     version = resolve_version(find_path(config.dataset))
     if not is_validated(config, read_manifest(version, config.input.tolerates)):
@@ -86,17 +93,6 @@ def find_metric(config: TrainConfig, asked: str | None, name: str) -> str:
         )
     check_evaluated(config, metric, name)
     return metric
-
-
-def _refuse_loss_of_steps(config: TrainConfig) -> None:
-    stopping = config.fit.early_stopping
-    if stopping is not None and stopping.by == "steps" and not measures_loss(config):
-        raise ConfigError(
-            "trials keep the weights of a step, whose validation ranks rows and has no loss",
-            received=f"the metric {LOSS_METRIC} with fit.early_stopping.by=steps",
-            allowed=f"metrics of ranking, such as {RETRIEVAL_METRIC}",
-            fix=f"compare by {RETRIEVAL_METRIC}, or set fit.early_stopping.by=epochs",
-        )
 
 
 def name_trial(number: int) -> str:

@@ -23,7 +23,7 @@ from conf.etl.events import (
 )
 from conf.etl.labels import DownSamplingConfig, LabelConfig, NegativesConfig, WeightsConfig
 from conf.etl.output import OutputConfig
-from conf.etl.references import check_references
+from conf.etl.references import check_references, find_used_sources
 from conf.etl.sources import SourceConfig
 from conf.etl.spark_session import SparkConfig
 from conf.etl.split import SplitConfig
@@ -116,6 +116,11 @@ class BuildConfig(Strict):
         check_contract_references(self)
         check_time_units(self)
         return self
+
+    @property
+    def used_sources(self) -> dict[str, SourceConfig]:
+        """The sources that a build reads, by name, the event log first."""
+        return {name: self.sources[name] for name in find_used_sources(self)}
 
     @property
     def all_labels(self) -> tuple[LabelConfig, ...]:

@@ -115,8 +115,8 @@ def check_references(config: BuildConfig) -> None:
             )
 
 
-def used_sources(config: BuildConfig) -> tuple[str, ...]:
-    """Returns the sources that a build reads, each once, the event log first."""
+def find_used_sources(config: BuildConfig) -> tuple[str, ...]:
+    """Returns the names of the sources that a build reads, each once, the event log first."""
     return tuple(dict.fromkeys((*_joined_sources(config), *sorted(config.contract.sources))))
 
 

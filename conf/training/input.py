@@ -141,6 +141,12 @@ class InputConfig(StrictFinite):
             return True
         return found_bytes is not None and found_bytes < listed_bytes
 
+    @property
+    def mix_shares(self) -> tuple[float, ...]:
+        """Share of a batch that each dataset makes on average, the dataset itself first."""
+        others = tuple(part.weight for part in self.mix)
+        return (1 - sum(others), *others)
+
     @model_validator(mode="before")
     @classmethod
     def _leave_out_gone(cls, values: Any) -> Any:

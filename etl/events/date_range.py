@@ -13,7 +13,6 @@ from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.contract import FreshnessRule
-from conf.etl.references import used_sources
 from etl.events.event_counts import EventCounts
 from etl.events.identity import EVENT_TS_COLUMN
 from etl.events.labels import IMMATURE, UNLABELLED
@@ -38,7 +37,7 @@ def check_dates(config: BuildConfig, dates: DateRange | None) -> None:
         ConfigError: The run names days, but events have no time, no input is cut by day, and no
             column or rule is bounded by the run's last day; or it names none, and one is.
     """
-    sources = [config.sources[name] for name in used_sources(config)]
+    sources = config.used_sources.values()
     if dates is None:
         _check_undated(config)
         return
@@ -58,8 +57,8 @@ def check_dates(config: BuildConfig, dates: DateRange | None) -> None:
 
 def _check_undated(config: BuildConfig) -> None:
     """Asks for the days that the run would have to give."""
-    for name in used_sources(config):
-        for column in config.sources[name].columns:
+    for source in config.used_sources.values():
+        for column in source.columns:
             if column.not_after is not None:
                 find_last_day(column, None)
     for rule in config.contract.rules:

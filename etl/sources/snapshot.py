@@ -21,7 +21,6 @@ from conf.dates import DateRange
 from conf.encoders.tokens import TokensConfig
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
-from conf.etl.references import used_sources
 from conf.etl.sources import SourceConfig
 from conf.local_paths import local_path
 from conf.manifest import InputFile, InputTable
@@ -234,7 +233,7 @@ def read_inputs(
         InputDataError: A source is missing, or does not fit its declaration.
         UpstreamNotReadyError: A database does not answer.
     """
-    used = used_sources(config)
+    used = config.used_sources
     declared = {name: source for name, source in config.sources.items() if name in used}
     # Before any is opened: a change in between then shows as one, and is never taken for read.
     tables = read_states(spark, declared.items(), dates)
@@ -296,13 +295,11 @@ def check_inputs_unchanged(
     changes = [
         f"{name}: {now[name].place} has changed" for name in now if now[name] != before[name]
     ]
-    for name in used_sources(config):
+    for name, source in config.used_sources.items():
         before_files = [file for file in inputs.files if file.source == name]
         changes += [
             f"{name}: {change}"
-            for change in find_changes(
-                name, config.sources[name], config.data_dir, before_files, dates
-            )
+            for change in find_changes(name, source, config.data_dir, before_files, dates)
         ]
     given = [file for file in inputs.files if file.source.startswith(_VOCABULARY)]
     if given != list(find_token_files(config)):

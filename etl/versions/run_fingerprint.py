@@ -12,7 +12,6 @@ from conf.artefacts.dataset import DatasetPaths, published_versions
 from conf.dates import DateRange
 from conf.errors import InputDataError, read_code_version
 from conf.etl.build import BuildConfig
-from conf.etl.references import used_sources
 from conf.manifest import Manifest, RunInfo
 from conf.publication.working_copy import describe_place
 from conf.schema import fingerprint
@@ -87,8 +86,8 @@ def _list_moving_days(config: BuildConfig) -> list[tuple[str, str, str]]:
     """Columns whose last day is the clock's, with that day: the same rows are others tomorrow."""
     return [
         (name, column.name, str(find_last_day(column, None)))
-        for name in sorted(used_sources(config))
-        for column in config.sources[name].columns
+        for name, source in sorted(config.used_sources.items())
+        for column in source.columns
         if column.not_after == "now"
     ]
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from conf.dates import DateRange
 from conf.etl.build import BuildConfig
-from conf.etl.references import used_sources
 from conf.manifest import InputFile
 from jobs.support.formatting import format_bytes
 
@@ -77,8 +76,8 @@ def find_inputs(config: BuildConfig, dates: DateRange | None) -> list[InputFile]
 
     inputs = [
         file
-        for name in used_sources(config)
-        for file in find_files(name, config.sources[name], config.data_dir, dates)
+        for name, source in config.used_sources.items()
+        for file in find_files(name, source, config.data_dir, dates)
     ]
     list(find_token_files(config))
     return inputs

@@ -346,7 +346,7 @@ def _parse(path: Path, number: int, row: str | dict[str, Any]) -> dict[str, Any]
 
 def _is_same(made: str | None, path: Path) -> bool:
     """Whether a file that a run card names is this one, however both are written."""
-    return made is not None and Path(made).absolute().resolve() == path.absolute().resolve()
+    return made is not None and Path(made).resolve() == path.resolve()
 
 
 def refuse_later_lists(card: dict[str, Any], path: Path, split: str) -> None:

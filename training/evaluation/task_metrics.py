@@ -235,7 +235,9 @@ def _build_scores(
     own = None if groups is None else replace(groups)  # Each counts its own rows.
     weight = manifest.find_weight()
     if task.is_binary:
-        return LabelScores(task.label, user, 1.0, own, weight, user_ids)
+        return LabelScores(
+            task.label, user, temperature=1.0, groups=own, weight=weight, user_ids=user_ids
+        )
     return ErrorScores(task.label, manifest.find_label_mean(task.label, "train"), own, weight)
 
 

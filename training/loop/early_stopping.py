@@ -79,7 +79,14 @@ def selection_metric(config: TrainConfig) -> str | None:
     if stopping is None:
         return None
     metric = stopping.metric or default_metric(config)
-    _refuse_loss_of_steps(config, metric, stopping.by)
+    if metric == LOSS_METRIC and keeps_steps_without_loss(config):
+        raise ConfigError(
+            "fit.early_stopping chooses a step by validation, whose rows are ranked and have no "
+            "loss",
+            received="fit.early_stopping.metric=loss with by=steps",
+            allowed=f"metrics of ranking, such as {RETRIEVAL_METRIC}; the training loss of epochs",
+            fix=f"set fit.early_stopping.metric={RETRIEVAL_METRIC}, or by=epochs",
+        )
     if isinstance(config.model, RankingConfig):
         check_evaluated(config, metric, "fit.early_stopping.metric")
         return metric
@@ -97,15 +104,10 @@ def selection_metric(config: TrainConfig) -> str | None:
     return metric
 
 
-def _refuse_loss_of_steps(config: TrainConfig, metric: str, by: str) -> None:
-    if metric == LOSS_METRIC and by == "steps" and not measures_loss(config):
-        raise ConfigError(
-            "fit.early_stopping chooses a step by validation, whose rows are ranked and have no "
-            "loss",
-            received="fit.early_stopping.metric=loss with by=steps",
-            allowed=f"metrics of ranking, such as {RETRIEVAL_METRIC}; the training loss of epochs",
-            fix=f"set fit.early_stopping.metric={RETRIEVAL_METRIC}, or by=epochs",
-        )
+def keeps_steps_without_loss(config: TrainConfig) -> bool:
+    """Whether a step's weights are kept, whose validation gives no loss, as it ranks rows."""
+    stopping = config.fit.early_stopping
+    return stopping is not None and stopping.by == "steps" and not measures_loss(config)
 
 
 def measures_loss(config: TrainConfig) -> bool:

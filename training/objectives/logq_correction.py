@@ -110,10 +110,9 @@ def read_batch_counts(train: TrainRows) -> np.ndarray:
     counts = _count_rows(train.version_dir, train.manifest, config)
     if config.class_balance is None and not config.mix:
         return counts
-    weights = [1 - sum(part.weight for part in config.mix), *(part.weight for part in config.mix)]
     shares = [
         weight * _balanced_shares(part.version_dir, part.manifest, config)
-        for part, weight in zip(train.parts, weights, strict=True)
+        for part, weight in zip(train.parts, config.mix_shares, strict=True)
     ]
     return np.sum(shares, axis=0) * counts.sum()
 

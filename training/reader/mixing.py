@@ -68,13 +68,14 @@ def build_mixed_reader(
     """
     config, size = source.config, source.batch_size
     plans = [own, *_plan_mixed(source, columns, seed)]
-    weights = [1 - sum(part.weight for part in config.mix), *(part.weight for part in config.mix)]
     batches = count_steps(source)
 
     def read(epoch: int, batch: int) -> Iterator[DecodedRows]:
         # Each pass of a dataset is an epoch of its own, which no other pass has.
         sources = [functools.partial(_read_pass, plan, epoch * (batches + 1)) for plan in plans]
-        return skip_batches(mix_rows(sources, weights, batches, size, [seed, epoch]), batch)
+        return skip_batches(
+            mix_rows(sources, config.mix_shares, batches, size, [seed, epoch]), batch
+        )
 
     return read
 

@@ -211,7 +211,7 @@ def count_steps(source: SplitSource, file: Path | None = None) -> int:
     """
     steps = min(rows // source.batch_size for rows in _count_workers(source, file))
     if source.config.mix:
-        steps = int(steps / (1 - sum(part.weight for part in source.config.mix)))
+        steps = int(steps / source.config.mix_shares[0])
     if not steps:
         raise build_size_error(source, count_rows(source, file))
     return steps
