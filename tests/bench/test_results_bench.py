@@ -41,6 +41,18 @@ def test_every_preset_of_public_data_has_an_experiment() -> None:
     assert sorted(read_records()) == sorted(set(read_records()) & set(BY_PRESET))
 
 
+def test_records_of_the_same_rows_agree_on_popularity() -> None:
+    figures: dict[tuple[str, str | None, str], dict[float, str]] = {}
+    for preset, record in read_records().items():
+        for metric in BY_PRESET[preset].metrics:
+            rows = (record.split_sha256, metric.protocol, metric.key)
+            for seed in record.seeds:
+                if metric.title in seed.popularity:
+                    figures.setdefault(rows, {})[seed.popularity[metric.title]] = preset
+    differing = {rows: found for rows, found in figures.items() if len(found) > 1}
+    assert not differing, f"one was measured by code that counted otherwise: {differing}"
+
+
 def test_heads_of_presets_quote_no_figure() -> None:
     quoted = {
         preset.name: numbers
