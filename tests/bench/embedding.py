@@ -145,7 +145,7 @@ def measure_sweep(report: BenchReport, arguments: argparse.Namespace) -> list[Me
     found = []
     with pin_to_one_core():
         last = -(-len(keys) // BATCH_KEYS)
-        unused = last - last // 10
+        unused = last - max(1, last // 10)
         index = build_index(keys, eviction={"unused_steps": unused, "every": "epoch"})
         wall, cpu = time.perf_counter(), time.process_time()
         index.map(step_keys, None, is_last=True)
