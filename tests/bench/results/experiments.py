@@ -216,7 +216,7 @@ EXPERIMENTS = (
             _ranks(*_TOP_10),
             f"The best epoch by validation; of {tried} settings the best one on validation.",
         )
-        for preset, tried in (("diginetica_columns", "eleven"), ("diginetica_columns_dssm", "two"))
+        for preset, tried in (("diginetica_columns", "ten"), ("diginetica_columns_dssm", "two"))
     ),
     *(
         Experiment(
