@@ -250,7 +250,7 @@ def describe_baselines(metrics: Mapping[str, Any]) -> list[str]:
             continue
         pairs, users = format_count(values.get("pairs")), format_count(values.get("users"))
         lines.append(
-            f"{title}: {pairs} distinct items of {users} users of train, "
+            f"{title}: {pairs} distinct pairs of {users} users of train, "
             f"penalty {format_number(values.get('l2'))}"
         )
     return lines

@@ -70,7 +70,7 @@ def test_ease_stands_beside_the_model_in_file_table_and_report(
     metrics = read_json(run / "metrics.json")
     assert all("ease" in protocol["systems"] for protocol in metrics["protocols"])
     assert "ease" in read_json(run / "run_card.json")["metrics"]["systems"]
-    said = f"EASE: {metrics['baselines']['ease']['pairs']:,} distinct items of 60 users of train"
+    said = f"EASE: {metrics['baselines']['ease']['pairs']:,} distinct pairs of 60 users of train"
     assert said in capsys.readouterr().out
     assert run_app(report_app, ["--run", str(series)]) == ExitCode.OK
     page = (run / REPORT_FILE).read_text(encoding="utf-8")
