@@ -20,7 +20,7 @@ MORE = ("fit.epochs=20", *SMALL[1:])
 SLOWER = ("fit.max_steps=400", "input.batch_size=64", "optimizer.learning_rate=0.003")
 LONGER = ("fit.max_steps=1000", *SLOWER[1:])
 # On so few rows log loss is best before a model has learned.
-LAST_EPOCH = (*LONGER, "fit.early_stopping=null")
+BY_AUC = (*LONGER, "fit.early_stopping.metric=auc")
 SEQUENCES = ("fit.max_steps=120", "input.batch_size=64", "optimizer.learning_rate=0.01")
 
 
@@ -59,7 +59,7 @@ TRAININGS = {
     "clicks_columns_dssm": Training("clicks_columns", "ndcg@5", MORE),
     "criteo": Training("criteo", "auc"),
     "demo": Training("demo", "ndcg@10"),
-    "diginetica": Training("diginetica", "auc", LAST_EPOCH),
+    "diginetica": Training("diginetica", "auc", BY_AUC),
     "diginetica_columns": Training("diginetica_columns", "ndcg@10"),
     "diginetica_columns_dssm": Training("diginetica_columns", "ndcg@10"),
     "frappe": Training("frappe", "auc"),
