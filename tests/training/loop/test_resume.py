@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,6 +24,7 @@ from tests.training import killed_run
 from tests.training.killed_run import CONFIG, KEYS, Recorded, row_keys, train
 from tests.training.processes import start_forked
 from training.checkpoint.checkpoint_files import list_checkpoints
+from training.checkpoint.resume_state import Position
 from training.input.batches import build_eval_dataset
 from training.loop import assembly
 from training.loop.trainer import Trainer
@@ -223,6 +225,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield disk
 
 
+def wait_for_checkpoint(run: Path, position: Position, kept: int) -> None:
+    """Waits until one is written and those before it are gone: until the disk is left alone."""
+    last, end = run / "checkpoints" / "last", time.monotonic() + 60
+    while True:
+        found = list_checkpoints(last)
+        if found and found[-1].position == position and len(list(last.iterdir())) == kept:
+            return
+        assert time.monotonic() < end, f"{position} in {list(last.iterdir())}"
+        time.sleep(0.01)
+
+
 def test_a_full_disk_ends_the_run_and_resuming_changes_nothing(
     data: TrainingData, small_disk: Path, tmp_path: Path
 ) -> None:
@@ -230,13 +243,15 @@ def test_a_full_disk_ends_the_run_and_resuming_changes_nothing(
     twins = Twins(config, data, Recorded())
     whole_weights = twins.run(twins.killed, tmp_path / "whole")
 
+    run = small_disk / "run"
+
     class Filling(NoProgress):
         def step(self, status) -> None:
             if (status.epoch, status.step) == (2, 3):
+                wait_for_checkpoint(run, Position(1, 2), config.fit.checkpoint.keep_last)
                 fill(small_disk, 20_000)
 
     twins.killed.task = replace(twins.killed.task, progress=Filling())
-    run = small_disk / "run"
     with pytest.raises(InternalError, match="cannot write"):
         twins.run(twins.killed, run)
     (small_disk / "filler").unlink()
