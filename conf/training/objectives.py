@@ -53,6 +53,15 @@ class NegativesConfig(StrictFinite):
             )
         return self
 
+    @property
+    def has_batch(self) -> bool:
+        """Whether the items of the batch's rows are among them."""
+        return self.source in ("batch", "mixed")
+
+    def count_compared(self, batch_size: int) -> int:
+        """Returns how many items a row is compared with; its own may be among them."""
+        return (batch_size if self.has_batch else 0) + (self.count or 0)
+
 
 class DrawnNegativesConfig(NegativesConfig):
     """As `NegativesConfig`, for losses that compare each row with items drawn for it alone."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -17,10 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+
 from conf.errors import ConfigError, SluiceError, did_you_mean
 
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 _OWN_PACKAGES = ("conf", "etl", "jobs", "training")
+_SLUICE = tuple(str(Path(__file__).parents[2] / name) + os.sep for name in _OWN_PACKAGES)
+# Begins what a step says of such code that was right as it was tried.
+OWN_FAULT = "own code: "
+# A line of a traceback in the text of TensorFlow's errors.
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 @dataclass(frozen=True)
@@ -88,7 +97,7 @@ def import_function(path: str, code: OwnCode, built_in: Collection[str] = ()) ->
     try:
         with _finding_modules():
             module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         is_missing = isinstance(error, ModuleNotFoundError) and module_name.startswith(
             error.name or module_name
         )
@@ -156,13 +165,42 @@ def call_reported(
             return function(*values, **params)
     except SluiceError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             fault.problem,
             received=f"{type(error).__name__}{_find_line(error)}: {error}",
             allowed=fault.allowed,
             fix=fault.fix,
         ) from error
+
+
+@contextmanager
+def step_errors() -> Iterator[None]:
+    """Tells what code of one's own has raised in a compiled step, as it is traced or runs.
+
+    Raises:
+        ConfigError: Such code failed, or an operation that it has made.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        found = _FRAME.findall(error.message)
+        own = [frame for frame in found if not frame[0].startswith(_LIBRARIES)]
+        is_own = bool(own) and not own[-1][0].startswith(_SLUICE)
+        if not is_own and OWN_FAULT not in error.message:
+            raise
+        reasons = [line for line in error.message.splitlines() if line.strip() == line != ""]
+        where = " in {}:{}".format(*own[-1]) if is_own else ""
+        raise ConfigError(
+            "code of one's own fails in a training step",
+            received=f"{type(error).__name__}{where}: {reasons[-1]}",
+            fix="correct the function; a run that has a checkpoint goes on with --resume",
+        ) from error
+    except Exception as error:
+        # AutoGraph, which compiles the loop over steps, has put an error of its own in its place.
+        if isinstance(error.__context__, SluiceError):
+            raise error.__context__ from None
+        raise
 
 
 def check_params(
@@ -206,7 +244,7 @@ def _is_needed(parameter: inspect.Parameter) -> bool:
     return parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
 
 
-def _find_line(error: Exception) -> str:
+def _find_line(error: BaseException) -> str:
     """Returns the innermost line of one's own code in a traceback, as ` in FILE:LINE`."""
     frames = [f for f in traceback.extract_tb(error.__traceback__)[1:] if f.filename[0] != "<"]
     own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]

@@ -166,7 +166,7 @@ class SampledSoftmax(ItemObjective):
     ) -> None:
         super().__init__(items, sampler, build_item_loss(config.loss))
         self._config = config
-        self._from_batch = config.negatives.source in ("batch", "mixed")
+        self._from_batch = config.negatives.has_batch
         self._logq = logq
 
     def __call__(self, model: RetrievalModel, batch: Batch, training: TrainingPass) -> tf.Tensor:

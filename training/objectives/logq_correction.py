@@ -70,7 +70,7 @@ def build_logq_correction(
     if not config.logq_correction:
         return None
     counts = None
-    if config.negatives.source in ("batch", "mixed"):
+    if config.negatives.has_batch:
         counts = count_in_batch(read_batch_counts(train), train.batch_size)
     drawn = config.negatives.count or 0
     return LogQCorrection(config.logq_correction, counts, sampler, drawn)

@@ -12,7 +12,7 @@ from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.training.input import InputConfig
 from conf.training.models import ModelConfig, RankingConfig
-from conf.training.objectives import BinaryConfig, SoftmaxConfig
+from conf.training.objectives import BinaryConfig, DrawnNegativesConfig, SoftmaxConfig
 from training.input.batches import Batch
 from training.models.model import Model
 from training.models.ranking import RankingModel, Task
@@ -20,7 +20,8 @@ from training.models.retrieval import RetrievalModel, score_rows
 from training.networks.network import TrainingPass
 from training.networks.probabilities import find_bounded, refuse_probabilities
 from training.objectives.item_objectives import build_item_objective
-from training.objectives.own_loss import OwnLoss, build_item_loss, build_label_loss, check_loss
+from training.objectives.own_loss import OwnLoss, build_item_loss, build_label_loss
+from training.objectives.own_trials import check_loss, check_networks
 from training.objectives.softmax_memory import (
     SoftmaxMemory,
     estimate_softmax_memory,
@@ -234,6 +235,7 @@ def build_objective(
         ConfigError: The objective is not for this dataset or model.
         InputDataError: The dataset is damaged, or has too few items.
     """
+    check_networks(config, model, version_dir, manifest)
     built: Objective
     if isinstance(model, RankingModel):
         losses = _build_task_losses(config, version_dir, manifest, model.tasks)
@@ -257,7 +259,7 @@ def _build_task_losses(
         own = asked[task.name].objective.loss if task.name in asked else None
         if own is not None:
             loss = build_label_loss(own, f"model.tasks.{task.name}.objective.loss")
-            check_loss(loss, version_dir, manifest, task.label)
+            check_loss(loss, version_dir, manifest, label=task.label)
             found[task.name] = loss
     return found
 
@@ -281,7 +283,9 @@ def _build_retrieval(config: ModelConfig, train: TrainRows, model: RetrievalMode
     objective = config.objective
     if not isinstance(objective, BinaryConfig) or not objective.reads_label:
         if not isinstance(objective, SoftmaxConfig) and (own := build_item_loss(objective.loss)):
-            check_loss(own, train.version_dir, train.manifest)
+            negatives = objective.negatives or DrawnNegativesConfig()
+            compared = negatives.count_compared(train.batch_size)
+            check_loss(own, train.version_dir, train.manifest, compared=compared)
         return build_item_objective(objective, train, model)
     if train.manifest.keys.label is None:
         raise ConfigError(
@@ -294,5 +298,5 @@ def _build_retrieval(config: ModelConfig, train: TrainRows, model: RetrievalMode
     label, own = train.manifest.keys.label, None
     if objective.loss is not None:
         own = build_label_loss(objective.loss, "model.objective.loss")
-        check_loss(own, train.version_dir, train.manifest, label)
+        check_loss(own, train.version_dir, train.manifest, label=label)
     return BinaryCrossEntropy(label, own)

@@ -1,4 +1,4 @@
-"""Losses of one's own by their path, tried on a few rows before training starts.
+"""Losses of one's own by their path.
 
 A loss gives a value for each row, as weights, tasks and replicas each take their part of it: a mean
 over the batch would be counted once for every row.
@@ -9,17 +9,14 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from conf.errors import ConfigError, did_you_mean
-from conf.manifest import Manifest
-from conf.paths import ReadablePath
 from conf.training.objectives import OwnLossConfig
 from training.embedding.key_mapping import read_keys
-from training.input.batches import Batch, build_eval_dataset, read_batches
-from training.models.model import find_feature
+from training.input.batches import Batch
 from training.networks.own_code import (
+    OWN_FAULT,
     Fault,
     OwnCode,
     call_reported,
@@ -27,9 +24,6 @@ from training.networks.own_code import (
     import_function,
 )
 
-TRIED_ROWS = 16
-_TRIED_NEGATIVES = 5
-_TRIED_SCALE = 3.0
 _OF_LABELS = ("labels", "logits")
 _OF_ITEMS = ("positives", "negatives", "counted")
 
@@ -89,6 +83,9 @@ class OwnLoss:
                 other items `[n, count]`, and which of these count, bool `[n, count]`.
             batch: Features of the rows.
             rows: int32 `[n]`, the row of the batch that each value is of; None: one each.
+
+        Raises:
+            ConfigError: It fails, or gives something else than a float for each row.
         """
         given = {}
         if self._reads_features:
@@ -97,8 +94,52 @@ class OwnLoss:
             if rows is not None:
                 read = {name: tf.gather(value, rows) for name, value in read.items()}
             given["features"] = LossFeatures(read)
-        losses = self._function(*values, **self._params, **given)
-        return losses if losses is None else tf.cast(losses, tf.float32)
+        fault = Fault(
+            f"loss {self.path} fails on {_describe_rows(values[0])}",
+            allowed=f"TensorFlow's functions of {', '.join(self.code.arguments)}",
+            fix=f"correct the function, or {self.code.params_key}",
+        )
+        losses = call_reported(fault, self._function, *values, **self._params, **given)
+        if losses is not None:
+            losses = call_reported(fault, tf.convert_to_tensor, losses)
+        return tf.cast(self._check(losses, values[0]), tf.float32)
+
+    def _check(self, losses: tf.Tensor | None, first: tf.Tensor) -> tf.Tensor:
+        """Refuses losses that are not a float for each row, at the latest as the step runs."""
+        if losses is None or not losses.shape.is_compatible_with(first.shape):
+            is_scalar = losses is not None and losses.shape.rank == 0
+            raise ConfigError(
+                f"loss {self.path} does not give one value for each row",
+                received="nothing"
+                if losses is None
+                else f"shape {_describe_shape(losses)} of {_describe_rows(first)}",
+                allowed=f"shape {_describe_shape(first)}",
+                fix="leave out the mean over rows (of Keras' losses: reduction=None)"
+                if is_scalar
+                else "return a tensor of shape [rows]; tf.squeeze(x, 1) drops a last axis of 1",
+            )
+        if not losses.dtype.is_floating:
+            raise ConfigError(
+                f"loss {self.path} gives values that are no floating-point numbers",
+                received=losses.dtype.name,
+                allowed="float32; float16, bfloat16 and float64 are turned into it",
+                fix="compute it of the scores, and return tf.cast(x, tf.float32)",
+            )
+        if losses.shape.is_fully_defined() and first.shape.is_fully_defined():
+            return losses
+        fault = f"{OWN_FAULT}loss {self.path} does not give one value for each row"
+        same = tf.debugging.assert_equal(tf.shape(losses), tf.shape(first), fault)
+        with tf.control_dependencies([same]):
+            return tf.ensure_shape(losses, first.shape)
+
+
+def _describe_rows(first: tf.Tensor) -> str:
+    count = first.shape[0]
+    return "the rows of a step" if count is None else f"{count} rows"
+
+
+def _describe_shape(tensor: tf.Tensor) -> str:
+    return str(tuple(tensor.shape))
 
 
 def build_label_loss(config: OwnLossConfig, key: str) -> OwnLoss:
@@ -124,95 +165,3 @@ def build_item_loss(config: OwnLossConfig | None) -> OwnLoss | None:
         return None
     key = "model.objective.loss"
     return OwnLoss(config, OwnCode("loss", key, f"{key}.params", _OF_ITEMS, ("features",)))
-
-
-def check_loss(
-    loss: OwnLoss, version_dir: ReadablePath, manifest: Manifest, label: str | None = None
-) -> None:
-    """Tries a loss on the first rows of train, with scores that are drawn.
-
-    Args:
-        loss: The loss.
-        version_dir: Directory that holds the manifest.
-        manifest: The version's manifest.
-        label: Label that it learns; None: it compares items. One row has none that counts.
-
-    Raises:
-        ConfigError: It fails, or gives something else than a finite number for each row that the
-            scores can be moved by.
-        InputDataError: A record is damaged.
-    """
-    names = list(loss.inputs) if label is None else [label, *loss.inputs]
-    for name in names:
-        find_feature(manifest, name)
-    batch, rows = _read_rows(version_dir, manifest, names or [manifest.require_key("item")])
-    rng = np.random.default_rng(0)
-    scores = tf.constant(_TRIED_SCALE * rng.standard_normal(rows), tf.float32)
-    others: list[tf.Tensor] = []
-    if label is None:
-        drawn = _TRIED_SCALE * rng.standard_normal([rows, _TRIED_NEGATIVES])
-        counted = np.repeat(np.arange(rows)[:, np.newaxis] > 0, _TRIED_NEGATIVES, axis=1)
-        others = [tf.constant(drawn, tf.float32), tf.constant(counted)]
-
-    @tf.function(autograph=False)
-    def differentiate() -> tuple[Any, Any]:
-        with tf.GradientTape() as tape:
-            tape.watch([scores, *others[:1]])
-            values = (scores, *others) if label is None else (batch[label], scores)
-            losses = loss(*values, batch=batch)
-        moved = [scores, *others[:1]]
-        gradients = None if losses is None else tape.gradient(losses, moved)
-        return losses, [g for g in gradients or () if g is not None]
-
-    fault = Fault(
-        f"loss {loss.path} fails on the first {rows} rows of train",
-        allowed=f"TensorFlow's functions of {', '.join(loss.code.arguments)}",
-        fix=f"correct the function, or {loss.code.params_key}",
-    )
-    losses, gradients = call_reported(fault, differentiate)
-    _check_losses(loss, losses, gradients, rows)
-
-
-def _read_rows(
-    version_dir: ReadablePath, manifest: Manifest, names: list[str]
-) -> tuple[Batch, int]:
-    dataset = build_eval_dataset(version_dir, manifest, "train", TRIED_ROWS, names)
-    found = next(iter(read_batches(dataset, version_dir, manifest, "train")))
-    # Training pads lists without a bound too.
-    pads = {name: manifest.schema[name].pad_value or 0 for name in found}
-    batch = {
-        name: value.to_tensor(tf.cast(pads[name], value.dtype))
-        if isinstance(value, tf.RaggedTensor)
-        else value
-        for name, value in found.items()
-    }
-    return batch, int(next(iter(batch.values())).shape[0])
-
-
-def _check_losses(loss: OwnLoss, losses: Any, gradients: list[tf.Tensor], rows: int) -> None:
-    shape = None if losses is None else tuple(losses.shape)
-    if shape != (rows,):
-        raise ConfigError(
-            f"loss {loss.path} does not give one value for each row",
-            received="nothing" if shape is None else f"shape {shape} of {rows} rows",
-            allowed=f"shape ({rows},)",
-            fix="leave out the mean over rows (of Keras' losses: reduction=None)"
-            if shape == ()
-            else "return a tensor of shape [rows]; tf.squeeze(x, 1) drops a last axis of 1",
-        )
-    for what, tensors in (("values", [losses]), ("gradients", gradients)):
-        bad = sum(int(tf.reduce_sum(tf.cast(~tf.math.is_finite(t), tf.int32))) for t in tensors)
-        if bad:
-            raise ConfigError(
-                f"loss {loss.path} has {what} that are no numbers",
-                received=f"{bad} that are NaN or infinite, on {rows} rows of train",
-                allowed="finite numbers, whatever the label and the score; of items also where "
-                "no other item counts",
-                fix="bound what goes into log and division (tf.math.divide_no_nan)",
-            )
-    if not gradients:
-        raise ConfigError(
-            f"loss {loss.path} has no gradient: nothing would be learned",
-            received="a loss that no score moves",
-            fix="compute it of the scores, without steps such as tf.round or a comparison",
-        )

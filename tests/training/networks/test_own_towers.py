@@ -53,6 +53,34 @@ def number(inputs):
 def broken(inputs):
     return inputs["gender"]["no"]
 
+def whole(inputs, output_dim):
+    return keras.ops.cast(mean(inputs, output_dim), "int32")
+
+def rounded(inputs, output_dim):
+    return keras.ops.round(mean(inputs, output_dim))
+
+def twice(inputs, output_dim):
+    vector = mean(inputs, output_dim)
+    return keras.ops.concatenate([vector, vector], axis=0)
+
+def logarithm(inputs, output_dim):
+    return keras.ops.log(mean(inputs, output_dim))
+
+def softmax(inputs):
+    mask = keras.ops.cast(inputs["history_mask"], "float32")[..., None]
+    scores = keras.layers.Dense(1)(inputs["history"])
+    scores = keras.ops.where(mask > 0, scores, -float("inf"))
+    return keras.ops.sum(keras.ops.softmax(scores, axis=1) * inputs["history"], axis=1)
+
+class Failing(keras.layers.Layer):
+    def call(self, x):
+        if x.shape[0] is not None:
+            raise ValueError("not these")
+        return x
+
+def failing(inputs, output_dim):
+    return Failing()(mean(inputs, output_dim))
+
 def unmasked(inputs):
     return inputs["history_mask"]
 """
@@ -117,6 +145,19 @@ def test_a_tower_reads_each_position(kind: Any, tiny_manifest: Manifest) -> None
         (
             {"user_tower": own("positions"), "pooling": {"history": {"combiner": "none"}}},
             r"ignores user_id, gender.*user_features=\[history\]",
+        ),
+        ({"user_tower": own("whole")}, "user tower own_towers:whole.*floating-point.*int32"),
+        ({"item_tower": own("rounded")}, "item tower own_towers:rounded has no gradient"),
+        ({"item_tower": own("twice")}, "received: 32 of 16 rows"),
+        ({"item_tower": own("logarithm")}, "outputs that are no numbers"),
+        ({"user_tower": own("failing")}, r"first 16 rows.*ValueError.*own_towers\.py:\d+"),
+        (
+            {
+                "user_tower": own("softmax"),
+                "user_features": ["history"],
+                "pooling": {"history": {"combiner": "none"}},
+            },
+            "outputs that are no numbers.*lists are empty.*-1e9",
         ),
         ({"user_tower": own("mean", units=3)}, r"model\.user_tower\.params\.units"),
         ({"item_tower": own("means")}, "did you mean 'mean'"),

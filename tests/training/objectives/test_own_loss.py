@@ -29,7 +29,8 @@ from training.monitoring.epoch_records import read_history
 from training.monitoring.progress import NoProgress
 from training.networks.network import TrainingPass
 from training.objectives.objective import build_objective
-from training.objectives.own_loss import _read_rows, build_label_loss
+from training.objectives.own_loss import build_label_loss
+from training.objectives.own_trials import read_tried_rows
 
 LOSSES = """
 import tensorflow as tf
@@ -79,6 +80,51 @@ def nothing(labels, logits):
 
 def broken(labels, logits):
     return tf.reshape(logits, [3, 5])
+
+def whole(labels, logits):
+    return tf.cast(logits, tf.int32)
+
+def imaginary(labels, logits):
+    return tf.cast(logits, tf.complex64)
+
+def leaving(labels, logits):
+    raise SystemExit(0)
+
+# Each is right on the rows that it is tried on, and wrong on the 64 of a step.
+def raising_later(labels, logits):
+    if logits.shape[0] != 16:
+        raise ValueError("not these")
+    return cross_entropy(labels, logits)
+
+def one_later(labels, logits):
+    losses = cross_entropy(labels, logits)
+    return losses if logits.shape[0] == 16 else losses[:1]
+
+def hidden_later(labels, logits):
+    losses = cross_entropy(labels, logits)
+    return losses[: tf.where(tf.shape(logits)[0] > 16, 1, 16)]
+
+def asserting_later(labels, logits):
+    few = tf.debugging.assert_less(tf.shape(logits)[0], 20)
+    with tf.control_dependencies([few]):
+        return cross_entropy(labels, logits)
+
+def python_later(labels, logits):
+    def double(values):
+        if len(values) > 16:
+            raise RuntimeError("not these")
+        return values
+    values = tf.numpy_function(double, [logits], tf.float32)
+    return cross_entropy(labels, logits) * tf.ensure_shape(tf.stop_gradient(values), logits.shape)
+
+def one_item_later(positives, negatives, counted):
+    losses = hinge(positives, negatives, counted)
+    return losses[: tf.where(tf.shape(positives)[0] == 16, 16, 1)]
+
+def best(positives, negatives, counted, k=2):
+    others = tf.where(counted, negatives, -1e9)
+    ahead = tf.math.top_k(others, k).values - positives[:, None]
+    return tf.reduce_sum(tf.nn.softplus(ahead), 1)
 
 def uncounted(positives, negatives, counted):
     weights = tf.cast(counted, tf.float32)
@@ -192,7 +238,10 @@ def plan(version: Path, root: Path, model: Any, epochs: int = 1) -> TrainConfig:
         (own("nothing"), "received: nothing"),
         (own("logarithm"), "values that are no numbers"),
         (own("round"), "no gradient"),
-        (own("broken"), r"fails on the first 16 rows.*own_losses\.py:\d+"),
+        (own("broken"), r"fails on 16 rows.*own_losses\.py:\d+"),
+        (own("whole"), "no floating-point numbers.*int32"),
+        (own("imaginary"), "no floating-point numbers.*complex64"),
+        (own("leaving"), r"fails on 16 rows.*SystemExit in \S*own_losses\.py:\d+"),
         (own("by_user"), "reads a feature.*user_id.*is empty"),
         (own("by_user", features=["gender"]), "received: user_id"),
         (own("by_user", features=["users_id"]), "does not have.*did you mean 'user_id'"),
@@ -223,7 +272,7 @@ def test_a_loss_is_tried_on_lists_as_training_has_them(
     unbound = replace(tiny_manifest.schema["history"], max_len=None)
     others = [s for s in tiny_manifest.schema.features if s.name != "history"]
     manifest = replace(tiny_manifest, schema=FeatureSchema((*others, unbound)))
-    batch, rows = _read_rows(tiny_version, manifest, ["history"])
+    batch, rows = read_tried_rows(tiny_version, manifest, ["history"])
     assert batch["history"].shape[0] == rows > 0
 
 
@@ -234,6 +283,54 @@ def test_a_loss_of_items_is_tried_with_a_row_without_negatives(
     config = plan(tiny_version, tmp_path, {"name": "mf", "objective": objective})
     with pytest.raises(ConfigError, match=r"(?s)no numbers.*no other item counts"):
         plan_run(config)
+
+
+@pytest.mark.parametrize(
+    ("negatives", "k", "count"),
+    [
+        ({"kind": "bpr"}, 2, 1),
+        ({"kind": "bpr", "negatives": {"count": 7}}, 8, 7),
+        ({"kind": "sampled_softmax"}, 65, 64),
+        ({"kind": "sampled_softmax", "negatives": {"source": "mixed", "count": 7}}, 72, 71),
+    ],
+)
+def test_a_loss_of_items_is_tried_with_as_many_as_training_has(
+    negatives: dict[str, Any], k: int, count: int, tiny_version: Path, tmp_path: Path
+) -> None:
+    for asked in (k, count):
+        objective = {**negatives, "loss": own("best", params={"k": asked})}
+        config = plan(tiny_version, tmp_path, {"name": "mf", "objective": objective})
+        if asked == k:
+            with pytest.raises(ConfigError, match=r"(?s)fails on 16 rows.*own_losses\.py:\d+"):
+                plan_run(config)
+    fit_run(config, NoProgress())
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        ("raising_later", r"fails on 64 rows.*ValueError in \S*own_losses\.py:\d+: not these"),
+        ("one_later", r"does not give one value"),
+        ("hidden_later", r"does not give one value"),
+        ("asserting_later", r"fails in a training step.*own_losses\.py:\d+"),
+        ("python_later", r"fails in a training step.*own_losses\.py:\d+: RuntimeError: not"),
+    ],
+)
+def test_faults_that_only_a_step_shows_are_told_as_the_loss_s(
+    function: str, error: str, tiny_version: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="(?s)" + error):
+        fit_run(plan(tiny_version, tmp_path, ranking(function)), NoProgress())
+
+
+def test_the_number_of_losses_is_counted_where_it_is_not_known_before(
+    tiny_version: Path, tmp_path: Path
+) -> None:
+    """Of positions of sequences: a step has as many as its rows have items."""
+    objective = {"kind": "bpr", "loss": own("one_item_later")}
+    config = plan(tiny_version, tmp_path, {"name": "sasrec", "objective": objective})
+    with pytest.raises(ConfigError, match=r"(?s)training step.*does not give one value.*--resume"):
+        fit_run(config, NoProgress())
 
 
 def test_a_run_keeps_the_name_of_its_loss_and_needs_the_module_to_train_on(
