@@ -247,6 +247,6 @@ def _is_needed(parameter: inspect.Parameter) -> bool:
 def _find_line(error: BaseException) -> str:
     """Returns the innermost line of one's own code in a traceback, as ` in FILE:LINE`."""
     frames = [f for f in traceback.extract_tb(error.__traceback__)[1:] if f.filename[0] != "<"]
-    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    own = [f for f in frames if not f.filename.startswith((*_LIBRARIES, *_SLUICE))]
     installed = [frame for frame in frames if "-packages" in frame.filename]
     return "".join(f" in {f.filename}:{f.lineno}" for f in own[-1:] or installed[:1])

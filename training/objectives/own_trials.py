@@ -139,11 +139,17 @@ def _differentiate(
     network: Network, inputs: Mapping[str, tf.Tensor]
 ) -> tuple[list[tf.Tensor], list[tf.Tensor | None]]:
     """Returns the outputs, and the gradients of their sum by inputs and weights."""
-    moved = [tensor for tensor in inputs.values() if tensor.dtype.is_floating]
+    model = network.keras_model
+    known = {name: inputs[name] for name in network.input_names}
+    # Tensors: gradients of a replica's variables are known inside its step alone.
+    weights = [tf.convert_to_tensor(weight.value) for weight in model.trainable_variables]
+    state = [tf.convert_to_tensor(weight.value) for weight in model.non_trainable_variables]
+    moved = [*weights, *(tensor for tensor in known.values() if tensor.dtype.is_floating)]
     with tf.GradientTape() as tape:
         tape.watch(moved)
-        outputs = tf.nest.flatten(network(inputs))
-    return outputs, tape.gradient(outputs, [*moved, *network.trained_variables])
+        found, _ = model.stateless_call(weights, state, known, training=False)
+        outputs = tf.nest.flatten(found)
+    return outputs, tape.gradient(outputs, moved)
 
 
 def _check_outputs(
@@ -159,11 +165,10 @@ def _check_outputs(
                 received=f"{output.shape[0]} of {rows} rows",
                 fix="keep the first axis of the inputs, the batch, as it is",
             )
-    for symbolic in tf.nest.flatten(own.network.keras_model.output):
-        if not tf.as_dtype(symbolic.dtype).is_floating:
+        if not output.dtype.is_floating:
             raise ConfigError(
                 f"{own.name} gives something else than floating-point numbers",
-                received=symbolic.dtype,
+                received=output.dtype.name,
                 allowed="float32, or what the layers compute in (fit.mixed_precision)",
                 fix="end it with a layer such as keras.layers.Dense, without a cast to integers",
             )

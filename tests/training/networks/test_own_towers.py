@@ -26,6 +26,7 @@ from training.evaluation.evaluate import evaluate_split
 from training.export.saved_model import write_export
 from training.fit import fit_run, plan_run
 from training.models.registry import build_model
+from training.monitoring.epoch_records import read_history
 from training.monitoring.progress import NoProgress
 from training.prediction.predict import write_recommendations
 from training.serving.app import build_app
@@ -39,6 +40,10 @@ import keras
 def mean(inputs, output_dim):
     joined = keras.layers.Average()([inputs[name] for name in inputs])
     return keras.layers.Dense(output_dim, use_bias=False, kernel_initializer="identity")(joined)
+
+def projected(inputs, output_dim):
+    joined = keras.layers.Concatenate()([inputs[name] for name in inputs])
+    return keras.layers.Dense(output_dim)(joined)
 
 def positions(inputs):
     mask = keras.ops.cast(inputs["history_mask"], "float32")[..., None]
@@ -174,6 +179,24 @@ def test_faults_of_a_tower_are_said_before_anything_is_written(
         plan_run(config)
     assert caught.value.exit_code == ExitCode.CONFIG
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"devices": {"cpu_replicas": 2}},
+        {"compute": {"mixed_precision": True}},
+        {"model": {"embeddings": {"user_id": {"kind": "dynamic"}}}},
+    ],
+)
+def test_a_tower_is_tried_in_the_way_that_it_trains(
+    settings: dict[str, Any], tiny_version: Path, tmp_path: Path
+) -> None:
+    towers = {"user_tower": own("projected"), "item_tower": own("projected")}
+    model = {"name": "dssm", "embedding_dim": 4, **towers, **settings.pop("model", {})}
+    plain = plan(tiny_version, tmp_path, model)
+    run = fit_run(TrainConfig.model_validate({**plain.model_dump(), **settings}), NoProgress())
+    assert np.isfinite(read_history(run)[0].loss)
 
 
 def test_a_side_has_one_tower() -> None:
