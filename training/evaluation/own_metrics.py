@@ -70,8 +70,7 @@ class OwnMetric:
             ConfigError: It fails, or gives something else than a number or None.
         """
         # A metric that sorts in place would change what the next one is given.
-        for column in (labels, scores, weights):
-            column.setflags(write=False)
+        labels, scores, weights = (_view_read_only(c) for c in (labels, scores, weights))
         given = {"weights": weights} if self._reads_weights else {}
         fault = Fault(
             f"metric {self._path} fails on {len(labels)} rows",
@@ -81,14 +80,29 @@ class OwnMetric:
         value = call_reported(fault, self._function, labels, scores, **self._params, **given)
         if value is None:
             return None
-        if np.ndim(value) or not isinstance(value, int | float | np.number):
+        if not isinstance(value, int | float | np.integer | np.floating | np.bool_):
             raise ConfigError(
                 f"metric {self._path} gives something else than a number",
                 received=f"{type(value).__name__} of shape {np.shape(value)}",
                 allowed="a number of all rows, or None where it is not defined",
                 fix="reduce it over rows: np.average(values, weights=weights)",
             )
-        return float(value) if math.isfinite(float(value)) else None
+        return _read_finite(value)
+
+
+def _view_read_only(column: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns a view that cannot be made writable: what it is a view of is not either."""
+    column.setflags(write=False)
+    return column[:]
+
+
+def _read_finite(value: Any) -> float | None:
+    """Returns a number; None: it is not finite, or an integer above all floats."""
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def build_own_metrics(configs: Mapping[str, OwnMetricConfig]) -> tuple[OwnMetric, ...]:

@@ -160,14 +160,18 @@ class EpochRunner:
         Raises:
             TrainingInterruptedError: Always, unless saving fails.
         """
-        if self.context.checkpoints.saved != state.position:
-            self.context.progress.message("asked to stop: saving the state of training")
-            self.save(state)
-        self.wait()
+        self.save_once(state, "asked to stop: saving the state of training")
         position = state.position
         raise self.context.stop.build_error(
             f"after step {position.batch} of epoch {position.epoch + 1}"
         )
+
+    def save_once(self, state: ResumeState, why: str) -> None:
+        """Saves a state, if it is not saved yet, and waits until it is on the disk; tells why."""
+        if self.context.checkpoints.saved != state.position:
+            self.context.progress.message(why)
+            self.save(state)
+        self.wait()
 
     def require_finite(self, done: Position, variables: Mapping[str, tf.Variable]) -> None:
         """Ends training where a variable is not finite, at this process or another one.

@@ -10,7 +10,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from conf.artefacts.run import LOGS_DIR, WARM_START_FILE, write_json
-from conf.errors import InputDataError
+from conf.errors import InputDataError, SluiceError
 from conf.metrics import LOSS_METRIC
 from conf.training.train import EarlyStoppingConfig, StepRange, TrainConfig
 from training.checkpoint.manager import CheckpointManager
@@ -303,7 +303,12 @@ class Trainer:
             except StopNowError:
                 return None
 
-        found = self._served.share(measure)
+        try:
+            found = self._served.share(measure)
+        except SluiceError:
+            # What can be corrected, such as a metric of one's own, shall cost no step.
+            runner.save_once(state, "validation failed: the state is saved, go on with --resume")
+            raise
         if found is None:
             runner.save_and_stop(state)
         return found

@@ -43,6 +43,24 @@ def sorting(labels, scores):
     scores.sort()
     return scores[0]
 
+def writing(labels, scores):
+    scores.setflags(write=True)
+    return scores[0]
+
+def imaginary(labels, scores):
+    return np.complex64(1j)
+
+def huge(labels, scores):
+    return 10**400
+
+def leaving(labels, scores):
+    raise SystemExit(0)
+
+def few(labels, scores, most=16):
+    if len(labels) > most:
+        raise RuntimeError("not these")
+    return float(np.mean(scores))
+
 def rows(labels, scores):
     return labels - scores
 
@@ -52,6 +70,19 @@ def words(labels, scores):
 def broken(labels, scores):
     return labels["no"]
 """
+
+
+class Messages(NoProgress):
+    """Keeps what is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def message(self, text: str, **fields: Any) -> None:
+        self.texts.append(text)
+
+
 GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "own-code.md"
 OWN_MODULES = {"own_metrics.py": METRICS}
 pytestmark = pytest.mark.usefixtures("in_own_folder")
@@ -125,12 +156,43 @@ def test_a_metric_that_is_not_defined_on_a_split_is_told(
     assert 0 < values["auc"] < 1
 
 
+def test_an_integer_above_all_floats_is_no_number(tiny_version: Path, tmp_path: Path) -> None:
+    run = fit_run(plan(tiny_version, tmp_path, {"own_huge": own("huge")}), NoProgress())
+    assert "own_huge" not in read_history(run)[0].validation
+
+
+@pytest.mark.parametrize("validation", [None, {"every_steps": 2}])
+def test_a_metric_that_fails_on_the_split_loses_no_step(
+    validation: dict[str, int] | None, tiny_version: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The function is corrected, and training goes on where it was."""
+    fit = {"epochs": 2, "validation": validation}
+    config = plan(tiny_version, tmp_path / "a", {"own_few": own("few")}, fit=fit)
+    messages = Messages()
+    with pytest.raises(ConfigError, match=r"fails on \d\d rows"):
+        fit_run(config, messages)
+    assert any("the state is saved" in text and "--resume" in text for text in messages.texts)
+    monkeypatch.setattr(sys.modules["own_metrics"], "few", lambda labels, scores: scores.mean())
+    resumed = read_history(fit_run(config, messages, resume=True))
+    where = "resuming in epoch 1 after step " + ("2" if validation else "12")
+    assert where in messages.texts
+    whole = read_history(
+        fit_run(config.model_copy(update={"root": str(tmp_path / "b")}), NoProgress())
+    )
+    assert [r.loss for r in resumed] == [r.loss for r in whole]
+    assert [r.validation for r in resumed] == [r.validation for r in whole]
+
+
 @pytest.mark.parametrize(
     ("metric", "error"),
     [
         (own("rows"), r"ndarray of shape \(16,\).*np\.average"),
         (own("words"), "str of shape"),
         (own("sorting"), "(?s)fails on 16 rows.*read-only"),
+        (own("writing"), "(?s)fails on 16 rows.*WRITEABLE"),
+        (own("imaginary"), "complex64 of shape"),
+        (own("leaving"), r"fails on 16 rows.*SystemExit in \S*own_metrics\.py:\d+"),
         (own("broken"), r"fails on 16 rows.*own_metrics\.py:\d+"),
         (own("accuracy", params={"treshold": 1}), "did you mean 'threshold'"),
         (own("bier"), "did you mean 'brier'"),
