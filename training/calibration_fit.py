@@ -26,6 +26,10 @@ from training.models.model import Model
 from training.models.ranking import RankingModel, Task
 from training.reader.training_data import TrainingData
 
+# A rate of so few rows is known to a tenth of itself at best.
+_FEW_ROWS = 100
+_LEAST_WEIGHT = 1e-300
+
 
 def check_calibration(config: TrainConfig, data: TrainingData, model: Model) -> None:
     """Refuses a calibration that has nothing to be fitted to, before training starts.
@@ -84,6 +88,7 @@ def fit_calibrations(config: TrainConfig, run: Path, data: TrainingData) -> str 
     if not requires_fit(config.model):
         return None
     fitted: dict[object, CheckpointCalibration] = {}
+    rarer: dict[str, int] = {}
     names: tuple[Literal["best", "last"], ...] = ("best", "last")
     for which in names:
         position = list_checkpoints(run / CHECKPOINTS_DIR / which)[-1].position
@@ -91,17 +96,24 @@ def fit_calibrations(config: TrainConfig, run: Path, data: TrainingData) -> str 
             model = load_run(run, which, is_calibrated=False).model
             if not isinstance(model, RankingModel):
                 raise TypeError(f"a {type(model).__name__} has no tasks to calibrate")
-            tasks, rows = _fit(model, config, data)
+            tasks, rows, rarer = _fit(model, config, data)
             fitted[position] = CheckpointCalibration(position, rows, tasks)
     write_calibrations(run, list(fitted.values()))
     rows = next(iter(fitted.values())).rows
-    return f"probabilities are calibrated by isotonic regression on {rows:,} rows to validate on"
+    text = f"probabilities are calibrated by isotonic regression on {rows:,} rows to validate on"
+    few = "".join(
+        f"; warning: of task {name} only {count:,} have the rarer label, and the calibrated "
+        "probabilities are as uncertain as their rate"
+        for name, count in rarer.items()
+        if count < _FEW_ROWS
+    )
+    return text + few
 
 
 def _fit(
     model: RankingModel, config: TrainConfig, data: TrainingData
-) -> tuple[dict[str, Calibration], int]:
-    """Returns the calibration of each task, and the rows that were read."""
+) -> tuple[dict[str, Calibration], int, dict[str, int]]:
+    """Returns the calibration of each task, the rows that were read, those of rarer labels."""
     tasks, weight = _list_binary(model), data.manifest.find_weight()
     score = compile_scores(model, model.compute_uncalibrated_logits)
     beside = (*(task.label for task in tasks), *([] if weight is None else [weight]))
@@ -119,11 +131,13 @@ def _fit(
         own = read_weights(batch, weight, rows)
         weights.append(np.ones(rows) if own is None else own)
     w = np.concatenate([np.zeros(0), *weights])
-    fitted = {}
+    fitted, rarer = {}, {}
     for name in logits:
         z, y = np.concatenate([*logits[name], []]), np.concatenate([*labels[name], []])
         fitted[name] = _fit_task(name, z, y.astype(bool), w)
-    return fitted, len(w)
+        positives = np.count_nonzero(y[w > 0.0])
+        rarer[name] = int(min(positives, np.count_nonzero(w) - positives))
+    return fitted, len(w), rarer
 
 
 def _fit_task(
@@ -165,6 +179,8 @@ def fit_isotonic(
     """
     if not 0 < labels.sum() < len(labels):
         raise ValueError("a calibration is fitted to rows of both labels")
+    if weights is not None:  # Of any size, whose sums are finite.
+        weights = np.maximum(weights / weights.max(), _LEAST_WEIGHT)
     x, place = np.unique(logits.astype(np.float32), return_inverse=True)
     w = np.bincount(place, weights, len(x)).astype(np.float64)
     rates = np.bincount(place, np.where(labels, 1.0 if weights is None else weights, 0.0)) / w
@@ -173,7 +189,8 @@ def fit_isotonic(
     middle = (np.add.reduceat(w * x, starts) / total).astype(np.float32)
     own = np.ones(len(labels)) if weights is None else weights
     low, high = 0.5 * own[labels].min() / w.sum(), 0.5 * own[~labels].min() / w.sum()
-    rate = np.clip(np.add.reduceat(w * rates, starts) / total, low, 1.0 - high)
+    highest = min(1.0 - high, np.nextafter(1.0, 0.0))
+    rate = np.clip(np.add.reduceat(w * rates, starts) / total, low, highest)
     log_odds = (np.log(rate) - np.log1p(-rate)).astype(np.float32)
     # Steps that are one number in float32 are one knot.
     kept = np.concatenate(([True], (np.diff(middle) > 0) & (np.diff(log_odds) > 0)))

@@ -428,7 +428,9 @@ class _Refit:
             raise ConfigError(
                 "no trial of fit.refit has finished",
                 received="; ".join(trial.detail for trial in self._state.trials),
-                fix="try other values in fit.refit.space",
+                fix="try other values in fit.refit.space"
+                if self._refit.space
+                else "choose by a metric that the held-out rows have (fit.early_stopping.metric)",
             )
         data = read_current_data(self._config)
         config = build_run_config(self._config, best.values, best.epoch, data)

@@ -209,6 +209,14 @@ def test_held_out_rows_of_one_label_are_refused_when_they_are_read(
     assert "model.calibration" in refused.value.what
 
 
+def test_labels_that_are_rare_where_it_is_fitted_are_told(version: Path, tmp_path: Path) -> None:
+    held_out = {"validation": {"hash_of": "user_id", "share": 0.1}}
+    told = Messages()
+    fit_run(configure(version, tmp_path, input=held_out, fit={"epochs": 1}), told)
+    [line] = [text for text in told.texts if text.startswith("probabilities are calibrated")]
+    assert re.search(r"warning: of task label only \d\d have the rarer label", line)
+
+
 @pytest.mark.parametrize(
     ("sections", "message"),
     [

@@ -32,6 +32,11 @@ def find_best_epoch(history: Sequence[EpochRecord], metric: str | None) -> int:
     return history[-1 if metric is None else find_best(history, metric)].epoch
 
 
+def is_measured(records: Sequence[EpochRecord], metric: str | None) -> bool:
+    """Whether a metric has a value in any of the records: where it has none, it chooses nothing."""
+    return metric is not None and not all(math.isnan(record.value(metric)) for record in records)
+
+
 def find_best(records: Sequence[EpochRecord] | Sequence[StepValidation], metric: str) -> int:
     """Returns the position of the first record with the best metric.
 

@@ -21,6 +21,7 @@ from training.embedding.placement.served_rows import ServedRows
 from training.loop.assembly import TrainingTask, assemble
 from training.loop.early_stopping import (
     find_best_epoch,
+    is_measured,
     latest_metric,
     selection_metric,
     should_stop,
@@ -126,6 +127,11 @@ class Trainer:
             runner.wait()
             best = None if validations is None else validations.best
         steps = self._count_trained(history)
+        is_chosen = is_measured(history, metric)
+        if metric is not None and not is_chosen:
+            self.task.progress.message(
+                f"{metric} was not defined in any epoch: it has chosen nothing, and stopped nothing"
+            )
         return TrainingResult(
             best_epoch=find_best_epoch(history, metric) if best is None else best.epoch,
             epochs=len(history),
@@ -133,7 +139,7 @@ class Trainer:
             stopped_early=steps < self.plan.total,
             left_out=history[-1].left_out,
             best_step=None if best is None else best.step,
-            selected_by=metric,
+            selected_by=metric if is_chosen else None,
         )
 
     def warm_start(self) -> WarmStartReport | None:
@@ -369,5 +375,5 @@ class Trainer:
             model, rows = self.parts.model, shown.sampled_rows
             samples = self._served.read(lambda: read_weight_samples(model, rows))
         runner.context.epoch_log.write(record, self._count_trained(history), samples)
-        self.task.progress.epoch(record, best and metric is not None, metric)
+        self.task.progress.epoch(record, best and is_measured([record], metric), metric)
         return state

@@ -24,8 +24,9 @@ from training.checkpoint.restore import load_run
 from training.evaluation.evaluate import evaluate_split
 from training.fit import fit_run, plan_run
 from training.input.batches import build_eval_dataset
-from training.monitoring.epoch_records import read_history
+from training.monitoring.epoch_records import EpochRecord, read_history
 from training.monitoring.progress import NoProgress
+from training.refit import fit_chosen
 
 METRICS = """
 import numpy as np
@@ -78,9 +79,13 @@ class Messages(NoProgress):
     def __init__(self) -> None:
         super().__init__()
         self.texts: list[str] = []
+        self.bests: list[bool] = []
 
     def message(self, text: str, **fields: Any) -> None:
         self.texts.append(text)
+
+    def epoch(self, record: EpochRecord, best: bool, metric: str | None) -> None:
+        self.bests.append(best)
 
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "own-code.md"
@@ -144,16 +149,32 @@ def test_a_metric_that_is_not_defined_on_a_split_is_told(
 ) -> None:
     fit = {"epochs": 3, "early_stopping": {"metric": "own_none", "patience": 1}}
     config = plan(tiny_version, tmp_path, {"own_none": own("undefined")}, fit=fit)
+    messages = Messages()
     with caplog.at_level(logging.WARNING):
-        run = fit_run(config, NoProgress())
+        run = fit_run(config, messages)
     assert "metric own_none of task label is not defined on these" in caplog.text
     history = read_history(run)
     assert not any("own_none" in record.validation for record in history)
     # Nothing is known to be better than the last epoch, and nothing stops.
-    assert json.loads((run / "run_card.json").read_text())["training"]["best_epoch"] == 3
+    training = json.loads((run / "run_card.json").read_text())["training"]
+    assert (training["best_epoch"], training["selected_by"]) == (3, None)
+    assert any("own_none was not defined in any epoch" in text for text in messages.texts)
+    assert not any(messages.bests)
     values = evaluate_split(load_run(run), "test")["tasks"]["label"]
     assert values["own"] == {"own_none": None}
     assert 0 < values["auc"] < 1
+
+
+def test_a_refit_by_a_metric_that_is_not_defined_says_what_to_change(
+    tiny_version: Path, tmp_path: Path
+) -> None:
+    fit = {"epochs": 1, "early_stopping": {"metric": "own_none"}, "refit": True}
+    rows = {"batch_size": 64, "validation": {"hash_of": "user_id", "share": 0.3}}
+    config = plan(tiny_version, tmp_path, {"own_none": own("undefined")}, fit=fit, input=rows)
+    with pytest.raises(ConfigError, match=r"not defined on the held-out") as caught:
+        fit_chosen(config, NoProgress())
+    assert "fit.early_stopping.metric" in str(caught.value.fix)
+    assert "space" not in str(caught.value.fix)
 
 
 def test_an_integer_above_all_floats_is_no_number(tiny_version: Path, tmp_path: Path) -> None:

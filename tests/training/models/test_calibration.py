@@ -84,6 +84,16 @@ def test_a_rate_between_0_and_1_is_kept_however_small_weights_make_it() -> None:
     np.testing.assert_allclose(sigmoid(found.log_odds)[[0, -1]], ends, rtol=1e-5)
 
 
+@pytest.mark.parametrize("heavy", [0, 1])
+def test_weights_of_any_size_give_finite_log_odds_that_rise(heavy: int) -> None:
+    labels = np.array([0, 1, 0, 1, 1, 0], bool)
+    weights = np.where(labels == heavy, 1e300, 1e-300)
+    found = fit_isotonic(np.float32([0, 1, 2, 3, 4, 5]), labels, weights)
+    assert np.isfinite(found.log_odds).all()
+    assert (np.diff(found.log_odds) > 0).all()
+    assert (np.array(found.log_odds) > 0).any() == bool(heavy)
+
+
 def test_a_fit_brings_probabilities_to_the_rates() -> None:
     rng = np.random.default_rng(0)
     truth = rng.normal(-1.0, 1.5, 40_000)
