@@ -75,7 +75,8 @@ def check_loss(
         fix=f"correct the function, or {loss.code.params_key}",
     )
     losses, gradients = call_reported(fault, differentiate)
-    _check_finite(f"loss {loss.path}", {"values": [losses], "gradients": gradients}, rows)
+    always = "whatever the label and the score; of items also where no other item counts"
+    _check_finite(f"loss {loss.path}", {"values": [losses], "gradients": gradients}, rows, always)
     if not gradients:
         raise ConfigError(
             f"loss {loss.path} has no gradient: nothing would be learned",
@@ -169,12 +170,13 @@ def _check_outputs(
             raise ConfigError(
                 f"{own.name} gives something else than floating-point numbers",
                 received=output.dtype.name,
-                allowed="float32, or what the layers compute in (fit.mixed_precision)",
+                allowed="float32, or what the layers compute in (compute.mixed_precision)",
                 fix="end it with a layer such as keras.layers.Dense, without a cast to integers",
             )
     found = [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None]
-    _check_finite(own.name, {"outputs": outputs, "gradients": found}, rows)
-    if not found:
+    always = "also where a row's lists are empty"
+    _check_finite(own.name, {"outputs": outputs, "gradients": found}, rows, always)
+    if not any(bool(tf.reduce_any(gradient != 0.0)) for gradient in found):
         raise ConfigError(
             f"{own.name} has no gradient: nothing would be learned",
             received="outputs that neither an input nor a weight moves",
@@ -182,15 +184,16 @@ def _check_outputs(
         )
 
 
-def _check_finite(name: str, parts: Mapping[str, Sequence[tf.Tensor]], rows: int) -> None:
+def _check_finite(
+    name: str, parts: Mapping[str, Sequence[tf.Tensor]], rows: int, always: str
+) -> None:
     for what, tensors in parts.items():
         bad = sum(int(tf.reduce_sum(tf.cast(~tf.math.is_finite(t), tf.int32))) for t in tensors)
         if bad:
             raise ConfigError(
                 f"{name} has {what} that are no numbers",
                 received=f"{bad} that are NaN or infinite, on {rows} rows of train",
-                allowed="finite numbers: whatever label and score a loss is given, also where no "
-                "other item counts; of a network also where a row's lists are empty",
+                allowed=f"finite numbers, {always}",
                 fix="bound what goes into log, division and softmax (tf.math.divide_no_nan, -1e9 "
                 "in the place of minus infinity)",
             )

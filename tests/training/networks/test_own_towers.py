@@ -61,6 +61,9 @@ def broken(inputs):
 def whole(inputs, output_dim):
     return keras.ops.cast(mean(inputs, output_dim), "int32")
 
+def zero(inputs, output_dim):
+    return 0.0 * mean(inputs, output_dim)
+
 def rounded(inputs, output_dim):
     return keras.ops.round(mean(inputs, output_dim))
 
@@ -153,6 +156,7 @@ def test_a_tower_reads_each_position(kind: Any, tiny_manifest: Manifest) -> None
         ),
         ({"user_tower": own("whole")}, "user tower own_towers:whole.*floating-point.*int32"),
         ({"item_tower": own("rounded")}, "item tower own_towers:rounded has no gradient"),
+        ({"item_tower": own("zero")}, "item tower own_towers:zero has no gradient"),
         ({"item_tower": own("twice")}, "received: 32 of 16 rows"),
         ({"item_tower": own("logarithm")}, "outputs that are no numbers"),
         ({"user_tower": own("failing")}, r"first 16 rows.*ValueError.*own_towers\.py:\d+"),
