@@ -234,7 +234,7 @@ def _explain(cls: type[BaseModel], error: ValidationError, source: str | None) -
     lines = []
     fix = None
     for item in error.errors():
-        where = ".".join(str(part) for part in item["loc"]) or "(top level)"
+        where = ".".join(map(str, _drop_tags(cls, item["loc"]))) or "(top level)"
         if item["type"] == "extra_forbidden":
             name = str(item["loc"][-1])
             hint = did_you_mean(name, _keys_at(cls, item["loc"][:-1]))
@@ -282,20 +282,45 @@ def _short(value: Any) -> str:
 
 def _keys_at(cls: type[BaseModel], location: Sequence[int | str]) -> list[str]:
     """Valid keys of the model at a location of a validation error; tags pick members of unions."""
-    candidates: list[Any] = [cls]
+    *_, (_, candidates) = _walk(cls, location)
+    return sorted({key for model in _models(candidates) for key in model.model_fields})
+
+
+def _drop_tags(cls: type[BaseModel], location: Sequence[int | str]) -> list[int | str]:
+    """Returns a location of a validation error as the config has it: without tags of unions."""
+    return [part for part, (is_tag, _) in zip(location, _walk(cls, location)[1:], strict=True)
+            if not is_tag]  # fmt: skip
+
+
+def _walk(cls: type[BaseModel], location: Sequence[int | str]) -> list[tuple[bool, list[Any]]]:
+    """Follows a location: for its start and each part whether that is a tag, and what it holds."""
+    steps: list[tuple[bool, list[Any]]] = [(False, [cls])]
+    is_key = False
     for part in location:
-        models = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
+        candidates = steps[-1][1]
+        models = _models(candidates)
         fields = [m.model_fields[part].annotation for m in models if part in m.model_fields]
+        tagged = [m for m in models if any(f.default == part for f in m.model_fields.values())]
+        is_tag = bool(tagged) and not fields and not is_key
         if fields:
             candidates = [leaf for field in fields for leaf in _leaves(field)]
-            continue
-        tagged = [m for m in models if any(f.default == part for f in m.model_fields.values())]
-        candidates = tagged or candidates
-    keys: set[str] = set()
-    for candidate in candidates:
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            keys |= set(candidate.model_fields)
-    return sorted(keys)
+        elif is_tag:
+            candidates = tagged
+        # Keys of a mapping may be named like a tag.
+        is_key = any(_is_mapping(field) for field in fields)
+        steps.append((is_tag, candidates))
+    return steps
+
+
+def _models(candidates: Sequence[Any]) -> list[type[BaseModel]]:
+    return [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
+
+
+def _is_mapping(annotation: Any) -> bool:
+    origin = get_origin(annotation)
+    if origin in (Annotated, Union, types.UnionType):
+        return any(_is_mapping(argument) for argument in get_args(annotation))
+    return origin in (dict, Mapping)
 
 
 def _leaves(annotation: Any) -> list[Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -166,6 +168,39 @@ def live_tokens(table: pa.Table) -> pa.Table:
     if RETIRED_COLUMN in table.schema.names:
         table = table.filter(pc.invert(table[RETIRED_COLUMN]))
     return table.select(["token"])
+
+
+@dataclass(frozen=True)
+class OddTokens:
+    """Tokens that are likely no values, but how a file writes them.
+
+    Attributes:
+        quoted: How many are in quotes.
+        example: One of these; None: there are none.
+        headers: Those that name their column, with or without `id`, as a header line does.
+    """
+
+    quoted: int
+    example: str | None
+    headers: tuple[str, ...]
+
+
+def find_odd_tokens(table: pa.Table, columns: Sequence[str]) -> OddTokens:
+    """Finds tokens of a vocabulary that are likely no values.
+
+    Args:
+        table: The vocabulary's table.
+        columns: The columns that its tokens come from.
+    """
+    tokens = live_tokens(table)["token"]
+    if not pa.types.is_string(tokens.type):
+        return OddTokens(0, None, ())
+    quoted = tokens.filter(pc.match_substring_regex(tokens, '^".*"$'))
+    stems = {name.lower().removesuffix("id").removesuffix("_") for name in columns}
+    names = pa.array([stem + end for stem in stems for end in ("", "_id", "id")], tokens.type)
+    plain = pc.utf8_lower(pc.utf8_trim(tokens, '"'))
+    headers = tokens.filter(pc.is_in(plain, value_set=names)).to_pylist()
+    return OddTokens(len(quoted), quoted[0].as_py() if len(quoted) else None, tuple(headers))
 
 
 def first_token_id(table: pa.Table) -> int:

@@ -20,6 +20,7 @@ from etl.quality.figures import READ_BY_MODELS, Share, share_kept, share_matched
 from etl.quality.rules import RuleResult
 
 if TYPE_CHECKING:
+    from etl.encoders.vocabulary import OddTokens
     from etl.events.labels import ConversionCounts
 
 MIN_ROWS = 10
@@ -144,6 +145,25 @@ def find_empty_vocabularies(
         for name in empty
         if not _columns_of_vocabulary(config, name) <= excused
     ]
+
+
+def find_odd_values(odd: Mapping[str, OddTokens]) -> list[RuleResult]:
+    """Finds the vocabularies with tokens that are likely quotes or a header line of a file.
+
+    Args:
+        odd: By vocabulary, such tokens.
+    """
+    found = []
+    for name, tokens in odd.items():
+        if tokens.quoted:
+            received = f"{tokens.quoted:,} in quotes, such as {tokens.example}: they are part of it"
+            allowed = "values without quotes; format: csv of the source takes them off"
+            found.append(RuleResult(f"vocabulary {name}", "warn", False, received, allowed))
+        if tokens.headers:
+            received = f"{', '.join(tokens.headers)}, as its column is named: is it a header line?"
+            allowed = "rows alone; header: true of the source leaves the first line out"
+            found.append(RuleResult(f"vocabulary {name}", "warn", False, received, allowed))
+    return found
 
 
 def find_constants(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from conf.errors import InputDataError
 from conf.splits import TRAIN
 from conf.storage.atomic_output import link_file, write_text_atomic
 from etl.encoders.fit import EarlierEncoders, TrainSplit, fit_operations
-from etl.encoders.vocabulary import live_tokens, load_vocabulary
+from etl.encoders.vocabulary import OddTokens, find_odd_tokens, live_tokens, load_vocabulary
 from etl.encoders.vocabulary_fit import fit_vocabulary_files
 from etl.events.histories import add_histories
 from etl.events.identity import EVENT_TS_COLUMN, fold_columns
@@ -47,12 +47,14 @@ class FittedEncoders:
         files: Their files.
         item_tokens: The items' vocabulary, one column `token`; None where records have no item.
         tokens: Number of tokens by vocabulary, retired ones left out.
+        odd: By vocabulary, those of its new tokens that are likely a header or hold quotes.
     """
 
     plan: EncoderPlan
     files: tuple[FileInfo, ...]
     item_tokens: pa.Table | None
     tokens: Mapping[str, int]
+    odd: Mapping[str, OddTokens] = field(default_factory=dict)
 
 
 def _write_kept(earlier: EarlierEncoders, directory: Path) -> None:
@@ -111,7 +113,9 @@ def fit_encoders(
     write_text_atomic(directory / ENCODERS_FILE, plan.dumps())
     if earlier is not None:
         _write_kept(earlier, directory)
-    return _check_fitted(plan, features, staging, tables)
+    fitted = _check_fitted(plan, features, staging, tables)
+    odd = {v.name: find_odd_tokens(tables[v.name], v.columns) for v in features.vocabularies}
+    return replace(fitted, odd=odd)
 
 
 def _fits_histories(features: FeaturePlan, config: BuildConfig) -> bool:

@@ -21,7 +21,7 @@ from etl.events.negatives import Negatives, add_negatives
 from etl.events.sample_filter import check_where
 from etl.events.split_bounds import check_spans
 from etl.quality.figures import VersionFigures, share_kept, share_matched
-from etl.quality.mistakes import find_early_ends, find_unturned_lists
+from etl.quality.mistakes import find_early_ends, find_odd_values, find_unturned_lists
 from etl.quality.time_units import count_sources
 from etl.quality.version_view import VersionView
 from etl.records.fitted_encoders import fit_encoders, take_over_encoders
@@ -117,6 +117,7 @@ def _fit_encoders(build: Build) -> None:
             inputs.request.dates,
         )  # fmt: skip
     build.checks.check_vocabularies(build.encoders.tokens)
+    build.checks.warn(find_odd_values(build.encoders.odd))
 
 
 FIT_ENCODERS = Stage("fit encoders", _fit_encoders, _check_refit)

@@ -128,8 +128,26 @@ def test_the_nearest_key_is_one_of_the_same_model():
     with pytest.raises(ConfigError) as refused:
         load_config(TrainConfig, "training", "ml_1m_sasrec", overrides)
     message = str(refused.value)
-    assert "bst.head: unknown key; did you mean 'heads'?" in message
+    assert " model.head: unknown key; did you mean 'heads'?" in message
     assert "did you mean 'every_position'" not in message  # Which sasrec has, and bst has not.
+
+
+@pytest.mark.parametrize(
+    ("override", "where"),
+    [
+        ("model={name: sasrec, blocks: many}", "model.blocks"),
+        (
+            "model.objective={kind: bpr, negatives: {count: none}}",
+            "model.objective.negatives.count",
+        ),
+        ("model.embeddings={dynamic: {kind: dynamic, never: 1}}", "model.embeddings.dynamic.never"),
+        ("evaluation={metrics: {own_x: {function: 'a:b', params: 3}}}", "metrics.own_x.params"),
+    ],
+)
+def test_messages_name_keys_as_the_config_has_them(override, where):
+    """Without the tags by which a union's member is found; keys of one's own may be named so."""
+    with pytest.raises(ConfigError, match=rf"[ .]{where}: "):
+        load_config(TrainConfig, "training", "ml_1m_sasrec", [override])
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,14 @@ from pydantic import ValidationError
 
 from conf.errors import ExitCode, InputDataError
 from conf.schema import FeatureSchema, FeatureSpec
+from etl.encoders.vocabulary import assign_ids, find_odd_tokens
 from etl.quality.figures import Share
 from etl.quality.mistakes import (
     MIN_ROWS,
     describe_constant,
     find_constants,
     find_empty_vocabularies,
+    find_odd_values,
     find_unknown,
     find_unmatched,
     list_nothing_matched,
@@ -86,6 +88,25 @@ def test_empty_vocabularies_are_refused_unless_named_or_nothing_else_could_be(tm
     named = make_config(tmp_path, {"empty_vocabulary": ["gender"]})
     assert all(result.passed for result in find_empty_vocabularies(named, tokens, ()))
     assert find_empty_vocabularies(make_config(tmp_path), tokens, {"users"}) == []
+
+
+def test_quotes_and_header_lines_among_tokens_are_warned_of():
+    text = assign_ids(
+        pa.table({"token": ['"7"', "item", '"', "8"], "count": [3, 2, 2, 1]}), "string"
+    )
+    headed = assign_ids(pa.table({"token": ["u", "USER"], "count": [3, 1]}), "string")
+    numbers = assign_ids(pa.table({"token": [7], "count": [3]}), "int64")
+    odd = {
+        "item": find_odd_tokens(text, ("item", "other")),
+        "fine": find_odd_tokens(text.slice(3), ("item",)),
+        "id": find_odd_tokens(headed, ("userId",)),
+        "user": find_odd_tokens(numbers, ("user",)),
+    }
+    quotes, header, other = find_odd_values(odd)
+    assert (quotes.rule, quotes.severity, quotes.passed) == ("vocabulary item", "warn", False)
+    assert quotes.received == '1 in quotes, such as "7": they are part of it'
+    assert header.received == "item, as its column is named: is it a header line?"
+    assert other.received.startswith("USER, ")
 
 
 N = MIN_ROWS
