@@ -196,7 +196,7 @@ def find_odd_tokens(table: pa.Table, columns: Sequence[str]) -> OddTokens:
     if not pa.types.is_string(tokens.type):
         return OddTokens(0, None, ())
     quoted = tokens.filter(pc.match_substring_regex(tokens, '^".*"$'))
-    stems = {name.lower().removesuffix("id").removesuffix("_") for name in columns}
+    stems = {name.lower().removesuffix("id").removesuffix("_") or name.lower() for name in columns}
     names = pa.array([stem + end for stem in stems for end in ("", "_id", "id")], tokens.type)
     plain = pc.utf8_lower(pc.utf8_trim(tokens, '"'))
     headers = tokens.filter(pc.is_in(plain, value_set=names)).to_pylist()
