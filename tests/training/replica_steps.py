@@ -11,10 +11,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 import tensorflow as tf
+from pydantic import TypeAdapter
 
 from conf.artefacts.dataset import read_manifest
 from conf.training.input import InputConfig
-from conf.training.models import DSSMConfig, MFConfig
+from conf.training.models import ModelConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import DevicesConfig
 from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
@@ -65,8 +66,8 @@ def train_objective(model_config: dict[str, Any], version: Path, replicas: int) 
         replicas: Devices to train on.
     """
     parts = model_config.pop("parts", None)
-    kind = MFConfig if model_config["name"] == "mf" else DSSMConfig
-    config, manifest = kind.model_validate(model_config), read_manifest(version)
+    models: TypeAdapter[Any] = TypeAdapter(ModelConfig)
+    config, manifest = models.validate_python(model_config), read_manifest(version)
     strategy = build_strategy(DevicesConfig(cpu_replicas=replicas))
     # Normalization cancels the bias before it: Adam would blow up what is left of its gradient.
     dense = {"kind": "sgd"}

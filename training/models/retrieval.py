@@ -110,11 +110,15 @@ class Queries:
         each = tf.where(self.weights > 0.0, losses * self.weights, 0.0)
         return tf.math.unsorted_segment_sum(each, self.rows, self.row_count)
 
+    def find_kept(self) -> tf.Tensor:
+        """Returns the places of the queries whose weight is not 0, int64 `[kept]`."""
+        return tf.where(self.weights > 0.0)[:, 0]
+
     def without_padding(self) -> Queries:
         """Returns the queries whose weight is not 0: fewer to compute, of no known number."""
         if self.per_row == 1:
             return self
-        kept = tf.where(self.weights > 0.0)[:, 0]
+        kept = self.find_kept()
         parts = (self.vectors, self.target_ids, self.weights, self.rows)
         vectors, targets, weights, rows = (tf.gather(part, kept) for part in parts)
         return Queries(vectors, targets, weights, rows, self.row_count, self.per_row)

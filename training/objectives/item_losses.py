@@ -10,6 +10,12 @@ import tensorflow as tf
 from training.networks.layers import matmul_rows
 
 
+def count_replicas() -> int:
+    """Returns how many replicas run the step; 1 outside of a strategy."""
+    context = tf.distribute.get_replica_context()
+    return 1 if context is None else int(context.num_replicas_in_sync)
+
+
 def gather_replicas(values: tf.Tensor) -> tf.Tensor:
     """Concatenates the replicas' values along the first axis, in replica order.
 
@@ -22,18 +28,18 @@ def gather_replicas(values: tf.Tensor) -> tf.Tensor:
     Returns:
         `[global_batch, ...]`.
     """
-    context = tf.distribute.get_replica_context()
-    if context is None or context.num_replicas_in_sync == 1:
+    if count_replicas() == 1:
         return values
+    context = tf.distribute.get_replica_context()
     # The copy is on the replica's device, which several processes' collectives ask a tensor for.
     return context.all_gather(tf.identity(values), axis=0)
 
 
 def replica_offset(local_batch: tf.Tensor | int) -> tf.Tensor:
     """Returns where this replica's rows begin in the gathered batch, int32 scalar."""
-    context = tf.distribute.get_replica_context()
-    if context is None or context.num_replicas_in_sync == 1:
+    if count_replicas() == 1:
         return tf.constant(0, tf.int32)
+    context = tf.distribute.get_replica_context()
     return tf.cast(context.replica_id_in_sync_group, tf.int32) * local_batch
 
 

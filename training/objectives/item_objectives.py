@@ -34,6 +34,7 @@ from training.objectives.item_losses import (
     SoftmaxItems,
     compute_drawn_loss,
     compute_sampled_softmax,
+    count_replicas,
     gather_replicas,
     keep_hardest,
     replica_offset,
@@ -107,6 +108,19 @@ class ItemData:
             return self.embed_rows(model, batch, training)
         return self.embed(model, queries.target_ids, training)
 
+    def embed_kept_targets(
+        self, model: RetrievalModel, batch: Batch, padded: Queries, training: TrainingPass
+    ) -> tf.Tensor:
+        """Embeds the items of queries without padding, `[kept, dim]`.
+
+        Several replicas embed those of padding too: what they exchange of the table has to have
+        one shape, on each of them and in each step.
+        """
+        if padded.per_row > 1 and count_replicas() > 1:
+            every = self.embed_targets(model, batch, padded, training)
+            return tf.gather(every, padded.find_kept())
+        return self.embed_targets(model, batch, padded.without_padding(), training)
+
     def embed_rows(self, model: RetrievalModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
         """Embeds the items of rows, `[rows, dim]`."""
         if self.later:
@@ -173,7 +187,7 @@ class SampledSoftmax(ItemObjective):
         """Returns the loss of each row, `[local_batch]`."""
         padded = model.embed_queries(batch, self._items.key, training)
         queries = padded.without_padding()
-        own = self._items.embed_targets(model, batch, queries, training)
+        own = self._items.embed_kept_targets(model, batch, padded, training)
         targets = self._describe(own, queries.target_ids, training)
         of_rows = own if queries.per_row == 1 else None
         candidates = self._gather_candidates(model, batch, of_rows, training)
@@ -302,9 +316,7 @@ class DrawnNegatives(ItemObjective):
 
     def _draw(self, rows: tf.Tensor, training: TrainingPass) -> tf.Tensor:
         """Draws for this replica's rows what one replica would draw for them, `[rows, count]`."""
-        context = tf.distribute.get_replica_context()
-        replicas = 1 if context is None else context.num_replicas_in_sync
-        ids = self._draws.draw([rows * replicas, self._count], training)
+        ids = self._draws.draw([rows * count_replicas(), self._count], training)
         first = replica_offset(rows)
         return ids[first : first + rows]
 
