@@ -115,6 +115,10 @@ class ConfigError(SluiceError):
     exit_code = ExitCode.CONFIG
 
 
+class OwnCodeError(ConfigError):
+    """Code of one's own has failed in a training that had begun, or after it."""
+
+
 class LaterLogError(ConfigError):
     """A run was trained on a log that ends later than the version that it is to be measured on."""
 

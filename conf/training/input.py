@@ -81,6 +81,9 @@ class MixConfig(StrictFinite):
     weight: float = Field(gt=0, lt=1, description="Share of each batch that it makes on average.")
 
 
+OnCorrupt = Literal["fail", "skip_record", "skip_shard"]
+
+
 class InputConfig(StrictFinite):
     """The training input: how shards become batches."""
 
@@ -92,7 +95,7 @@ class InputConfig(StrictFinite):
     parallel_parses: int | None = Field(
         None, ge=1, description="Threads that read and decode; None: one per core, at most 8."
     )
-    on_corrupt: Literal["fail", "skip_record", "skip_shard"] = Field(
+    on_corrupt: OnCorrupt = Field(
         "fail",
         description="A damaged train shard ends training, or costs its damaged records, or "
         "the whole shard.",

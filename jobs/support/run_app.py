@@ -104,11 +104,23 @@ def run_reported(call: Callable[[], object], json_lines: bool) -> int:
         return report_error(known, json_lines)
     except OSError as error:
         return report_error(_describe_os_error(error), json_lines)
-    except Exception:
+    except Exception as error:
+        own = _explain_own_code(error)
+        if own is not None:
+            return report_error(own, json_lines)
         logging.getLogger("sluice").exception(
             "unexpected failure; what was published before is untouched"
         )
         return ExitCode.FAILED
+
+
+def _explain_own_code(error: Exception) -> SluiceError | None:
+    """Returns what a network, tower, loss or metric of one's own did; None: none did it."""
+    if "training.networks.own_code" not in sys.modules:
+        return None
+    from training.networks.own_code import explain_error
+
+    return explain_error(error)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from training.networks.own_code import (
     call_reported,
     check_params,
     import_function,
+    own_errors,
 )
 
 _TRIED_ROWS = 16
@@ -145,7 +146,8 @@ class OwnScores:
         labels, scores, weights = (np.concatenate(c) for c in zip(*self._parts, strict=True))
         values = {}
         for metric in self._metrics:
-            values[metric.name] = metric.compute(labels, scores, weights)
+            with own_errors():
+                values[metric.name] = metric.compute(labels, scores, weights)
             if values[metric.name] is None:
                 _log.warning(
                     "metric %s of task %s is not defined on these %s rows",

@@ -16,7 +16,7 @@ import tensorflow as tf
 from conf.errors import ConfigError, SluiceError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
-from conf.training.input import FilterConfig, InputConfig
+from conf.training.input import FilterConfig, InputConfig, OnCorrupt
 from training.input.carried_errors import carry, input_errors
 from training.input.open_iterators import close_iterators_at_exit
 from training.reader.batch_plan import BatchShape, plan_ordered, plan_shuffled
@@ -209,6 +209,7 @@ def build_eval_dataset(
     features: _Select = None,
     ragged: Sequence[str] = (),
     evaluation_filter: tuple[FilterConfig, ...] = (),
+    on_corrupt: OnCorrupt = "fail",
 ) -> tf.data.Dataset:
     """Returns a split in the manifest's order, every record once, the last batch included.
 
@@ -222,12 +223,13 @@ def build_eval_dataset(
         ragged: Features to return as RaggedTensors: lists rather than padded, and scalars that
             records may lack, which have a row of length 0 there.
         evaluation_filter: What rows must pass; others are left out.
+        on_corrupt: What becomes of damaged records of train.
 
     Raises:
         InputDataError: The version has no such split, or a feature is unknown.
         ConfigError: A value of `evaluation_filter` is not of its feature's type.
     """
-    config = InputConfig(batch_size=batch_size)
+    config = InputConfig(batch_size=batch_size, on_corrupt=on_corrupt)
     options = InputOptions(evaluation_filter=evaluation_filter)
     source = SplitSource(version_dir, manifest, split, config, options)
     return _build_ordered(source, features or split_features(manifest, split), ragged)

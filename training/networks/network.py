@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import random
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from conf.errors import ConfigError, did_you_mean
@@ -247,12 +249,15 @@ def building_layers(name: str, seed: int, dtype: tf.DType = tf.float32) -> Itera
         dtype: Type that they compute in; weights are float32 in any case.
     """
     state, policy = random.getstate(), keras.config.dtype_policy()
+    numbers = np.random.get_state()
     random.seed(f"{name} {seed}")  # Keras draws the seeds of its initializers from here.
+    np.random.seed(zlib.crc32(f"{name} {seed}".encode()))  # Networks of one's own may draw here.
     keras.config.set_dtype_policy(_POLICIES.get(dtype, "float32"))
     try:
         yield
     finally:
         random.setstate(state)
+        np.random.set_state(numbers)
         keras.config.set_dtype_policy(policy)
 
 

@@ -19,15 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tensorflow as tf
-
-from conf.errors import ConfigError, SluiceError, did_you_mean
+from conf.errors import ConfigError, OwnCodeError, SluiceError, did_you_mean
 
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 _OWN_PACKAGES = ("conf", "etl", "jobs", "training")
 _SLUICE = tuple(str(Path(__file__).parents[2] / name) + os.sep for name in _OWN_PACKAGES)
 # Begins what a step says of such code that was right as it was tried.
 OWN_FAULT = "own code: "
+_COLOUR = re.compile("\x1b\\[[0-9]*m")
 # A line of a traceback in the text of TensorFlow's errors.
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -175,32 +174,63 @@ def call_reported(
 
 
 @contextmanager
-def step_errors() -> Iterator[None]:
-    """Tells what code of one's own has raised in a compiled step, as it is traced or runs.
+def own_errors() -> Iterator[None]:
+    """Tells what code of one's own has raised in a training that has begun.
 
     Raises:
-        ConfigError: Such code failed, or an operation that it has made.
+        OwnCodeError: Such code failed, as the block was traced or ran.
     """
     try:
         yield
-    except tf.errors.OpError as error:
-        found = _FRAME.findall(error.message)
-        own = [frame for frame in found if not frame[0].startswith(_LIBRARIES)]
-        is_own = bool(own) and not own[-1][0].startswith(_SLUICE)
-        if not is_own and OWN_FAULT not in error.message:
-            raise
-        reasons = [line for line in error.message.splitlines() if line.strip() == line != ""]
-        where = " in {}:{}".format(*own[-1]) if is_own else ""
-        raise ConfigError(
-            "code of one's own fails in a training step",
-            received=f"{type(error).__name__}{where}: {reasons[-1]}",
-            fix="correct the function; a run that has a checkpoint goes on with --resume",
-        ) from error
-    except Exception as error:
-        # AutoGraph, which compiles the loop over steps, has put an error of its own in its place.
-        if isinstance(error.__context__, SluiceError):
-            raise error.__context__ from None
+    except OwnCodeError:
         raise
+    except ConfigError as error:
+        raise _name_own(error) from error
+    except SluiceError:
+        raise
+    except Exception as error:
+        found = explain_error(error)
+        if found is None:
+            raise
+        raise found from error
+
+
+def explain_error(error: Exception) -> SluiceError | None:
+    """Returns what an unexpected error says of code of one's own; None: it is not that code's."""
+    if isinstance(error.__context__, Exception) and hasattr(error, "ag_error_metadata"):
+        error = error.__context__  # AutoGraph has put one of its own in its place.
+    if isinstance(error, SluiceError):
+        return _name_own(error) if isinstance(error, ConfigError) else error
+    text = str(error)
+    frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    frames += _FRAME.findall(text)
+    users = [f for f in frames if f[0][0] != "<" and not f[0].startswith(_LIBRARIES)]
+    is_own = bool(users) and not users[-1][0].startswith(_SLUICE)
+    if not is_own and OWN_FAULT not in text:
+        return None
+    where = " in {}:{}".format(*users[-1]) if is_own else ""
+    return OwnCodeError(
+        "code of one's own fails",
+        received=f"{type(error).__name__}{where}: {_find_reason(text)}",
+        fix="correct the function; a run that has a checkpoint goes on with --resume",
+    )
+
+
+def _name_own(error: ConfigError) -> OwnCodeError:
+    if isinstance(error, OwnCodeError):
+        return error
+    return OwnCodeError(error.what, received=error.received, allowed=error.allowed, fix=error.fix)
+
+
+def _find_reason(text: str) -> str:
+    """Returns what an error's text says: without tracebacks of TensorFlow, arguments of Keras."""
+    text = _COLOUR.sub("", text.partition("Arguments received by")[0])
+    lines = [line for line in text.splitlines() if line.strip()]
+    if _FRAME.search(text):
+        # The last line beside those of the tracebacks, which are indented.
+        plain = [line for line in lines if not line[0].isspace() and not _FRAME.search(line)]
+        lines = plain[-1:]
+    return " ".join(line.strip() for line in lines)
 
 
 def check_params(

@@ -20,8 +20,9 @@ from training.models.retrieval import RetrievalModel, score_rows
 from training.networks.network import TrainingPass
 from training.networks.probabilities import find_bounded, refuse_probabilities
 from training.objectives.item_objectives import build_item_objective
+from training.objectives.loss_trial import check_loss
+from training.objectives.network_trial import check_networks
 from training.objectives.own_loss import OwnLoss, build_item_loss, build_label_loss
-from training.objectives.own_trials import check_loss, check_networks
 from training.objectives.softmax_memory import (
     SoftmaxMemory,
     estimate_softmax_memory,
@@ -235,13 +236,13 @@ def build_objective(
         ConfigError: The objective is not for this dataset or model.
         InputDataError: The dataset is damaged, or has too few items.
     """
-    check_networks(config, model, version_dir, manifest)
+    train = TrainRows(version_dir, manifest, batch_size, source)
+    check_networks(config, model, train)
     built: Objective
     if isinstance(model, RankingModel):
-        losses = _build_task_losses(config, version_dir, manifest, model.tasks)
+        losses = _build_task_losses(config, train, model.tasks)
         built = TaskLosses(model.tasks, _check_logits(config, model), losses)
     elif isinstance(model, RetrievalModel):
-        train = TrainRows(version_dir, manifest, batch_size, source)
         built = _build_retrieval(config, train, model)
     else:
         raise TypeError(f"no objective is known for a {type(model).__name__}")
@@ -250,7 +251,7 @@ def build_objective(
 
 
 def _build_task_losses(
-    config: ModelConfig, version_dir: ReadablePath, manifest: Manifest, tasks: Sequence[Task]
+    config: ModelConfig, train: TrainRows, tasks: Sequence[Task]
 ) -> dict[str, OwnLoss]:
     """Returns the losses of one's own by task, each tried on rows of train."""
     asked = config.tasks if isinstance(config, RankingConfig) else {}
@@ -259,7 +260,7 @@ def _build_task_losses(
         own = asked[task.name].objective.loss if task.name in asked else None
         if own is not None:
             loss = build_label_loss(own, f"model.tasks.{task.name}.objective.loss")
-            check_loss(loss, version_dir, manifest, label=task.label)
+            check_loss(loss, train, label=task.label)
             found[task.name] = loss
     return found
 
@@ -285,7 +286,7 @@ def _build_retrieval(config: ModelConfig, train: TrainRows, model: RetrievalMode
         if not isinstance(objective, SoftmaxConfig) and (own := build_item_loss(objective.loss)):
             negatives = objective.negatives or DrawnNegativesConfig()
             compared = negatives.count_compared(train.batch_size)
-            check_loss(own, train.version_dir, train.manifest, compared=compared)
+            check_loss(own, train, compared=compared)
         return build_item_objective(objective, train, model)
     if train.manifest.keys.label is None:
         raise ConfigError(
@@ -298,5 +299,5 @@ def _build_retrieval(config: ModelConfig, train: TrainRows, model: RetrievalMode
     label, own = train.manifest.keys.label, None
     if objective.loss is not None:
         own = build_label_loss(objective.loss, "model.objective.loss")
-        check_loss(own, train.version_dir, train.manifest, label=label)
+        check_loss(own, train, label=label)
     return BinaryCrossEntropy(label, own)

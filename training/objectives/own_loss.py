@@ -114,7 +114,8 @@ class OwnLoss:
                 if losses is None
                 else f"shape {_describe_shape(losses)} of {_describe_rows(first)}",
                 allowed=f"shape {_describe_shape(first)}",
-                fix="leave out the mean over rows (of Keras' losses: reduction=None)"
+                fix="leave out the mean over rows (Keras' losses: reduction=None, and give them "
+                "labels[:, None] and logits[:, None])"
                 if is_scalar
                 else "return a tensor of shape [rows]; tf.squeeze(x, 1) drops a last axis of 1",
             )

@@ -17,10 +17,12 @@ from pydantic import ValidationError
 from starlette.testclient import TestClient
 
 from conf.artefacts.export import ExportOptions, IndexOptions
-from conf.errors import ConfigError, ExitCode
+from conf.errors import ConfigError, ExitCode, OwnCodeError
 from conf.manifest import Manifest
 from conf.training.models import DSSMConfig, YouTubeDNNConfig
 from conf.training.train import TrainConfig
+from tests.training import tiny_dataset
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.restore import load_run
 from training.evaluation.evaluate import evaluate_split
 from training.export.saved_model import write_export
@@ -36,6 +38,8 @@ from training.serving.server import Server
 
 TOWERS = """
 import keras
+import numpy as np
+import tensorflow as tf
 
 def mean(inputs, output_dim):
     joined = keras.layers.Average()([inputs[name] for name in inputs])
@@ -63,6 +67,55 @@ def whole(inputs, output_dim):
 
 def zero(inputs, output_dim):
     return 0.0 * mean(inputs, output_dim)
+
+def flipped(inputs, output_dim):
+    return keras.ops.flip(projected(inputs, output_dim), axis=0)
+
+def shared(inputs, output_dim):
+    return keras.ops.softmax(projected(inputs, output_dim), axis=0)
+
+def normal(inputs, output_dim):
+    vector = projected(inputs, output_dim)
+    return keras.layers.LayerNormalization(center=False, scale=False)(vector)
+
+class Scaled(keras.layers.Layer):
+    def build(self, shape):
+        self.scales = tf.Variable(tf.ones(shape[-1:]))
+    def call(self, x):
+        return x * self.scales
+
+def drawn(inputs, output_dim):
+    return projected(inputs, output_dim) * np.random.standard_normal(output_dim)
+
+def untracked(inputs, output_dim):
+    return Scaled()(projected(inputs, output_dim))
+
+class Python(keras.layers.Layer):
+    def call(self, x):
+        return x + tf.ensure_shape(tf.numpy_function(lambda v: 0 * v, [x], x.dtype), x.shape)
+    def compute_output_spec(self, x):
+        return keras.KerasTensor(x.shape, x.dtype)
+
+def python(inputs, output_dim):
+    return Python()(projected(inputs, output_dim))
+
+class Trained(keras.layers.Layer):
+    def call(self, x, training=False):
+        if training:
+            raise ValueError("not in training")
+        return x
+
+def trained(inputs, output_dim):
+    return Trained()(projected(inputs, output_dim))
+
+class Late(keras.layers.Layer):
+    def call(self, x):
+        if x.shape[0] not in (None, 8, 16):
+            raise ValueError("not these")
+        return x
+
+def late(inputs, output_dim):
+    return Late()(projected(inputs, output_dim))
 
 def rounded(inputs, output_dim):
     return keras.ops.round(mean(inputs, output_dim))
@@ -104,6 +157,14 @@ pytestmark = pytest.mark.usefixtures("in_own_folder")
 
 def own(function: str, **params: Any) -> dict[str, Any]:
     return {"function": f"own_towers:{function}", "params": params}
+
+
+def copy_without_histories(version: Path, root: Path) -> Path:
+    """A version whose rows of train have empty lists."""
+    original = tiny_dataset._row
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny_dataset, "_row", lambda *a, **o: {**original(*a, **o), "history": []})
+        return write_tiny_dataset(root / "cold", config=TinyConfig(users=20))
 
 
 def plan(version: Path, root: Path, model: dict[str, Any]) -> TrainConfig:
@@ -156,6 +217,11 @@ def test_a_tower_reads_each_position(kind: Any, tiny_manifest: Manifest) -> None
         ),
         ({"user_tower": own("whole")}, "user tower own_towers:whole.*floating-point.*int32"),
         ({"item_tower": own("rounded")}, "item tower own_towers:rounded has no gradient"),
+        ({"item_tower": own("flipped")}, "other numbers beside other rows"),
+        ({"user_tower": own("shared")}, "other numbers beside other rows"),
+        ({"user_tower": own("untracked")}, r"variables that Keras does not know.*\(\d+,\)"),
+        ({"item_tower": own("python")}, "calls Python in each step"),
+        ({"user_tower": own("trained")}, r"first 16 rows.*own_towers\.py:\d+.*not in training"),
         ({"item_tower": own("zero")}, "item tower own_towers:zero has no gradient"),
         ({"item_tower": own("twice")}, "received: 32 of 16 rows"),
         ({"item_tower": own("logarithm")}, "outputs that are no numbers"),
@@ -188,6 +254,7 @@ def test_faults_of_a_tower_are_said_before_anything_is_written(
 @pytest.mark.parametrize(
     "settings",
     [
+        {"model": {"user_tower": own("normal"), "item_tower": own("normal")}},
         {"devices": {"cpu_replicas": 2}},
         {"compute": {"mixed_precision": True}},
         {"model": {"embeddings": {"user_id": {"kind": "dynamic"}}}},
@@ -201,6 +268,32 @@ def test_a_tower_is_tried_in_the_way_that_it_trains(
     plain = plan(tiny_version, tmp_path, model)
     run = fit_run(TrainConfig.model_validate({**plain.model_dump(), **settings}), NoProgress())
     assert np.isfinite(read_history(run)[0].loss)
+
+
+def test_what_numpy_draws_is_the_same_in_each_command(tiny_manifest: Manifest) -> None:
+    config = DSSMConfig(embedding_dim=4, user_tower=own("drawn"))
+    before = np.random.get_state()[1].copy()
+    first, second = (build_model(config, tiny_manifest, 1).embed_users(USERS) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_array_equal(np.random.get_state()[1], before)
+
+
+def test_a_tower_is_tried_where_all_its_lists_are_empty(tiny_version: Path, tmp_path: Path) -> None:
+    """As on a log of new users: their vectors move nothing, and those of others will."""
+    cold = copy_without_histories(tiny_version, tmp_path)
+    model = {
+        "name": "dssm", "embedding_dim": 4, "user_features": ["history"],
+        "pooling": {"history": {"combiner": "none"}}, "user_tower": own("positions"),
+    }  # fmt: skip
+    plan_run(plan(cold, tmp_path, model))
+
+
+def test_a_layer_that_fails_in_the_step_is_told_with_its_line(
+    tiny_version: Path, tmp_path: Path
+) -> None:
+    model = {"name": "dssm", "embedding_dim": 4, "user_tower": own("late")}
+    with pytest.raises(OwnCodeError, match=r"(?s)own_towers\.py:\d+.*not these"):
+        fit_run(plan(tiny_version, tmp_path, model), NoProgress())
 
 
 def test_a_side_has_one_tower() -> None:

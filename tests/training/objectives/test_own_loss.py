@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +15,14 @@ import pytest
 import tensorflow as tf
 import yaml
 
-from conf.errors import ConfigError, ExitCode
+from conf.errors import ConfigError, ExitCode, InputDataError, OwnCodeError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema
 from conf.training.models import DSSMConfig, MFConfig, RankingConfig, SASRecConfig
 from conf.training.tables import DynamicTableConfig
 from conf.training.train import TrainConfig
+from tests.training import tiny_dataset
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.restore import load_run
 from training.embedding.key_mapping import map_keys, plan_keyed_features
 from training.evaluation.evaluate import evaluate_split
@@ -30,7 +34,9 @@ from training.monitoring.progress import NoProgress
 from training.networks.network import TrainingPass
 from training.objectives.objective import build_objective
 from training.objectives.own_loss import build_label_loss
-from training.objectives.own_trials import read_tried_rows
+from training.objectives.tried_rows import read_tried_rows
+from training.objectives.user_items import TrainRows
+from training.refit import fit_chosen
 
 LOSSES = """
 import tensorflow as tf
@@ -80,6 +86,12 @@ def nothing(labels, logits):
 
 def broken(labels, logits):
     return tf.reshape(logits, [3, 5])
+
+def unmoved(labels, logits):
+    return tf.cast(labels, tf.float32) + 0.0 * logits
+
+def of_positives(labels, logits):
+    return tf.where(labels > 0.5, tf.nn.softplus(-logits), 0.0)
 
 def whole(labels, logits):
     return tf.cast(logits, tf.int32)
@@ -239,6 +251,7 @@ def plan(version: Path, root: Path, model: Any, epochs: int = 1) -> TrainConfig:
         (own("logarithm"), "values that are no numbers"),
         (own("round"), "no gradient"),
         (own("broken"), r"fails on 16 rows.*own_losses\.py:\d+"),
+        (own("unmoved"), "no gradient"),
         (own("whole"), "no floating-point numbers.*int32"),
         (own("imaginary"), "no floating-point numbers.*complex64"),
         (own("leaving"), r"fails on 16 rows.*SystemExit in \S*own_losses\.py:\d+"),
@@ -272,7 +285,7 @@ def test_a_loss_is_tried_on_lists_as_training_has_them(
     unbound = replace(tiny_manifest.schema["history"], max_len=None)
     others = [s for s in tiny_manifest.schema.features if s.name != "history"]
     manifest = replace(tiny_manifest, schema=FeatureSchema((*others, unbound)))
-    batch, rows = read_tried_rows(tiny_version, manifest, ["history"])
+    batch, rows = read_tried_rows(TrainRows(tiny_version, manifest, 16), ["history"])
     assert batch["history"].shape[0] == rows > 0
 
 
@@ -312,8 +325,8 @@ def test_a_loss_of_items_is_tried_with_as_many_as_training_has(
         ("raising_later", r"fails on 64 rows.*ValueError in \S*own_losses\.py:\d+: not these"),
         ("one_later", r"does not give one value"),
         ("hidden_later", r"does not give one value"),
-        ("asserting_later", r"fails in a training step.*own_losses\.py:\d+"),
-        ("python_later", r"fails in a training step.*own_losses\.py:\d+: RuntimeError: not"),
+        ("asserting_later", r"code of one's own fails.*own_losses\.py:\d+"),
+        ("python_later", r"code of one's own fails.*own_losses\.py:\d+: RuntimeError: not"),
     ],
 )
 def test_faults_that_only_a_step_shows_are_told_as_the_loss_s(
@@ -329,8 +342,51 @@ def test_the_number_of_losses_is_counted_where_it_is_not_known_before(
     """Of positions of sequences: a step has as many as its rows have items."""
     objective = {"kind": "bpr", "loss": own("one_item_later")}
     config = plan(tiny_version, tmp_path, {"name": "sasrec", "objective": objective})
-    with pytest.raises(ConfigError, match=r"(?s)training step.*does not give one value.*--resume"):
+    with pytest.raises(ConfigError, match=r"(?s)own code: loss.*does not give one value.*--resume"):
         fit_run(config, NoProgress())
+
+
+def test_a_loss_of_positives_is_tried_where_the_first_rows_have_none(
+    tiny_version: Path, tmp_path: Path
+) -> None:
+    original = tiny_dataset._row
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny_dataset, "_row", lambda *a, **o: {**original(*a, **o), "label": 0.0})
+        version = write_tiny_dataset(tmp_path / "negatives", config=TinyConfig(users=12))
+    plan_run(plan(version, tmp_path, ranking("of_positives")))
+
+
+def test_a_damaged_record_that_training_leaves_out_is_not_tried(
+    tiny_version: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_version.parent.parent, tmp_path / "tiny")
+    version = tmp_path / "tiny" / "versions" / tiny_version.name
+    shard = sorted(version.glob("train/*.tfrecord*"))[0]
+    content = bytearray(shard.read_bytes())
+    content[30] ^= 0xFF
+    shard.write_bytes(content)
+    config = plan(version, tmp_path, ranking("focal"))
+    with pytest.raises(InputDataError):
+        plan_run(config)
+    skipping = config.input.model_copy(update={"on_corrupt": "skip_record"})
+    fit_run(config.model_copy(update={"input": skipping}), NoProgress())
+
+
+@pytest.mark.parametrize("space", [{}, {"optimizer.learning_rate": [0.01, 0.011]}])
+def test_a_refit_goes_on_where_a_corrected_loss_had_failed(
+    space: dict[str, Any], tiny_version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = plan(tiny_version, tmp_path, ranking("raising_later"), epochs=2)
+    rows = {"batch_size": 64, "validation": {"hash_of": "user_id", "share": 0.3}}
+    fit = {"epochs": 2, "early_stopping": {"metric": "auc"}, "refit": {"space": space}}
+    config = TrainConfig.model_validate({**config.model_dump(), "input": rows, "fit": fit})
+    with pytest.raises(OwnCodeError, match="not these"):
+        fit_chosen(config, NoProgress())
+    own_losses = sys.modules["own_losses"]
+    monkeypatch.setattr(own_losses, "raising_later", own_losses.cross_entropy)
+    run = fit_chosen(config, NoProgress(), resume=True)
+    trials = json.loads((run / "run_card.json").read_text())["refit"]["trials"]
+    assert [trial["value"] is None for trial in trials] == [False] * max(1, 2 * len(space))
 
 
 def test_a_run_keeps_the_name_of_its_loss_and_needs_the_module_to_train_on(
