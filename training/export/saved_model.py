@@ -63,6 +63,7 @@ from training.export.tables import (
 from training.export.warmup import write_warmup
 from training.models.ranking import NetworkRankingModel, Task
 from training.models.retrieval import RetrievalModel, require_retrieval
+from training.networks.own_code import own_errors
 
 
 def write_export(trained: TrainedModel, options: ExportOptions | None = None) -> Path:
@@ -93,6 +94,7 @@ def write_export(trained: TrainedModel, options: ExportOptions | None = None) ->
             "free some space (or check the permissions), then export again",
         ),
         hold_numbers(model, EXPORT_FILE) as held,
+        own_errors(),
     ):
         if options.once and (found := find_exports(model, describe(trained.run_dir.resolve()))):
             return bring(found[-1].path, is_card)

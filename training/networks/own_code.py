@@ -167,7 +167,7 @@ def call_reported(
     except (Exception, SystemExit) as error:
         raise ConfigError(
             fault.problem,
-            received=f"{type(error).__name__}{_find_line(error)}: {error}",
+            received=f"{type(error).__name__}{_find_line(error)}: {_find_reason(str(error))}",
             allowed=fault.allowed,
             fix=fault.fix,
         ) from error
