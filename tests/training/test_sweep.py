@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from conf.artefacts.run import read_json, resolve_run
-from conf.errors import ConfigError, TrainingInterruptedError
+from conf.errors import ConfigError, OwnCodeError, TrainingInterruptedError
 from conf.load import override_config
 from conf.training.sweep import SweepConfig
 from conf.training.train import TrainConfig
@@ -198,6 +198,20 @@ def test_a_trial_killed_in_the_middle_goes_on_in_its_run(config: TrainConfig, mo
     assert trial.state == "complete"
     assert len(list((result.directory / "trials" / "0000" / "runs").iterdir())) == 1
     assert len(read_history(resolve_run(trial.detail))) == 2
+
+
+def test_code_of_ones_own_that_fails_ends_the_sweep_which_goes_on_once_it_is_corrected(
+    config: TrainConfig,
+) -> None:
+    class Failing(NoProgress):
+        def epoch(self, record: object, best: bool, metric: str | None) -> None:
+            raise OwnCodeError("a metric fails")
+
+    wanted = sweep_config(RANDOM, trials=2)
+    with pytest.raises(OwnCodeError):
+        run_sweep(config, wanted, Failing())
+    result = run_sweep(config, wanted, NoProgress(), resume=True)
+    assert [trial.state for trial in result.trials] == ["complete", "complete"]
 
 
 def test_a_trial_that_cannot_be_trained_fails_alone(config: TrainConfig) -> None:
