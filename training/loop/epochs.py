@@ -203,7 +203,7 @@ class EpochRunner:
     def _run_call(self, batches: EpochBatches, position: Position) -> CallOutcome:
         """Runs the steps of one compiled call, and reads the tail after the epoch's last one."""
         steps = self._plan.count_steps_of_call(position)
-        with self._input.step_errors(position, steps), own_errors():
+        with own_errors(), self._input.step_errors(position, steps):
             result = self._run_steps(batches.iterator, tf.constant(steps))
         if position.batch + steps == self._steps:
             self._input.finish(batches)
