@@ -109,9 +109,14 @@ class ItemData:
         return self.embed(model, queries.target_ids, training)
 
     def embed_kept_targets(
-        self, model: RetrievalModel, batch: Batch, padded: Queries, training: TrainingPass
+        self,
+        model: RetrievalModel,
+        batch: Batch,
+        padded: Queries,
+        queries: Queries,
+        training: TrainingPass,
     ) -> tf.Tensor:
-        """Embeds the items of queries without padding, `[kept, dim]`.
+        """Embeds the items of queries, those of `padded` without padding, `[kept, dim]`.
 
         Several replicas embed those of padding too: what they exchange of the table has to have
         one shape, on each of them and in each step.
@@ -119,7 +124,7 @@ class ItemData:
         if padded.per_row > 1 and count_replicas() > 1:
             every = self.embed_targets(model, batch, padded, training)
             return tf.gather(every, padded.find_kept())
-        return self.embed_targets(model, batch, padded.without_padding(), training)
+        return self.embed_targets(model, batch, queries, training)
 
     def embed_rows(self, model: RetrievalModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
         """Embeds the items of rows, `[rows, dim]`."""
@@ -187,7 +192,7 @@ class SampledSoftmax(ItemObjective):
         """Returns the loss of each row, `[local_batch]`."""
         padded = model.embed_queries(batch, self._items.key, training)
         queries = padded.without_padding()
-        own = self._items.embed_kept_targets(model, batch, padded, training)
+        own = self._items.embed_kept_targets(model, batch, padded, queries, training)
         targets = self._describe(own, queries.target_ids, training)
         of_rows = own if queries.per_row == 1 else None
         candidates = self._gather_candidates(model, batch, of_rows, training)
