@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from conf.artefacts.dataset import DatasetPaths
 from conf.artefacts.run import METRICS_FILE, RUN_CARD_FILE, write_json
 from conf.load import load_config, override_config, preset_names
+from conf.manifest import ShardInfo, SplitInfo
 from conf.training.train import TrainConfig
 from tests.bench.results import __main__ as command
-from tests.bench.results.experiments import BY_PRESET, Experiment, Metric
+from tests.bench.results.experiments import BY_NAME, Experiment, Metric
 from tests.bench.results.page import PAGE, render_page
 from tests.bench.results.records import (
     Record,
     SeedResult,
     UnfinishedRunError,
+    find_oldest_of_same_rows,
     format_figure,
     read_records,
     read_seed,
 )
 from tests.docs_site.preset_pages import read_presets
+from tests.etl.built_versions import publish
 
 ROOT = Path(__file__).parents[2]
 ORIGIN = {"commit": "c" * 40, "processor": "a processor"}
@@ -37,18 +42,19 @@ def test_the_page_is_made_from_the_records() -> None:
 
 def test_every_preset_of_public_data_has_an_experiment() -> None:
     own_data = {"demo", "pairs", "sequences"}
-    assert sorted(BY_PRESET) == sorted(set(preset_names("training")) - own_data)
-    assert sorted(read_records()) == sorted(set(read_records()) & set(BY_PRESET))
+    measured = {experiment.preset for experiment in BY_NAME.values()}
+    assert measured == set(preset_names("training")) - own_data
+    assert sorted(read_records()) == sorted(set(read_records()) & set(BY_NAME))
 
 
 def test_records_of_the_same_rows_agree_on_popularity() -> None:
     figures: dict[tuple[str, str | None, str], dict[float, str]] = {}
-    for preset, record in read_records().items():
-        for metric in BY_PRESET[preset].metrics:
+    for name, record in read_records().items():
+        for metric in BY_NAME[name].metrics:
             rows = (record.split_sha256, metric.protocol, metric.key)
             for seed in record.seeds:
                 if metric.title in seed.popularity:
-                    figures.setdefault(rows, {})[seed.popularity[metric.title]] = preset
+                    figures.setdefault(rows, {})[seed.popularity[metric.title]] = name
     differing = {rows: found for rows, found in figures.items() if len(found) > 1}
     assert not differing, f"one was measured by code that counted otherwise: {differing}"
 
@@ -67,11 +73,27 @@ def test_heads_of_presets_quote_no_figure() -> None:
 @pytest.mark.parametrize("page", ["README.md", "README.zh.md"])
 def test_the_readme_quotes_means_of_records(page: str) -> None:
     rows = re.findall(
-        r"^\|[^|]*\|([^|]*)\| `sluice train (\w+)` \|$", (ROOT / page).read_text("utf-8"), re.M
+        r"^\|[^|]*\|([^|]*)\| `(sluice train [^`]+)` \|$", (ROOT / page).read_text("utf-8"), re.M
     )
-    for figure, preset in rows:
-        record, metric = read_records()[preset], BY_PRESET[preset].metrics[0]
-        assert figure.strip().startswith(format_figure(record, metric)), preset
+    by_command = {experiment.command: experiment for experiment in BY_NAME.values()}
+    for figure, words in rows:
+        experiment = by_command[words]
+        record, metric = read_records()[experiment.name], experiment.metrics[0]
+        assert figure.strip().startswith(format_figure(record, metric)), words
+
+
+def test_settings_beside_the_preset_name_runs_and_records() -> None:
+    more = replace(EXPERIMENT, settings=("model.blocks=4",))
+    assert (more.name, EXPERIMENT.name) == ("ml_1m_dssm_model_blocks_4", "ml_1m_dssm")
+    assert more.command == "sluice train ml_1m_dssm --set model.blocks=4"
+
+
+def test_runs_stay_on_the_version_that_they_began_on(tmp_path: Path) -> None:
+    paths = DatasetPaths(tmp_path, "d")
+    other_rows = (SplitInfo("train", (ShardInfo("train/part-0", 1, 16, "11111111"),)),)
+    publish(paths, "20260101T000000000000Z-00000000", splits=other_rows)
+    first, _ = (publish(paths, f"2026010{day}T000000000000Z-00000000") for day in (2, 3))
+    assert find_oldest_of_same_rows(paths.base) == first.name
 
 
 def write_run(run: Path, **training: Any) -> Path:

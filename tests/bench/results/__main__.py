@@ -18,12 +18,13 @@ from conf.artefacts.run import resolve_run
 from conf.load import load_config
 from conf.training.train import TrainConfig
 from tests.bench.measurements import describe_machine
-from tests.bench.results.experiments import BY_PRESET, Experiment
+from tests.bench.results.experiments import BY_NAME, Experiment
 from tests.bench.results.page import PAGE, render_page
 from tests.bench.results.records import (
     ORIGIN_SUFFIX,
     SeedResult,
     build_record,
+    find_oldest_of_same_rows,
     read_records,
     read_seed,
     write_record,
@@ -37,7 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.results", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="build, train, evaluate, record")
-    run.add_argument("presets", nargs="+", choices=sorted(BY_PRESET), metavar="PRESET")
+    run.add_argument("experiments", nargs="+", choices=sorted(BY_NAME), metavar="PRESET")
     run.add_argument("--seeds", type=int, nargs="+", default=[42, 43, 44])
     run.add_argument("--work", type=Path, default=Path("work/results"), help="datasets and runs")
     commands.add_parser("page", help=f"write {PAGE.name} from the records")
@@ -52,11 +53,11 @@ def main() -> int:
         commit = read_commit(*APART)
         if commit is None:
             parser.error("the checkout has changes: commit them, a record names its commit")
-        for preset in arguments.presets:
-            folder = find_log(BY_PRESET[preset], arguments.work)
+        for name in arguments.experiments:
+            folder = find_log(BY_NAME[name], arguments.work)
             if folder is None:
-                parser.error(f"{preset} needs {BY_PRESET[preset].data} below ${VARIABLE}")
-            measure(BY_PRESET[preset], folder, arguments, commit)
+                parser.error(f"{name} needs {BY_NAME[name].data} below ${VARIABLE}")
+            measure(BY_NAME[name], folder, arguments, commit)
     PAGE.write_text(render_page(read_records()), encoding="utf-8")
     return 0
 
@@ -91,8 +92,10 @@ def measure(experiment: Experiment, log: Path, arguments: argparse.Namespace, co
     work: Path = arguments.work.resolve()
     build = Path(load_config(TrainConfig, "training", experiment.preset).dataset).name
     dataset = work / "datasets" / build
-    # Builds nothing where neither the config nor the log has changed.
+    # Builds nothing where neither the config nor the log has changed; a log that was copied again
+    # gives another version of the same rows, and runs go on with the one that they began on.
     _sluice("build", build, "--data", str(log), "--set", f"output.root={dataset.parent}")
+    _sluice("versions", "rollback", str(dataset), "--to", find_oldest_of_same_rows(dataset))
     machine = describe_machine()
     origin = {"commit": commit, "processor": ", ".join((machine["processor"], *machine["gpus"]))}
     seeds = [_train(experiment, dataset, seed, origin) for seed in arguments.seeds]
@@ -101,17 +104,18 @@ def measure(experiment: Experiment, log: Path, arguments: argparse.Namespace, co
 
 def _train(experiment: Experiment, dataset: Path, seed: int, origin: dict[str, Any]) -> SeedResult:
     """One seed; what a run of the same config was begun by stays as it was."""
-    name = f"{experiment.preset}_seed{seed}"
+    name = f"{experiment.name}_seed{seed}"
     runs = dataset.parent.parent / "runs"
-    config = config_sha256(load_config(TrainConfig, "training", experiment.preset))
+    config = config_sha256(
+        load_config(TrainConfig, "training", experiment.preset, experiment.settings)
+    )
     file = runs / f"{name}-{config[:8]}{ORIGIN_SUFFIX}"
     if not file.exists():
         runs.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(origin), encoding="utf-8")
-    settings = ("--set", f"root={runs}", "--set", f"name={name}", "--set", f"seed={seed}")
-    _sluice(
-        "train", experiment.preset, "--dataset", str(dataset), *settings, "--once", "--no-report"
-    )
+    settings = (f"root={runs}", f"name={name}", f"seed={seed}", *experiment.settings)
+    words = [word for setting in settings for word in ("--set", setting)]
+    _sluice("train", experiment.preset, "--dataset", str(dataset), *words, "--once", "--no-report")
     run = resolve_run(str(runs / name))
     _sluice("evaluate", "--run", str(run))
     return read_seed(experiment, run, json.loads(file.read_text(encoding="utf-8")))

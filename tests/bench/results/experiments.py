@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -46,6 +47,7 @@ class Experiment:
         metrics: What is read of each run.
         published: Rows of the same work.
         chosen_by: What decided settings and epoch, in words.
+        settings: Of `--set`, where the preset is measured with others than its own.
     """
 
     preset: str
@@ -54,6 +56,17 @@ class Experiment:
     metrics: tuple[Metric, ...]
     chosen_by: str
     published: tuple[Published, ...] = ()
+    settings: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Of its runs and its record: the preset and what is set, `ml_1m_hstu_model_blocks_4`."""
+        return re.sub(r"\W+", "_", "_".join((self.preset, *self.settings)))
+
+    @property
+    def command(self) -> str:
+        """That trains it."""
+        return " ".join(("sluice train", self.preset, *(f"--set {s}" for s in self.settings)))
 
 
 def _ranks(*keys: str, protocol: str | None = None) -> tuple[Metric, ...]:
@@ -236,4 +249,4 @@ EXPERIMENTS = (
         "The best epoch by validation AUC.",
     ),
 )
-BY_PRESET = {experiment.preset: experiment for experiment in EXPERIMENTS}
+BY_NAME = {experiment.name: experiment for experiment in EXPERIMENTS}

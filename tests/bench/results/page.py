@@ -27,10 +27,10 @@ def render_page(records: dict[str, Record]) -> str:
     """Returns the text of the page.
 
     Args:
-        records: By preset.
+        records: By name of the experiment.
     """
-    measured = [experiment for experiment in EXPERIMENTS if experiment.preset in records]
-    missing = [f"`{e.preset}`" for e in EXPERIMENTS if e.preset not in records]
+    measured = [experiment for experiment in EXPERIMENTS if experiment.name in records]
+    missing = [f"`{e.name}`" for e in EXPERIMENTS if e.name not in records]
     by_protocol = groupby(measured, key=lambda experiment: (experiment.data, experiment.protocol))
     sections = [_render_section(list(group), records) for _, group in by_protocol]
     end = [MISSING + ", ".join(missing) + "."] if missing else []
@@ -40,32 +40,32 @@ def render_page(records: dict[str, Record]) -> str:
 def _render_section(experiments: list[Experiment], records: dict[str, Record]) -> str:
     first = experiments[0]
     titles = [metric.title for metric in first.metrics]
-    quality = [_quality_row(experiment, records[experiment.preset]) for experiment in experiments]
+    quality = [_quality_row(experiment, records[experiment.name]) for experiment in experiments]
     published = {(row.model, row.source): row for e in experiments for row in e.published}
     theirs = [
         [row.model, *(_plain(figure) for figure in row.figures), "", f"published: {row.source}"]
         for row in published.values()
     ]
-    floors = _floor_row(first, records[first.preset])
-    runs = [row for e in experiments for row in _run_rows(records[e.preset])]
+    floors = _floor_row(first, records[first.name])
+    runs = [row for e in experiments for row in _run_rows(records[e.name])]
     return join_blocks(
         [
             f"## {first.protocol.rstrip('.')}",
             render_table(["", *titles, "seeds", "how"], [*quality, *theirs, *floors]),
-            "\n".join(f"- `{e.preset}`: {e.chosen_by}" for e in experiments),
+            "\n".join(f"- `{e.name}`: {e.chosen_by}" for e in experiments),
             render_table(
                 ["run", "figures", "epochs", "CPU seconds", "memory", "commit", "machine", "day"],
                 runs,
             ),
-            *(f"Digest of `{e.preset}`: `{records[e.preset].split_sha256}`" for e in experiments),
+            *(f"Digest of `{e.name}`: `{records[e.name].split_sha256}`" for e in experiments),
         ]
     )
 
 
 def _quality_row(experiment: Experiment, record: Record) -> list[str]:
     figures = [f"**{format_figure(record, metric)}**" for metric in experiment.metrics]
-    command = f"`sluice train {experiment.preset}`"
-    return [f"`{experiment.preset}`", *figures, str(len(record.seeds)), command]
+    command = f"`{experiment.command}`"
+    return [f"`{experiment.name}`", *figures, str(len(record.seeds)), command]
 
 
 def _floor_row(experiment: Experiment, record: Record) -> list[list[str]]:
@@ -80,7 +80,7 @@ def _floor_row(experiment: Experiment, record: Record) -> list[list[str]]:
 def _run_rows(record: Record) -> list[list[str]]:
     return [
         [
-            f"`{record.preset}`, seed {seed.seed}",
+            f"`{record.experiment}`, seed {seed.seed}",
             ", ".join(f"{value:.4f}" for value in seed.figures.values()),
             f"{seed.best_epoch or seed.epochs} of {seed.epochs}, plan {seed.plan_epochs}",
             f"{seed.cpu_seconds:,.0f}",

@@ -9,7 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.artefacts.dataset import read_manifest
+from conf.artefacts.dataset import (
+    VERSIONS_DIR,
+    published_versions,
+    read_manifest,
+    resolve_version,
+)
 from conf.artefacts.run import METRICS_FILE, RUN_CARD_FILE, STATUS_TRAINED, read_json
 from conf.manifest import Manifest
 from tests.bench.results.experiments import Experiment, Metric
@@ -55,15 +60,15 @@ class SeedResult:
 
 @dataclass(frozen=True)
 class Record:
-    """What a preset gave.
+    """What an experiment gave.
 
     Attributes:
-        preset: Of training.
+        experiment: Its name.
         split_sha256: Of the rows that were trained on and measured on.
         seeds: One result each, by seed.
     """
 
-    preset: str
+    experiment: str
     split_sha256: str
     seeds: tuple[SeedResult, ...]
 
@@ -86,6 +91,13 @@ def digest_splits(manifest: Manifest) -> str:
         for shard in split.shards
     ]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def find_oldest_of_same_rows(dataset: Path) -> str:
+    """Returns the id of the oldest version with the shards that the current version has."""
+    rows = digest_splits(read_manifest(resolve_version(dataset)))
+    versions = (dataset / VERSIONS_DIR / version for version in published_versions(dataset))
+    return next(v.name for v in versions if digest_splits(read_manifest(v)) == rows)
 
 
 def read_seed(experiment: Experiment, run: Path, origin: dict[str, Any]) -> SeedResult:
@@ -143,24 +155,24 @@ def build_record(experiment: Experiment, version: Path, seeds: list[SeedResult])
     """Puts the results of several seeds on one dataset version together."""
     manifest = read_manifest(version)
     ordered = tuple(sorted(seeds, key=lambda result: result.seed))
-    return Record(experiment.preset, digest_splits(manifest), ordered)
+    return Record(experiment.name, digest_splits(manifest), ordered)
 
 
 def write_record(record: Record) -> Path:
     """Writes a record beside the others and returns its file."""
     FOLDER.mkdir(exist_ok=True)
-    file = FOLDER / f"{record.preset}.json"
+    file = FOLDER / f"{record.experiment}.json"
     file.write_text(json.dumps(asdict(record), indent=1) + "\n", encoding="utf-8")
     return file
 
 
 def read_records() -> dict[str, Record]:
-    """Returns all records, by preset."""
+    """Returns all records, by name of the experiment."""
     found = {}
     for file in sorted(FOLDER.glob("*.json")):
         data = json.loads(file.read_text(encoding="utf-8"))
         seeds = tuple(SeedResult(**seed) for seed in data.pop("seeds"))
-        found[data["preset"]] = Record(**data, seeds=seeds)
+        found[data["experiment"]] = Record(**data, seeds=seeds)
     return found
 
 
