@@ -333,6 +333,12 @@ def print_list_metrics(metrics: Mapping[str, Any]) -> None:
         values = [metrics["metrics"][f"{family}@{k}"] for family in families]
         table.add_row(str(k), *map(format_metric, values))
     console.print(table)
+    if metrics["met_before"]:
+        console.print(
+            f"{metrics['met_before']:,} of {metrics['relevant']:,} held-out items were met by their "
+            "users before: misses of a list that leaves out what was met, as `predict` does",
+            soft_wrap=True,
+        )
     if metrics["lists_of_others"]:
         console.print(
             f"{metrics['lists_of_others']:,} lists are of no {rows[:-1]} that is measured"

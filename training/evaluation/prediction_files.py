@@ -28,6 +28,7 @@ from training.evaluation.item_index import ItemIds
 from training.evaluation.metrics import MISSING, FloatArray, IntArray, RankingMeans
 from training.evaluation.per_user_ranking import (
     HeldOutItems,
+    UserReader,
     rank_in_lists,
     read_held_out,
     spread_ranks,
@@ -101,7 +102,7 @@ def measure_lists(
         ks: Cut-offs; those behind the end of the longest list are left out.
 
     Returns:
-        `per`, `rows`, `ks`, counts and `metrics`.
+        `per`, `rows`, `ks`, counts and `metrics`; `met_before` is None of lists named by row.
 
     Raises:
         ConfigError: The lists are named by neither user nor row, by row where there is a filter,
@@ -141,8 +142,9 @@ def measure_lists(
     for lists in _read(path, key):
         owners = np.array(lists.names, np.int64) if names is None else names.find(lists.names)
         sums.update(lists, owners, path)
+    met = None if names is None else _count_met_before(trained, split, items, held_out)
     per = "user" if names else "row"
-    return {**described, "per": per, "ks": kept, **sums.result()}
+    return {**described, "per": per, "ks": kept, "met_before": met, **sums.result()}
 
 
 class _Measured:
@@ -226,6 +228,15 @@ class _Measured:
             "lists_of_others": self._others,
             "metrics": self._means.result(),
         }
+
+
+def _count_met_before(
+    trained: TrainedModel, split: str, items: ItemIds, held_out: HeldOutItems
+) -> int:
+    """Counts the held-out items that their user had met before the split, 0 if such are listed."""
+    mask_seen = trained.config.evaluation.mask_seen
+    reader = UserReader(trained, split, items, (), mask_seen, held_out)
+    return sum(batch.count_left_out() for batch in reader.read()) if reader.masks else 0
 
 
 def _read_catalog(trained: TrainedModel) -> ItemIds:

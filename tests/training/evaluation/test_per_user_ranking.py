@@ -345,6 +345,9 @@ def test_written_lists_have_the_metrics_of_the_evaluation(
     assert found["metrics"] == pytest.approx(protocol["systems"]["model"], abs=1e-12)
     assert (found["per"], found["ks"], found["rows"]) == ("user", list(KS), CONFIG.users)
     assert (found["without_list"], found["lists_of_others"]) == (0, 0)
+    assert found["met_before"] == protocol["left_out_as_seen"] > 0
+    kept = measure_lists(_configure(trained, mask_seen=False), file, "test", KS)
+    assert (kept["met_before"], kept["metrics"]) == (0, found["metrics"])
     plain = [{"user": entry["user"], "items": entry["items"]} for entry in lists]
     again = measure_lists(trained, _write(tmp_path / "plain.jsonl", plain), "test", KS)
     assert again["metrics"] == pytest.approx(found["metrics"])
@@ -369,6 +372,7 @@ def test_lists_of_rows_are_measured_against_their_items(
     write_recommendations(alone, 10, False, target=tmp_path / "rows.json.gz")
     found = measure_lists(alone, tmp_path / "rows.json.gz", "test", KS)
     systems = evaluate_split(alone, "test")["protocols"][0]["systems"]["model"]
+    assert found["met_before"] is None
     assert (found["per"], found["rows"], found["outside_catalogue"]) == (
         "row",
         90,
