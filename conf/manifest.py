@@ -82,6 +82,8 @@ class RowCounts:
         maturity: By label made of conversions: up to when it is known (`until_ts_ms`), the times of
             the last conversion and event, and the records whose 0 is not known
             (`unknown_as_0`, of `immature: keep`).
+        short_users: Users with too few samples for leave_one_out: their events all stay in
+            train.
     """
 
     read: Mapping[str, int]
@@ -94,6 +96,7 @@ class RowCounts:
     lost_conversions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     matched: Mapping[str, int] = field(default_factory=dict)
     maturity: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    short_users: int = 0
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,7 @@ _LATER_KEYS = (
     ("keys", "event_number"),
     ("counts", "matched"),
     ("counts", "maturity"),
+    ("counts", "short_users"),
 )
 
 

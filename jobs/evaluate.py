@@ -335,8 +335,8 @@ def print_list_metrics(metrics: Mapping[str, Any]) -> None:
     console.print(table)
     if metrics["met_before"]:
         console.print(
-            f"{metrics['met_before']:,} of {metrics['relevant']:,} held-out items were met by their "
-            "users before: misses of a list that leaves out what was met, as `predict` does",
+            f"{metrics['met_before']:,} of {metrics['relevant']:,} held-out items were met by "
+            "their users before: misses of a list that leaves out what was met, as `predict` does",
             soft_wrap=True,
         )
     if metrics["lists_of_others"]:

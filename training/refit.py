@@ -390,7 +390,7 @@ class _Refit:
         return build_trial(self._config, self._directory, number, alone)
 
     def _try(self, number: int, values: dict[str, Any]) -> Trial:
-        label = f"{name_trial(number)} of at most {self._refit.most_trials}"
+        label = f"{name_trial(number)} (at most {self._refit.most_trials} in all)"
         self._progress.message(f"{label}: {describe_values(values)}", trial=number, values=values)
         try:
             run = self._fit_trial(self._build_trial(number, values))

@@ -252,7 +252,7 @@ class _Sweep:
             return False
         values = suggest_values(trial, self.sweep)
         name = name_trial(trial.number)
-        text = f"{name} of {self.sweep.trial_count}: {describe_values(values)}"
+        text = f"{name} ({self.sweep.trial_count} in all): {describe_values(values)}"
         self.progress.message(text, trial=trial.number, values=values)
         try:
             run = self._fit(trial, values)

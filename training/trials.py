@@ -96,8 +96,8 @@ def find_metric(config: TrainConfig, asked: str | None, name: str) -> str:
 
 
 def name_trial(number: int) -> str:
-    """Returns what messages call the trial of a number from 0."""
-    return f"trial {number + 1}"
+    """Returns what messages call a trial: by its number from 0, as its folder and its row are."""
+    return f"trial {number}"
 
 
 def describe_values(values: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN
 from etl.events.joins import MATCHED, count_matches, read_matches
 from etl.events.labels import IMMATURE, UNLABELLED, ConversionCounts, find_until_ms, is_immature
 from etl.events.sample_filter import NOT_SAMPLED_COLUMN, SEEN_COLUMN
-from etl.events.splits import SPLIT_COLUMN, is_inside
+from etl.events.splits import SHORT_USER_COLUMN, SPLIT_COLUMN, is_inside
 from etl.sources.time_scan import Span
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class EventCounts:
         rows: All events of the log that parsed, dropped or not.
         seen: Kept events that meet `seen.where`; None: there is no such condition.
         maturity: By label made of conversions, up to when it is known (`RowCounts.maturity`).
+        short_users: Users with too few samples for leave_one_out.
     """
 
     joined: int
@@ -53,6 +54,7 @@ class EventCounts:
     rows: int = 0
     seen: int | None = None
     maturity: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    short_users: int = 0
 
     @property
     def unmatched(self) -> dict[str, dict[str, int]]:
@@ -85,6 +87,7 @@ def count_events(
     """
     until = _find_cut_offs(config, conversions or {})
     unknown = _find_unknown(config, until, dates)
+    leaves_out = config.split.strategy == "leave_one_out"
     dictionaries = [join.source for join in config.joins]
     rows = (
         events.withColumn("__reason", F.coalesce(DROP_COLUMN, NOT_SAMPLED_COLUMN))
@@ -94,6 +97,7 @@ def count_events(
             F.min(EVENT_TS_COLUMN).alias("low"),
             F.max(EVENT_TS_COLUMN).alias("high"),
             *([F.count_if(SEEN_COLUMN).alias("seen")] if config.seen_where is not None else []),
+            *([F.count_if(SHORT_USER_COLUMN).alias("short_users")] if leaves_out else []),
             *[F.count_if(met).alias(_UNKNOWN + name) for name, met in unknown.items()],
             *count_matches(dictionaries),
         )
@@ -123,6 +127,7 @@ def count_events(
         rows=sum(row["n"] for row in rows),
         seen=seen,
         maturity=maturity,
+        short_users=sum(row["short_users"] for row in samples) if leaves_out else 0,
     )
 
 

@@ -75,6 +75,7 @@ def _log_days(events: DataFrame) -> tuple[int, int]:
 
 
 SPLIT_COLUMN = "__split"
+SHORT_USER_COLUMN = "__short_user"
 TOTAL_COLUMN = "__total"
 GIVEN_TEST_COLUMN = "__given_test"
 GIVEN_VALIDATION_COLUMN = "__given_validation"
@@ -98,7 +99,9 @@ def is_not_after(dates: DateRange) -> Column:
 
 
 def add_split(events: DataFrame, config: BuildConfig, dates: DateRange | None = None) -> DataFrame:
-    """Adds `__split` to kept events.
+    """Adds `__split` to kept events; with leave_one_out also `__short_user`.
+
+    That is true at the last sample of each user with too few of them: all stay in train.
 
     Args:
         events: Kept events; with users also their `__position` and `__total` (events of the
@@ -142,7 +145,10 @@ def _leave_out(events: DataFrame, config: BuildConfig, user: str) -> DataFrame:
             events = events.join(F.broadcast(chosen), user, "left")
             validation = validation & F.col("__validation_user").isNotNull()
     chosen_split = F.when(is_test, TEST).when(validation, VALIDATION).otherwise(TRAIN)
-    return events.withColumn(SPLIT_COLUMN, chosen_split).drop("__validation_user")
+    events = events.withColumn(SPLIT_COLUMN, chosen_split).drop("__validation_user")
+    if split.strategy == "given":
+        return events
+    return events.withColumn(SHORT_USER_COLUMN, ~enough & (remaining == 0))
 
 
 def _given(config: BuildConfig) -> Column:

@@ -158,6 +158,7 @@ def _count_outcomes(
         lost_conversions=events.lost_conversions,
         matched={name: counts[MATCHED] for name, counts in events.matches.items()},
         maturity=events.maturity,
+        short_users=events.short_users,
     )
 
 

@@ -53,6 +53,8 @@ def _list_counts(manifest: Manifest) -> Iterator[tuple[str, int]]:
             yield f"{shown} ({label})", rows
     for label, known in counts.maturity.items():
         yield from _list_maturity(label, known)
+    if counts.short_users:
+        yield "users with too few events to hold one out, in train alone", counts.short_users
     for name, rows in counts.drawn.items():
         yield f"negatives drawn for {name}", rows
     for split in manifest.splits:

@@ -157,6 +157,17 @@ def test_rows_of_many_features_are_only_those_that_tell():
     assert [row[0] for row in few] == ["f0", "f1", "f2"]
 
 
+def test_users_with_too_few_events_to_hold_one_out_are_counted(build, files, tmp_path):
+    logs, _, _ = files
+    write_ratings(logs)
+    log = logs / "ratings.dat"
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[: 10 * EVENTS + 2]))
+    code, out, _ = build("--set", f"output.root={tmp_path}")
+    assert code == 0
+    row = "users with too few events to hold one out, in train alone"
+    assert [line.split("│")[2].strip() for line in out.splitlines() if row in line] == ["1"]
+
+
 def test_nothing_is_printed_of_a_build_that_had_nothing_to_do(capsys):
     print_figures((), Console())
     assert capsys.readouterr().out == ""

@@ -237,9 +237,9 @@ def test_values_that_do_not_go_together_name_their_trial_as_progress_does(
     wanted = sweep_config({"sampler": "grid", "space": space})
     (trial,) = run_sweep(config, wanted, Tells()).trials
     assert trial.state == "fail"
-    assert told[0].startswith("trial 1 of 1: model.objective.negatives.count 16, model.")
-    assert told[1] == f"trial 1: {trial.detail}"
-    assert "of trial 1 has 1 error" in trial.detail
+    assert told[0].startswith("trial 0 (1 in all): model.objective.negatives.count 16, model.")
+    assert told[1] == f"trial 0: {trial.detail}"
+    assert "of trial 0 has 1 error" in trial.detail
 
 
 def test_a_batch_that_the_split_does_not_fill_fails_its_trial_alone(config: TrainConfig) -> None:

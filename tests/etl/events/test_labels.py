@@ -165,7 +165,9 @@ def test_conversions_count_within_the_window_and_recent_events_wait(spark):
     assert {i: r["label"] for i, r in found.items()} == {1: 1, 2: 0, 3: 0, 4: 1, 5: 1, 6: 0, 7: 0}
     assert {i for i, r in found.items() if r["__skip"] == "immature"} == {5, 7}
     assert {r["__drop"] for r in found.values()} == {None}
-    kept = log_config(label={"conversion": {**conversion, "immature": "keep"}})
+    kept = log_config(
+        split={"strategy": "hash"}, label={"conversion": {**conversion, "immature": "keep"}}
+    )
     labelled = add_labels(events, kept, sources, counts)
     counted = count_events(labelled, kept.model_copy(update={"joins": ()}), counts)
     assert counted.dropped == {}

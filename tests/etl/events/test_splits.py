@@ -56,8 +56,10 @@ def test_leave_k_out_takes_k_for_test_and_k_before_for_validation(spark):
     config = log_config(split={"leave_out": 2})
     split = add_split(frame(spark, TYPES, rows).drop("__split"), config).collect()
     of_user = {r["item"]: r["__split"] for r in split if r["user"] == 1}
+    short = [(r["user"], r["item"]) for r in split if r["__short_user"]]
     assert [of_user[i] for i in range(1, 8)] == ["train"] * 3 + ["validation"] * 2 + ["test"] * 2
     # Four events leave nothing to train on once twice two are taken out.
+    assert short == [(2, 4)]
     assert {r["__split"] for r in split if r["user"] == 2} == {"train"}
 
 
@@ -435,12 +437,14 @@ def test_where_chooses_samples_and_histories_still_see_the_others(spark, tmp_pat
     ]
     # At one moment two clicks outside of all columns are two; a repeated click on one is not.
     log += [(1, 3, None, 14), (1, 4, None, 14), (1, 5, 2, 15), (1, 6, 2, 15), (4, 7, None, 1)]
+    log += [(5, 8, 2, 1), (5, 8, None, 2)]  # One sample: too few to hold one out.
     config = columns_config()
     prepared = prepare_events(config, {"log": memory_source(spark, config, "log", log)}).frame
     counts = count_events(prepared, config)
     hits = [row for row in log if row[2] is not None]
     assert counts.dropped == {"duplicate": 1, "where_not_met": len(log) - len(hits)}
     assert sum(counts.splits.values()) == len(hits) - 1
+    assert counts.short_users == 1
     found = build_samples(kept(prepared), config).collect()
     for user in (1, 2, 3):
         own = sorted((r for r in found if r["user"] == user), key=lambda r: r["ts"])
