@@ -108,7 +108,7 @@ def rebuild_index(version: Path, base: Path) -> Path:
     require_whole(version)
     before = base / INDEX_DIR / str(find_index(base))
     about, items = read_json(before / INDEX_CARD), pq.read_table(_check_items(before))
-    columns = pa.table({KEY: items[KEY], **_columns_by_name(items)})
+    columns = select_columns(items).add_column(0, KEY, items[KEY])
     usual = about["kind"] == _choose_kind(about["items"])
     options = IndexOptions(
         kind=None if usual else IndexKind(about["kind"]),
@@ -144,11 +144,6 @@ def _check_items(index: Path) -> Path:
             fix="build it anew by `sluice index --export` this version, then run again",
         )
     return index / ITEMS_FILE
-
-
-def _columns_by_name(items: pa.Table) -> dict[str, pa.ChunkedArray]:
-    columns = select_columns(items)
-    return {name: columns[name] for name in columns.column_names}
 
 
 def require_whole(version: Path) -> dict[str, Any]:

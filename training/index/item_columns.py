@@ -267,7 +267,7 @@ def align_columns(table: pa.Table, keys: pa.Array) -> pa.Table:
     """Returns the columns of a file of items in the order of the catalogue.
 
     Args:
-        table: The first column is the key.
+        table: The first column is the key; one behind it may have the same name.
         keys: `[items]`; the columns of an item that is not in the file are null.
     """
     of_file = table.column(0).combine_chunks()
@@ -275,7 +275,7 @@ def align_columns(table: pa.Table, keys: pa.Array) -> pa.Table:
         of_file = of_file.cast(keys.type)
     of_file = of_file.cast(pa.string())
     rows = pc.index_in(keys.cast(pa.string()), value_set=of_file, skip_nulls=True)
-    return table.select(table.column_names[1:]).take(rows)
+    return table.select(list(range(1, table.num_columns))).take(rows)
 
 
 def select_columns(table: pa.Table) -> pa.Table:

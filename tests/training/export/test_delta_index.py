@@ -75,12 +75,13 @@ def served(trained: Served, tmp_path: Path) -> Path:
 
 
 def _index(model: Path, tmp_path: Path) -> Path:
-    """Indexes version 1, with a column, a goal of its own, and an item that was added."""
+    """Indexes version 1, with columns, a goal of its own, and an item that was added."""
     items = tmp_path / "items.csv"
-    items.write_text("movie_id,title\n" + "".join(f"{100 + i},film {i}\n" for i in range(20)))
+    lines = [f"{100 + i},film {i},k{i}\n" for i in range(20)]
+    items.write_text("".join(["movie_id,title,key\n", *lines]))
     build_index(model / "1", IndexOptions(items_file=items, k=7, recall=0.9))
     new = tmp_path / "new.csv"
-    new.write_text("movie_id,genres,title\n9000,genre_1|genre_all,a new film\n")
+    new.write_text("movie_id,genres,title,key\n9000,genre_1|genre_all,a new film,k\n")
     return add_items(model / "1", new)[0]
 
 
@@ -100,6 +101,7 @@ def test_the_index_of_the_base_is_built_anew(
     titles = dict(zip(items["key"].to_pylist(), items["column:title"].to_pylist(), strict=True))
     assert (titles[100], titles[119], titles[139]) == ("film 0", "film 19", None)
     assert 9000 not in titles
+    assert items["column:key"].to_pylist().count("k19") == 1
     # It is an index of the new vectors: the server takes it, and finds what an exact search finds.
     old, new = (read_vectors(pq.read_table(served / n / EMBEDDINGS_DIR / "items.parquet"))
                 for n in ("1", "2"))  # fmt: skip
