@@ -115,8 +115,10 @@ class ConfigError(SluiceError):
     exit_code = ExitCode.CONFIG
 
 
-class OwnCodeError(ConfigError):
+class OwnCodeError(SluiceError):
     """Code of one's own has failed in a training that had begun, or after it."""
+
+    exit_code = ExitCode.CONFIG
 
 
 class LaterLogError(ConfigError):

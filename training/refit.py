@@ -25,7 +25,7 @@ from conf.artefacts.run import (
     update_run_card,
     write_json,
 )
-from conf.errors import ConfigError, OwnCodeError, TooFewRowsError
+from conf.errors import ConfigError, TooFewRowsError
 from conf.load import override_config
 from conf.manifest import MANIFEST_FILE
 from conf.metrics import LOSS_METRIC, is_minimised
@@ -395,8 +395,8 @@ class _Refit:
         try:
             run = self._fit_trial(self._build_trial(number, values))
         except TRIAL_ERRORS as error:
-            if not self._refit.space or isinstance(error, OwnCodeError):
-                raise  # What is corrected goes on here.
+            if not self._refit.space:
+                raise
             self._progress.message(f"{label}: {error.what}", trial=number)
             return Trial(values, None, None, [], error.what)
         history = read_history(run)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from conf.artefacts.run import RUN_CARD_FILE, read_json, write_json
-from conf.errors import ConfigError, OwnCodeError
+from conf.errors import ConfigError
 from conf.load import override_config
 from conf.metrics import is_minimised
 from conf.schema import fingerprint
@@ -259,8 +259,6 @@ class _Sweep:
             value = _read_kept(run).value(self.metric)
             if math.isnan(value):
                 raise ConfigError(f"{self.metric} is not defined on the held-out rows")
-        except OwnCodeError:
-            raise  # What is corrected goes on here.
         except TRIAL_ERRORS as error:
             self.progress.message(f"{name}: {error.what}", trial=trial.number)
             trial.set_user_attr("detail", error.what)

@@ -37,7 +37,7 @@ class TrialEndedError(SluiceError):
 
 
 TRIAL_ERRORS = (TrialEndedError, TrainingDivergedError, ConfigError, TooFewRowsError)
-"""What ends a trial and not those after it."""
+"""What ends a trial and not those after it; once code of one's own is corrected, all go on."""
 
 
 @dataclass

@@ -182,8 +182,6 @@ def own_errors() -> Iterator[None]:
     """
     try:
         yield
-    except OwnCodeError:
-        raise
     except ConfigError as error:
         raise _name_own(error) from error
     except SluiceError:
@@ -217,8 +215,6 @@ def explain_error(error: Exception) -> SluiceError | None:
 
 
 def _name_own(error: ConfigError) -> OwnCodeError:
-    if isinstance(error, OwnCodeError):
-        return error
     return OwnCodeError(error.what, received=error.received, allowed=error.allowed, fix=error.fix)
 
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from conf.errors import ConfigError, ExitCode
+from conf.errors import ConfigError, ExitCode, OwnCodeError
 from conf.load import override_config
 from conf.metrics import find_direction, is_minimised
 from conf.training.train import EvaluationConfig, TrainConfig
@@ -191,7 +191,7 @@ def test_a_metric_that_fails_on_the_split_loses_no_step(
     fit = {"epochs": 2, "validation": validation}
     config = plan(tiny_version, tmp_path / "a", {"own_few": own("few")}, fit=fit)
     messages = Messages()
-    with pytest.raises(ConfigError, match=r"fails on \d\d rows"):
+    with pytest.raises(OwnCodeError, match=r"fails on \d\d rows"):
         fit_run(config, messages)
     assert any("the state is saved" in text and "--resume" in text for text in messages.texts)
     monkeypatch.setattr(sys.modules["own_metrics"], "few", lambda labels, scores: scores.mean())

@@ -332,7 +332,7 @@ def test_a_loss_of_items_is_tried_with_as_many_as_training_has(
 def test_faults_that_only_a_step_shows_are_told_as_the_loss_s(
     function: str, error: str, tiny_version: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="(?s)" + error):
+    with pytest.raises(OwnCodeError, match="(?s)" + error):
         fit_run(plan(tiny_version, tmp_path, ranking(function)), NoProgress())
 
 
@@ -342,7 +342,7 @@ def test_the_number_of_losses_is_counted_where_it_is_not_known_before(
     """Of positions of sequences: a step has as many as its rows have items."""
     objective = {"kind": "bpr", "loss": own("one_item_later")}
     config = plan(tiny_version, tmp_path, {"name": "sasrec", "objective": objective})
-    with pytest.raises(ConfigError, match=r"(?s)own code: loss.*does not give one value.*--resume"):
+    with pytest.raises(OwnCodeError, match=r"(?s)own code: loss.*not give one value.*--resume"):
         fit_run(config, NoProgress())
 
 
