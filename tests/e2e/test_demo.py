@@ -343,6 +343,7 @@ def test_a_chain_that_is_killed_anywhere_gives_what_an_undisturbed_one_does(tmp_
     assert not [p for p in killed.rglob("*") if p.name.startswith((".staging", "_temporary"))]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_every_rating_is_joined_and_popularity_is_the_published_one(spark, tmp_path):
     config = load_config(
