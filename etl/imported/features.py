@@ -115,8 +115,8 @@ def plan_features(config: ImportConfig, files: Files) -> ImportedFeatures:
     Raises:
         CorruptRecordError: A file is damaged, or holds records of no such type.
         InputDataError: No record holds a feature, records hold several kinds of values, other
-            than whole numbers as ids, or a scalar where a list is wanted; or files hold records of
-            two types.
+            than whole numbers as ids, or a scalar where a list is wanted; files hold records of
+            two types; or a list of any length has a `pad_value`.
     """
     slots = tuple(
         PackedSlot(name, packed, offset)
@@ -146,6 +146,7 @@ def plan_features(config: ImportConfig, files: Files) -> ImportedFeatures:
         is_sequence = feature.name in known and known[feature.name].is_sequence
         wire.append(WireFeature(feature.name, dtype, is_list or is_sequence, is_sequence))
     _require_lists(config, wire)
+    _refuse_padding(config, wire)
     return ImportedFeatures(config, tuple(wire), slots, record_type)
 
 
@@ -189,6 +190,19 @@ def _require_lists(config: ImportConfig, wire: Sequence[WireFeature]) -> None:
                 f"`{key}` is of lists, and feature {scalars[0]!r} holds one value",
                 allowed=", ".join(sorted(lists)) or "no feature is a list",
                 fix="leave it out there, or give the feature its max_len",
+            )
+
+
+def _refuse_padding(config: ImportConfig, wire: Sequence[WireFeature]) -> None:
+    """Refuses lists without a length whose missing values are not 0: scores would read zeros."""
+    for feature, found in zip(config.features, wire, strict=True):
+        is_unbounded = found.is_list and feature.length is None and feature.max_len is None
+        if is_unbounded and feature.pad_value:
+            raise InputDataError(
+                f"feature {feature.name!r} is a list of any length, which is filled with 0 or ''",
+                received=f"pad_value: {feature.pad_value!r}",
+                allowed="a pad_value of its own for lists with a length or a max_len",
+                fix="give it a max_len, or leave pad_value out",
             )
 
 

@@ -184,6 +184,8 @@ def cut_short(path: Path) -> None:
          "holds no ids"),
         ({"features": [*FEATURES[:2], {"name": "history", "role": "user", "dtype": "int64"}]},
          "several values"),
+        ({"features": [*FEATURES[:2], {"name": "profile", "role": "user", "pad_value": 9}]},
+         "list of any length.*\n.*pad_value: 9"),
         ({"packed": {"feature": ["user"]}, "features": FEATURES[:1]}, "2 values instead of 1"),
     ],
 )  # fmt: skip
