@@ -132,6 +132,14 @@ EXPERIMENTS = (
         ),
     ),
     Experiment(
+        "ml_1m_hstu",
+        "ml-1m",
+        f"{_ML_1M_RAW}; the time of the request is known.",
+        _ranks(*_TOP_10, protocol="full_unseen"),
+        _BEST_EPOCH,
+        settings=("model.blocks=4",),
+    ),
+    Experiment(
         "ml_1m_ligr",
         "ml-1m",
         f"{_ML_1M_RAW}.",
