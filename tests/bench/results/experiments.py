@@ -120,24 +120,20 @@ EXPERIMENTS = (
         _ranks("hit_rate@50", protocol="full_all"),
         _LAST_EPOCH,
     ),
-    Experiment(
-        "ml_1m_hstu",
-        "ml-1m",
-        f"{_ML_1M_RAW}; the time of the request is known.",
-        _ranks(*_TOP_10, protocol="full_unseen"),
-        _BEST_EPOCH,
-        (
-            Published("HSTU, 2 blocks", (0.3227, 0.1879), _RECTOOLS),
-            Published("HSTU, 8 blocks", (0.3642, 0.2164), _RECTOOLS),
-        ),
-    ),
-    Experiment(
-        "ml_1m_hstu",
-        "ml-1m",
-        f"{_ML_1M_RAW}; the time of the request is known.",
-        _ranks(*_TOP_10, protocol="full_unseen"),
-        _BEST_EPOCH,
-        settings=("model.blocks=4",),
+    *(
+        Experiment(
+            "ml_1m_hstu",
+            "ml-1m",
+            f"{_ML_1M_RAW}; the time of the request is known.",
+            _ranks(*_TOP_10, protocol="full_unseen"),
+            _BEST_EPOCH,
+            (
+                Published("HSTU, 2 blocks", (0.3227, 0.1879), _RECTOOLS),
+                Published("HSTU, 8 blocks", (0.3642, 0.2164), _RECTOOLS),
+            ),
+            settings,
+        )
+        for settings in ((), ("model.blocks=4",))
     ),
     Experiment(
         "ml_1m_ligr",

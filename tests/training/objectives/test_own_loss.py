@@ -342,7 +342,8 @@ def test_the_number_of_losses_is_counted_where_it_is_not_known_before(
     """Of positions of sequences: a step has as many as its rows have items."""
     objective = {"kind": "bpr", "loss": own("one_item_later")}
     config = plan(tiny_version, tmp_path, {"name": "sasrec", "objective": objective})
-    with pytest.raises(OwnCodeError, match=r"(?s)own code: loss.*not give one value.*--resume"):
+    error = r"(?s)own code: loss.*does not give one value.*--resume"
+    with pytest.raises(OwnCodeError, match=error):
         fit_run(config, NoProgress())
 
 
