@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 ALL_TESTS := $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install demo test test-all services checks lint format types java unit pages docs docs-serve lock \
+.PHONY: help install demo test test-all services checks lint format types unit pages docs docs-serve lock \
   release-check clean
 
 help:
@@ -53,9 +53,8 @@ demo: $(READY)
 
 test: checks unit
 
-# Types take one core: the other one gets ready for the tests meanwhile.
 checks: $(READY)
-	@$(MAKE) --no-print-directory -j2 lint types java
+	@$(MAKE) --no-print-directory -j2 lint types
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -63,10 +62,6 @@ lint: $(READY)
 
 types: $(READY)
 	$(BIN)/mypy
-
-# Tests do without where this fails.
-java: $(READY)
-	@-$(BIN)/python -m tests.java >/dev/null 2>&1
 
 unit: $(READY)
 	$(ALL_TESTS) -m "not exhaustive"

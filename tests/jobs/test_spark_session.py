@@ -165,12 +165,12 @@ def test_java_reads_the_archive_of_its_own_spark_alone(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_an_archive_is_made_of_what_a_build_loads(tmp_path, monkeypatch):
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    for name in (*spark_session._JAVA_OPTIONS_VARIABLES, "SPARK_CONF_DIR"):
-        environment.pop(name, None)
     if home := environment.get("JAVA_HOME"):  # Of a session before: it lies in another cache.
         environment["JAVA_HOME"] = str(Path(home, "lib").resolve().parent)
+    given = spark_session._JAVA_OPTIONS_VARIABLES
+    installing = {name: value for name, value in environment.items() if name not in given}
     command = [sys.executable, "-m", "jobs.support.warm_java"]
-    subprocess.run(command, env=environment, check=True, capture_output=True)
+    subprocess.run(command, env=installing, check=True, capture_output=True)
     (archive,) = (tmp_path / "sluice").glob("*.jsa")
     assert archive.stat().st_size > 50e6
     loaded = tmp_path / "loaded.log"
@@ -179,7 +179,8 @@ def test_an_archive_is_made_of_what_a_build_loads(tmp_path, monkeypatch):
         "from jobs.support.spark_session import build_session\n"
         "print(build_session(SparkConfig(master='local[1]'), 'test').range(3).count())"
     )
-    environment["SPARK_SUBMIT_OPTS"] = f"-Xlog:class+load:file={loaded}"
+    # The suite's own Javas read it too.
+    environment["SPARK_SUBMIT_OPTS"] += f" -Xlog:class+load:file={loaded}"
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True
     )
