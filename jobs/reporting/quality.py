@@ -249,10 +249,12 @@ def describe_baselines(metrics: Mapping[str, Any]) -> list[str]:
             lines.append(f"{title} is left out: {values['left_out']}")
             continue
         pairs, users = format_count(values.get("pairs")), format_count(values.get("users"))
-        lines.append(
-            f"{title}: {pairs} distinct pairs of {users} users of train, "
-            f"penalty {format_number(values.get('l2'))}"
-        )
+        line = f"{title}: {pairs} distinct pairs of {users} users of train, "
+        line += f"penalty {format_number(values.get('l2'))}"
+        if outside := values.get("pairs_outside"):
+            line += f"; it knows the {format_count(values.get('items'))} most frequent items, "
+            line += f"and not those of {format_count(outside)} further pairs"
+        lines.append(line)
     return lines
 
 

@@ -3,14 +3,15 @@
 EASE is a linear model of items by items whose weights have a closed form (Steck 2019,
 "Embarrassingly Shallow Autoencoders for Sparse Data", equation 8). It is learned of the rows that
 train the run, and scores a row by the items that its user had met before: the same ones that are
-left out as seen.
+left out as seen. Of a large catalogue it knows the most frequent items alone.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,9 @@ EASE = "ease"
 L2_GRID = (10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
 """Penalties that are tried, in squared interactions; the paper's are between 200 and 1000."""
 MAX_BYTES = 4 << 30
-"""Most memory that EASE may take: that of some 9,400 items."""
+"""Most memory that EASE may take: that of 9,459 items."""
 _MATRICES = 6  # float64 each, with what the solver holds: 5.3 were measured with 5,000 items.
+_LAST = float(np.finfo(np.float32).min)  # the score of an item that is not known
 _HIDDEN_SHARE, _CHOSEN_AT = 0.2, 10
 
 _log = logging.getLogger("sluice.training.evaluate")
@@ -68,20 +70,25 @@ class Ease:
     """A fitted EASE.
 
     Attributes:
-        weights: float32 `[items, items]`; column j weighs the items that speak for item j.
+        weights: float32 `[known, known]`; column j weighs the items that speak for item j.
+        columns: int64 `[known]`, the catalogue's columns that it knows, ascending.
         l2: The penalty of squared weights.
         users: Users that it was learned of.
-        pairs: Their distinct items, of all users together.
+        pairs: Their distinct known items, of all users together.
+        pairs_outside: Distinct pairs of users and items that it does not know.
     """
 
     weights: NDArray[np.float32]
+    columns: IntArray
     l2: float
     users: int
     pairs: int
+    pairs_outside: int = 0
 
     def describe(self) -> dict[str, Any]:
         """Returns what `metrics.json` says of it."""
-        return {"l2": self.l2, "users": self.users, "pairs": self.pairs}
+        names = ("l2", "users", "pairs", "pairs_outside")
+        return {"items": len(self.columns), **{name: getattr(self, name) for name in names}}
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,9 @@ def refuse_baselines(trained: TrainedModel) -> None:
 def fit_baseline(trained: TrainedModel, split: str, items: ItemIds) -> Ease | LeftOut:
     """Fits EASE of the rows that train a run, or says why it cannot be.
 
+    Weights of items by items have to fit into memory: of a larger catalogue EASE knows the items
+    that most users have, and the log says how much of train these are.
+
     Args:
         trained: The run.
         split: The split that is measured.
@@ -121,30 +131,44 @@ def fit_baseline(trained: TrainedModel, split: str, items: ItemIds) -> Ease | Le
     Raises:
         InputDataError: A record is damaged.
     """
-    found = _find_obstacle(trained, split, len(items))
+    found = _find_obstacle(trained, split)
     if found is None:
         cells = _read_cells(trained, items)
         if len(cells):
-            return fit_chosen_ease(cells, len(items), trained.config.seed)
+            return _fit_frequent(cells, len(items), trained.config.seed)
         found = "no row that trains has both a user and an item with ids of their own"
     _log.warning("baseline %s is left out: %s", EASE, found)
     return LeftOut(found)
 
 
-def _find_obstacle(trained: TrainedModel, split: str, items: int) -> str | None:
+def _find_obstacle(trained: TrainedModel, split: str) -> str | None:
     features = find_counted_keys(trained.manifest).features
     missing = [part for part in ("user", "item") if part not in features]
     if missing:
         return f"the dataset has no {' and no '.join(missing)} as one int64 per row"
     if not carries_seen(trained.manifest, split):
         return f"rows of the {split} split do not hold the items that their user had met"
-    needed = _MATRICES * 8 * items**2
-    if needed > MAX_BYTES:
-        return (
-            f"{items:,} items take {needed / 2**30:,.1f} GiB, items by items, "
-            f"and {MAX_BYTES / 2**30:.1f} GiB are allowed"
-        )
     return None
+
+
+def _fit_frequent(cells: Pairs, items: int, seed: int) -> Ease:
+    """Fits EASE of as many items as memory allows: those that most users have."""
+    most = max(1, math.isqrt(MAX_BYTES // (8 * _MATRICES)))
+    if items <= most:
+        return fit_chosen_ease(cells, items, seed)
+    counts = np.bincount(cells.columns, minlength=items)
+    columns = np.sort(np.argsort(-counts, kind="stable")[:most])
+    places = np.full(items, MISSING)
+    places[columns] = np.arange(most)
+    known = places[cells.columns] != MISSING
+    frequent = Pairs(cells.rows[known], places[cells.columns[known]])
+    _log.warning(
+        "baseline %s knows the %s most frequent of %s items, which are %.1f %% of the pairs of "
+        "users and items that train: %.1f GiB hold no more, items by items",
+        EASE, f"{most:,}", f"{items:,}", 100 * len(frequent) / len(cells), MAX_BYTES / 2**30,
+    )  # fmt: skip
+    ease = fit_chosen_ease(frequent, most, seed)
+    return replace(ease, columns=columns, pairs_outside=len(cells) - len(frequent))
 
 
 def _read_cells(trained: TrainedModel, items: ItemIds) -> Pairs:
@@ -187,7 +211,7 @@ def fit_chosen_ease(cells: Pairs, items: int, seed: int) -> Ease:
     """
     l2 = _choose_l2(cells, items, seed)
     weights = solve_ease(multiply_items(cells, items), l2)
-    return Ease(weights, l2, len(np.unique(cells.rows)), len(cells))
+    return Ease(weights, np.arange(items), l2, len(np.unique(cells.rows)), len(cells))
 
 
 def _choose_l2(cells: Pairs, items: int, seed: int) -> float:
@@ -271,6 +295,8 @@ def _lay_out(cells: Pairs, rows: int, items: int) -> NDArray[np.float32]:
 class EaseScorer:
     """Scores the catalogue by the items that each row's user had met.
 
+    Items that EASE does not know come last, and speak for none.
+
     Args:
         ease: The weights.
         items: The catalogue.
@@ -280,12 +306,18 @@ class EaseScorer:
     name = EASE
 
     def __init__(self, ease: Ease, items: ItemIds, seen: str) -> None:
-        self._weights, self._items, self.seen = ease.weights, items, seen
+        self._ease, self._items, self.seen = ease, len(items), seen
+        self._known = ItemIds(items.ids[ease.columns])
 
     def scores(self, features: Mapping[str, Any], rows: int) -> NDArray[np.float32]:
         """Scores the whole catalogue, `[rows, items]`."""
-        met = read_cells(features[self.seen], self._items)
-        return _lay_out(met, rows, len(self._items)) @ self._weights
+        met = read_cells(features[self.seen], self._known)
+        found = _lay_out(met, rows, len(self._known)) @ self._ease.weights
+        if len(self._known) == self._items:
+            return found
+        scores = np.full((rows, self._items), _LAST, np.float32)
+        scores[:, self._ease.columns] = found
+        return scores
 
 
 class EaseLists:

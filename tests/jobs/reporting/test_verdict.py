@@ -158,6 +158,10 @@ def test_ease_stands_next_to_the_model_or_is_named_as_left_out(finished):
     }
     shown = show("quality", replace(finished, metrics=metrics))
     assert "EASE is left out: 20,000 items take 17.9 GiB." in shown.notes
+    fitted = {"items": 9459, "l2": 100.0, "users": 500, "pairs": 7000, "pairs_outside": 1200}
+    shown = show("quality", replace(finished, metrics={**metrics, "baselines": {"ease": fitted}}))
+    [line] = [note for note in shown.notes if note.startswith("EASE: ")]
+    assert "it knows the 9,459 most frequent items, and not those of 1,200 further pairs" in line
 
 
 def test_recall_is_shown_only_where_it_differs(finished):
