@@ -220,7 +220,8 @@ def test_of_a_large_catalogue_it_knows_the_frequent_items(
     _, _, ease = _fit_by_hand(trained)
     counts = matrix.sum(0)
     known = ease.columns
-    assert len(known) == 12 and (np.diff(known) > 0).all()
+    assert len(known) == 12
+    assert (np.diff(known) > 0).all()
     assert counts[known].min() >= np.delete(counts, known).max()
     expected = solve_ease(matrix[:, known].T @ matrix[:, known], ease.l2)
     np.testing.assert_allclose(ease.weights, expected, atol=1e-6)
@@ -241,7 +242,8 @@ def test_of_a_large_catalogue_it_knows_the_frequent_items(
     report = evaluate_split(_configure(trained, per="user"), "test", baselines=True)
     assert report["baselines"]["ease"] == ease.describe()
     assert report["baselines"]["ease"]["items"] == 12
-    assert whole.describe()["items"] == len(counts) and whole.pairs_outside == 0
+    assert whole.describe()["items"] == len(counts)
+    assert whole.pairs_outside == 0
 
 
 def test_a_ranking_model_has_no_such_baselines(trained: TrainedModel) -> None:
