@@ -52,7 +52,7 @@ def test_din_reads_the_target_once_a_row() -> None:
         ((ROWS, 9), (9, 1)),
     )
     layers = {"attention": (7, 3), "hidden": (9,)}
-    assert count_din(ROWS, LENGTH, (DIM, 20), layers) == 3 * forward
+    assert count_din(ROWS, ROWS * LENGTH, (DIM, 20), layers) == 3 * forward
 
 
 def test_bst_reads_the_target_as_a_position() -> None:

@@ -11,7 +11,8 @@ import keras
 from conf.errors import ConfigError
 from training.networks.factorization import flatten_each
 from training.networks.network import NetworkInputs
-from training.networks.tower import activate, build_mlp, build_output, concatenate, first_score
+from training.networks.target_attention import score_tokens
+from training.networks.tower import build_mlp, build_output, concatenate, first_score
 
 Names = str | Sequence[str]
 
@@ -70,7 +71,8 @@ def build_din(
         Logits `[batch, 1]`.
     """
     read = read_history(inputs, history, target)
-    scores = score_positions(read, attention_units, attention_activation)
+    layers = (attention_units, attention_activation)
+    scores = score_tokens(read.vectors, read.mask, read.target, *layers)
     if softmax:
         scale = read.vectors.shape[-1] ** -0.5
         scores = keras.layers.Softmax()(scores * scale, mask=read.mask)
@@ -185,28 +187,6 @@ def _add_and_normalize(
     return keras.layers.LayerNormalization(epsilon=1e-6)(total)
 
 
-def score_positions(read: History, units: Sequence[int], activation: str) -> keras.KerasTensor:
-    """Builds the scores of a history's positions by the target, `[batch, length]`.
-
-    Args:
-        read: The history.
-        units: Lengths of the hidden layers.
-        activation: Of these layers.
-    """
-    if units:
-        first = keras.layers.Dense(units[0])
-        first.build((None, 4 * read.target.shape[-1]))  # Here, so that it has a name of its own.
-        hidden = activate(
-            CompareWithTarget(first)([read.vectors, read.target]), activation, read.mask
-        )
-        hidden = build_mlp(hidden, units[1:], activation=activation, mask=read.mask)
-    else:
-        target = keras.ops.expand_dims(read.target, 1)
-        each = keras.ops.zeros_like(read.vectors) + target
-        hidden = concatenate([read.vectors, each, read.vectors - target, read.vectors * target])
-    return keras.ops.squeeze(keras.layers.Dense(1)(hidden), axis=2)
-
-
 def pool_outputs(
     sequence: keras.KerasTensor, mask: keras.KerasTensor, pooling: str, max_len: int
 ) -> keras.KerasTensor:
@@ -300,57 +280,6 @@ def check_positions(inputs: NetworkInputs, name: str) -> None:
 def list_names(names: Names) -> list[str]:
     """Returns one name or several as a list."""
     return [names] if isinstance(names, str) else list(names)
-
-
-@keras.saving.register_keras_serializable("sluice")
-class CompareWithTarget(keras.layers.Layer):
-    """A dense layer over `[h, t, h - t, h * t]` of each position h of a history and the target t.
-
-    With the kernel in four parts of equal height, `W [h, t, h - t, h * t]` is
-    `(W1 + W3) h + W4 (h * t) + (W2 - W3) t`: half of the product, and the last part once a row.
-
-    Args:
-        dense: The layer; it is built, for inputs four times as long as a vector.
-        options: Those of a Keras layer.
-    """
-
-    def __init__(self, dense: keras.layers.Dense, **options: Any) -> None:
-        super().__init__(**options)
-        self.dense = dense
-
-    def call(self, inputs: Sequence[keras.KerasTensor]) -> keras.KerasTensor:
-        """Returns `[batch, length, units]`.
-
-        Args:
-            inputs: The history, `[batch, length, dim]`, and the target, `[batch, dim]`.
-        """
-        ops, (history, target) = keras.ops, inputs
-        of_position, of_target, of_difference, of_product = ops.split(self.dense.kernel, 4)
-        both = ops.concatenate([history, history * ops.expand_dims(target, 1)], axis=2)
-        kernel = ops.concatenate([of_position + of_difference, of_product])
-        of_row = ops.matmul(target, of_target - of_difference) + self.dense.bias
-        return ops.matmul(both, kernel) + ops.expand_dims(of_row, 1)
-
-    def compute_output_shape(
-        self, shapes: Sequence[tuple[int | None, ...]]
-    ) -> tuple[int | None, ...]:
-        """Returns the shape."""
-        return (*shapes[0][:2], self.dense.units)
-
-    def build(self, shapes: Sequence[tuple[int | None, ...]]) -> None:
-        """Makes the weights of a layer that was read from a file."""
-        if not self.dense.built:
-            self.dense.build((None, 4 * int(shapes[1][-1] or 0)))
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns what the layer is made of."""
-        return {**super().get_config(), "dense": keras.saving.serialize_keras_object(self.dense)}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> CompareWithTarget:
-        """Returns the layer of what it is made of."""
-        dense = keras.saving.deserialize_keras_object(config["dense"])
-        return cls(**{**config, "dense": dense})
 
 
 @keras.saving.register_keras_serializable("sluice")

@@ -37,22 +37,21 @@ def count_mlp(rows: float, sizes: Sequence[int]) -> float:
 
 
 def count_din(
-    rows: int, length: int, dims: tuple[int, int], layers: Mapping[str, Sequence[int]]
+    rows: int, tokens: float, dims: tuple[int, int], layers: Mapping[str, Sequence[int]]
 ) -> float:
-    """The same of DIN, whose first layer over positions reads the target once a row.
+    """The same of DIN, whose first layer over tokens reads the target once a row.
 
     Args:
         rows: Rows of the batch.
-        length: Positions of each history.
+        tokens: Of all their histories.
         dims: Of an item, and of all inputs of the last MLP.
         layers: Hidden units of `attention` and of `hidden`.
     """
     dim, joined = dims
     first, *others = layers["attention"]
-    positions = rows * length
-    scores = count_mlp(positions, (2 * dim, first)) + count_mlp(rows, (dim, first))
-    scores += count_mlp(positions, (first, *others, 1))
-    return scores + count_mlp(positions, (dim, 1)) + count_mlp(rows, (joined, *layers["hidden"], 1))
+    scores = count_mlp(tokens, (2 * dim, first)) + count_mlp(rows, (dim, first))
+    scores += count_mlp(tokens, (first, *others, 1))
+    return scores + count_mlp(tokens, (dim, 1)) + count_mlp(rows, (joined, *layers["hidden"], 1))
 
 
 def count_bst(rows: int, length: int, dims: tuple[int, int], hidden: Sequence[int]) -> float:

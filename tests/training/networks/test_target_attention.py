@@ -1,62 +1,102 @@
-"""The first layer of DIN's attention: half of the product, the same numbers, weights and names."""
+"""DIN's attention over tokens alone: half of the product, the same numbers, weights and names."""
 
 from __future__ import annotations
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
-from training.networks.attention import CompareWithTarget
 from training.networks.network import Network, build_keras_model, building_layers
+from training.networks.target_attention import (
+    CompareWithTarget,
+    PackTokens,
+    UnpackTokens,
+    score_tokens,
+)
 
 ROWS, LENGTH, DIM, UNITS = 3, 5, 4, 6
+LENGTHS = {"real": (2, 0, 4), "full": (LENGTH,) * ROWS, "empty": (0,) * ROWS}
 
 
-def build() -> tuple[Network, Network]:
-    """The layer, and a dense one over what it stands for; their first weights are drawn alike."""
-    shapes = {"history": (None, DIM), "target": (DIM,)}
+def build(activation: str) -> tuple[Network, Network]:
+    """The scores, and a dense MLP over all positions; their first weights are drawn alike."""
+    shapes = {"history": (None, DIM), "target": (DIM,), "mask": (None,)}
     networks = []
-    for is_split in (True, False):
-        inputs = {name: keras.Input(shape, name=name) for name, shape in shapes.items()}
-        history, target = inputs["history"], inputs["target"]
+    for is_packed in (True, False):
+        inputs = {
+            name: keras.Input(shape, name=name, dtype="bool" if name == "mask" else None)
+            for name, shape in shapes.items()
+        }
+        history, target, mask = inputs["history"], inputs["target"], inputs["mask"]
         with building_layers("din", 1):
-            dense = keras.layers.Dense(UNITS, bias_initializer="normal")
-            if is_split:
-                dense.build((None, 4 * DIM))
-                output = CompareWithTarget(dense)([history, target])
+            if is_packed:
+                output = score_tokens(history, mask, target, (UNITS,), activation)
             else:
                 each = keras.ops.zeros_like(history) + keras.ops.expand_dims(target, 1)
                 joined = [history, each, history - each, history * each]
-                output = dense(keras.layers.Concatenate()(joined))
+                hidden = keras.layers.Dense(UNITS)(keras.layers.Concatenate()(joined))
+                hidden = keras.layers.Activation(activation)(hidden)
+                output = keras.ops.squeeze(keras.layers.Dense(1)(hidden), axis=2)
+                output = keras.ops.where(mask, output, 0.0)
             networks.append(Network(build_keras_model("din", inputs, output)))
     return networks[0], networks[1]
 
 
-def test_it_is_a_dense_layer_over_the_parts_side_by_side() -> None:
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_it_is_an_mlp_over_the_parts_side_by_side(lengths: tuple[int, ...]) -> None:
     rng = np.random.default_rng(1)
     x = {
         "history": tf.constant(rng.normal(size=(ROWS, LENGTH, DIM)), tf.float32),
         "target": tf.constant(rng.normal(size=(ROWS, DIM)), tf.float32),
     }
-    weigh = tf.constant(rng.normal(size=(ROWS, LENGTH, UNITS)), tf.float32)
+    mask = tf.sequence_mask(lengths, LENGTH)
+    weigh = tf.constant(rng.normal(size=(ROWS, LENGTH)), tf.float32)
     found = []
-    for network in build():
+    for network in build("tanh"):
         with tf.GradientTape() as tape:
             tape.watch(x)
-            output = network(x)
+            output = network({**x, "mask": mask})
             loss = tf.reduce_sum(weigh * output)
         assert {n: tuple(v.shape) for n, v in network.weights.items()} == {
-            "dense/kernel": (4 * DIM, UNITS), "dense/bias": (UNITS,)
+            "dense/kernel": (4 * DIM, UNITS), "dense/bias": (UNITS,),
+            "dense_1/kernel": (UNITS, 1), "dense_1/bias": (1,),
         }  # fmt: skip
-        assert len(network.trained_variables) == 2
+        assert len(network.trained_variables) == 4
         found.append([output, *tape.gradient(loss, [*x.values(), *network.trained_variables])])
     for one, other in zip(*found, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            tf.convert_to_tensor(one), tf.convert_to_tensor(other), rtol=1e-5, atol=1e-5
+        )
+
+
+def test_padding_costs_nothing() -> None:
+    """What is multiplied are tokens: as many as there are."""
+    vectors = tf.random.normal([ROWS, LENGTH, DIM], seed=1)
+    mask = tf.constant([[1, 0, 1, 0, 0], [0] * 5, [0, 0, 0, 0, 1]]) > 0
+    tokens, rows = PackTokens()([vectors, mask])
+    np.testing.assert_array_equal(tokens[0], [vectors[0, 0], vectors[0, 2], vectors[2, 4]])
+    np.testing.assert_array_equal(rows, [0, 0, 2])
+    numbers = tf.constant([[[1.0], [2.0], [3.0]]])
+    expected = [[1, 0, 2, 0, 0], [0] * 5, [0, 0, 0, 0, 3]]
+    np.testing.assert_array_equal(UnpackTokens()([numbers, mask]), expected)
+
+
+@pytest.mark.parametrize("activation", ["dice", "prelu"])
+def test_an_mlp_has_its_weights_whatever_the_activation(activation: str) -> None:
+    history, target = keras.Input((None, DIM)), keras.Input((DIM,))
+    mask = keras.Input((None,), dtype="bool")
+    scores = score_tokens(history, mask, target, (UNITS, 2), activation)
+    model = keras.Model([history, mask, target], scores)
+    x = tf.ones([ROWS, LENGTH, DIM]), tf.sequence_mask([1, 0, 5], LENGTH), tf.ones([ROWS, DIM])
+    assert model(x).shape == (ROWS, LENGTH)
+    if activation == "prelu":  # As over all positions: one slope for each unit.
+        assert [tuple(v.shape) for v in model.weights if "alpha" in v.name] == [(1, UNITS), (1, 2)]
 
 
 def test_it_is_read_from_what_it_says_of_itself() -> None:
     layer = CompareWithTarget(keras.layers.Dense(UNITS))
     other = CompareWithTarget.from_config(layer.get_config())
-    output = other([tf.ones([ROWS, LENGTH, DIM]), tf.ones([ROWS, DIM])])
-    assert output.shape == (ROWS, LENGTH, UNITS)
+    inputs = [tf.ones([1, LENGTH, DIM]), tf.ones([ROWS, DIM]), tf.constant([0, 0, 1, 2, 2])]
+    assert other(inputs).shape == (1, LENGTH, UNITS)
     assert other.dense.kernel.shape == (4 * DIM, UNITS)
