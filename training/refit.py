@@ -392,20 +392,15 @@ class _Refit:
     def _try(self, number: int, values: dict[str, Any]) -> Trial:
         label = f"{name_trial(number)} (at most {self._refit.most_trials} in all)"
         self._progress.message(f"{label}: {describe_values(values)}", trial=number, values=values)
+        metric = self._state.metric
         try:
             run = self._fit_trial(self._build_trial(number, values))
+            epoch, curve = self._read_trial(run)
         except TRIAL_ERRORS as error:
             if not self._refit.space:
                 raise
             self._progress.message(f"{label}: {error.what}", trial=number)
             return Trial(values, None, None, [], error.what)
-        history = read_history(run)
-        # The epoch whose weights are kept; the last one where nothing stops early.
-        epoch = read_json(run / RUN_CARD_FILE)["training"]["best_epoch"]
-        metric = self._state.metric
-        if self._config.fit.early_stopping is not None:
-            epoch = find_best(history, metric) + 1
-        curve = [None if math.isnan(v) else v for v in (r.value(metric) for r in history)]
         value = curve[epoch - 1]
         if value is None:
             reason = f"{metric} is not defined on the held-out rows"
@@ -416,6 +411,19 @@ class _Refit:
             trial=number, value=value, epoch=epoch,
         )  # fmt: skip
         return Trial(values, value, epoch, curve, str(run))
+
+    def _read_trial(self, run: Path) -> tuple[int, list[float | None]]:
+        """Returns the epoch whose weights are kept, from 1, and the metric after each epoch.
+
+        Raises:
+            ConfigError: A trial of other values, such as another objective, has no such metric.
+        """
+        history, metric = read_history(run), self._state.metric
+        # The last one where nothing stops early.
+        epoch = read_json(run / RUN_CARD_FILE)["training"]["best_epoch"]
+        if self._config.fit.early_stopping is not None:
+            epoch = find_best(history, metric) + 1
+        return epoch, [None if math.isnan(v) else v for v in (r.value(metric) for r in history)]
 
     def _fit_trial(self, config: TrainConfig) -> Path:
         metric, best = self._state.metric, self._state.find_best_trial()

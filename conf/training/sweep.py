@@ -120,7 +120,7 @@ class SweepConfig(StrictFinite):
         stopping = config.fit.early_stopping
         by_steps = stopping is not None and stopping.by == "steps"
         rows = (*(ROWS_OF_TRIALS if held_out else ()), *(("fit.validation",) if by_steps else ()))
-        measured = [key for key in self.space if key.startswith(rows)]
+        measured = [key for key in self.space if any(_holds(key, row) for row in rows)]
         if measured:
             raise ConfigError(
                 f"{measured[0]} decides which rows trials are measured on: metrics of other rows "
@@ -131,3 +131,8 @@ class SweepConfig(StrictFinite):
         for key, found in self.space.items():
             for value in found.choices if isinstance(found, ChoicesConfig) else found.ends:
                 override_config(config, {key: value}, f"of the sweep, {key}")
+
+
+def _holds(key: str, other: str) -> bool:
+    """Whether a key of a config is another, or a part of it, or has it as a part."""
+    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")

@@ -276,6 +276,15 @@ def test_a_trial_that_cannot_be_trained_is_passed_over(config: TrainConfig) -> N
         fit_chosen(override_config(config, apart, "of the test"), NoProgress()) / "run_card.json"
     )
     assert [trial["value"] is None for trial in card["refit"]["trials"]] == [False, True]
+    # Trained by the label it has a loss alone.
+    other = {
+        "fit.refit": {"space": {"model.objective.kind": ["binary", "softmax"]}},
+        "fit.early_stopping.metric": "ndcg@10",
+    }
+    card = read_json(
+        fit_chosen(override_config(config, other, "of the test"), NoProgress()) / "run_card.json"
+    )
+    assert [trial["value"] is None for trial in card["refit"]["trials"]] == [True, False]
     nothing = override_config(only, {"input.batch_size": 700}, "of the test")
     with pytest.raises(ConfigError, match=r"no trial of fit\.refit has finished"):
         fit_chosen(nothing, NoProgress())

@@ -37,7 +37,7 @@ from training.evaluation.protocols import (
     require_rows,
 )
 from training.evaluation.scorers import ModelScorer
-from training.evaluation.task_metrics import compile_scores
+from training.evaluation.task_metrics import check_scores, compile_scores
 from training.input.batches import build_eval_dataset, read_batches
 from training.models.ranking import RankingModel, Task
 from training.models.retrieval import RetrievalModel, require_retrieval
@@ -189,12 +189,12 @@ def _compare_ranking(trained: TrainedModel, other: TrainedModel, split: str) -> 
     own, rival = _score_rows(trained, split, tasks), _score_rows(other, split, tasks)
     owners = number_owners(trained, own.users)
     metrics: dict[str, Any] = {}
-    for number, task in enumerate(tasks):
+    for task in tasks:
         labels = own.labels[task.name]
         scores = own.scores[task.name], rival.scores[task.name]
         compare = _compare_binary if task.is_binary else _compare_errors
         found = compare(labels, scores, owners, trained.config.seed, own.weights)
-        prefix = f"{task.name}/" if number else ""
+        prefix = "" if task == trained.model.tasks[0] else f"{task.name}/"
         metrics |= {f"{prefix}{name}": vars(difference) for name, difference in found.items()}
     users = len(np.unique(owners))
     described: dict[str, Any] = {
@@ -247,6 +247,8 @@ def _score_rows(trained: TrainedModel, split: str, tasks: list[Task]) -> _Scored
     for batch in read_batches(dataset, *where, split):
         logits = score({name: batch[name] for name in model.inputs})
         found = {f"score {t.name}": np.asarray(logits[t.name], np.float64) for t in tasks}
+        for task in tasks:
+            check_scores(task, found[f"score {task.name}"])
         found |= {f"label {t.name}": np.asarray(batch[t.label], np.float64) for t in tasks}
         size = len(next(iter(found.values())))
         ids = np.asarray(batch[user], np.int64) if user else np.zeros(size, np.int64)

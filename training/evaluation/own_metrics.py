@@ -6,7 +6,6 @@ labels, scores and weights are kept, 24 bytes a row and task.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from training.networks.own_code import (
     check_params,
     import_function,
     own_errors,
+    read_parameters,
 )
 
 _TRIED_ROWS = 16
@@ -47,7 +47,7 @@ class OwnMetric:
         code = OwnCode("metric", key, f"{key}.params", ("labels", "scores"), ("weights",))
         self.name, self._path, self._code = name, config.function, code
         self._function = import_function(config.function, code)
-        parameters = inspect.signature(self._function).parameters
+        parameters = read_parameters(config.function, code, self._function)
         check_params(config.function, code, parameters, config.params)
         self._params, self._reads_weights = dict(config.params), "weights" in parameters
         rng = np.random.default_rng(0)

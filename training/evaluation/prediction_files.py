@@ -48,6 +48,7 @@ from training.reader.training_data import TrainingData
 
 LISTS_AT_ONCE = 4096
 UNKNOWN = -1
+_MOST_ROWS = 2**63
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,15 @@ class TokenIds:
 
 
 def _read_text_key(value: Any) -> str | None:
-    return str(value) if isinstance(value, int | str) else None
+    """Returns a key as text; None is one that no vocabulary has, such as half a character."""
+    if not isinstance(value, int | str):
+        return None
+    text = str(value)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return None
+    return text
 
 
 def measure_lists(
@@ -343,9 +352,10 @@ def _parse(path: Path, number: int, row: str | dict[str, Any]) -> dict[str, Any]
         is_list = isinstance(items, list) and len(scores) in (0, len(items))
         # Of a truth value `type` is bool, of NaN the order is none.
         are_numbers = all(type(s) in (int, float) and math.isfinite(s) for s in scores)
-        if is_list and are_numbers and type(entry.get("row", 0)) is int:
+        row_number = entry.get("row", 0)
+        if is_list and are_numbers and type(row_number) is int and row_number < _MOST_ROWS:
             return dict(entry)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         pass
     raise InputDataError(
         f"{path}, row {number}: not a ranked list",

@@ -73,10 +73,16 @@ class ModelScorer:
 
 
 def score_pairs(model: RetrievalModel, features: Mapping[str, tf.Tensor]) -> NDArray[np.float32]:
-    """Returns the score of each row's user and its own target item, `[rows]`."""
-    users = model.embed_users({name: features[name] for name in model.user_inputs})
-    items = model.embed_items({name: features[name] for name in model.item_inputs})
-    return score_cells(np.asarray(users), np.asarray(items))
+    """Returns the score of each row's user and its own target item, `[rows]`.
+
+    Raises:
+        InputDataError: A vector holds NaN or infinity.
+    """
+    users = np.asarray(model.embed_users({name: features[name] for name in model.user_inputs}))
+    items = np.asarray(model.embed_items({name: features[name] for name in model.item_inputs}))
+    for side, vectors in (("user", users), ("item", items)):
+        check_finite(side, np.arange(len(vectors)), vectors)
+    return score_cells(users, items)
 
 
 class PopularityScorer:

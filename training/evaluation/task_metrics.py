@@ -182,12 +182,7 @@ class TaskScores:
             uncalibrated.update(batch, np.asarray(before[name], np.float32))
         for task in self._model.tasks:
             scores = np.asarray(logits[task.name], np.float32)
-            if np.isnan(scores).any():
-                raise InputDataError(
-                    f"the model's scores of task {task.name} are no numbers",
-                    received=f"{int(np.isnan(scores).sum())} of {len(scores)} rows are NaN",
-                    fix="look for numbers in the features that are not finite",
-                )
+            check_scores(task, scores)
             if task.is_binary:
                 check_binary(task, np.asarray(batch[task.label]))
             self._scores[task.name].update(batch, scores)
@@ -392,6 +387,25 @@ def evaluate_tasks(
     for batch in read_batches(dataset, version_dir, manifest, split):
         scores.update(batch)
     return scores.result()
+
+
+def check_scores(task: Task, scores: NDArray[np.floating]) -> None:
+    """Refuses scores that have no order.
+
+    Args:
+        task: What they are of.
+        scores: `[rows]`.
+
+    Raises:
+        InputDataError: One is NaN.
+    """
+    bad = int(np.isnan(scores).sum())
+    if bad:
+        raise InputDataError(
+            f"the model's scores of task {task.name} are no numbers",
+            received=f"{bad} of {len(scores)} rows are NaN",
+            fix="look for numbers in the features that are not finite",
+        )
 
 
 def check_binary(task: Task, labels: NDArray[np.generic]) -> None:

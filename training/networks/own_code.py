@@ -142,7 +142,7 @@ def call_build(
     Raises:
         ConfigError: It takes other parameters, or fails.
     """
-    parameters = inspect.signature(build).parameters
+    parameters = read_parameters(path, code, build)
     check_params(path, code, parameters, params)
     given = {key: value for key, value in given.items() if key in parameters}
     fault = Fault(
@@ -202,7 +202,13 @@ def explain_error(error: Exception) -> SluiceError | None:
     text = str(error)
     frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
     frames += _FRAME.findall(text)
-    users = [f for f in frames if f[0][0] != "<" and not f[0].startswith(_LIBRARIES)]
+    # An installed Sluice lies among the libraries.
+    users = [
+        frame
+        for frame in frames
+        if frame[0].startswith(_SLUICE)
+        or not (frame[0].startswith("<") or frame[0].startswith(_LIBRARIES))
+    ]
     is_own = bool(users) and not users[-1][0].startswith(_SLUICE)
     if not is_own and OWN_FAULT not in text:
         return None
@@ -227,6 +233,25 @@ def _find_reason(text: str) -> str:
         plain = [line for line in lines if not line[0].isspace() and not _FRAME.search(line)]
         lines = plain[-1:]
     return " ".join(line.strip() for line in lines)
+
+
+def read_parameters(
+    path: str, code: OwnCode, function: Callable[..., Any]
+) -> Mapping[str, inspect.Parameter]:
+    """Returns the parameters of a function of one's own.
+
+    Raises:
+        ConfigError: It tells none, as compiled functions may not.
+    """
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the {code.what} of {code.key} does not tell its parameters",
+            received=f"{path}: {error}",
+            allowed=f"a Python function of {', '.join(code.arguments)}",
+            fix="name a Python function that calls it",
+        ) from error
 
 
 def check_params(

@@ -6,7 +6,6 @@ over the batch would be counted once for every row.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import tensorflow as tf
@@ -22,6 +21,7 @@ from training.networks.own_code import (
     call_reported,
     check_params,
     import_function,
+    read_parameters,
 )
 
 _OF_LABELS = ("labels", "logits")
@@ -64,7 +64,7 @@ class OwnLoss:
     def __init__(self, config: OwnLossConfig, code: OwnCode) -> None:
         self.path, self.code, self.inputs = config.function, code, config.features
         self._function = import_function(config.function, code)
-        parameters = inspect.signature(self._function).parameters
+        parameters = read_parameters(config.function, code, self._function)
         check_params(config.function, code, parameters, config.params)
         self._reads_features = "features" in parameters
         if config.features and not self._reads_features:

@@ -65,6 +65,27 @@ def _train(version: Path, manifest: Manifest, model: Any = None, **sections: Any
     return TrainedModel(Path(), built, config, manifest, version)
 
 
+def test_a_further_task_keeps_its_name_where_the_runs_share_no_first_one(
+    version: Path, manifest: Manifest
+) -> None:
+    own = _train(version, manifest, RANKING)
+    tasks = {"value": RANKING["tasks"]["value"]}
+    other = _train(version, manifest, {**RANKING, "tasks": tasks})
+    assert set(compare_runs(own, other, "test")["metrics"]) >= {"value/mse"}
+    assert "mse" in compare_runs(other, own, "test")["metrics"]
+
+
+def test_runs_whose_scores_are_no_numbers_are_not_compared(
+    version: Path, manifest: Manifest
+) -> None:
+    own, other = (_train(version, manifest, RANKING) for _ in range(2))
+    for network in other.model.networks:
+        for weights in network.weights.values():
+            weights.assign(weights * np.nan)
+    with pytest.raises(InputDataError, match="scores of task click are no numbers"):
+        compare_runs(own, other, "test")
+
+
 def _read_rows(version: Path, manifest: Manifest, split: str) -> list[dict[str, Any]]:
     batches = build_eval_dataset(version, manifest, split, 1, ragged=("seen", "history", "genres"))
     return [{name: value[0].numpy() for name, value in batch.items()} for batch in batches]

@@ -25,7 +25,9 @@ from training.evaluation.scorers import (
     PopularityScorer,
     RandomScorer,
     popularity_percentiles,
+    score_pairs,
 )
+from training.input.batches import build_eval_dataset, read_batches
 
 
 def _index(vectors: np.ndarray) -> ItemIndex:
@@ -96,6 +98,21 @@ def test_the_index_holds_every_catalogue_item_whatever_the_batch(
     size = tiny_manifest.schema["movie_id"].vocabulary_size
     assert whole.ids.tolist() == list(range(2, size))
     np.testing.assert_array_equal(whole.vectors, parts.vectors)
+
+
+def test_pairs_of_vectors_that_are_not_finite_are_refused(
+    tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    model = TinyTowers(tiny_manifest)
+    where = (tiny_version, tiny_manifest)
+    batch = next(iter(read_batches(build_eval_dataset(*where, "test", 4), *where, "test")))
+    assert score_pairs(model, batch).shape == (4,)
+    rows = model.tables[model.table_of["user_id"]].rows
+    values = rows.numpy()
+    values[int(batch["user_id"][1])] = np.nan
+    rows.assign(values)
+    with pytest.raises(InputDataError, match=r"(?s)user vectors are not finite.*1 of 4"):
+        score_pairs(model, batch)
 
 
 COUNTS = st.lists(st.integers(0, 5), min_size=1, max_size=30)

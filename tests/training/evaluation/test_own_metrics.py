@@ -219,6 +219,7 @@ def test_a_metric_that_fails_on_the_split_loses_no_step(
         (own("bier"), "did you mean 'brier'"),
         ({"function": "own_metric:brier"}, "No module named.*PYTHONPATH"),
         ({"function": "training:brier"}, "Sluice's own"),
+        ({"function": "math:hypot"}, "does not tell its parameters"),
     ],
 )
 def test_faults_of_a_metric_are_said_before_anything_is_written(

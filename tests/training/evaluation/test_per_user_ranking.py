@@ -398,6 +398,8 @@ def test_lists_of_rows_are_measured_against_their_items(
         ([{"row": "a", "items": [101]}], InputDataError, "row 1: not a ranked list"),
         ([{"row": None, "items": [101]}], InputDataError, "row 1: not a ranked list"),
         ([{"row": 1.7, "items": [101]}], InputDataError, "row 1: not a ranked list"),
+        ([{"row": 2**70, "items": [101]}], InputDataError, "row 1: not a ranked list"),
+        ([{"row": 1, "items": [101], "scores": [10**400]}], InputDataError, "not a ranked list"),
         (["words"], InputDataError, "row 1: not a ranked list"),
     ],
 )

@@ -15,7 +15,14 @@ import pytest
 import tensorflow as tf
 import yaml
 
-from conf.errors import ConfigError, ExitCode, InputDataError, OwnCodeError
+from conf.errors import (
+    ConfigError,
+    ExitCode,
+    InputDataError,
+    OwnCodeError,
+    TooFewRowsError,
+)
+from conf.load import override_config
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema
 from conf.training.models import DSSMConfig, MFConfig, RankingConfig, SASRecConfig
@@ -65,6 +72,9 @@ def bpr(positives, negatives, counted):
 def softmax(positives, negatives, counted):
     others = tf.where(counted, negatives, -1e9)
     return tf.reduce_logsumexp(tf.concat([positives[:, None], others], 1), 1) - positives
+
+def of_ones(labels, logits):
+    return cross_entropy(labels, logits) / labels
 
 def mean(labels, logits):
     return tf.reduce_mean(cross_entropy(labels, logits))
@@ -263,6 +273,7 @@ def plan(version: Path, root: Path, model: Any, epochs: int = 1) -> TrainConfig:
         (own("vocal"), "did you mean 'focal'"),
         ({"function": "own_loss:focal"}, "No module named 'own_loss'.*PYTHONPATH"),
         ({"function": "training:focal"}, "Sluice's own"),
+        ({"function": "math:hypot"}, "does not tell its parameters"),
     ],
 )
 def test_faults_of_a_loss_are_said_before_anything_is_written(
@@ -371,6 +382,20 @@ def test_a_damaged_record_that_training_leaves_out_is_not_tried(
         plan_run(config)
     skipping = config.input.model_copy(update={"on_corrupt": "skip_record"})
     fit_run(config.model_copy(update={"input": skipping}), NoProgress())
+
+
+def test_a_loss_is_tried_on_rows_that_pass_the_filter(tiny_version: Path, tmp_path: Path) -> None:
+    config = plan(tiny_version, tmp_path, ranking("of_ones"))
+    with pytest.raises(ConfigError, match="values that are no numbers"):
+        plan_run(config)
+
+    def keep(label: int) -> TrainConfig:
+        kept = [{"feature": "label", "value": label}]
+        return override_config(config, {"input.filter": kept}, "of the test")
+
+    plan_run(keep(1))
+    with pytest.raises(TooFewRowsError, match="no row of train is left"):
+        plan_run(keep(7))
 
 
 @pytest.mark.parametrize("space", [{}, {"optimizer.learning_rate": [0.01, 0.011]}])
