@@ -15,7 +15,7 @@ from conf.load import load_config, override_config, preset_names
 from conf.manifest import ShardInfo, SplitInfo
 from conf.training.train import TrainConfig
 from tests.bench.results import __main__ as command
-from tests.bench.results.experiments import BY_NAME, Experiment, Metric
+from tests.bench.results.experiments import BY_NAME, Experiment, Metric, Published
 from tests.bench.results.page import PAGE, render_page
 from tests.bench.results.records import (
     Record,
@@ -73,13 +73,30 @@ def test_heads_of_presets_quote_no_figure() -> None:
 @pytest.mark.parametrize("page", ["README.md", "README.zh.md"])
 def test_the_readme_quotes_means_of_records(page: str) -> None:
     rows = re.findall(
-        r"^\|[^|]*\|([^|]*)\| `(sluice train [^`]+)` \|$", (ROOT / page).read_text("utf-8"), re.M
+        r"^\|([^|]*)\|([^|]*)\| `(sluice train [^`]+)` \|$", (ROOT / page).read_text("utf-8"), re.M
     )
+    assert len(rows) >= 6
     by_command = {experiment.command: experiment for experiment in BY_NAME.values()}
-    for figure, words in rows:
+    for what, figure, words in rows:
         experiment = by_command[words]
-        record, metric = read_records()[experiment.name], experiment.metrics[0]
-        assert figure.strip().startswith(format_figure(record, metric)), words
+        record = read_records()[experiment.name]
+        own, *published = re.split("[(\uff08]", figure.strip())
+        figures = [format_figure(record, metric) for metric in experiment.metrics]
+        assert own.strip() == " / ".join(figures), words
+        assert " / ".join(metric.title for metric in experiment.metrics) in what, words
+        best = [" / ".join(f"{f:.4f}" for f in row.figures) for row in experiment.best_published]
+        assert re.findall(r"0\.[0-9]{4}(?: / 0\.[0-9]{4})*", "".join(published)) == best, words
+
+
+def test_the_best_published_rows_are_behind_no_other_in_all_metrics() -> None:
+    rows = [
+        Published(str(figures), figures, "") for figures in ((0.7, 0.3), (0.8, 0.2), (0.6, 0.1))
+    ]
+    metrics = (Metric("AUC", "auc"), Metric("log loss", "log_loss"))
+    ranked = replace(EXPERIMENT, metrics=metrics, published=tuple(rows))
+    assert [row.figures for row in ranked.best_published] == [(0.8, 0.2), (0.6, 0.1)]
+    half_known = replace(ranked, published=(*rows, Published("", (0.9, None), "")))
+    assert [row.figures[0] for row in half_known.best_published] == [0.9, 0.8, 0.6]
 
 
 def test_settings_beside_the_preset_name_runs_and_records() -> None:

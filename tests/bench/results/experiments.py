@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from conf.metrics import is_minimised
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -62,6 +64,18 @@ class Experiment:
     def name(self) -> str:
         """Of its runs and its record: the preset and what is set, `ml_1m_hstu_model_blocks_4`."""
         return re.sub(r"\W+", "_", "_".join((self.preset, *self.settings)))
+
+    @property
+    def best_published(self) -> tuple[Published, ...]:
+        """The published rows that no other one is ahead of in every metric, by the first metric."""
+        signs = [-1.0 if is_minimised(metric.key) else 1.0 for metric in self.metrics]
+
+        def is_ahead(one: Published, other: Published) -> bool:
+            pairs = zip(signs, one.figures, other.figures, strict=True)
+            return all(a is not None and (b is None or s * a > s * b) for s, a, b in pairs)
+
+        best = [p for p in self.published if not any(is_ahead(q, p) for q in self.published)]
+        return tuple(sorted(best, key=lambda row: -signs[0] * (row.figures[0] or 0.0)))
 
     @property
     def command(self) -> str:
