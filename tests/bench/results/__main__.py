@@ -1,17 +1,17 @@
 """Quality of presets: trains them on public data, records what finished runs wrote, makes the page.
 
 `run` goes on where it was killed: finished builds and runs of the same config are used again.
+Seeds are added to the record of the same rows and settings.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from conf.artefacts.dataset import resolve_version
 from conf.artefacts.run import resolve_run
@@ -19,18 +19,22 @@ from conf.load import load_config
 from conf.training.train import TrainConfig
 from tests.bench.measurements import describe_machine
 from tests.bench.results.experiments import BY_NAME, Experiment
+from tests.bench.results.origins import keep_origin, note_origin
 from tests.bench.results.page import PAGE, render_page
 from tests.bench.results.records import (
-    ORIGIN_SUFFIX,
+    OTHER_SETUP,
+    Record,
+    RefusedError,
     SeedResult,
     build_record,
     find_oldest_of_same_rows,
+    find_other_seeds,
     read_records,
     read_seed,
     write_record,
 )
 from tests.real_data import VARIABLE, find_data
-from training.run_directory import config_sha256
+from training.run_directory import run_paths
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -57,7 +61,10 @@ def main() -> int:
             folder = find_log(BY_NAME[name], arguments.work)
             if folder is None:
                 parser.error(f"{name} needs {BY_NAME[name].data} below ${VARIABLE}")
-            measure(BY_NAME[name], folder, arguments, commit)
+            try:
+                measure(BY_NAME[name], folder, arguments, commit)
+            except RefusedError as error:
+                parser.error(str(error))
     PAGE.write_text(render_page(read_records()), encoding="utf-8")
     return 0
 
@@ -88,7 +95,11 @@ def find_log(experiment: Experiment, work: Path) -> Path | None:
 
 
 def measure(experiment: Experiment, log: Path, arguments: argparse.Namespace, commit: str) -> None:
-    """Builds, trains and evaluates one preset and writes its record."""
+    """Builds, trains and evaluates one preset and writes its record.
+
+    Raises:
+        RefusedError: The record would lose seeds, or name a commit that has not trained one.
+    """
     work: Path = arguments.work.resolve()
     build = Path(load_config(TrainConfig, "training", experiment.preset).dataset).name
     dataset = work / "datasets" / build
@@ -97,28 +108,46 @@ def measure(experiment: Experiment, log: Path, arguments: argparse.Namespace, co
     _sluice("build", build, "--data", str(log), "--set", f"output.root={dataset.parent}")
     _sluice("versions", "rollback", str(dataset), "--to", find_oldest_of_same_rows(dataset))
     machine = describe_machine()
-    origin = {"commit": commit, "processor": ", ".join((machine["processor"], *machine["gpus"]))}
-    seeds = [_train(experiment, dataset, seed, origin) for seed in arguments.seeds]
-    print(write_record(build_record(experiment, resolve_version(dataset), seeds)))
+    here = {"commit": commit, "processor": ", ".join((machine["processor"], *machine["gpus"]))}
+    version, numbers = resolve_version(dataset), sorted({*arguments.seeds})
+    _check_record(build_record(experiment, version), numbers)
+    plans = [_plan(experiment, dataset, number) for number in numbers]
+    origins = [note_origin(plan.config, here) for plan in plans]
+    seeds = [_train(experiment, *planned) for planned in zip(plans, origins, strict=True)]
+    print(write_record(build_record(experiment, version, seeds)))
 
 
-def _train(experiment: Experiment, dataset: Path, seed: int, origin: dict[str, Any]) -> SeedResult:
-    """One seed; what a run of the same config was begun by stays as it was."""
-    name = f"{experiment.name}_seed{seed}"
-    runs = dataset.parent.parent / "runs"
-    config = config_sha256(
-        load_config(TrainConfig, "training", experiment.preset, experiment.settings)
-    )
-    file = runs / f"{name}-{config[:8]}{ORIGIN_SUFFIX}"
-    if not file.exists():
-        runs.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(origin), encoding="utf-8")
-    settings = (f"root={runs}", f"name={name}", f"seed={seed}", *experiment.settings)
-    words = [word for setting in settings for word in ("--set", setting)]
-    _sluice("train", experiment.preset, "--dataset", str(dataset), *words, "--once", "--no-report")
-    run = resolve_run(str(runs / name))
+def _check_record(record: Record, seeds: list[int]) -> None:
+    """Refuses before hours of training what would be refused after them."""
+    find_other_seeds(record, seeds)
+    stored = read_records().get(record.experiment, record)
+    if not record.takes_seeds_of(stored):
+        print(f"{record.experiment}: its record is of other {OTHER_SETUP}, and will be replaced")
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The run of one seed: what is set beside its preset, and the config that this makes."""
+
+    settings: tuple[str, ...]
+    config: TrainConfig
+
+
+def _plan(experiment: Experiment, dataset: Path, seed: int) -> _Plan:
+    root, name = dataset.parent.parent / "runs", f"{experiment.name}_seed{seed}"
+    own = (f"dataset={dataset}", f"root={root}", f"name={name}", f"seed={seed}")
+    settings = (*own, *experiment.settings)
+    return _Plan(settings, load_config(TrainConfig, "training", experiment.preset, settings))
+
+
+def _train(experiment: Experiment, plan: _Plan, origin: Path) -> SeedResult:
+    """One seed, trained where that has not been done."""
+    words = [word for setting in plan.settings for word in ("--set", setting)]
+    _sluice("train", experiment.preset, *words, "--once", "--no-report")
+    run = resolve_run(str(run_paths(plan.config).base))
+    made_by = keep_origin(origin, run)
     _sluice("evaluate", "--run", str(run))
-    return read_seed(experiment, run, json.loads(file.read_text(encoding="utf-8")))
+    return read_seed(experiment, run, made_by)
 
 
 def _sluice(*words: str) -> None:

@@ -13,12 +13,14 @@ PAGE = Path(__file__).parents[3] / "docs" / "results.md"
 HEAD = """# Results
 
 What the presets give on public data. `python -m tests.bench.results run PRESET --seeds 1 2 3`
-trains and measures one and writes its record; `python -m tests.bench.results page` makes this page
-from the records. A run that was stopped by hand has no record.
+trains and measures one and writes its record, or adds seeds to the one of the same rows, settings
+and metrics; `python -m tests.bench.results page` makes this page from the records. A run that was
+stopped by hand has no record.
 
-± is the standard deviation over seeds. The test split is read once, after training. The digest is
-of the rows and checksums of all shards: the same log and the same preset give the same digest
-anywhere. CPU time and memory are of the training process.
+± is the standard deviation over seeds. The test split is read once, after training, but where an
+entry says otherwise. The digest is of the rows and checksums of all shards: the same log and the
+same preset give the same digest anywhere. CPU time is of all processes that trained a run (one that
+was killed outright adds none); memory is the peak of the last of them, the only one that is kept.
 """
 MISSING = "## Not measured on this code\n\nThese presets have no record: "
 

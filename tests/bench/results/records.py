@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import statistics
-from dataclasses import asdict, dataclass
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,20 @@ from conf.artefacts.dataset import (
     resolve_version,
 )
 from conf.artefacts.run import METRICS_FILE, RUN_CARD_FILE, STATUS_TRAINED, read_json
+from conf.load import apply_override, read_yaml
 from conf.manifest import Manifest
+from conf.schema import fingerprint
 from tests.bench.results.experiments import Experiment, Metric
 
 FOLDER = Path(__file__).with_name("measured")
-ORIGIN_SUFFIX = ".origin.json"
+OTHER_SETUP = "rows, settings or metrics"
 
 
-class UnfinishedRunError(Exception):
+class RefusedError(Exception):
+    """What no record can be made of as it is; the message says how to go on."""
+
+
+class UnfinishedRunError(RefusedError):
     """A run that says nothing about its preset: it has not ended, or not by its own plan."""
 
 
@@ -38,10 +45,10 @@ class SeedResult:
         epochs: That were trained.
         best_epoch: Whose weights were measured; None: the last.
         plan_epochs: That the preset allows.
-        cpu_seconds: Of the training process.
-        peak_memory_bytes: Of the training process.
+        cpu_seconds: Of all processes that trained the run.
+        peak_memory_bytes: Of the process that ended it, where it was resumed; runs keep no other.
         commit: Of the code that trained.
-        processor: Of the machine that trained.
+        processor: Of the machine that trained; of several, joined by `and`.
         finished_on: Day, as in 2026-11-26.
     """
 
@@ -65,12 +72,18 @@ class Record:
     Attributes:
         experiment: Its name.
         split_sha256: Of the rows that were trained on and measured on.
+        setup_sha256: Of the settings, and of what is read of the runs; see `digest_setup`.
         seeds: One result each, by seed.
     """
 
     experiment: str
     split_sha256: str
+    setup_sha256: str
     seeds: tuple[SeedResult, ...]
+
+    def takes_seeds_of(self, other: Record) -> bool:
+        """Whether the seeds of both may stand in one record."""
+        return replace(other, seeds=self.seeds) == self
 
     def mean(self, title: str) -> float:
         """Mean of a metric over the seeds."""
@@ -91,6 +104,17 @@ def digest_splits(manifest: Manifest) -> str:
         for shard in split.shards
     ]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def digest_setup(experiment: Experiment) -> str:
+    """SHA-256 over what a preset sets, what is set beside it, and which figures are read how.
+
+    Defaults are those of the code: each seed names its commit.
+    """
+    settings = read_yaml("training", experiment.preset)
+    for setting in experiment.settings:
+        apply_override(settings, setting)
+    return fingerprint([settings, [asdict(metric) for metric in experiment.metrics]])
 
 
 def find_oldest_of_same_rows(dataset: Path) -> str:
@@ -151,19 +175,55 @@ def _round(value: float) -> float:
     return round(value, 5)
 
 
-def build_record(experiment: Experiment, version: Path, seeds: list[SeedResult]) -> Record:
+def build_record(
+    experiment: Experiment, version: Path, seeds: Collection[SeedResult] = ()
+) -> Record:
     """Puts the results of several seeds on one dataset version together."""
-    manifest = read_manifest(version)
     ordered = tuple(sorted(seeds, key=lambda result: result.seed))
-    return Record(experiment.name, digest_splits(manifest), ordered)
+    rows = digest_splits(read_manifest(version))
+    return Record(experiment.name, rows, digest_setup(experiment), ordered)
+
+
+def find_other_seeds(record: Record, seeds: Collection[int]) -> tuple[SeedResult, ...]:
+    """Returns what the stored record of an experiment has beside some seeds.
+
+    Args:
+        record: Of the same experiment, on the rows and with the settings of now.
+        seeds: That are, or are about to be, measured.
+
+    Raises:
+        RefusedError: The stored ones are of other rows or settings, and would be lost.
+    """
+    stored = read_records().get(record.experiment)
+    if stored is None:
+        return ()
+    others = tuple(result for result in stored.seeds if result.seed not in seeds)
+    if others and not record.takes_seeds_of(stored):
+        numbers = " ".join(str(number) for number in sorted({s.seed for s in others} | {*seeds}))
+        raise RefusedError(
+            f"{record.experiment}: its record is of other {OTHER_SETUP}; measure all of its seeds "
+            f"anew (--seeds {numbers}), or remove {_find_file(record)}"
+        )
+    return others
 
 
 def write_record(record: Record) -> Path:
-    """Writes a record beside the others and returns its file."""
+    """Writes a record beside the others and returns its file; its other seeds stay in it.
+
+    Raises:
+        RefusedError: Other seeds would be lost.
+    """
+    others = find_other_seeds(record, [result.seed for result in record.seeds])
+    seeds = sorted((*others, *record.seeds), key=lambda result: result.seed)
     FOLDER.mkdir(exist_ok=True)
-    file = FOLDER / f"{record.experiment}.json"
-    file.write_text(json.dumps(asdict(record), indent=1) + "\n", encoding="utf-8")
+    file = _find_file(record)
+    text = json.dumps(asdict(replace(record, seeds=tuple(seeds))), indent=1)
+    file.write_text(text + "\n", encoding="utf-8")
     return file
+
+
+def _find_file(record: Record) -> Path:
+    return FOLDER / f"{record.experiment}.json"
 
 
 def read_records() -> dict[str, Record]:
