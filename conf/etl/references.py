@@ -157,6 +157,25 @@ def _check_events(config: BuildConfig, source: str) -> None:
         may_be_null = part == "item" and events.where is not None
         columns.require(where, name, allowed, nullable=may_be_null)
         source_columns(config, source).require(where, name, (_log_columns(config).types[name],))
+    _check_same_types(config, source)
+
+
+def _check_same_types(config: BuildConfig, source: str) -> None:
+    """Columns of given events that the log has too stand below each other: as one type."""
+    log = {name.lower(): kind for name, kind in _log_columns(config).types.items()}
+    if source == config.split.test_source:
+        log.pop((config.split.candidates or "").lower(), None)  # Read under a name of its own.
+    other = [
+        f"{name!r} is {kind}, in the log {log[name.lower()]}"
+        for name, kind in source_columns(config, source).types.items()
+        if log.get(name.lower(), kind) != kind
+    ]
+    if other:
+        raise ValueError(
+            f"source {source!r} of given events has columns of another type than the log "
+            f"{config.events.source!r}: {'; '.join(other)}; declare both as one type, or give "
+            "one another name"
+        )
 
 
 def _check_joins(config: BuildConfig) -> None:

@@ -100,6 +100,24 @@ def test_candidates_must_be_lists_of_items(data):
         BuildConfig.model_validate(data)
 
 
+@pytest.mark.parametrize("given", ["test_source", "validation_source"])
+def test_given_events_have_the_types_of_the_log(data, given):
+    log = data["sources"]["ratings"]
+    data["sources"]["held_out"] = {**log, "path": "held_out"}
+    data["split"] = {"strategy": "given", "test_source": "held_out", given: "held_out"}
+    BuildConfig.model_validate(data)
+    for column in ({"name": "rating", "type": "string"}, {"name": "Rating", "type": "float64"}):
+        columns = [column if c["name"] == "rating" else c for c in log["columns"]]
+        data["sources"]["held_out"]["columns"] = columns
+        with pytest.raises(ValidationError) as refused:
+            BuildConfig.model_validate(data)
+        assert f"{column['name']!r} is {column['type']}, in the log int64" in str(refused.value)
+    # What only one of them has is null in the other.
+    data["sources"]["held_out"]["columns"].append({"name": "channel", "type": "string"})
+    columns[columns.index(column)] = {**column, "name": "stars"}
+    BuildConfig.model_validate(data)
+
+
 SOURCES: dict[str, Any] = {
     **behaviour_config().model_dump()["sources"],
     "state": {
