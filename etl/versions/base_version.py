@@ -101,7 +101,8 @@ def check_built_by_day(config: BuildConfig) -> None:
         ConfigError: The split, the rows of train or their weights depend on the days, or the days
             of partitions are the log's own.
     """
-    moving = _find_moving_split(config.split) or _find_moving_samples(config)
+    moving = _find_moving_split(config.split) or _find_undated_source(config)
+    moving = moving or _find_moving_samples(config)
     moving = moving or _find_own_day(config)
     if moving is not None:
         received, allowed = moving
@@ -140,6 +141,15 @@ def _find_moving_split(split: SplitConfig) -> tuple[str, str] | None:
         return "split.strategy: sliding without start_date, from the log's first day", others
     if split.strategy == "given" and split.validation is True and split.validation_source is None:
         return "split.strategy: given, with validation from the end of the log", others
+    return None
+
+
+def _find_undated_source(config: BuildConfig) -> tuple[str, str] | None:
+    """Returns a source of given events without times: they come after whatever log is read."""
+    for source in (config.split.test_source, config.split.validation_source):
+        if source is not None and config.sources[source].column(config.events.time or "") is None:
+            received = f"split.strategy: given, with events of {source!r} that have no time"
+            return received, f"given events with the log's column {config.events.time!r}"
     return None
 
 

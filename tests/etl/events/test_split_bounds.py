@@ -172,6 +172,22 @@ def test_days_that_replace_those_of_a_dataset_must_not_move_others(changes, says
     assert says in refused.value.render()
 
 
+@pytest.mark.parametrize("has_time", [True, False])
+def test_given_events_without_times_are_of_no_day_that_could_be_replaced(has_time):
+    made = config(test_from_ts="2026-01-20", validation=False).model_dump(exclude_unset=True)
+    made["output"] |= {"partition_by": ["date"], "partition_overwrite": "dynamic"}
+    log = made["sources"][made["events"]["source"]]
+    columns = [column for column in log["columns"] if has_time or column["name"] != "ts"]
+    made["sources"]["held_out"] = {**log, "path": "held_out", "columns": columns}
+    made["split"] = {"strategy": "given", "test_source": "held_out", "validation": False}
+    if has_time:
+        check_config(BuildConfig.model_validate(made), RunRequest(WEEK))
+        return
+    with pytest.raises(ConfigError, match="keeps records of other days") as refused:
+        check_config(BuildConfig.model_validate(made), RunRequest(WEEK))
+    assert "events of 'held_out' that have no time" in refused.value.render()
+
+
 def test_days_that_are_replaced_are_those_of_utc():
     made = config(test_from_ts="2026-01-20", validation=False).model_dump(exclude_unset=True)
     made["output"] |= {"partition_by": ["date"], "partition_overwrite": "dynamic"}
