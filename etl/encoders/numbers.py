@@ -53,7 +53,10 @@ class BucketizeEncoder:
     def encode(self, values: pa.Array) -> pa.Array:
         """Encodes numbers `[values]` to int64 ids `[values]`."""
         numbers = read_numbers(values, self.raw_type)
-        boundaries = np.asarray(self.operation.boundaries, np.float64)
+        # In the values' own precision: 0.7 read as float32 is not below 0.7.
+        precision = np.float32 if self.raw_type == pa.float32() else np.float64
+        with np.errstate(over="ignore"):  # a boundary beyond float32 is above all of its values
+            boundaries = np.asarray(self.operation.boundaries, precision).astype(np.float64)
         ids = np.searchsorted(boundaries, numbers, side="right") + FIRST_TOKEN_ID
         ids[np.isnan(numbers)] = OOV_ID
         return to_arrow(ids.astype(np.int64))

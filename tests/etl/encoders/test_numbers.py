@@ -33,6 +33,12 @@ def test_a_boundary_belongs_to_the_interval_above_it():
     assert encoder.encode(values).to_pylist() == [2, 2, 3, 3, 4, 4, 1, 1]
 
 
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])
+def test_a_boundary_is_in_the_precision_of_the_values(kind):
+    encoder = BucketizeEncoder(kind, Bucketize((0.1, 0.7)))
+    assert encoder.encode(pa.array([0.09, 0.1, 0.69, 0.7], kind)).to_pylist() == [2, 3, 3, 4]
+
+
 def test_missing_values_are_marked():
     values = pa.array([0.0, None, math.nan, INF])
     assert MissingEncoder(pa.float64(), IsMissing()).encode(values).to_pylist() == [0, 1, 1, 0]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from conf.encoders.bags import SparseIndices, Weights
 from conf.encoders.hashing import Cross, Hash
+from conf.encoders.numbers import Bucketize
 from training.encoders.bags import scale_weights
 from training.encoders.dates import pick_date_part
 from training.encoders.execution import RawValues, Resources, apply_operation
@@ -116,6 +117,14 @@ def test_weights_are_kept_where_ids_are() -> None:
     found = apply_operation(Weights(), [weights, ids], NOTHING)
     assert found.numpy().tolist() == [[0.5, 0.0], [1.0, 3.0]]
     assert scale_weights(found).numpy().tolist() == [[1.0, 0.0], [0.25, 0.75]]
+
+
+@pytest.mark.parametrize("kind", [tf.float32, tf.float64])
+def test_a_boundary_is_in_the_precision_of_the_values(kind: tf.DType) -> None:
+    found = apply_operation(
+        Bucketize((0.1, 0.7)), [raw([0.09, 0.1, 0.69, 0.7], kind=kind)], NOTHING
+    )
+    assert found.numpy().tolist() == [2, 3, 3, 4]
 
 
 def test_padding_wins_over_null_and_both_over_values() -> None:
