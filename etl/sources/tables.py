@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+from pyspark.sql.types import TimestampNTZType
 
 from conf.errors import ConfigError, InputDataError, SluiceError, UpstreamNotReadyError
 from conf.etl.sources import JdbcConfig
 from etl.tfrecord.spark.failures import describe_failure
+from etl.tfrecord.spark.schema import quote_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -69,10 +72,11 @@ def read_jdbc(spark: SparkSession, name: str, config: JdbcConfig) -> DataFrame:
     options = _options(config)
     try:
         frame = spark.read.format("jdbc").options(**options).load()
-        if config.partition_column is None or config.partitions == 1:
-            return frame
-        bounds = _bounds(spark, name, config, options, frame)
-        return spark.read.format("jdbc").options(**options, **bounds).load() if bounds else frame
+        if config.partition_column is not None and config.partitions > 1:
+            bounds = _bounds(spark, name, config, options, frame)
+            if bounds:
+                frame = spark.read.format("jdbc").options(**options, **bounds).load()
+        return _as_written(spark, config, frame)
     except (PySparkException, Py4JJavaError) as error:
         # Without the cause: a driver may quote what it was given.
         raise _explain(name, config, _with_causes(error), options.get("password")) from None
@@ -83,6 +87,8 @@ def _options(config: JdbcConfig) -> dict[str, Any]:
         "url": config.url,
         "dbtable": config.table or f"({config.query}) source_rows",
         "fetchsize": config.fetch_rows,
+        # Tells times without a zone from the others.
+        "preferTimestampNTZ": "true",
         **_READ_ONLY.get(config.url.split(":")[1], {}),
     }
     if config.driver is not None:
@@ -94,6 +100,30 @@ def _options(config: JdbcConfig) -> dict[str, Any]:
     if config.password_file is not None:
         options["password"] = _from_file(config.password_file)
     return options
+
+
+# Winter and summer: a zone that is UTC in both is UTC.
+_PROBES = ("2024-01-15 12:00:00.0", "2024-07-15 12:00:00.0")
+
+
+def _as_written(spark: SparkSession, config: JdbcConfig, frame: DataFrame) -> DataFrame:
+    """Gives times without a zone as the database shows them, whatever the zone of the machine.
+
+    Drivers take them for times of Java's zone, and most dialects of Spark leave it at that.
+    """
+    zoneless = [f.name for f in frame.schema if isinstance(f.dataType, TimestampNTZType)]
+    if not zoneless:
+        return frame
+    jvm: Any = spark._jvm
+    dialect = jvm.org.apache.spark.sql.jdbc.JdbcDialects.get(config.url)
+    times = [jvm.java.sql.Timestamp.valueOf(text) for text in _PROBES]
+    read = [dialect.convertJavaTimestampToTimestampNTZ(time) for time in times]
+    if all(one.equals(time.toLocalDateTime()) for one, time in zip(read, times, strict=True)):
+        return frame
+    zone = F.lit(jvm.java.time.ZoneId.systemDefault().getId())
+    return frame.withColumns(
+        {n: F.convert_timezone(F.lit("UTC"), zone, F.col(quote_name(n))) for n in zoneless}
+    )
 
 
 def _from_environment(variable: str, key: str) -> str:

@@ -114,6 +114,34 @@ def test_partitions_are_cut_by_what_the_table_holds(spark, tmp_path, derby):
         read(spark, tmp_path, source(**{**parts, "partition_column": "idd"}))
 
 
+@pytest.fixture
+def machine_in_tokyo(spark) -> Iterator[None]:
+    zones = spark._jvm.java.util.TimeZone
+    before = zones.getDefault()
+    zones.setDefault(zones.getTimeZone("Asia/Tokyo"))
+    yield
+    zones.setDefault(before)
+
+
+def test_times_without_a_zone_are_utc_whatever_the_zone_of_the_machine(
+    spark, tmp_path, derby, machine_in_tokyo
+):
+    at = {"name": "at", "field": "clicked", "type": "timestamp"}
+    query = (
+        "SELECT ID, TIMESTAMP('2024-03-01 00:30:00') AS CLICKED FROM ITEMS WHERE ID = 1 "
+        "UNION SELECT ID, TIMESTAMP('2024-02-29 23:30:00') AS CLICKED FROM ITEMS WHERE ID = 2"
+    )
+    midnight = 1_709_251_200_000
+    for parts in ({}, {"partition_column": "clicked", "partitions": 2}):
+        jdbc = {"url": DERBY, "query": query, **parts}
+        config = declare(INT, at, format="jdbc", jdbc=jdbc)
+        rows = sorted(good(read(spark, tmp_path, config)))
+        assert rows == [(1, midnight + 1_800_000), (2, midnight - 1_800_000)]
+        dated = declare(INT, at, format="jdbc", jdbc=jdbc, days={"column": "at"})
+        of_the_day = good(read(spark, tmp_path, dated, DateRange(DAY, DAY)))
+        assert of_the_day == [(1, midnight + 1_800_000)]
+
+
 @pytest.mark.parametrize(
     ("jdbc", "error", "message"),
     [
