@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sluice.build")
 
 _PARTS_DIR = ".train_counts"
+_SERVED_SPLITS = (CATALOG, USERS)
+"""Splits that hold what serving knows at the end of the log."""
 
 
 @dataclass(frozen=True)
@@ -134,10 +136,12 @@ class RecordStage:
         """
         encoders_dir = self.staging / ENCODERS_DIR
         records_format = RecordFormat(encoders_dir, encoders.plan.schema, self.config)
-        keeps_users = base is not None and _ends_before(rows, base[1])
-        if keeps_users:
-            logger.info("users stay as the version before has them: its events reach further")
-        made = self._build_records(rows, encoders, with_users=not keeps_users)
+        keeps_served = base is not None and _ends_before(rows, base[1])
+        if keeps_served:
+            logger.info(
+                "items and users stay as the version before has them: its events reach further"
+            )
+        made = self._build_records(rows, encoders, with_served=not keeps_served)
         records = add_raw_values(made, self.config, self.plan)
         records = add_train_folds(records, self.config, self.plan)
         keyed = add_keys(records, self.config)
@@ -145,7 +149,7 @@ class RecordStage:
         arranged = assign_shards(keyed, self.config, self.plan, shards)
         counts = self._plan_counts(encoders)
         built = write_splits(arranged, records_format, self.staging, shards, counts)
-        kept = {} if base is None else self._link(*base, with_users=keeps_users)
+        kept = {} if base is None else self._link(*base, with_served=keeps_served)
         train_counts = self._write_counts(counts, built[TRAIN], kept.get(TRAIN, ()), base)
         written = self._summarize(built, kept)
         return replace(written, slots=records_format.slots, train_counts=train_counts)
@@ -196,15 +200,16 @@ class RecordStage:
         return plan_from_counts(keyed, self.config, sizes)
 
     def _build_records(
-        self, rows: RecordInputs, encoders: FittedEncoders, *, with_users: bool
+        self, rows: RecordInputs, encoders: FittedEncoders, *, with_served: bool
     ) -> DataFrame:
         config, plan, records = self.config, self.plan, rows.samples
-        if encoders.item_tokens is not None and CATALOG in config.record_splits:
+        served = self._served_splits if with_served else ()
+        if encoders.item_tokens is not None and CATALOG in served:
             tokens = self.spark.createDataFrame(encoders.item_tokens)
             self._warn_of_unknown_items(rows.sources, tokens)
             catalog = build_catalog(rows.log, config, plan, rows.sources, tokens)
             records = records.unionByName(catalog, allowMissingColumns=True)
-        if with_users and USERS in config.record_splits:
+        if USERS in served:
             users = build_users(rows.log, config, plan, rows.sources)
             records = records.unionByName(users, allowMissingColumns=True)
         return add_most_frequent(records, config, self.staging / ENCODERS_DIR)
@@ -226,15 +231,19 @@ class RecordStage:
                     unknown, tokens.count(), join.source,
                 )  # fmt: skip
 
+    @property
+    def _served_splits(self) -> tuple[str, ...]:
+        return tuple(split for split in _SERVED_SPLITS if split in self.config.record_splits)
+
     def _link(
-        self, base: Path, manifest: Manifest, *, with_users: bool
+        self, base: Path, manifest: Manifest, *, with_served: bool
     ) -> dict[str, list[VersionShard]]:
         if self.dates is None:
             return {}
         statistics = read_shard_statistics(base)
         selected = select_kept(manifest, self.dates)
-        if with_users and USERS in self.config.record_splits:
-            selected[USERS] = manifest.split(USERS).shards
+        for split in self._served_splits if with_served else ():
+            selected[split] = manifest.split(split).shards
         return {
             split: link_shards(base, self.staging, shards, statistics)
             for split, shards in selected.items()
@@ -272,7 +281,7 @@ class RecordStage:
 
 
 def _ends_before(rows: RecordInputs, base: Manifest) -> bool:
-    """Whether a version knows later events: its users stand where those that were read do not."""
+    """Whether a version knows later events: what it serves stands where they end."""
     span = base.source.event_ts_ms_range
     return span is not None and rows.newest_ts_ms is not None and rows.newest_ts_ms < span[1]
 

@@ -226,21 +226,24 @@ def test_dynamic_overwrite_rebuilds_the_given_day_and_shares_the_others(spark, t
     collect_garbage(DatasetPaths(root, "small"), keep=1, older_than_days=None)
     assert published_versions(root / "small") == [result.manifest.dataset_version]
     assert len(read_times(result.version, read_manifest(result.version), "train")) == 25
-    # A day that is repaired from a log that ends with it leaves users as they stood later.
+    # A day that is repaired from a log that ends with it leaves items and users as they stood
+    # later.
     log = logs / "ratings.dat" if (logs / "ratings.dat").exists() else next(logs.glob("*"))
     whole = log.read_text()
     early = [line for line in whole.splitlines() if int(line.split("::")[3]) < 2 * DAY_S]
     log.write_text("\n".join(early) + "\n")
     repaired = build_dataset(spark, config, request=replace(days(1), force=True))
-    assert repaired.manifest.run.reused_rows["users"] == result.manifest.split("users").rows > 0
-    for shard in result.manifest.split("users").shards:
-        assert (result.version / shard.path).stat().st_ino == (
-            repaired.version / shard.path
-        ).stat().st_ino
+    for split in ("catalog", "users"):
+        assert repaired.manifest.run.reused_rows[split] == result.manifest.split(split).rows > 0
+        assert repaired.manifest.split(split) == result.manifest.split(split)
+        for shard in result.manifest.split(split).shards:
+            assert (result.version / shard.path).stat().st_ino == (
+                repaired.version / shard.path
+            ).stat().st_ino
     assert repaired.manifest.source.event_ts_ms_range == result.manifest.source.event_ts_ms_range
     log.write_text(whole)
     result = build_dataset(spark, config, request=replace(days(1), force=True))
-    assert "users" not in result.manifest.run.reused_rows
+    assert not {"catalog", "users"} & result.manifest.run.reused_rows.keys()
     # Shards of two configs do not mix.
     features = (config.features[0], *config.features[2:])
     changed = config.model_copy(update={"history": None, "features": features})
