@@ -20,6 +20,7 @@ from etl.quality.figures import READ_BY_MODELS, Share, share_kept, share_matched
 from etl.quality.rules import RuleResult
 
 if TYPE_CHECKING:
+    from conf.dates import DateRange
     from etl.encoders.vocabulary import OddTokens
     from etl.events.labels import ConversionCounts
 
@@ -113,6 +114,34 @@ def find_unturned_lists(config: BuildConfig) -> list[RuleResult]:
     )
     allowed = "a `pair` of the history, or history_order: latest_first with all lists written so"
     return [RuleResult("order of lists beside events.history", "warn", False, received, allowed)]
+
+
+def find_short_lookback(config: BuildConfig, dates: DateRange | None) -> list[RuleResult]:
+    """Finds windowed features that a run of few days counts from less of the log than others do.
+
+    Args:
+        config: The build's config.
+        dates: The run's days; None: the log is read whole.
+    """
+    source = config.events.source
+    days = config.sources[source].days
+    if dates is None or days is None:
+        return []
+    windows = {rolling.name: rolling.window_days for rolling in config.rolling}
+    longer = [
+        f"{name} ({'all of the log' if window is None else f'{window:g} days'})"
+        for name, window in windows.items()
+        if window is None or window > days.lookback_days
+    ]
+    if not longer:
+        return []
+    received = (
+        f"{', '.join(longer)}; a run reads {days.lookback_days} days before its own "
+        f"(sources.{source}.days.lookback_days): days that are built one by one count less than a "
+        "range of days"
+    )
+    allowed = "window_days of at most lookback_days"
+    return [RuleResult("windows of rolling features", "warn", False, received, allowed)]
 
 
 def _is_nothing(now: Share, before: Share | None) -> bool:

@@ -21,7 +21,12 @@ from etl.events.negatives import Negatives, add_negatives
 from etl.events.sample_filter import check_where
 from etl.events.split_bounds import check_spans
 from etl.quality.figures import VersionFigures, share_kept, share_matched
-from etl.quality.mistakes import find_early_ends, find_odd_values, find_unturned_lists
+from etl.quality.mistakes import (
+    find_early_ends,
+    find_odd_values,
+    find_short_lookback,
+    find_unturned_lists,
+)
 from etl.quality.time_units import count_sources
 from etl.quality.version_view import VersionView
 from etl.records.fitted_encoders import fit_encoders, take_over_encoders
@@ -77,6 +82,7 @@ def _count_events(build: Build, prepared: PreparedEvents) -> EventCounts:
     build.checks.check_matches(counts.matches, counts.lost_conversions, hints)
     build.checks.warn(find_early_ends(config, prepared.conversions))
     build.checks.warn(find_unturned_lists(config))
+    build.checks.warn(find_short_lookback(config, dates))
     outside: Mapping[str, Mapping[str, int]] = {}
     if dates is not None and config.events.time is not None:
         outside = count_outside(build.events, dates)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 
 import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
+from conf.dates import DateRange
 from conf.errors import ExitCode, InputDataError
 from conf.schema import FeatureSchema, FeatureSpec
 from etl.encoders.vocabulary import assign_ids, find_odd_tokens
@@ -18,6 +20,7 @@ from etl.quality.mistakes import (
     find_constants,
     find_empty_vocabularies,
     find_odd_values,
+    find_short_lookback,
     find_unknown,
     find_unmatched,
     list_nothing_matched,
@@ -52,6 +55,30 @@ def test_a_join_without_a_match_is_refused_by_name(tmp_path):
     assert list_nothing_matched([found]) == {"users"}
     # A day without events has nothing to match.
     assert find_unmatched(make_config(tmp_path), {"users": {"matched": 0}}, {}, {}) == []
+
+
+def test_windows_that_reach_beyond_the_days_that_a_run_reads_are_said_once(tmp_path):
+    day = DateRange(date(2026, 1, 31), date(2026, 1, 31))
+    windows = {"week": 7, "month": 30.5, "ever": None}
+    rolling = [{"name": n, "keys": ["item"], "window_days": w} for n, w in windows.items()]
+
+    def find(lookback, dates=day, **days):
+        sources = build_config(tmp_path, tmp_path).model_dump(mode="json")["sources"]
+        dated = {"path": "{date}.dat", "days": {"lookback_days": lookback}} | days
+        sources["ratings"] |= dated
+        config = build_config(tmp_path, tmp_path, sources=sources, rolling=rolling)
+        return find_short_lookback(config, dates)
+
+    (found,) = find(7)
+    assert found.severity == "warn"
+    assert found.received.startswith("month (30.5 days), ever (all of the log); a run reads 7 days")
+    (found,) = find(6)
+    assert found.received.startswith("week (7 days), month (30.5 days), ever (all of the log)")
+    del rolling[2]
+    assert not find(31)
+    # Without days the log is read whole, by a run with or without them.
+    assert not find(0, None)
+    assert not find(0, path="all.dat", days=None)
 
 
 @pytest.mark.parametrize(
