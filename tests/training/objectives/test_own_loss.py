@@ -22,9 +22,9 @@ from conf.errors import (
     OwnCodeError,
     TooFewRowsError,
 )
-from conf.load import override_config
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema
+from conf.training.input import FilterConfig
 from conf.training.models import DSSMConfig, MFConfig, RankingConfig, SASRecConfig
 from conf.training.tables import DynamicTableConfig
 from conf.training.train import TrainConfig
@@ -390,11 +390,13 @@ def test_a_loss_is_tried_on_rows_that_pass_the_filter(tiny_version: Path, tmp_pa
         plan_run(config)
 
     def keep(label: int) -> TrainConfig:
-        kept = [{"feature": "label", "value": label}]
-        return override_config(config, {"input.filter": kept}, "of the test")
+        kept = config.input.model_copy(
+            update={"filter": (FilterConfig(feature="label", value=label),)}
+        )
+        return config.model_copy(update={"input": kept})
 
     plan_run(keep(1))
-    with pytest.raises(TooFewRowsError, match="no row of train is left"):
+    with pytest.raises(TooFewRowsError, match="the train split is empty"):
         plan_run(keep(7))
 
 
