@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ctypes import c_float
 from typing import Any, Literal
 
 from conf.encoders.declaration import (
@@ -31,6 +32,16 @@ class Bucketize(Operation):
     accepts = NUMBERS
     raw_values = "compared"
     boundaries: tuple[float, ...]
+
+    def round_boundaries(self, is_float32: bool) -> tuple[float, ...]:
+        """Returns the boundaries in the values' own precision: 0.7 as float32 is not below 0.7.
+
+        Args:
+            is_float32: Whether the values are; a boundary beyond float32 is above all of them.
+        """
+        if not is_float32:
+            return self.boundaries
+        return tuple(c_float(boundary).value for boundary in self.boundaries)
 
     @property
     def output(self) -> OperationOutput:

@@ -25,6 +25,11 @@ _FIXED = {
 }
 
 
+def is_within(key: str, other: str) -> bool:
+    """Whether a config key is another one, or lies below it."""
+    return key == other or key.startswith(f"{other}.")
+
+
 def refuse_fixed(keys: Iterable[str], fixed: Mapping[str, str]) -> None:
     """Refuses keys to try that are fixed, lie below one that is, or hold one.
 
@@ -37,9 +42,9 @@ def refuse_fixed(keys: Iterable[str], fixed: Mapping[str, str]) -> None:
     """
     for key in keys:
         for name, why in fixed.items():
-            if key == name or key.startswith(f"{name}."):
+            if is_within(key, name):
                 raise ValueError(f"{key} {why} and cannot be tried")
-            if name.startswith(f"{key}."):
+            if is_within(name, key):
                 raise ValueError(f"{key} cannot be tried: its {name} {why}")
 
 

@@ -13,7 +13,7 @@ from conf.config_base import StrictFinite
 from conf.errors import ConfigError
 from conf.load import override_config
 from conf.training.input import ROWS_OF_TRIALS
-from conf.training.refit import FIXED_KEYS, refuse_fixed
+from conf.training.refit import FIXED_KEYS, is_within, refuse_fixed
 from conf.training.train import METRIC_PATTERN, TrainConfig
 
 
@@ -120,7 +120,11 @@ class SweepConfig(StrictFinite):
         stopping = config.fit.early_stopping
         by_steps = stopping is not None and stopping.by == "steps"
         rows = (*(ROWS_OF_TRIALS if held_out else ()), *(("fit.validation",) if by_steps else ()))
-        measured = [key for key in self.space if any(_holds(key, row) for row in rows)]
+        measured = [
+            key
+            for key in self.space
+            if any(is_within(key, row) or is_within(row, key) for row in rows)
+        ]
         if measured:
             raise ConfigError(
                 f"{measured[0]} decides which rows trials are measured on: metrics of other rows "
@@ -131,8 +135,3 @@ class SweepConfig(StrictFinite):
         for key, found in self.space.items():
             for value in found.choices if isinstance(found, ChoicesConfig) else found.ends:
                 override_config(config, {key: value}, f"of the sweep, {key}")
-
-
-def _holds(key: str, other: str) -> bool:
-    """Whether a key of a config is another, or a part of it, or has it as a part."""
-    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,13 +54,14 @@ class BucketizeEncoder:
     def encode(self, values: pa.Array) -> pa.Array:
         """Encodes numbers `[values]` to int64 ids `[values]`."""
         numbers = read_numbers(values, self.raw_type)
-        # In the values' own precision: 0.7 read as float32 is not below 0.7.
-        precision = np.float32 if self.raw_type == pa.float32() else np.float64
-        with np.errstate(over="ignore"):  # a boundary beyond float32 is above all of its values
-            boundaries = np.asarray(self.operation.boundaries, precision).astype(np.float64)
-        ids = np.searchsorted(boundaries, numbers, side="right") + FIRST_TOKEN_ID
+        ids = np.searchsorted(self._boundaries, numbers, side="right") + FIRST_TOKEN_ID
         ids[np.isnan(numbers)] = OOV_ID
         return to_arrow(ids.astype(np.int64))
+
+    @cached_property
+    def _boundaries(self) -> np.ndarray:
+        rounded = self.operation.round_boundaries(self.raw_type == pa.float32())
+        return np.asarray(rounded, np.float64)
 
 
 @value_encoders.declare(IsMissing)

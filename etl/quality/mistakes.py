@@ -127,11 +127,10 @@ def find_short_lookback(config: BuildConfig, dates: DateRange | None) -> list[Ru
     days = config.sources[source].days
     if dates is None or days is None:
         return []
-    windows = {rolling.name: rolling.window_days for rolling in config.rolling}
     longer = [
-        f"{name} ({'all of the log' if window is None else f'{window:g} days'})"
-        for name, window in windows.items()
-        if window is None or window > days.lookback_days
+        f"{rolling.name} ({'all of the log' if window is None else f'{window:g} days'})"
+        for rolling in config.rolling
+        if (window := rolling.window_days) is None or window > days.lookback_days
     ]
     if not longer:
         return []

@@ -101,9 +101,12 @@ def check_built_by_day(config: BuildConfig) -> None:
         ConfigError: The split, the rows of train or their weights depend on the days, or the days
             of partitions are the log's own.
     """
-    moving = _find_moving_split(config.split) or _find_undated_source(config)
-    moving = moving or _find_moving_samples(config)
-    moving = moving or _find_own_day(config)
+    moving = (
+        _find_moving_split(config.split)
+        or _find_undated_source(config)
+        or _find_moving_samples(config)
+        or _find_own_day(config)
+    )
     if moving is not None:
         received, allowed = moving
         raise ConfigError(

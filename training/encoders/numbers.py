@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from conf.encoders.numbers import Bucketize, IsMissing, Normalize
@@ -18,11 +17,8 @@ def _bucketize(operation: Bucketize, inputs: Sequence[RawValues], _: Resources) 
     numbers = raw.numbers
     missing = tf.math.is_nan(numbers)
     flat = tf.reshape(tf.where(missing, tf.zeros_like(numbers), numbers), [-1])
-    # In the values' own precision: 0.7 read as float32 is not below 0.7.
-    precision = np.float32 if raw.values.dtype == tf.float32 else np.float64
-    with np.errstate(over="ignore"):  # a boundary beyond float32 is above all of its values
-        rounded = np.asarray(operation.boundaries, precision)
-    boundaries = tf.constant(rounded.astype(np.float64), tf.float64)
+    rounded = operation.round_boundaries(raw.values.dtype == tf.float32)
+    boundaries = tf.constant(rounded, tf.float64)
     found = tf.searchsorted(boundaries, flat, side="right", out_type=tf.int64)
     ids = tf.reshape(found, tf.shape(numbers)) + FIRST_TOKEN_ID
     return raw.finish(tf.where(missing, tf.cast(OOV_ID, tf.int64), ids), OOV_ID)

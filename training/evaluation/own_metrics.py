@@ -20,7 +20,6 @@ from training.networks.own_code import (
     Fault,
     OwnCode,
     call_reported,
-    check_params,
     import_function,
     own_errors,
     read_parameters,
@@ -47,8 +46,7 @@ class OwnMetric:
         code = OwnCode("metric", key, f"{key}.params", ("labels", "scores"), ("weights",))
         self.name, self._path, self._code = name, config.function, code
         self._function = import_function(config.function, code)
-        parameters = read_parameters(config.function, code, self._function)
-        check_params(config.function, code, parameters, config.params)
+        parameters = read_parameters(config.function, code, self._function, config.params)
         self._params, self._reads_weights = dict(config.params), "weights" in parameters
         rng = np.random.default_rng(0)
         labels = (np.arange(_TRIED_ROWS) % 2).astype(np.float64)

@@ -142,8 +142,7 @@ def call_build(
     Raises:
         ConfigError: It takes other parameters, or fails.
     """
-    parameters = read_parameters(path, code, build)
-    check_params(path, code, parameters, params)
+    parameters = read_parameters(path, code, build, params)
     given = {key: value for key, value in given.items() if key in parameters}
     fault = Fault(
         f"{code.what} {path} cannot be built", fix=f"correct the {code.what}, or {code.params_key}"
@@ -236,15 +235,21 @@ def _find_reason(text: str) -> str:
 
 
 def read_parameters(
-    path: str, code: OwnCode, function: Callable[..., Any]
+    path: str, code: OwnCode, function: Callable[..., Any], params: Mapping[str, Any]
 ) -> Mapping[str, inspect.Parameter]:
-    """Returns the parameters of a function of one's own.
+    """Returns the parameters of a function: it takes those of a config, and needs no others.
+
+    Args:
+        path: The function's name, as the config has it.
+        code: What it is for.
+        function: The function.
+        params: Parameters of the config.
 
     Raises:
-        ConfigError: It tells none, as compiled functions may not.
+        ConfigError: It takes others, or tells none, as compiled functions may not.
     """
     try:
-        return inspect.signature(function).parameters
+        parameters = inspect.signature(function).parameters
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"the {code.what} of {code.key} does not tell its parameters",
@@ -252,25 +257,16 @@ def read_parameters(
             allowed=f"a Python function of {', '.join(code.arguments)}",
             fix="name a Python function that calls it",
         ) from error
+    _check_params(path, code, parameters, params)
+    return parameters
 
 
-def check_params(
+def _check_params(
     path: str,
     code: OwnCode,
     parameters: Mapping[str, inspect.Parameter],
     params: Mapping[str, Any],
 ) -> None:
-    """Checks that a function takes the parameters of a config, and needs no others.
-
-    Args:
-        path: The function's name, as the config has it.
-        code: What it is for.
-        parameters: Those of its signature.
-        params: Those of the config.
-
-    Raises:
-        ConfigError: It takes others.
-    """
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
     names = [key for key in list(parameters)[len(code.arguments) :] if key not in code.given]

@@ -34,7 +34,8 @@ def score_tokens(
     Returns:
         Scores `[batch, length]`, 0 where no token stands.
     """
-    tokens, rows = PackTokens()([history, mask])
+    tokens, places = PackTokens()([history, mask])
+    rows = places[:, 0]
     every = keras.ops.ones_like(tokens[..., 0], dtype="bool")
     if units:
         first = keras.layers.Dense(units[0])
@@ -45,7 +46,7 @@ def score_tokens(
         each = keras.ops.expand_dims(keras.ops.take(target, rows, axis=0), 0)
         hidden = concatenate([tokens, each, tokens - each, tokens * each])
     scores = keras.layers.Dense(1)(hidden)
-    return UnpackTokens()([scores, mask])
+    return UnpackTokens()([scores, places, mask])
 
 
 @keras.saving.register_keras_serializable("sluice")
@@ -53,14 +54,14 @@ class PackTokens(keras.layers.Layer):
     """Lays the tokens of all rows one behind the other, as one row without padding."""
 
     def call(self, inputs: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the tokens, `[1, tokens, dim]`, and the row of each, ascending, `[tokens]`.
+        """Returns the tokens, `[1, tokens, dim]`, and where each stands, by rows, `[tokens, 2]`.
 
         Args:
             inputs: Vectors, `[batch, length, dim]`, and where a token stands, `[batch, length]`.
         """
         vectors, mask = inputs
         places = tf.where(mask)
-        return tf.expand_dims(tf.gather_nd(vectors, places), 0), places[:, 0]
+        return tf.expand_dims(tf.gather_nd(vectors, places), 0), places
 
 
 @keras.saving.register_keras_serializable("sluice")
@@ -71,19 +72,18 @@ class UnpackTokens(keras.layers.Layer):
         """Returns `[batch, length]`, 0 where no token stands.
 
         Args:
-            inputs: A number for each token, `[1, tokens, 1]`, and where one stands,
-                `[batch, length]`.
+            inputs: A number for each token, `[1, tokens, 1]`; where each stands, `[tokens, 2]`;
+                and the mask, `[batch, length]`.
         """
-        numbers, mask = inputs
-        return tf.scatter_nd(
-            tf.where(mask), tf.reshape(numbers, [-1]), tf.shape(mask, out_type=tf.int64)
-        )
+        numbers, places, mask = inputs
+        shape = tf.shape(mask, out_type=places.dtype)
+        return tf.scatter_nd(places, tf.reshape(numbers, [-1]), shape)
 
     def compute_output_shape(
         self, shapes: Sequence[tuple[int | None, ...]]
     ) -> tuple[int | None, ...]:
         """Returns the shape."""
-        return shapes[1]
+        return shapes[2]
 
 
 @keras.saving.register_keras_serializable("sluice")

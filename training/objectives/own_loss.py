@@ -19,7 +19,6 @@ from training.networks.own_code import (
     Fault,
     OwnCode,
     call_reported,
-    check_params,
     import_function,
     read_parameters,
 )
@@ -64,8 +63,7 @@ class OwnLoss:
     def __init__(self, config: OwnLossConfig, code: OwnCode) -> None:
         self.path, self.code, self.inputs = config.function, code, config.features
         self._function = import_function(config.function, code)
-        parameters = read_parameters(config.function, code, self._function)
-        check_params(config.function, code, parameters, config.params)
+        parameters = read_parameters(config.function, code, self._function, config.params)
         self._reads_features = "features" in parameters
         if config.features and not self._reads_features:
             raise ConfigError(

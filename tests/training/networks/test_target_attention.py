@@ -74,12 +74,12 @@ def test_padding_costs_nothing() -> None:
     """What is multiplied are tokens: as many as there are."""
     vectors = tf.random.normal([ROWS, LENGTH, DIM], seed=1)
     mask = tf.constant([[1, 0, 1, 0, 0], [0] * 5, [0, 0, 0, 0, 1]]) > 0
-    tokens, rows = PackTokens()([vectors, mask])
+    tokens, places = PackTokens()([vectors, mask])
     np.testing.assert_array_equal(tokens[0], [vectors[0, 0], vectors[0, 2], vectors[2, 4]])
-    np.testing.assert_array_equal(rows, [0, 0, 2])
+    np.testing.assert_array_equal(places[:, 0], [0, 0, 2])
     numbers = tf.constant([[[1.0], [2.0], [3.0]]])
     expected = [[1, 0, 2, 0, 0], [0] * 5, [0, 0, 0, 0, 3]]
-    np.testing.assert_array_equal(UnpackTokens()([numbers, mask]), expected)
+    np.testing.assert_array_equal(UnpackTokens()([numbers, places, mask]), expected)
 
 
 @pytest.mark.parametrize("activation", ["dice", "prelu"])
