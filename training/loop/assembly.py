@@ -37,6 +37,7 @@ from training.objectives.objective import (
     Objective,
     SoftmaxMemory,
     build_objective,
+    complete_memory,
     list_notes,
     list_state,
     plan_memory,
@@ -115,6 +116,7 @@ def assemble(task: TrainingTask, profile: StepRange | None = None) -> TrainingPa
     memory = plan_memory(config.model, data.manifest, part_size)
     with strategy.scope():
         model = build_model(config.model, data.manifest, config.seed, options.dtype)
+        memory = complete_memory(memory, model, data.manifest)
         loss_scale = build_loss_scale(config.compute)
         optimizers = Optimizers(config.optimizer, model, total_steps, loss_scale)
         if config.fit.gradient_norms:

@@ -25,6 +25,7 @@ from training.objectives.network_trial import check_networks
 from training.objectives.own_loss import OwnLoss, build_item_loss, build_label_loss
 from training.objectives.softmax_memory import (
     SoftmaxMemory,
+    count_item_tower,
     estimate_softmax_memory,
     require_softmax_memory,
 )
@@ -198,6 +199,8 @@ class Weighted:
 def plan_memory(config: ModelConfig, manifest: Manifest, rows: int) -> SoftmaxMemory | None:
     """Returns what a softmax over the catalogue takes; None: the objective is another one.
 
+    That is before the model is built, so its item tower is not counted: see `complete_memory`.
+
     Args:
         config: The model's config.
         manifest: The dataset version.
@@ -209,6 +212,24 @@ def plan_memory(config: ModelConfig, manifest: Manifest, rows: int) -> SoftmaxMe
     memory = estimate_softmax_memory(config, manifest, rows)
     require_softmax_memory(memory)
     return memory
+
+
+def complete_memory(
+    memory: SoftmaxMemory | None, model: Model, manifest: Manifest
+) -> SoftmaxMemory | None:
+    """Returns what a softmax over the catalogue takes, the item tower of the model included.
+
+    Args:
+        memory: What `plan_memory` has returned.
+        model: The model.
+        manifest: The dataset version.
+
+    Raises:
+        ConfigError: It takes more than was free before the model was built.
+    """
+    complete = None if memory is None else count_item_tower(memory, model, manifest)
+    require_softmax_memory(complete)
+    return complete
 
 
 def build_objective(

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from conf.errors import ConfigError
 from conf.manifest import Manifest
-from conf.training.models import HSTUConfig, MFConfig, RankingConfig, SASRecConfig
+from conf.schema import FeatureSchema
+from conf.training.models import DSSMConfig, HSTUConfig, MFConfig, RankingConfig, SASRecConfig
 from conf.training.objectives import SampledSoftmaxConfig, SoftmaxConfig
 from conf.training.train import TrainConfig
 from training.fit import fit_run, plan_run
+from training.models.registry import build_model
+from training.models.retrieval import RetrievalModel
 from training.monitoring.progress import NoProgress
+from training.networks.network import TrainingPass
 from training.objectives.catalog_softmax import BLOCK_ITEMS
+from training.objectives.item_objectives import CatalogSoftmax, ItemData
 from training.objectives.softmax_memory import (
     SoftmaxMemory,
+    count_item_tower,
     estimate_softmax_memory,
     require_softmax_memory,
 )
+from training.objectives.user_items import KnownItems, group_pairs
 
 FREE = "training.objectives.softmax_memory.free_memory_bytes"
 
@@ -80,6 +91,9 @@ def test_plans_say_it_and_nothing_is_made_before_the_refusal(
     plan = plan_run(config)["catalogue_softmax"]
     assert plan["logits_bytes"] == 3 * 4 * 42 * 32
     assert plan["item_vectors_bytes"] == 5 * 4 * 42 * 4
+    # The id's row and that of genres, both, the vector; and the rows of four genres.
+    assert plan["item_tower_bytes"] == 2 * 4 * 42 * (4 + 4 + 8 + 4 + 4 * 4)
+    assert plan["mask_bytes"] == 0
     assert plan["free_bytes"] > 0
     sampled = {"kind": "sampled_softmax", "negatives": {"source": "uniform", "count": 9}}
     other = configure(tiny_version, tmp_path / "runs", objective=sampled)
@@ -90,3 +104,170 @@ def test_plans_say_it_and_nothing_is_made_before_the_refusal(
         with pytest.raises(ConfigError, match="does not fit in memory"):
             run(config)
     assert not (tmp_path / "runs").exists()
+
+
+def build_own_items(inputs: dict, output_dim: int) -> keras.KerasTensor:
+    """An item tower of one's own, of 32 units."""
+    joined = keras.layers.Concatenate()([inputs["movie_id"], inputs["genres"]])
+    return keras.layers.Dense(output_dim)(keras.layers.Dense(32, activation="relu")(joined))
+
+
+OWN_ITEMS = {"function": f"{__name__}:build_own_items"}
+
+
+def change(manifest: Manifest, name: str, **changes: Any) -> Manifest:
+    features = [replace(s, **changes) if s.name == name else s for s in manifest.schema.features]
+    return replace(manifest, schema=FeatureSchema(tuple(features)))
+
+
+def test_the_item_tower_and_the_mask_by_hand(tiny_manifest: Manifest) -> None:
+    """Outputs of layers and rows of positions, each with its gradient; a byte for each mark."""
+    items = int(tiny_manifest.schema["movie_id"].vocabulary_size or 0)
+    endless = change(tiny_manifest, "genres", max_len=None)
+    seven = replace(endless, statistics={"catalog": {"genres": {"length": {"max": 7}}}})
+    dssm = {"embedding_dim": 4, "objective": SoftmaxConfig(mask="user_items")}
+    deep, by_id = {**dssm, "item_hidden_units": (16,)}, {**dssm, "item_features": ("movie_id",)}
+    tables = {"movie_id": {"dim": 9}, "user_id": {"dim": 9}}
+    rows = 4 + 4 + 8  # Of the id, of genres, and both.
+    for config, manifest, dim, tower in (
+        (DSSMConfig(**by_id), seven, 4, 0),
+        (MFConfig(**dssm, embeddings=tables), seven, 9, 0),
+        (DSSMConfig(**deep), tiny_manifest, 4, rows + 2 * 16 + 4 + 4 * 4),
+        (DSSMConfig(**deep), seven, 4, rows + 2 * 16 + 4 + 7 * 4),
+        (DSSMConfig(**deep), endless, 4, rows + 2 * 16 + 4 + 4),
+        # Dropout is a layer too, and Dice counts three times.
+        (SASRecConfig(**deep), seven, 4, rows + 3 * 16 + 4 + 7 * 4),
+        (DSSMConfig(**deep, activation="dice"), seven, 4, rows + 4 * 16 + 4 + 7 * 4),
+        (DSSMConfig(**dssm, item_tower=OWN_ITEMS), seven, 4, rows + 32 + 4 + 7 * 4),
+    ):
+        planned = estimate_softmax_memory(config, manifest, 32)
+        assert planned is not None
+        found = count_item_tower(planned, build_model(config, manifest, 1), manifest)
+        expected = SoftmaxMemory(items, planned.queries, dim, masked_rows=32, tower=tower)
+        assert found == expected, config
+        assert found.tower_bytes == 2 * 4 * items * tower
+        assert found.mask_bytes == items * 32 + (3 + 4) * items * planned.queries
+        assert found.free == planned.free
+
+
+def test_hidden_layers_of_items_are_refused_before_training(
+    tiny_version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.loop.assembly._build_objective", lambda *_: pytest.fail("late"))
+    config = configure(tiny_version, tmp_path / "runs", item_hidden_units=[512])
+    by_ids = 3 * 4 * 42 * 32 + 5 * 4 * 42 * 4
+    tower = 2 * 4 * 42 * (4 + 4 + 8 + 3 * 512 + 4 + 4 * 4)
+    monkeypatch.setattr(FREE, lambda: by_ids)  # As much as a model of ids alone needs.
+    for run in (plan_run, lambda config: fit_run(config, NoProgress())):
+        with pytest.raises(ConfigError, match="does not fit in memory") as refused:
+            run(config)
+        said = refused.value.render()
+        assert "32 queries a step x 42 items: 16,128 bytes of logits, and 3,360 bytes of" in said
+        assert f"and {tower:,} bytes of the item tower's layers and lists" in said
+        assert "model.item_hidden_units" in said
+        assert "mask" not in said
+    monkeypatch.setattr(FREE, lambda: by_ids + tower - 1)
+    with pytest.raises(ConfigError) as refused:
+        plan_run(config)
+    assert "input.batch_size" in refused.value.render()
+    assert not (tmp_path / "runs").exists()
+    monkeypatch.undo()
+    monkeypatch.setattr(FREE, lambda: by_ids + tower)
+    assert plan_run(config)["catalogue_softmax"]["item_tower_bytes"] == tower
+
+
+def test_the_mask_is_refused_before_the_model_is_built(
+    tiny_version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_ids, mask = 3 * 4 * 42 * 32 + 5 * 4 * 42 * 4, 42 * 32 + (3 + 4) * 42 * 32
+    softmax = {"kind": "softmax", "mask": "user_items"}
+    config = configure(tiny_version, tmp_path / "runs", objective=softmax,
+                       item_features=["movie_id"])  # fmt: skip
+    monkeypatch.setattr(FREE, lambda: by_ids + mask)
+    assert plan_run(config)["catalogue_softmax"]["mask_bytes"] == mask
+    monkeypatch.setattr("training.loop.assembly.build_model", lambda *_: pytest.fail("too late"))
+    for free in (by_ids, by_ids + mask - 1):
+        monkeypatch.setattr(FREE, lambda free=free: free)
+        with pytest.raises(ConfigError, match="does not fit in memory") as refused:
+            fit_run(config, NoProgress())
+        said = refused.value.render()
+        assert f"and {mask:,} bytes of the mask of users' items" in said
+        assert "model.objective.mask=none" in said
+        assert "item tower" not in said
+    assert not (tmp_path / "runs").exists()
+
+
+ITEMS, ROWS, GENRES = 5000, 64, 12
+DSSM: dict[str, Any] = {
+    "embedding_dim": 16, "user_features": ("user_id",), "objective": SoftmaxConfig(),
+}  # fmt: skip
+DEEP: dict[str, Any] = {**DSSM, "item_features": ("movie_id",), "item_hidden_units": (64, 64)}
+MASKED = SoftmaxConfig(mask="user_items")
+MEASURED: dict[str, DSSMConfig | SASRecConfig] = {
+    "lists": DSSMConfig(**DSSM),
+    "dice": DSSMConfig(**DEEP, activation="dice"),
+    "normalized": DSSMConfig(**DEEP, batch_normalization=True, activation="gelu"),
+    "mask": SASRecConfig(item_features=("movie_id",), embedding_dim=16, objective=MASKED),
+}
+
+
+class _Catalogue:
+    """Features of many items."""
+
+    def __init__(self) -> None:
+        self._genres = tf.random.stateless_uniform([ITEMS, GENRES], [1, 2], 2, 6, tf.int64)
+
+    def lookup(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"movie_id": ids, "genres": tf.gather(self._genres, ids)}
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_the_estimate_is_above_what_a_step_takes_and_near_it(
+    name: str, tiny_manifest: Manifest, tmp_path: Path
+) -> None:
+    """What TensorFlow's allocator held at most while a step's gradients were computed."""
+    if tf.config.list_physical_devices("GPU"):
+        pytest.skip("tensors lie in the GPU's memory")
+    config, manifest = MEASURED[name], change(tiny_manifest, "genres", max_len=GENRES)
+    for key in ("movie_id", "history", "seen"):
+        manifest = change(manifest, key, vocabulary_size=ITEMS)
+    planned = estimate_softmax_memory(config, manifest, ROWS)
+    assert planned is not None
+    model = build_model(config, manifest, 1)
+    assert isinstance(model, RetrievalModel)
+    memory = count_item_tower(planned, model, manifest)
+    rest = 3 * 4 * ITEMS * 16  # The table and what the optimizer keeps.
+    held = _measure_step(model, name == "mask", tmp_path) + rest
+    assert held < memory.needed_bytes < 2.5 * held
+    assert planned.needed_bytes < held or name == "mask"
+
+
+def _measure_step(model: RetrievalModel, is_masked: bool, folder: Path) -> int:
+    rng = np.random.default_rng(1)
+    known = None
+    if is_masked:
+        pairs = np.stack([rng.integers(2, 60, 600), rng.integers(2, ITEMS, 600)], axis=1)
+        known = KnownItems("movie_id", ("user_id", group_pairs(pairs)), (), ITEMS)
+    catalogue: Any = _Catalogue()
+    items = ItemData("movie_id", catalogue, known)
+    objective = CatalogSoftmax(items, np.arange(2, ITEMS), ITEMS)
+    batch = {
+        "user_id": tf.constant(rng.integers(2, 60, ROWS)),
+        "movie_id": tf.constant(rng.integers(2, ITEMS, ROWS)),
+        "history": tf.constant(rng.integers(2, ITEMS, [ROWS, 8])),
+    }
+    state = [variable for network in model.networks for variable in network.state_variables]
+
+    @tf.function
+    def differentiate() -> list[Any]:
+        training = TrainingPass(tf.constant([1, 2]), state, [one.read_value() for one in state])
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(objective(model, batch, training))
+        return [g for g in tape.gradient(loss, model.trainable_variables) if g is not None]
+
+    with tf.profiler.experimental.Profile(str(folder)):
+        differentiate()  # From here on memory is counted.
+    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    differentiate()
+    return int(tf.config.experimental.get_memory_info("CPU:0")["peak"]) - int(before)
