@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -155,11 +155,19 @@ def write_tiny_dataset(
     name: str = "tiny",
     config: TinyConfig | None = None,
     version_id: str = "20260101T000000Z-tiny",
+    edit_train: Callable[[list[Row]], list[Row]] = list,
 ) -> Path:
     """Writes one published dataset version and returns its directory.
 
     Raw tokens: users `1000 + u`, items `100 + i`, gender F/M, genres `genre_<group>` and
     `genre_all`; item `i` and user `u` belong to group `i % groups` and `u % groups`.
+
+    Args:
+        root: Folder of datasets.
+        name: The dataset's name.
+        config: Size and shape.
+        version_id: The version's name.
+        edit_train: Makes the rows that are written to train of those that the log gives.
     """
     config = config or TinyConfig()
     paths = DatasetPaths(root, name)
@@ -167,6 +175,7 @@ def write_tiny_dataset(
     log = _draw_log(config)
     _fit_vocabularies(log, config)
     splits = _split_rows(log, config)
+    splits["train"] = edit_train(splits["train"])
     schema = _schema(log, config)
     infos = tuple(
         _write_split(

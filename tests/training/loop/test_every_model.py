@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from conf.artefacts.export import ExportOptions
@@ -20,11 +19,11 @@ from tests.training.every_model import (
     assert_scores_alike,
     list_retrieval_names,
     predict_test_split,
+    read_raw_rows,
 )
 from training.checkpoint.restore import TrainedModel, load_run
 from training.export.saved_model import write_export
 from training.fit import fit_run
-from training.input.batches import build_eval_dataset
 from training.monitoring.progress import NoProgress
 from training.monitoring.run_logs import read_steps
 from training.networks.registry import NETWORKS
@@ -149,22 +148,3 @@ def test_models_of_ones_own_score_alike_in_a_process_without_sluice(
         expected[name] = predict_test_split(trained)
         exports[name] = str(write_export(trained, ExportOptions(tmp_path / "models")))
     assert_scores_alike(expected, ask_bare_process(exports, rows, tmp_path))
-
-
-def read_raw_rows(version: Path, manifest: Manifest) -> list[dict[str, Any]]:
-    """Rows of the test split with tokens in the place of ids."""
-    specs = [spec for spec in manifest.schema.features if spec.role in ("user", "item")]
-    names = tuple(spec.name for spec in specs)
-    [batch] = build_eval_dataset(version, manifest, "test", 1000, names)
-    columns = {}
-    for spec in specs:
-        table = pq.read_table(version / "encoders" / f"{spec.encoding}.parquet").to_pydict()
-        tokens = dict(zip(table["id"], table["token"], strict=True))
-        # An unknown id is read as a token that no vocabulary has.
-        unknown: Any = -1 if isinstance(table["token"][0], int) else "?"
-        values = batch[spec.name].numpy().tolist()
-        columns[spec.name] = [
-            [tokens.get(i, unknown) for i in v if i] if spec.is_list else tokens.get(v, unknown)
-            for v in values
-        ]
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
