@@ -270,4 +270,7 @@ def _measure_step(model: RetrievalModel, is_masked: bool, folder: Path) -> int:
     before = tf.config.experimental.get_memory_info("CPU:0")["current"]
     tf.config.experimental.reset_memory_stats("CPU:0")
     differentiate()
-    return int(tf.config.experimental.get_memory_info("CPU:0")["peak"]) - int(before)
+    peak = int(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+    if not peak:
+        pytest.skip("TensorFlow's allocator counts nothing on this machine")
+    return peak - int(before)
