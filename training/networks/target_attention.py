@@ -6,11 +6,12 @@ padding. The tokens of all rows are laid one behind the other, so that padding c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
 
 from training.networks.tower import activate, build_mlp, concatenate
 
@@ -112,9 +113,9 @@ class CompareWithTarget(keras.layers.Layer):
         ops, (tokens, target, rows) = keras.ops, inputs
         of_position, of_target, of_difference, of_product = ops.split(self.dense.kernel, 4)
         of_row = ops.matmul(target, of_target - of_difference) + self.dense.bias
-        both = ops.concatenate([tokens, tokens * ops.take(target, rows, axis=0)], axis=2)
+        both = ops.concatenate([tokens, tokens * take_rows(target, rows)], axis=2)
         kernel = ops.concatenate([of_position + of_difference, of_product])
-        return ops.matmul(both, kernel) + ops.take(of_row, rows, axis=0)
+        return ops.matmul(both, kernel) + take_rows(of_row, rows)
 
     def compute_output_shape(
         self, shapes: Sequence[tuple[int | None, ...]]
@@ -136,3 +137,33 @@ class CompareWithTarget(keras.layers.Layer):
         """Returns the layer of what it is made of."""
         dense = keras.saving.deserialize_keras_object(config["dense"])
         return cls(**{**config, "dense": dense})
+
+
+def take_rows(values: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """Returns the row that each token belongs to, `[tokens, dim]`.
+
+    The gradient sums up the tokens of each row. As rows ascend, this takes a third of the time of a
+    sum in any order. XLA compiles the latter alone.
+
+    Args:
+        values: `[batch, dim]`.
+        rows: The row of each token, ascending, `[tokens]`.
+    """
+
+    @tf.custom_gradient
+    def take(values: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        def sum_by_row(gradient: tf.Tensor) -> tf.Tensor:
+            count = tf.shape(values, out_type=rows.dtype)[0]
+            if _is_compiled():
+                return tf.math.unsorted_segment_sum(gradient, rows, count)
+            found = tf.math.segment_sum(gradient, rows)
+            return tf.pad(found, [[0, count - tf.shape(found, out_type=rows.dtype)[0]], [0, 0]])
+
+        return tf.gather(values, rows), sum_by_row
+
+    return take(values)
+
+
+def _is_compiled() -> bool:
+    """Says whether XLA compiles what is traced: TensorFlow has no public word for it."""
+    return bool(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))

@@ -13,6 +13,7 @@ from training.networks.target_attention import (
     PackTokens,
     UnpackTokens,
     score_tokens,
+    take_rows,
 )
 
 ROWS, LENGTH, DIM, UNITS = 3, 5, 4, 6
@@ -80,6 +81,33 @@ def test_padding_costs_nothing() -> None:
     numbers = tf.constant([[[1.0], [2.0], [3.0]]])
     expected = [[1, 0, 2, 0, 0], [0] * 5, [0, 0, 0, 0, 3]]
     np.testing.assert_array_equal(UnpackTokens()([numbers, places, mask]), expected)
+
+
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["plain", "XLA"])
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_the_gradient_of_a_row_is_the_sum_of_its_tokens(
+    lengths: tuple[int, ...], is_compiled: bool
+) -> None:
+    """Also of rows without tokens, the last ones among them."""
+    rows = tf.constant(np.repeat(np.arange(ROWS), lengths), tf.int64)
+    weigh = np.random.default_rng(2).normal(size=(len(rows), DIM)).astype(np.float32)
+    values = tf.random.normal([ROWS, DIM], seed=1)
+
+    @tf.function(jit_compile=is_compiled)
+    def differentiate(values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch(values)
+            taken = take_rows(values, rows)
+            loss = tf.reduce_sum(weigh * taken)
+        return taken, tape.gradient(loss, values)
+
+    taken, gradient = differentiate(values)
+    np.testing.assert_array_equal(taken, values.numpy()[rows.numpy()])
+    expected = np.zeros((ROWS, DIM))
+    np.add.at(expected, rows.numpy(), weigh)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-6)
+    kinds = {op.type for op in differentiate.get_concrete_function(values).graph.get_operations()}
+    assert ("SegmentSum" in kinds) is not is_compiled
 
 
 @pytest.mark.parametrize("activation", ["dice", "prelu"])
