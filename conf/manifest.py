@@ -84,6 +84,8 @@ class RowCounts:
             (`unknown_as_0`, of `immature: keep`).
         short_users: Users with too few samples for leave_one_out: their events all stay in
             train.
+        test_in_log: Events of a given test split without times whose user and item the samples of
+            the log have too.
     """
 
     read: Mapping[str, int]
@@ -97,6 +99,7 @@ class RowCounts:
     matched: Mapping[str, int] = field(default_factory=dict)
     maturity: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     short_users: int = 0
+    test_in_log: int = 0
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,7 @@ _LATER_KEYS = (
     ("counts", "matched"),
     ("counts", "maturity"),
     ("counts", "short_users"),
+    ("counts", "test_in_log"),
 )
 
 

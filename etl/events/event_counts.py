@@ -12,7 +12,7 @@ from conf.dates import DateRange
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.time_columns import ms_per_unit
-from conf.splits import EVENT_SPLITS
+from conf.splits import EVENT_SPLITS, TEST
 from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN
 from etl.events.joins import MATCHED, count_matches, read_matches
 from etl.events.labels import IMMATURE, UNLABELLED, ConversionCounts, find_until_ms, is_immature
@@ -43,6 +43,7 @@ class EventCounts:
         seen: Kept events that meet `seen.where`; None: there is no such condition.
         maturity: By label made of conversions, up to when it is known (`RowCounts.maturity`).
         short_users: Users with too few samples for leave_one_out.
+        test_in_log: Given test events without a time whose user and item are a sample of the log.
     """
 
     joined: int
@@ -55,6 +56,7 @@ class EventCounts:
     seen: int | None = None
     maturity: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     short_users: int = 0
+    test_in_log: int = 0
 
     @property
     def unmatched(self) -> dict[str, dict[str, int]]:
@@ -128,7 +130,23 @@ def count_events(
         seen=seen,
         maturity=maturity,
         short_users=sum(row["short_users"] for row in samples) if leaves_out else 0,
+        test_in_log=_count_test_in_log(events, config),
     )
+
+
+def _count_test_in_log(events: DataFrame, config: BuildConfig) -> int:
+    """Times tell which events of the log come after a given one; without them none are left out."""
+    user, item, source = config.events.user, config.events.item, config.split.test_source
+    if user is None or item is None or source is None:
+        return 0
+    if config.sources[source].column(config.events.time or "") is not None:
+        return 0
+    samples = events.where(F.col(DROP_COLUMN).isNull() & F.col(NOT_SAMPLED_COLUMN).isNull())
+    is_test = F.col(SPLIT_COLUMN) == TEST
+    pairs = samples.groupBy(user, item).agg(
+        F.count_if(is_test).alias("test"), F.count_if(~is_test).alias("log")
+    )
+    return pairs.where("log > 0").agg(F.sum("test")).collect()[0][0] or 0
 
 
 def _find_cut_offs(

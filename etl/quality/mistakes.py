@@ -16,18 +16,21 @@ from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.encodings import FeatureConfig
 from conf.schema import FeatureSchema
+from conf.splits import TEST
 from etl.quality.figures import READ_BY_MODELS, Share, share_kept, share_matched
 from etl.quality.rules import RuleResult
 
 if TYPE_CHECKING:
     from conf.dates import DateRange
     from etl.encoders.vocabulary import OddTokens
+    from etl.events.event_counts import EventCounts
     from etl.events.labels import ConversionCounts
 
 MIN_ROWS = 10
 """In fewer rows than that a value may be the same by chance."""
 UNSCALED = 10
 """Mean or deviation beyond which a number is far from 1, where weights are drawn for."""
+_MOST_IN_LOG = 0.01
 _WITHIN_A_DAY = ("minute", "hour")
 _HOUR_MS = 3_600_000
 _CHANCE = 1e-3
@@ -141,6 +144,27 @@ def find_short_lookback(config: BuildConfig, dates: DateRange | None) -> list[Ru
     )
     allowed = "window_days of at most lookback_days"
     return [RuleResult("windows of rolling features", "warn", False, received, allowed)]
+
+
+def find_test_in_log(config: BuildConfig, counts: EventCounts) -> list[RuleResult]:
+    """Finds that the log holds what the given test events without times are to tell.
+
+    Args:
+        config: The build's config.
+        counts: Counts of the events.
+    """
+    share = Share(counts.test_in_log, counts.splits.get(TEST, 0))
+    if share.part <= _MOST_IN_LOG * share.whole:
+        return []
+    received = (
+        f"{share.part:,} of {share.whole:,} events of {config.split.test_source!r} are in "
+        f"{config.events.source!r} too: a model may have learned them"
+    )
+    allowed = (
+        f"at most {_MOST_IN_LOG:.0%}; take them out of the log, or give both sources times: "
+        "then what comes at or after a test event is left out"
+    )
+    return [RuleResult("test events that the log holds", "warn", False, received, allowed)]
 
 
 def _is_nothing(now: Share, before: Share | None) -> bool:

@@ -25,6 +25,7 @@ from etl.quality.mistakes import (
     find_early_ends,
     find_odd_values,
     find_short_lookback,
+    find_test_in_log,
     find_unturned_lists,
 )
 from etl.quality.time_units import count_sources
@@ -83,6 +84,7 @@ def _count_events(build: Build, prepared: PreparedEvents) -> EventCounts:
     build.checks.warn(find_early_ends(config, prepared.conversions))
     build.checks.warn(find_unturned_lists(config))
     build.checks.warn(find_short_lookback(config, dates))
+    build.checks.warn(find_test_in_log(config, counts))
     outside: Mapping[str, Mapping[str, int]] = {}
     if dates is not None and config.events.time is not None:
         outside = count_outside(build.events, dates)

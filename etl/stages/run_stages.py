@@ -159,6 +159,7 @@ def _count_outcomes(
         matched={name: counts[MATCHED] for name, counts in events.matches.items()},
         maturity=events.maturity,
         short_users=events.short_users,
+        test_in_log=events.test_in_log,
     )
 
 

@@ -203,6 +203,10 @@ def test_given_split_ranks_the_given_candidates(spark, tmp_path):
     assert rows[1]["candidates"] == [12, 13]
     assert rows[1]["history"] == ["OOV", 13, 12]
     assert rows[2]["item"] == 11
+    # The log has user 1 and item 10 too, and neither has times that would tell which is later.
+    assert result.manifest.counts.test_in_log == 1
+    (check,) = [c for c in result.manifest.contract if c["rule"].startswith("test events")]
+    assert check["received"].startswith("1 of 2 events of 'test' are in 'ratings' too")
     assert result.manifest.keys.candidates == "candidates"
 
 

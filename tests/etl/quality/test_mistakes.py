@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import date
 
 import pyarrow as pa
@@ -11,8 +12,10 @@ from pydantic import ValidationError
 
 from conf.dates import DateRange
 from conf.errors import ExitCode, InputDataError
+from conf.etl.split import SplitConfig
 from conf.schema import FeatureSchema, FeatureSpec
 from etl.encoders.vocabulary import assign_ids, find_odd_tokens
+from etl.events.event_counts import EventCounts
 from etl.quality.figures import Share
 from etl.quality.mistakes import (
     MIN_ROWS,
@@ -21,6 +24,7 @@ from etl.quality.mistakes import (
     find_empty_vocabularies,
     find_odd_values,
     find_short_lookback,
+    find_test_in_log,
     find_unknown,
     find_unmatched,
     list_nothing_matched,
@@ -79,6 +83,17 @@ def test_windows_that_reach_beyond_the_days_that_a_run_reads_are_said_once(tmp_p
     # Without days the log is read whole, by a run with or without them.
     assert not find(0, None)
     assert not find(0, path="all.dat", days=None)
+
+
+def test_test_events_that_the_log_holds_are_said_above_a_hundredth(tmp_path):
+    split = {"strategy": "given", "test_source": "users"}
+    config = build_config(tmp_path, tmp_path).model_copy(update={"split": SplitConfig(**split)})
+    none = EventCounts(1100, {"train": 100, "test": 1000}, {}, None)
+    (found,) = find_test_in_log(config, replace(none, test_in_log=11))
+    assert found.severity == "warn"
+    assert found.received.startswith("11 of 1,000 events of 'users' are in 'ratings' too")
+    assert not find_test_in_log(config, replace(none, test_in_log=10))
+    assert not find_test_in_log(config, none)
 
 
 @pytest.mark.parametrize(
