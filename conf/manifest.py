@@ -86,6 +86,8 @@ class RowCounts:
             train.
         test_in_log: Events of a given test split without times whose user and item the samples of
             the log have too.
+        late: Rows of the log's files of the run's days that are of earlier days: runs of these do
+            not read them.
     """
 
     read: Mapping[str, int]
@@ -100,6 +102,7 @@ class RowCounts:
     maturity: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     short_users: int = 0
     test_in_log: int = 0
+    late: int = 0
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,7 @@ _LATER_KEYS = (
     ("counts", "maturity"),
     ("counts", "short_users"),
     ("counts", "test_in_log"),
+    ("counts", "late"),
 )
 
 

@@ -13,16 +13,18 @@ from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.contract import FreshnessRule
+from conf.etl.time_columns import ms_per_unit
 from etl.events.event_counts import EventCounts
 from etl.events.identity import EVENT_TS_COLUMN
 from etl.events.labels import IMMATURE, UNLABELLED
 from etl.events.sample_filter import NOT_SAMPLED_COLUMN
 from etl.events.splits import SPLIT_COLUMN, is_inside
 from etl.sources.bad_rows import find_last_day
+from etl.sources.read import read_source
 from etl.sources.time_scan import Span
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 logger = logging.getLogger("sluice.build")
 
@@ -94,6 +96,37 @@ def count_outside(events: DataFrame, dates: DateRange) -> dict[str, dict[str, in
     for row in rows:
         outside.setdefault(row["__why"], {})[row[SPLIT_COLUMN]] = row["count"]
     return outside
+
+
+def count_late(
+    spark: SparkSession, config: BuildConfig, dates: DateRange, outside: int, samples: int
+) -> tuple[int, int]:
+    """Counts what files of a run's days hold of earlier days: a run of those does not read it.
+
+    Args:
+        spark: Session.
+        config: The build's config.
+        dates: The run's days.
+        outside: Events before the days that would be samples but for that.
+        samples: All that would be.
+
+    Returns:
+        Such rows, and all rows, of these files. Where other files were read too, these are read
+        once more; else only what would be a sample counts.
+    """
+    name, time = config.events.source, config.events.time
+    log = config.sources[name]
+    if log.days is None or not log.day_in_path or time is None:
+        return 0, 0
+    if not log.days.lookback_days:
+        return outside, samples
+    own_days = log.days.model_copy(update={"lookback_days": 0})
+    own = log.model_copy(update={"days": own_days})
+    rows = read_source(spark, name, own, config.data_dir, dates).good
+    time_ms = F.col(time) * F.lit(ms_per_unit(config.events.time_unit))
+    is_late = time_ms < F.lit(dates.span_ms[0])
+    late, delivered = rows.agg(F.count_if(is_late), F.count("*")).collect()[0]
+    return late, delivered
 
 
 def check_days_have_samples(

@@ -44,6 +44,8 @@ class EventCounts:
         maturity: By label made of conversions, up to when it is known (`RowCounts.maturity`).
         short_users: Users with too few samples for leave_one_out.
         test_in_log: Given test events without a time whose user and item are a sample of the log.
+        late: Rows of the files of the run's days that are of earlier days.
+        delivered: All rows of these files.
     """
 
     joined: int
@@ -57,6 +59,8 @@ class EventCounts:
     maturity: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     short_users: int = 0
     test_in_log: int = 0
+    late: int = 0
+    delivered: int = 0
 
     @property
     def unmatched(self) -> dict[str, dict[str, int]]:

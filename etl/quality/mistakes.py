@@ -146,6 +146,29 @@ def find_short_lookback(config: BuildConfig, dates: DateRange | None) -> list[Ru
     return [RuleResult("windows of rolling features", "warn", False, received, allowed)]
 
 
+def find_late(config: BuildConfig, counts: EventCounts) -> list[RuleResult]:
+    """Finds files whose rows are of other days than the files: they are lost, day by day.
+
+    Args:
+        config: The build's config.
+        counts: Counts of the events.
+    """
+    source = config.events.source
+    most = config.sources[source].bad_rows.max_fraction
+    share = Share(counts.late, counts.delivered)
+    if share.part <= most * share.whole:
+        return []
+    received = (
+        f"{share.part:,} of {share.whole:,} rows in files of the run's days are of earlier days: "
+        "they are no samples, and a run of these days does not read these files"
+    )
+    allowed = (
+        f"at most {most:.2%} (sources.{source}.bad_rows.max_fraction); cut files by the UTC day of "
+        "the event's time, or build ranges of days"
+    )
+    return [RuleResult("late rows of the log", "warn", False, received, allowed)]
+
+
 def find_test_in_log(config: BuildConfig, counts: EventCounts) -> list[RuleResult]:
     """Finds that the log holds what the given test events without times are to tell.
 

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 from conf.errors import ConfigError
 from etl.events.date_range import (
+    OUTSIDE_DATES,
     check_dates,
     check_days_have_samples,
+    count_late,
     count_outside,
     keep_inside,
     leave_out,
@@ -23,6 +25,7 @@ from etl.events.split_bounds import check_spans
 from etl.quality.figures import VersionFigures, share_kept, share_matched
 from etl.quality.mistakes import (
     find_early_ends,
+    find_late,
     find_odd_values,
     find_short_lookback,
     find_test_in_log,
@@ -88,6 +91,12 @@ def _count_events(build: Build, prepared: PreparedEvents) -> EventCounts:
     outside: Mapping[str, Mapping[str, int]] = {}
     if dates is not None and config.events.time is not None:
         outside = count_outside(build.events, dates)
+        early = sum(outside.get(OUTSIDE_DATES, {}).values())
+        late, delivered = count_late(
+            inputs.spark, config, dates, early, sum(counts.splits.values())
+        )
+        counts = replace(counts, late=late, delivered=delivered)
+        build.checks.warn(find_late(config, counts))
         days = config.sources[config.events.source].days
         may_be_empty = days is not None and days.allow_empty_days
         check_days_have_samples(counts, outside, dates, allow_empty=may_be_empty)

@@ -160,6 +160,7 @@ def _count_outcomes(
         maturity=events.maturity,
         short_users=events.short_users,
         test_in_log=events.test_in_log,
+        late=events.late,
     )
 
 

@@ -22,6 +22,7 @@ from etl.quality.mistakes import (
     describe_constant,
     find_constants,
     find_empty_vocabularies,
+    find_late,
     find_odd_values,
     find_short_lookback,
     find_test_in_log,
@@ -83,6 +84,17 @@ def test_windows_that_reach_beyond_the_days_that_a_run_reads_are_said_once(tmp_p
     # Without days the log is read whole, by a run with or without them.
     assert not find(0, None)
     assert not find(0, path="all.dat", days=None)
+
+
+def test_files_of_a_day_with_rows_of_earlier_days_are_said_above_the_share_of_bad_rows(tmp_path):
+    config = build_config(tmp_path, tmp_path)
+    most = config.sources["ratings"].bad_rows.max_fraction
+    counts = EventCounts(1000, {"train": 1000}, {}, None, delivered=1000)
+    assert not find_late(config, replace(counts, late=round(1000 * most)))
+    (found,) = find_late(config, replace(counts, late=round(1000 * most) + 1))
+    assert found.severity == "warn"
+    assert "of 1,000 rows in files of the run's days are of earlier days" in found.received
+    assert not find_late(config, replace(counts, delivered=0))
 
 
 def test_test_events_that_the_log_holds_are_said_above_a_hundredth(tmp_path):

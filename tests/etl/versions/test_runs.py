@@ -167,6 +167,23 @@ def test_a_day_built_again_keeps_the_ids_that_later_days_gave(spark, tmp_path):
     assert third[22] not in second.values()
 
 
+@pytest.mark.parametrize("lookback", [0, 1])
+def test_rows_of_earlier_days_in_the_files_of_a_day_are_said(spark, tmp_path, lookback):
+    logs, late = tmp_path / "logs", (f"1::13::5::{2 * DAY_S - 1}",)
+    for day in (1, 2):
+        write_days(logs, range(day, day + 1), late if day == 2 else ())
+        (logs / "ratings.dat").rename(logs / f"ratings-1970-01-0{1 + day}.dat")
+    data = dated_config(logs, tmp_path / "datasets").model_dump()
+    in_files = {"path": "ratings-{date}.dat", "days": {"lookback_days": lookback}}
+    data["sources"]["ratings"] |= in_files
+    data["split"] = {"strategy": "hash", "key": "ts", "test_fraction": 0.3, "validation": False}
+    result = build_dataset(spark, BuildConfig.model_validate(data), request=days(2))
+    assert result.manifest.counts.dropped["outside_dates"] == 12 * lookback + 1
+    assert result.manifest.counts.late == 1
+    (check,) = [c for c in result.manifest.contract if c["rule"].startswith("late")]
+    assert check["received"].startswith("1 of 13 rows in files of the run's days")
+
+
 @pytest.mark.exhaustive
 def test_dates_make_samples_of_these_days_with_histories_from_before(spark, tmp_path):
     config = dated_config(write_days(tmp_path / "logs", range(4)), tmp_path / "datasets")
