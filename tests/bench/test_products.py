@@ -10,14 +10,21 @@ import pytest
 import tensorflow as tf
 
 from tests.bench.sequences.__main__ import main as measure_sequences
-from tests.bench.train_step.products import (
-    ProductSpeed,
+from tests.bench.train_step.flop import (
+    count_blocks,
     count_bst,
+    count_bst_encoder,
+    count_catalog_softmax,
+    count_comirec,
+    count_dcn,
     count_din,
+    count_gru,
     count_mlp,
-    count_sequence,
+    count_mmoe,
+    count_shared_bottom,
     count_towers,
 )
+from tests.bench.train_step.products import ProductSpeed
 
 ROWS, LENGTH, DIM = 6, 5, 4
 
@@ -81,15 +88,47 @@ def project(positions: int, *widths: tuple[int, int]) -> list[tuple[tuple[int, i
         ("hstu", [(DIM, 4 * DIM), (DIM, DIM)]),
     ],
 )
-def test_a_sequence_scores_all_items_once_more_on_its_way_back(block, widths) -> None:
-    lengths, items = np.array([5, 2]), 11
+def test_blocks_over_sequences(block, widths) -> None:
+    lengths = np.array([5, 2])
     positions = int(lengths.sum())
-    of_block = project(positions, *widths)
-    of_block += [((n, DIM), (DIM, n)) for n in lengths.tolist()]
-    of_block += [((n, n), (n, DIM)) for n in lengths.tolist()]
-    scores = count_by_tensorflow(((positions, DIM), (DIM, items)))
-    found = count_sequence(block, positions, float((lengths**2).sum()), DIM, items)
-    assert found == 3 * 2 * count_by_tensorflow(*of_block) + 4 * scores
+    of_block = project(positions, *widths) + attend(lengths)
+    found = count_blocks(block, positions, float((lengths**2).sum()), DIM)
+    assert found == 3 * 2 * count_by_tensorflow(*of_block)
+
+
+def attend(lengths: np.ndarray) -> list[tuple[tuple[int, int], ...]]:
+    scores = [((n, DIM), (DIM, n)) for n in lengths.tolist()]
+    return scores + [((n, n), (n, DIM)) for n in lengths.tolist()]
+
+
+def test_other_networks_over_sequences() -> None:
+    lengths = np.array([5, 2])
+    positions, pairs = int(lengths.sum()), float((lengths**2).sum())
+    bst = [(DIM, DIM)] * 4 + [(DIM, 4 * DIM), (4 * DIM, DIM)]
+    forward = count_by_tensorflow(*project(positions, *bst), *attend(lengths))
+    assert count_bst_encoder(positions, pairs, DIM) == 3 * forward
+    forward = count_by_tensorflow(*project(positions, (DIM, 3 * DIM), (DIM, 3 * DIM)))
+    assert count_gru(positions, DIM) == 3 * forward
+    mixed = [((3, n), (n, DIM)) for n in lengths.tolist()]
+    forward = count_by_tensorflow(*project(positions, (DIM, 4 * DIM), (4 * DIM, 3)), *mixed)
+    assert count_comirec(positions, DIM, 3) == 3 * forward
+
+
+def test_a_softmax_scores_all_items_once_more_on_its_way_back() -> None:
+    assert count_catalog_softmax(7, DIM, 11) == 4 * count_by_tensorflow(((7, DIM), (DIM, 11)))
+
+
+def test_networks_over_rows() -> None:
+    forward = count_by_tensorflow(
+        *[((ROWS, 8), (8, 8))] * 3, ((ROWS, 8), (8, 5)), ((ROWS, 8 + 5), (8 + 5, 1))
+    )
+    assert count_dcn(ROWS, 8, 3, (5,)) == 3 * forward
+    task = project(ROWS, (5, 3), (3, 1))
+    forward = count_by_tensorflow(((ROWS, 8), (8, 5)), *task, *task)
+    assert count_shared_bottom(ROWS, (8, 5), (3,), 2) == 3 * forward
+    mixed = [((ROWS, 8), (8, 4)), *[((1, 4), (4, 5))] * ROWS, *task]
+    forward = count_by_tensorflow(*[((ROWS, 8), (8, 5))] * 4, *mixed, *mixed)
+    assert count_mmoe(ROWS, (8, 5), (3,), (4, 2)) == 3 * forward
 
 
 def test_towers_meet_in_a_batch() -> None:
@@ -115,5 +154,6 @@ def test_the_bench_of_sequences_prints_its_figures(tmp_path, monkeypatch) -> Non
     figures = json.loads(file.read_text())
     assert len(figures["measurements"]) == 2 * 4
     products = figures["settings"]["products of sasrec, full lengths"]
-    assert products["flop"] == count_sequence("transformer", 16 * 6, 16 * 36, 8, 60)
+    of_blocks = count_blocks("transformer", 16 * 6, 16 * 36, 8)
+    assert products["flop"] == of_blocks + count_catalog_softmax(16 * 6, 8, 60)
     assert 0 < products["share"] < 1

@@ -1,4 +1,4 @@
-"""Steps of DeepFM and DIN: beside DeepCTR, on tables of many rows, and where their time goes.
+"""Steps of ranking networks: beside DeepCTR, on many rows, and where their time goes.
 
 DeepCTR needs an older TensorFlow: `--deepctr` names a Python that has it, for example of
 `uv pip install "tensorflow==2.12.*" "numpy<1.24" requests` and `--no-deps deepctr==0.9.3`.
@@ -38,13 +38,16 @@ from tests.bench.measurements import (
     print_report,
     run_bench,
 )
-from tests.bench.train_step.peers import PeerTraining, open_peer
-from tests.bench.train_step.products import (
+from tests.bench.train_step.flop import (
     count_bst,
+    count_dcn,
     count_din,
     count_mlp,
-    report_products,
+    count_mmoe,
+    count_shared_bottom,
 )
+from tests.bench.train_step.peers import PeerTraining, open_peer
+from tests.bench.train_step.products import report_products
 from tests.bench.train_step.sections import GROWTH_LIMIT, time_in_turns
 from tests.bench.train_step.trainings import ModelTraining
 from training.models.ranking import NetworkRankingModel, plan_tasks
@@ -61,12 +64,13 @@ class RowShape:
     """What a row holds, and the network over it.
 
     Attributes:
-        network: `deepfm`, `din` or `bst`.
+        network: A built-in one.
         ids: Number of scalar ids; each has a table of its own.
         numbers: Number of numbers.
         length: Most items of a history, which shares the table `item`; None: there is none.
         params: Of the network.
         mean: Items of a history by the law of real lengths; None: all are full.
+        tasks: Names of several; all learn one label.
     """
 
     network: str
@@ -75,6 +79,7 @@ class RowShape:
     length: int | None
     params: Mapping[str, Any]
     mean: float | None = None
+    tasks: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -139,16 +144,33 @@ class RowShape:
         """Returns the FLOP of the matrix products of a step on drawn batches."""
         rows = columns["label"].shape[1]
         joined = self.ids * dim + self.numbers
-        if self.length is None:
-            return count_mlp(rows, (joined, *HIDDEN_UNITS, 1))
-        if self.network == "bst":
-            return count_bst(rows, self.length, (dim, joined - dim), HIDDEN_UNITS)
-        layers = {"attention": ATTENTION_UNITS, "hidden": HIDDEN_UNITS}
-        tokens = float((columns["history"] != PAD_ID).sum() / DISTINCT_BATCHES)
-        return count_din(rows, tokens, (dim, joined + dim), layers)
+        sizes, tasks = (joined, *HIDDEN_UNITS), len(self.tasks)
+        match self.network:
+            case "lr" | "fm":
+                return count_mlp(rows, (self.numbers, 1))
+            case "mf":
+                return count_mlp(rows, (dim, 1))
+            case "wide_deep" | "deepfm":
+                return count_mlp(rows, (*sizes, 1)) + count_mlp(rows, (self.numbers, 1))
+            case "dcn":
+                return count_dcn(rows, joined, CROSS_LAYERS, HIDDEN_UNITS)
+            case "final_net":
+                return sum(count_mlp(rows, (joined, *u, 1)) for u in (HIDDEN_UNITS, TASK_UNITS))
+            case "shared_bottom":
+                return count_shared_bottom(rows, sizes, TASK_UNITS, tasks)
+            case "mmoe":
+                return count_mmoe(rows, sizes, TASK_UNITS, (EXPERTS, tasks))
+            case "bst":
+                length = self.length or 0
+                return count_bst(rows, length, (dim, joined - dim), HIDDEN_UNITS)
+            case _:
+                layers = {"attention": ATTENTION_UNITS, "hidden": HIDDEN_UNITS}
+                tokens = float((columns["history"] != PAD_ID).sum() / DISTINCT_BATCHES)
+                return count_din(rows, tokens, (dim, joined + dim), layers)
 
 
-HIDDEN_UNITS, ATTENTION_UNITS = (256, 128, 64), (80, 40)
+HIDDEN_UNITS, ATTENTION_UNITS, TASK_UNITS = (256, 128, 64), (80, 40), (64,)
+CROSS_LAYERS, EXPERTS = 3, 4
 DEEPFM = RowShape("deepfm", 26, 13, None, {"hidden_units": HIDDEN_UNITS})
 DIN = RowShape(
     "din", 4, 0, 50,
@@ -156,6 +178,27 @@ DIN = RowShape(
 )  # fmt: skip
 SHORT_DIN = replace(DIN, mean=9.0)
 BST = RowShape("bst", 4, 0, 50, {"hidden_units": HIDDEN_UNITS})
+OTHERS = (
+    replace(DEEPFM, network="lr", params={}),
+    replace(DEEPFM, network="fm", params={}),
+    replace(DEEPFM, network="wide_deep"),
+    replace(DEEPFM, network="dcn", params={**DEEPFM.params, "cross_layers": CROSS_LAYERS}),
+    replace(DEEPFM, network="final_net", params={**DEEPFM.params, "second_units": TASK_UNITS}),
+    replace(
+        DEEPFM,
+        network="shared_bottom",
+        params={**DEEPFM.params, "task_units": TASK_UNITS},
+        tasks=("click", "like"),
+    ),
+    replace(
+        DEEPFM,
+        network="mmoe",
+        tasks=("click", "like"),
+        params={**DEEPFM.params, "task_units": TASK_UNITS, "experts": EXPERTS},
+    ),
+    RowShape("mf", 2, 0, None, {"user": "id_0", "item": "id_1"}),
+)
+"""Networks of which the profile alone is taken."""
 
 
 def build_training(
@@ -163,7 +206,8 @@ def build_training(
 ) -> ModelTraining:
     """Returns Sluice's training of a network on drawn batches."""
     data = {"kind": "ranking", "network": shape.network, "embedding_dim": dim}
-    config = RankingConfig.model_validate({**data, "params": dict(shape.params)})
+    tasks = {"tasks": {name: {"label": "label"} for name in shape.tasks}} if shape.tasks else {}
+    config = RankingConfig.model_validate({**data, **tasks, "params": dict(shape.params)})
     manifest = shape.describe(vocabulary_size)
     model = NetworkRankingModel(config, manifest, seed=1)
     batches = tf.data.Dataset.from_tensor_slices(dict(columns)).repeat().prefetch(2)
@@ -271,7 +315,7 @@ def run(arguments: argparse.Namespace, console: Console) -> BenchReport:
     if "profile" in arguments.sections:
         size, dim, rows = arguments.vocabulary_size, arguments.dim, arguments.batch
         trainings = {}
-        for shape in (DEEPFM, DIN, SHORT_DIN, BST):
+        for shape in (DEEPFM, DIN, SHORT_DIN, BST, *OTHERS):
             columns = shape.draw(rows, size)
             training = build_training(shape, columns, size, dim)
             trainings[shape.title] = (training, shape.count_products(columns, dim))

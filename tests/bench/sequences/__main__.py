@@ -28,8 +28,12 @@ from rich.console import Console
 from conf.manifest import DatasetKeys, Manifest, RowCounts, SourceSnapshot
 from conf.schema import FIRST_TOKEN_ID, FeatureSchema, FeatureSpec
 from conf.training.models import (
+    BSTConfig,
+    ComiRecConfig,
     DSSMConfig,
+    GRUConfig,
     HSTUConfig,
+    MFConfig,
     NegativesConfig,
     SampledSoftmaxConfig,
     SASRecConfig,
@@ -47,12 +51,22 @@ from tests.bench.measurements import (
     print_report,
     run_bench,
 )
+from tests.bench.train_step.flop import (
+    count_blocks,
+    count_bst_encoder,
+    count_catalog_softmax,
+    count_comirec,
+    count_gru,
+    count_mlp,
+    count_towers,
+)
 from tests.bench.train_step.peers import PeerTraining, open_peer
-from tests.bench.train_step.products import count_sequence, count_towers, report_products
+from tests.bench.train_step.products import report_products
 from tests.bench.train_step.sections import time_in_turns
 from tests.bench.train_step.trainings import ModelTraining
 from training.loop.step import StepOptions
 from training.models.dssm import DSSM
+from training.models.mf import MatrixFactorization
 from training.models.retrieval import RetrievalModel
 from training.models.sequence import SequenceModel
 from training.objectives.item_catalog import ItemFeatures
@@ -117,12 +131,16 @@ class SequenceShape:
         )  # fmt: skip
 
 
-NETWORKS: dict[str, tuple[str, Callable[[int], SequenceConfig]]] = {
-    "sasrec": ("transformer", lambda dim: SASRecConfig(embedding_dim=dim, dropout=None)),
-    "ligr": ("ligr", lambda dim: SASRecConfig(embedding_dim=dim, dropout=None, block="ligr")),
-    "hstu": ("hstu", lambda dim: HSTUConfig(embedding_dim=dim, dropout=None)),
+INTERESTS = 4
+NETWORKS: dict[str, Callable[[int], SequenceConfig]] = {
+    "sasrec": lambda dim: SASRecConfig(embedding_dim=dim, dropout=None),
+    "ligr": lambda dim: SASRecConfig(embedding_dim=dim, dropout=None, block="ligr"),
+    "hstu": lambda dim: HSTUConfig(embedding_dim=dim, dropout=None),
+    "gru": lambda dim: GRUConfig(embedding_dim=dim, dropout=None),
+    "bst": lambda dim: BSTConfig(embedding_dim=dim, dropout=None),
+    "comirec": lambda dim: ComiRecConfig(embedding_dim=dim, interests=INTERESTS),
 }
-"""Networks over the sequence: kind of their blocks, and their config by the length of a vector."""
+"""Networks over the sequence: their config by the length of a vector."""
 TOWER_UNITS, TOWER_ROWS = (256, 128), 2048
 
 
@@ -143,8 +161,8 @@ def build_sequence(
         options: How a step is computed.
         network: One of `NETWORKS`.
     """
-    manifest, (_, build_config) = shape.describe(columns), NETWORKS[network]
-    model = SequenceModel(build_config(shape.dim), manifest, seed=1)
+    manifest = shape.describe(columns)
+    model = SequenceModel(NETWORKS[network](shape.dim), manifest, seed=1)
     size = shape.items + FIRST_TOKEN_ID
     catalog = np.arange(FIRST_TOKEN_ID, size)
     items = ItemData("item", ItemFeatures(Path(), manifest, ["item"]), None)
@@ -157,15 +175,31 @@ def build_sequence(
     return _train(model, objective, columns, options)
 
 
-def build_dssm(shape: SequenceShape, columns: dict[str, np.ndarray]) -> ModelTraining:
+def build_dssm(shape: SequenceShape) -> ModelTraining:
     """Returns Sluice's training of two towers on drawn batches, by the items of the batch."""
+    columns = shape.draw()
     config = DSSMConfig(
         embedding_dim=shape.dim, user_hidden_units=TOWER_UNITS, item_hidden_units=TOWER_UNITS
     )
     model = DSSM(config, shape.describe(columns), seed=1)
+    return _train(model, _choose_in_batch(), columns, _FLOAT32)
+
+
+def build_mf(shape: SequenceShape) -> ModelTraining:
+    """Returns Sluice's training of matrix factorization, likewise; users are as many as items."""
+    drawn = shape.draw()
+    columns = {"user": drawn["history"][..., 0], "item": drawn["item"]}
+    manifest, size = shape.describe(drawn), shape.items + FIRST_TOKEN_ID
+    user = FeatureSpec("user", "int64", "user", encoding="vocabulary", vocabulary_size=size)
+    schema = FeatureSchema((user, manifest.schema.features[1]))
+    manifest = replace(manifest, schema=schema, keys=DatasetKeys("user", "item"), statistics={})
+    model = MatrixFactorization(MFConfig(embedding_dim=shape.dim), manifest, seed=1)
+    return _train(model, _choose_in_batch(), columns, _FLOAT32)
+
+
+def _choose_in_batch() -> SampledSoftmax:
     sampled = SampledSoftmaxConfig(negatives=NegativesConfig(source="batch"), logq_correction=0.0)
-    objective = SampledSoftmax(sampled, ItemData("item", None, None), None, None)
-    return _train(model, objective, columns, _FLOAT32)
+    return SampledSoftmax(sampled, ItemData("item", None, None), None, None)
 
 
 def _train(
@@ -250,8 +284,17 @@ def count_flop(shape: SequenceShape, columns: dict[str, np.ndarray], network: st
     """FLOP of the matrix products of a mean step, padding left out."""
     lengths = (columns["history"] > 0).sum(axis=-1)
     positions, pairs = lengths.sum(axis=1).mean(), (lengths**2).sum(axis=1).mean()
-    block, _ = NETWORKS[network]
-    return count_sequence(block, float(positions), float(pairs), shape.dim, shape.items)
+    positions, pairs, dim = float(positions), float(pairs), shape.dim
+    counts = {
+        "sasrec": (count_blocks("transformer", positions, pairs, dim), positions),
+        "ligr": (count_blocks("ligr", positions, pairs, dim), positions),
+        "hstu": (count_blocks("hstu", positions, pairs, dim), positions),
+        "gru": (count_gru(positions, dim), positions),
+        "bst": (count_bst_encoder(positions, pairs, dim), shape.rows),
+        "comirec": (count_comirec(positions, dim, INTERESTS), shape.rows),
+    }
+    of_network, targets = counts[network]
+    return of_network + count_catalog_softmax(targets, dim, shape.items)
 
 
 def measure_profiles(
@@ -267,7 +310,9 @@ def measure_profiles(
             trainings[f"{network}{suffix}"] = training, flop
         wide = replace(shape, rows=TOWER_ROWS)
         flop = count_towers(wide.rows, (wide.dim, *TOWER_UNITS, wide.dim))
-        trainings[f"dssm{suffix}"] = build_dssm(wide, wide.draw()), flop
+        trainings[f"dssm{suffix}"] = build_dssm(wide), flop
+    flop = count_mlp(TOWER_ROWS, (wide.dim + 1, wide.rows))  # An item's bias is one number more.
+    trainings["mf"] = build_mf(wide), flop
     report_products(report, console, trainings, steps)
 
 

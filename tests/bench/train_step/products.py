@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,91 +21,6 @@ from tests.bench.train_step.sections import (
 PEAK_SIZE, PEAK_ROUNDS = 2048, 8
 _PRODUCTS = ("MatMul", "MatMulV2", "Einsum")
 """Ends of the names of kernels, those of oneDNN among them."""
-_PASSES = 3
-"""The product itself, and one for the gradient of each factor."""
-
-
-def count_mlp(rows: float, sizes: Sequence[int]) -> float:
-    """Floating-point operations of an MLP in a step, those of its gradients too.
-
-    Args:
-        rows: Rows that go through it.
-        sizes: Of the input and of each layer's output.
-    """
-    return _PASSES * 2.0 * rows * sum(a * b for a, b in itertools.pairwise(sizes))
-
-
-def count_din(
-    rows: int, tokens: float, dims: tuple[int, int], layers: Mapping[str, Sequence[int]]
-) -> float:
-    """The same of DIN, whose first layer over tokens reads the target once a row.
-
-    Args:
-        rows: Rows of the batch.
-        tokens: Of all their histories.
-        dims: Of an item, and of all inputs of the last MLP.
-        layers: Hidden units of `attention` and of `hidden`.
-    """
-    dim, joined = dims
-    first, *others = layers["attention"]
-    scores = count_mlp(tokens, (2 * dim, first)) + count_mlp(rows, (dim, first))
-    scores += count_mlp(tokens, (first, *others, 1))
-    return scores + count_mlp(tokens, (dim, 1)) + count_mlp(rows, (joined, *layers["hidden"], 1))
-
-
-def count_bst(rows: int, length: int, dims: tuple[int, int], hidden: Sequence[int]) -> float:
-    """The same of BST with one block, whose last MLP reads the outputs of all positions.
-
-    Args:
-        rows: Rows of the batch.
-        length: Positions of each history; the target stands behind it.
-        dims: Of a position, and of all other inputs of the last MLP.
-        hidden: Hidden units of the last MLP.
-    """
-    dim, others = dims
-    positions = rows * (length + 1)
-    projections = count_mlp(positions, (dim,) * 5) + count_mlp(positions, (dim, 4 * dim, dim))
-    attention = _count_attention(positions * (length + 1), dim)
-    joined = others + (length + 1) * dim
-    return projections + attention + count_mlp(rows, (joined, *hidden, 1))
-
-
-BLOCK_PRODUCTS = {"transformer": 6, "ligr": 18, "hstu": 5}
-"""Products of a position's vector with square matrices, by kind of block.
-
-Attention has four; its feed-forward layer two, that of LiGR three of four times the width, beside
-two gates; HSTU has four at once and one behind them.
-"""
-
-
-def count_sequence(block: str, positions: float, pairs: float, dim: int, items: int) -> float:
-    """The same of two blocks over sequences, and a softmax over all items.
-
-    Args:
-        block: One of `BLOCK_PRODUCTS`.
-        positions: Items of all sequences of a batch, padding left out.
-        pairs: Sum of the squared lengths of the sequences.
-        dim: Of a vector; feed-forward layers have their default width.
-        items: Of the catalogue; the backward pass scores them once more.
-    """
-    projections = BLOCK_PRODUCTS[block] * count_mlp(positions, (dim, dim))
-    scores = (_PASSES + 1) * 2.0 * positions * dim * items
-    return 2 * (projections + _count_attention(pairs, dim)) + scores
-
-
-def count_towers(rows: int, sizes: Sequence[int]) -> float:
-    """The same of two towers of one form, and a softmax over the items of the batch.
-
-    Args:
-        rows: Rows of the batch.
-        sizes: Of a tower's input and of each layer's output.
-    """
-    return 2 * count_mlp(rows, sizes) + count_mlp(rows, (sizes[-1], rows))
-
-
-def _count_attention(pairs: float, dim: int) -> float:
-    """Scores of pairs of positions, and the sums that they weigh; heads change nothing."""
-    return 2 * _PASSES * 2.0 * pairs * dim
 
 
 def sum_products(ops: Sequence[OpTime]) -> float:
