@@ -73,7 +73,7 @@ def test_bst_reads_the_target_as_a_position() -> None:
         ((ROWS, 12 + (LENGTH + 1) * DIM), (12 + (LENGTH + 1) * DIM, 9)),
         ((ROWS, 9), (9, 1)),
     )
-    assert count_bst(ROWS, LENGTH, (DIM, 12), (9,)) == 3 * forward
+    assert count_bst([LENGTH] * ROWS, LENGTH, (DIM, 12), (9,)) == 3 * forward
 
 
 def project(positions: int, *widths: tuple[int, int]) -> list[tuple[tuple[int, int], ...]]:

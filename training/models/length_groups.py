@@ -7,11 +7,15 @@ rows a batch holds, what they give, and their order stay as they are.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any
 
 import tensorflow as tf
 
 from conf.manifest import Manifest
 from conf.schema import FeatureSpec
+from training.networks.layers import may_cut
+from training.networks.network import Network, TrainingPass
 from training.reader.feature_columns import list_length
 
 GROUPS, MIN_GROUP_ROWS = 4, 16
@@ -19,7 +23,10 @@ GROUPS, MIN_GROUP_ROWS = 4, 16
 FULL_SHARE = 0.6
 """Lists that are fuller in the mean are not worth the groups."""
 
-Encode = Callable[[Mapping[str, tf.Tensor], int], tf.Tensor]
+FIRST_GROUP_STREAM = 16
+"""Groups of rows drop numbers by streams of their own, from this one on."""
+
+Encode = Callable[[Mapping[str, tf.Tensor], int], Any]
 
 
 def plan_groups(manifest: Manifest, spec: FeatureSpec) -> int:
@@ -36,21 +43,52 @@ def plan_groups(manifest: Manifest, spec: FeatureSpec) -> int:
     return GROUPS
 
 
+def call_in_groups(
+    network: Network,
+    inputs: Mapping[str, tf.Tensor],
+    training: TrainingPass | None,
+    mask: str,
+    count: int,
+) -> Any:
+    """Returns what a network makes of a batch; in training, its rows are computed in groups.
+
+    Args:
+        network: What it makes of a row depends neither on others nor on padding behind a list.
+        inputs: Of the whole batch.
+        training: The pass of a training step; None elsewhere.
+        mask: Name of the mask of the list that tells the lengths, bool `[batch, width]`.
+        count: Groups.
+    """
+    if training is None or count == 1 or not may_cut():
+        return network(inputs, training)
+    tensors = network.keras_model.input
+    lists = [name for name, tensor in tensors.items() if tensor.shape[1] is None]
+
+    def encode(group: Mapping[str, tf.Tensor], number: int) -> Any:
+        with training.drawing_from(FIRST_GROUP_STREAM + number):
+            return network(group, training)
+
+    read = {name: inputs[name] for name in (*tensors, mask)}
+    return encode_in_groups(encode, read, lists, mask, count)
+
+
 def encode_in_groups(
     encode: Encode, inputs: Mapping[str, tf.Tensor], lists: Collection[str], mask: str, count: int
-) -> tf.Tensor:
+) -> Any:
     """Encodes the rows of a batch in groups of like length.
 
     Args:
         encode: Returns `[rows, dim]` or `[rows, width, dim]` of the inputs of a group, and of its
-            number. What it makes of a row depends neither on others nor on padding behind a list.
+            number, or several by name. What it makes of a row depends neither on others nor on
+            padding behind a list.
         inputs: Of the whole batch.
         lists: Names of those that have a position for each column: `[batch, width, …]`.
         mask: Name of the mask of the list that tells the lengths, bool `[batch, width]`.
         count: Groups; a batch of fewer than `MIN_GROUP_ROWS` rows for each has fewer.
 
     Returns:
-        `[batch, dim]` or `[batch, width, dim]`; zeros behind the width of a group.
+        `[batch, dim]` or `[batch, width, dim]`; zeros behind the width of a group. Several by name
+        where `encode` returns them.
     """
     known = inputs[mask].shape[0]
     if known is not None:
@@ -71,10 +109,14 @@ def encode_in_groups(
             {n: v[first:last, :own] if n in lists else v[first:last] for n, v in ordered.items()},
             number,
         )
-        if output.shape.rank == 3:
-            output = tf.pad(output, [[0, 0], [0, width - own], [0, 0]])
-        outputs.append(output)
-    return permute_rows(tf.concat(outputs, axis=0), back, order)
+        outputs.append(tf.nest.map_structure(partial(_pad_width, missing=width - own), output))
+    return tf.nest.map_structure(
+        lambda *parts: permute_rows(tf.concat(parts, axis=0), back, order), *outputs
+    )
+
+
+def _pad_width(output: tf.Tensor, missing: tf.Tensor) -> tf.Tensor:
+    return tf.pad(output, [[0, 0], [0, missing], [0, 0]]) if output.shape.rank == 3 else output
 
 
 def permute_rows(values: tf.Tensor, order: tf.Tensor, back: tf.Tensor) -> tf.Tensor:

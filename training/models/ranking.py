@@ -26,6 +26,7 @@ from training.models.embedded_inputs import (
     build_keras_inputs,
 )
 from training.models.embedding_tables import TableBuilder
+from training.models.length_groups import call_in_groups, plan_groups
 from training.models.model import Model, find_feature
 from training.models.pooling import complete_pooling, find_weights
 from training.networks.network import Network, TrainingPass, build_keras_model, building_layers
@@ -142,6 +143,7 @@ class NetworkRankingModel(RankingModel):
             base = find_base_scores(self.tasks, manifest)
             logits = build_logits(config.network, kind, tensors, params, base)
             self.network = Network(build_keras_model("network", tensors, logits))
+        self._groups, self._mask = _plan_groups(kind, self.network, manifest, positions)
         features = _drop_unread(config, planned, self.network)
         kept = {feature.name for feature in features}
         self.left_out = tuple(feature.name for feature in planned if feature.name not in kept)
@@ -201,7 +203,9 @@ class NetworkRankingModel(RankingModel):
         self, features: Features, training: TrainingPass | None = None
     ) -> dict[str, tf.Tensor]:
         """Returns what the network says of each task; outside of training it is calibrated."""
-        logits = self._name_logits(self.network(self._inputs(features), training))
+        inputs = self._inputs(features)
+        found = call_in_groups(self.network, inputs, training, self._mask, self._groups)
+        logits = self._name_logits(found)
         return logits if training is not None else self._apply_calibrations(logits)
 
     def compute_uncalibrated_logits(self, features: Features) -> dict[str, tf.Tensor]:
@@ -309,6 +313,19 @@ def find_base_scores(tasks: Sequence[Task], manifest: Manifest) -> dict[str, flo
             mean = math.log(mean / (1.0 - mean)) if 0.0 < mean < 1.0 else 0.0
         scores[task.name] = mean
     return scores
+
+
+def _plan_groups(
+    kind: NetworkKind, network: Network, manifest: Manifest, positions: Sequence[str]
+) -> tuple[int, str]:
+    """Returns how many groups of like length rows are trained in, and the mask that tells lengths.
+
+    A network with statistics of a batch reads all of its rows at once.
+    """
+    if not kind.is_grouped or network.state_variables:
+        return 1, ""
+    history = bound_list(manifest, manifest.schema[positions[0]])
+    return plan_groups(manifest, history), positions[0] + MASK_SUFFIX
 
 
 def _find_features(config: RankingConfig, manifest: Manifest) -> list[FeatureSpec]:

@@ -8,7 +8,7 @@ ComiRec makes several vectors of a user, of which the one nearest to an item cou
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import keras
@@ -23,7 +23,7 @@ from training.models.dssm import plan_pooling, select_features
 from training.models.embedded_inputs import MASK_SUFFIX, EmbeddedInputs, InputFeature
 from training.models.embedding_tables import TableBuilder
 from training.models.item_times import ItemTimes, find_item_times
-from training.models.length_groups import encode_in_groups, plan_groups
+from training.models.length_groups import call_in_groups, plan_groups
 from training.models.model import find_feature
 from training.models.retrieval import Queries, RetrievalModel
 from training.models.sequence_rows import (
@@ -35,7 +35,7 @@ from training.models.sequence_rows import (
 )
 from training.networks.factorization import flatten_each
 from training.networks.hstu import SequenceTimes
-from training.networks.layers import may_cut, normalize_rows
+from training.networks.layers import normalize_rows
 from training.networks.network import (
     Network,
     NetworkInputs,
@@ -46,9 +46,6 @@ from training.networks.network import (
 from training.networks.sequence_registry import SEQUENCE_NETWORKS
 from training.networks.sequences import read_sequence
 from training.networks.tower import build_mlp, build_tower, concatenate
-
-FIRST_GROUP_STREAM = 16
-"""Groups of rows drop numbers by streams of their own, from this one on."""
 
 
 class SequenceModel(RetrievalModel):
@@ -172,18 +169,9 @@ class SequenceModel(RetrievalModel):
         if self._times is not None:
             ids = self._users.read_ids(self._sequence, features)
             inputs[self._times.name] = self._times.read_ages(features, ids)
-        if training is None or self._groups == 1 or not may_cut():
-            vectors: tf.Tensor = self.network(inputs, training)
-            return vectors
-        tensors = self.network.keras_model.input
-        lists = [name for name, tensor in tensors.items() if tensor.shape[1] is None]
-
-        def encode(group: Mapping[str, tf.Tensor], number: int) -> tf.Tensor:
-            with training.drawing_from(FIRST_GROUP_STREAM + number):
-                return self.network(group, training)
-
-        read = {name: inputs[name] for name in (*tensors, self._sequence + MASK_SUFFIX)}
-        return encode_in_groups(encode, read, lists, self._sequence + MASK_SUFFIX, self._groups)
+        mask = self._sequence + MASK_SUFFIX
+        vectors: tf.Tensor = call_in_groups(self.network, inputs, training, mask, self._groups)
+        return vectors
 
     def _scale(self, vectors: tf.Tensor) -> tf.Tensor:
         return normalize_rows(vectors) if self._normalize else vectors

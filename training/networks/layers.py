@@ -46,7 +46,12 @@ def may_cut() -> bool:
     """
     context = tf.distribute.get_replica_context()
     is_alone = context is None or context.num_replicas_in_sync == 1
-    return is_alone and not _has_fixed_shapes.get()
+    return is_alone and not has_fixed_shapes()
+
+
+def has_fixed_shapes() -> bool:
+    """Returns whether XLA compiles what is traced: shapes do not depend on data."""
+    return _has_fixed_shapes.get()
 
 
 @contextmanager

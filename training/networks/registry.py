@@ -40,6 +40,7 @@ class NetworkKind:
         sums_fields: Whether it sums over fields, so that each element of a list is one.
         has_order: Whether it reads the order of positions that a list keeps.
         takes_any_width: Whether a batch may hold those lists narrower than they can be.
+        is_grouped: Whether rows of like length are worth a computation of their own.
     """
 
     build: Callable[..., Any]
@@ -50,6 +51,7 @@ class NetworkKind:
     sums_fields: bool = False
     has_order: bool = True
     takes_any_width: bool = False
+    is_grouped: bool = False
 
     def complete_params(self, params: Mapping[str, Any], keys: DatasetKeys) -> dict[str, Any]:
         """Returns parameters, with the dataset's keys in place of features that are not named."""
@@ -75,7 +77,11 @@ NETWORKS: dict[str, NetworkKind] = {
         build_din, key_params=_OF_HISTORY, position_params=("history",), takes_any_width=True
     ),
     "bst": NetworkKind(
-        build_bst, key_params=_OF_HISTORY, position_params=("history", "gaps"), takes_any_width=True
+        build_bst,
+        key_params=_OF_HISTORY,
+        position_params=("history", "gaps"),
+        takes_any_width=True,
+        is_grouped=True,
     ),
     "mf": NetworkKind(build_mf, has_biases=True, key_params={"user": "user", "item": "item"}),
     "shared_bottom": NetworkKind(build_shared_bottom),

@@ -11,8 +11,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util
 
+from training.networks.layers import has_fixed_shapes
 from training.networks.tower import activate, build_mlp, concatenate
 
 
@@ -154,7 +154,7 @@ def take_rows(values: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     def take(values: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         def sum_by_row(gradient: tf.Tensor) -> tf.Tensor:
             count = tf.shape(values, out_type=rows.dtype)[0]
-            if _is_compiled():
+            if has_fixed_shapes():
                 return tf.math.unsorted_segment_sum(gradient, rows, count)
             found = tf.math.segment_sum(gradient, rows)
             return tf.pad(found, [[0, count - tf.shape(found, out_type=rows.dtype)[0]], [0, 0]])
@@ -162,8 +162,3 @@ def take_rows(values: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
         return tf.gather(values, rows), sum_by_row
 
     return take(values)
-
-
-def _is_compiled() -> bool:
-    """Says whether XLA compiles what is traced: TensorFlow has no public word for it."""
-    return bool(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))

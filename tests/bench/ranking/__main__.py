@@ -137,8 +137,15 @@ class RowShape:
                            history="history" if self.length else None)  # fmt: skip
         return Manifest(
             "bench", "1", "", "Example", None, (), FeatureSchema(tuple(specs)), keys, (), "",
-            {}, {}, SourceSnapshot((), None, {}, ""), RowCounts({}, {}, 0, {}, {}), "",
+            self._describe_lengths(), {}, SourceSnapshot((), None, {}, ""),
+            RowCounts({}, {}, 0, {}, {}), "",
         )  # fmt: skip
+
+    def _describe_lengths(self) -> dict[str, Any]:
+        if self.length is None:
+            return {}
+        length = {"max": self.length, "mean": self.mean or self.length}
+        return {"train": {"history": {"length": length}}}
 
     def count_products(self, columns: Mapping[str, np.ndarray], dim: int) -> float:
         """Returns the FLOP of the matrix products of a step on drawn batches."""
@@ -161,8 +168,10 @@ class RowShape:
             case "mmoe":
                 return count_mmoe(rows, sizes, TASK_UNITS, (EXPERTS, tasks))
             case "bst":
-                length = self.length or 0
-                return count_bst(rows, length, (dim, joined - dim), HIDDEN_UNITS)
+                lengths = (columns["history"] != PAD_ID).sum(axis=2)
+                dims, longest = (dim, joined - dim), self.length or 0
+                found = [count_bst(n, longest, dims, HIDDEN_UNITS) for n in lengths.tolist()]
+                return sum(found) / len(found)
             case _:
                 layers = {"attention": ATTENTION_UNITS, "hidden": HIDDEN_UNITS}
                 tokens = float((columns["history"] != PAD_ID).sum() / DISTINCT_BATCHES)
@@ -178,6 +187,7 @@ DIN = RowShape(
 )  # fmt: skip
 SHORT_DIN = replace(DIN, mean=9.0)
 BST = RowShape("bst", 4, 0, 50, {"hidden_units": HIDDEN_UNITS})
+SHORT_BST = replace(BST, mean=SHORT_DIN.mean)
 OTHERS = (
     replace(DEEPFM, network="lr", params={}),
     replace(DEEPFM, network="fm", params={}),
@@ -315,7 +325,7 @@ def run(arguments: argparse.Namespace, console: Console) -> BenchReport:
     if "profile" in arguments.sections:
         size, dim, rows = arguments.vocabulary_size, arguments.dim, arguments.batch
         trainings = {}
-        for shape in (DEEPFM, DIN, SHORT_DIN, BST, *OTHERS):
+        for shape in (DEEPFM, DIN, SHORT_DIN, BST, SHORT_BST, *OTHERS):
             columns = shape.draw(rows, size)
             training = build_training(shape, columns, size, dim)
             trainings[shape.title] = (training, shape.count_products(columns, dim))

@@ -81,21 +81,22 @@ def count_mmoe(
     return experts * count_mlp(rows, sizes) + tasks * of_task
 
 
-def count_bst(rows: int, length: int, dims: tuple[int, int], hidden: Sequence[int]) -> float:
+def count_bst(
+    lengths: Sequence[float], longest: int, dims: tuple[int, int], hidden: Sequence[int]
+) -> float:
     """The same of BST with one block, whose last MLP reads the outputs of all positions.
 
     Args:
-        rows: Rows of the batch.
-        length: Positions of each history; the target stands behind it.
+        lengths: Items of each row's history; the target stands behind it.
+        longest: Positions of the longest one.
         dims: Of a position, and of all other inputs of the last MLP.
         hidden: Hidden units of the last MLP.
     """
     dim, others = dims
-    positions = rows * (length + 1)
-    projections = count_mlp(positions, (dim,) * 5) + count_mlp(positions, (dim, 4 * dim, dim))
-    attention = _count_attention(positions * (length + 1), dim)
-    joined = others + (length + 1) * dim
-    return projections + attention + count_mlp(rows, (joined, *hidden, 1))
+    positions, pairs = sum(n + 1 for n in lengths), sum((n + 1) ** 2 for n in lengths)
+    joined = others + (longest + 1) * dim
+    last = count_mlp(len(lengths), (joined, *hidden, 1))
+    return count_bst_encoder(positions, pairs, dim) + last
 
 
 BLOCK_PRODUCTS = {"transformer": 6, "ligr": 18, "hstu": 5}

@@ -14,7 +14,7 @@ import tensorflow as tf
 from conf.artefacts.dataset import read_manifest
 from conf.manifest import Manifest
 from conf.schema import FeatureSpec
-from tests.training.models.test_batch_width import MODELS, compute, read_short_histories
+from tests.training.models.test_batch_width import MODELS, compute, rank, read_short_histories
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.input.batches import Batch
 from training.models import length_groups
@@ -100,20 +100,38 @@ def batch(version: Path, manifest: Manifest) -> Batch:
     return read_short_histories(version, manifest, LENGTHS)
 
 
-@pytest.mark.parametrize(
-    "name", ["sasrec", "ligr, features beside", "hstu, times of the row", "bst of sequences"]
-)
+GROUPED = ["sasrec", "ligr, features beside", "hstu, times of the row", "bst of sequences"]
+GROUPED += ["bst concat", "bst target", "bst mean"]
+
+
+@pytest.mark.parametrize("name", GROUPED)
 def test_a_model_learns_the_same_in_groups(
     name: str, manifest: Manifest, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
     for groups in (3, 1):
-        monkeypatch.setattr("training.models.sequence.plan_groups", lambda *_, n=groups: n)
+        for kind in ("sequence", "ranking"):
+            path = f"training.models.{kind}.plan_groups"
+            monkeypatch.setattr(path, lambda *_, n=groups: n)
+        calls = count_calls(monkeypatch)
         found.append(compute(build_model(MODELS[name], manifest, 1), batch))
+        assert calls == ([groups] if groups > 1 else [])
     for key, value in found[1].items():
         # Sums of float32 in another order: small numbers among large ones lose digits.
         bound = 1e-6 + 1e-5 * np.abs(value).max()
         np.testing.assert_allclose(found[0][key], value, rtol=1e-5, atol=bound, err_msg=key)
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of groups that steps are computed in, from here on."""
+    calls: list[int] = []
+
+    def encode(*arguments: Any) -> Any:
+        calls.append(arguments[-1])
+        return encode_in_groups(*arguments)
+
+    monkeypatch.setattr(length_groups, "encode_in_groups", encode)
+    return calls
 
 
 def test_groups_drop_other_numbers_and_the_same_again(
@@ -129,6 +147,27 @@ def test_groups_drop_other_numbers_and_the_same_again(
     np.testing.assert_array_equal(rows[0], rows[1])
     assert np.abs(rows[0] - rows[2]).max() > 1e-3
     assert len(np.unique(rows[0][:, 0])) == 7
+
+
+@pytest.mark.parametrize(
+    ("network", "params", "is_grouped"),
+    [("bst", {"activation": "relu"}, True), ("bst", {"activation": "dice"}, False),
+     ("bst", {"batch_normalization": True}, False), ("din", {"activation": "relu"}, False)],
+)  # fmt: skip
+def test_a_network_with_statistics_of_the_batch_reads_all_of_it(
+    network: str,
+    params: dict[str, Any],
+    is_grouped: bool,
+    manifest: Manifest,
+    batch: Batch,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = rank(network, hidden_units=[4], **params)
+    statistics = {"train": {"history": {"length": {"mean": 2.0, "max": 8}}}}
+    model = build_model(config, replace(manifest, statistics=statistics), 1)
+    calls = count_calls(monkeypatch)
+    compute(model, batch)
+    assert bool(calls) is is_grouped
 
 
 def test_groups_are_planned_where_lists_vary(manifest: Manifest) -> None:
