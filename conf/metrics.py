@@ -23,7 +23,8 @@ class Metric:
         title: As papers write it.
         direction: Which way it is better.
         kind: What it is of: ranked rows, tasks of a binary label or of a value, the loss that is
-            trained, all lists together, or a function of one's own of a task's rows.
+            trained, all lists together, or a function of one's own: of a task's rows, or of
+            ranked rows at each cut-off.
         has_cutoff: Whether it is of the first k of a list, as in `ndcg@10`.
         may_stop: Whether it may choose the epoch and stop training.
         interval: How the interval of a difference of two runs is made: of a mean over rows, of its
@@ -102,7 +103,7 @@ def build_stopping_pattern() -> str:
     """Returns the regular expression of the metrics that may stop training, by full name."""
     stopping = [metric for metric in _METRICS if metric.may_stop]
     plain = [m.family for m in stopping if m.kind in ("ranking", "loss") and not m.has_cutoff]
-    cut = [m.family for m in stopping if m.has_cutoff]
+    cut = [*(m.family for m in stopping if m.has_cutoff), rf"{OWN_PREFIX}\w+"]
     of_tasks = [m.family for m in stopping if m.kind in ("binary", "value")]
     of_tasks.append(rf"{OWN_PREFIX}\w+")
     return (

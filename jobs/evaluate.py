@@ -17,7 +17,7 @@ import typer
 from conf.artefacts.run import METRICS_FILE, RUN_CARD_FILE, read_json, update_run_card, write_json
 from conf.errors import ConfigError
 from conf.local_paths import local_path
-from conf.metrics import list_families
+from conf.metrics import OWN_PREFIX, find_family, list_families
 from conf.paths import ReadablePath
 from conf.splits import TEST
 from jobs.reporting.quality import describe_baselines, view_slices
@@ -296,6 +296,7 @@ def evaluate_lists(
     from training.checkpoint.stored_runs import bring_back
 
     trained = restore_for_evaluation(run_dir, checkpoint, overrides)
+    from training.evaluation.own_metrics import build_measures
     from training.evaluation.prediction_files import measure_lists, refuse_later_lists
 
     refuse_later_lists(read_json(trained.run_dir / RUN_CARD_FILE), file, split)
@@ -305,7 +306,7 @@ def evaluate_lists(
         "dataset_version": trained.manifest.dataset_version,
         "split": split,
         "predictions": str(file),
-        **measure_lists(trained, file, split, trained.config.evaluation.ks),
+        **measure_lists(trained, file, split, build_measures(trained.config)),
     }
     write_json(trained.run_dir / f"metrics-{split}-lists.json", metrics)
     bring_back(trained.run_dir)
@@ -325,7 +326,8 @@ def print_list_metrics(metrics: Mapping[str, Any]) -> None:
         f"{metrics['without_list']:,} without a list: misses",
         soft_wrap=True,
     )
-    families = list_families("ranking")
+    own = dict.fromkeys(find_family(m) for m in metrics["metrics"] if m.startswith(OWN_PREFIX))
+    families = (*list_families("ranking"), *own)
     table = Table()
     for title in ("k", *map(metric_title, families)):
         table.add_column(title, justify="right")
@@ -473,12 +475,16 @@ def _print_slices(console: Console, slices: Mapping[str, Any], prefix: str = "")
 
 
 def shown_metrics(values: Mapping[str, float]) -> list[str]:
-    """Picks the columns of the table: at cut-off 10, or at the smallest one evaluated."""
+    """Picks the columns of the table: at cut-off 10, or at the smallest one evaluated.
+
+    Metrics of one's own are all there.
+    """
     cuts = sorted({int(name.partition("@")[2]) for name in values if "@" in name})
     k = 10 if 10 in cuts else cuts[0]
+    own = [name for name in values if name.startswith(OWN_PREFIX) and name.endswith(f"@{k}")]
     if "mrr" in values:
-        return [f"hit_rate@{k}", f"ndcg@{k}", "mrr"]
-    return [f"{family}@{k}" for family in ("recall", "precision", "map", "ndcg")]
+        return [f"hit_rate@{k}", f"ndcg@{k}", "mrr", *own]
+    return [*(f"{family}@{k}" for family in ("recall", "precision", "map", "ndcg")), *own]
 
 
 def describe_labels(labels: Mapping[str, Any]) -> str:

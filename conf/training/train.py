@@ -16,7 +16,7 @@ from conf.config_base import OWN_CODE_PATTERN, PublishedRoot, StrictFinite, keep
 from conf.errors import ConfigError
 from conf.metrics import OWN_PREFIX, build_stopping_pattern, register_metric
 from conf.training.input import FilterConfig, InputConfig
-from conf.training.models import DSSMConfig, ModelConfig, RankingConfig
+from conf.training.models import DSSMConfig, ModelConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.refit import RefitConfig
 
@@ -242,11 +242,12 @@ class FitConfig(StrictFinite):
 
 
 class OwnMetricConfig(StrictFinite):
-    """A metric of one's own: a number of all rows of a task, in NumPy."""
+    """A metric of one's own in NumPy: a number of all rows of a task, or of each ranked row."""
 
     function: str = Field(
         pattern=OWN_CODE_PATTERN,
-        description="`package.module:function` of one's own, of `(labels, scores)`.",
+        description="`package.module:function` of one's own: of `(labels, scores)`, or, of "
+        "retrieval models, of `(ranks, k)`.",
     )
     params: dict[str, Any] = Field(
         default_factory=dict, description="Further arguments of the function."
@@ -287,8 +288,8 @@ class EvaluationConfig(StrictFinite):
     batch_size: int = Field(1024, ge=1, description="Rows that are scored at a time.")
     metrics: dict[Annotated[str, Field(pattern=rf"^{OWN_PREFIX}\w+$")], OwnMetricConfig] = Field(
         default_factory=dict,
-        description="Metrics of one's own of a ranking model's tasks, by a name that begins with "
-        "`own_`.",
+        description="Metrics of one's own, by a name that begins with `own_`: of a ranking "
+        "model's tasks, or of the ranks of a retrieval model at each of `ks`.",
     )
 
     @field_validator("metrics")
@@ -412,15 +413,6 @@ class TrainConfig(StrictFinite):
             raise ValueError(
                 "devices.strategy=multi_worker needs lists of one length in all batches, and "
                 "input.bucket_boundaries gives them several; leave bucket_boundaries out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_own_metrics(self) -> TrainConfig:
-        if self.evaluation.metrics and not isinstance(self.model, RankingConfig):
-            raise ValueError(
-                f"evaluation.metrics ({', '.join(self.evaluation.metrics)}) are of the tasks of a "
-                "ranking model, and a retrieval model has none; leave them out"
             )
         return self
 

@@ -32,6 +32,7 @@ from conf.artefacts.run import (
 from conf.encoders import ENCODERS_DIR, ENCODERS_FILE, EncoderPlan
 from conf.errors import InputDataError, SluiceError
 from conf.manifest import Manifest
+from conf.metrics import OWN_PREFIX, register_metric
 from conf.paths import ReadablePath
 from conf.splits import CATALOG
 from conf.storage.locations import FileOpener, find_path
@@ -229,6 +230,7 @@ def read_run(run: Path) -> RunData:
     """
     card = read_json(run / RUN_CARD_FILE)
     find_file = {path.name: path for path in run.iterdir()}.get
+    _register_own_metrics(card)
     gaps = {part: why for part, file, why in _NOT_YET if not find_file(file)}
     attempt = partial(_attempt, gaps)
     version = attempt("dataset", resolve_version, attempt("dataset", _find_dataset, card))
@@ -246,6 +248,15 @@ def read_run(run: Path) -> RunData:
         steps=attempt("steps", _read_lines, find_file(STEPS_FILE)) or (),
         validations=attempt("validations", _read_lines, find_file(VALIDATIONS_FILE)) or (),
     )
+
+
+def _register_own_metrics(card: Mapping[str, Any]) -> None:
+    """Notes which way metrics of one's own are better, as the run's config says."""
+    evaluation = as_mapping(as_mapping(card.get("config")).get("evaluation"))
+    for name, metric in as_mapping(evaluation.get("metrics")).items():
+        direction = as_mapping(metric).get("direction")
+        if str(name).startswith(OWN_PREFIX) and direction in ("higher", "lower"):
+            register_metric(str(name), direction)
 
 
 def _attempt(gaps: dict[str, str], part: str, read: Callable[..., T], *given: Any) -> T | None:

@@ -135,13 +135,14 @@ def test_trained_model_beats_popularity_and_an_untrained_one_does_not(demo, run)
 
     from training.checkpoint.restore import load_run
     from training.evaluation.evaluate import FullRanking, evaluate_full
+    from training.evaluation.metrics import RankMeasures
     from training.models.registry import build_model
     from training.reader.training_data import TrainingData
 
     trained = load_run(run)
     untrained = build_model(trained.config.model, trained.manifest, seed=1)
     data = TrainingData(trained.version_dir, trained.manifest)
-    found = evaluate_full(untrained, data, "test", FullRanking((10,), True, 512))
+    found = evaluate_full(untrained, data, "test", FullRanking(RankMeasures((10,)), True, 512))
     assert found["hit_rate@10"] < popularity
 
 

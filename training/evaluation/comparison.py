@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from conf.errors import ConfigError, did_you_mean
+from conf.metrics import register_metric
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.confidence_intervals import (
     BOOTSTRAP,
@@ -24,6 +25,7 @@ from training.evaluation.confidence_intervals import (
 from training.evaluation.item_index import build_item_index
 from training.evaluation.label_metrics import auc_by_group, read_weights
 from training.evaluation.metrics import FloatArray, IntArray, Per, find_log_losses, measure
+from training.evaluation.own_metrics import build_measures
 from training.evaluation.per_user_ranking import PER_USER, ListScorer, UserReader, read_held_out
 from training.evaluation.protocols import (
     FULL_UNSEEN,
@@ -58,13 +60,16 @@ def compare_runs(trained: TrainedModel, other: TrainedModel, split: str) -> dict
         models have their name in front, as in `like/auc`.
 
     Raises:
-        ConfigError: The runs have other dataset versions, kinds or tasks.
+        ConfigError: The runs have other dataset versions, kinds or tasks, or a metric of one's
+            own does not work.
         InputDataError: The split is empty, no row passes `evaluation.filter`, a record is damaged,
             or a score is not finite.
     """
     _require_same(trained, other)
     require_rows(trained.manifest, split)
     config = trained.config.model_copy(update={"model": other.config.model})
+    for name, metric in config.evaluation.metrics.items():  # The other run may say otherwise.
+        register_metric(name, metric.direction)
     rival = TrainedModel(other.run_dir, other.model, config, trained.manifest, trained.version_dir)
     data = TrainingData(trained.version_dir, trained.manifest)
     evaluation_filter = config.evaluation.filter
@@ -139,7 +144,7 @@ def _measure_events(trained: TrainedModel, split: str, relevance: str | None) ->
         RankingReader(*where, index, inputs, config.batch_size),
         ModelScorer(model, index),
     )
-    rows = MeasuredRows()
+    rows, measures = MeasuredRows(), build_measures(trained.config)
     for batch in reader.read(
         split,
         seen=protocol == FULL_UNSEEN,
@@ -151,7 +156,7 @@ def _measure_events(trained: TrainedModel, split: str, relevance: str | None) ->
         ids = np.asarray(batch.features[user], np.int64) if user else np.zeros(batch.rows, np.int64)
         relevant = find_relevant_rows(batch.features, batch.rows, relevance)
         rows.not_relevant += int(np.count_nonzero(~relevant))
-        rows.add(ids[relevant], measure(ranks[relevant], config.ks))
+        rows.add(ids[relevant], measure(ranks[relevant], measures))
     require_relevant(relevance, sum(map(len, rows.owners)), rows.not_relevant)
     return rows
 
@@ -165,9 +170,10 @@ def _measure_users(trained: TrainedModel, split: str, relevance: str | None) -> 
     reader = UserReader(trained, split, index, inputs, config.mask_seen, held_out)
     scorer = ListScorer(model, index, max(config.ks))
     rows = MeasuredRows(not_relevant=held_out.not_relevant)
+    measures = build_measures(trained.config)
     for batch in reader.read():
         ranks = scorer.measure(batch, scorer.rank(batch))
-        rows.add(batch.users, measure(ranks, config.ks, "user"))
+        rows.add(batch.users, measure(ranks, measures, "user"))
     return rows
 
 

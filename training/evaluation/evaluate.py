@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,8 +33,10 @@ from training.evaluation.metrics import (
     IntArray,
     Pairs,
     RankingMeans,
+    RankMeasures,
     measure,
 )
+from training.evaluation.own_metrics import build_measures
 from training.evaluation.per_user_ranking import (
     ListScorer,
     PopularityLists,
@@ -88,7 +90,7 @@ class FullRanking:
     """How the rows of a split are ranked among the whole catalogue.
 
     Attributes:
-        ks: Cut-offs.
+        measures: What is measured of each row.
         mask_seen: Whether items that the user had met before are left out.
         batch_size: Rows of a batch; of a large catalogue fewer are ranked at a time.
         held_out: Ranks these rows of train alone.
@@ -97,7 +99,7 @@ class FullRanking:
         relevance: Label that says which rows count (`find_relevance`); None: all do.
     """
 
-    ks: Sequence[int]
+    measures: RankMeasures
     mask_seen: bool
     batch_size: int
     held_out: HeldOutRows | None = None
@@ -120,11 +122,12 @@ def evaluate_full(
         ranking: How it is ranked.
 
     Returns:
-        `hit_rate@k`, `recall@k`, `ndcg@k` for each k, and `mrr`.
+        `hit_rate@k`, `recall@k`, `ndcg@k` and metrics of one's own for each k, and `mrr`.
 
     Raises:
         InputDataError: The split is empty, no row has a relevant item, a record is damaged, or a
             vector is not finite.
+        OwnCodeError: A metric of one's own fails.
     """
     version_dir, manifest, batch_size = data.version_dir, data.manifest, ranking.batch_size
     protocol = headline_protocol(manifest, ranking.mask_seen, split)
@@ -134,7 +137,7 @@ def evaluate_full(
     index = build_item_index(model, version_dir, manifest, batch_size)
     scorer = ModelScorer(model, index)
     reader = RankingReader(version_dir, manifest, index, tuple(model.user_inputs), batch_size)
-    means, relevance = RankingMeans(ranking.ks), ranking.relevance
+    means, relevance = RankingMeans(ranking.measures), ranking.relevance
     rows = reader.read(
         split,
         seen=protocol == FULL_UNSEEN,
@@ -175,7 +178,8 @@ def evaluate_split(
         score: What scores the rows of a ranking model; None: the model.
 
     Raises:
-        ConfigError: Baselines are asked for, and the model ranks no catalogue.
+        ConfigError: Baselines are asked for, and the model ranks no catalogue; or a metric of
+            one's own does not work.
         InputDataError: The split is empty or holds no events, no row passes `evaluation.filter`,
             a record is damaged, or a vector is not finite.
     """
@@ -248,6 +252,7 @@ class _Evaluation:
         self, trained: TrainedModel, model: RetrievalModel, split: str, ease: Ease | None
     ) -> None:
         self.trained, self.model, self.split = trained, model, split
+        self.measures = build_measures(trained.config)
         manifest = trained.manifest
         config = trained.config.evaluation
         self.index = build_item_index(model, trained.version_dir, manifest, config.batch_size)
@@ -330,9 +335,8 @@ class _Evaluation:
             scores = system.scores(batch.features, batch.rows)
             for protocol, ranks in rank_by_protocol(scores, batch, self.sampled).items():
                 by_system = self.means.setdefault(protocol, {})
-                ks = self.trained.config.evaluation.ks
-                values = measure(ranks[relevant], ks)
-                by_system.setdefault(system.name, RankingMeans(ks)).add(values)
+                values = measure(ranks[relevant], self.measures)
+                by_system.setdefault(system.name, RankingMeans(self.measures)).add(values)
                 sums = self.sums.setdefault(protocol, SystemSums())
                 sums.add(system.name, groups[relevant], values)
                 if protocol == self.headline and system.name in self.slices:
@@ -403,6 +407,7 @@ class _UserEvaluation:
         self, trained: TrainedModel, model: RetrievalModel, split: str, ease: Ease | None
     ) -> None:
         manifest, config = trained.manifest, trained.config.evaluation
+        self.measures = build_measures(trained.config)
         self.protocol = headline_protocol(manifest, config.mask_seen, split)
         self.index = build_item_index(model, trained.version_dir, manifest, config.batch_size)
         where = trained.version_dir, manifest
@@ -421,7 +426,7 @@ class _UserEvaluation:
             RandomLists(len(counts), trained.config.seed),
         )
         names = (ModelScorer.name, *(system.name for system in self.baselines))
-        self.means = {name: RankingMeans(config.ks, "user") for name in names}
+        self.means = {name: RankingMeans(self.measures, "user") for name in names}
         self.lists = ListStatistics(counts, (LIST_LENGTH, *config.ks), mask_seen=False)
         self.slices = {name: SliceMeans(slicings) for name in SLICED_SYSTEMS}
         self.groups = UserGroups(seed=trained.config.seed)  # Each row is a user of its own.
@@ -438,7 +443,7 @@ class _UserEvaluation:
             self._add(system.name, system.measure(batch), batch, groups)
 
     def _add(self, system: str, ranks: FloatArray, batch: UserBatch, groups: IntArray) -> None:
-        values = measure(ranks, self.means[system].ks, "user")
+        values = measure(ranks, self.measures, "user")
         self.means[system].add(values)
         self.sums.add(system, groups, values)
         if system in self.slices:

@@ -266,12 +266,26 @@ RANKING_METRICS = {
 """How those of `conf.metrics` are computed that are of ranked rows."""
 
 
-def measure(ranks: FloatArray, ks: Sequence[int], per: Per = "event") -> dict[str, FloatArray]:
+@dataclass(frozen=True)
+class RankMeasures:
+    """What is measured of ranked rows.
+
+    Attributes:
+        ks: Cut-offs.
+        own: Metrics of one's own beside `RANKING_METRICS`, by name: from ranks
+            `[rows, relevant]`, one row or more, and a cut-off to the value of each row.
+    """
+
+    ks: Sequence[int]
+    own: Mapping[str, Callable[[FloatArray, int], FloatArray]] = field(default_factory=dict)
+
+
+def measure(ranks: FloatArray, measures: RankMeasures, per: Per = "event") -> dict[str, FloatArray]:
     """Returns the metrics of each row.
 
     Args:
         ranks: `[rows]` or `[rows, relevant]`.
-        ks: Cut-offs.
+        measures: What is measured; metrics of one's own of either kind of rows.
         per: `event`: hit rate, recall and NDCG at each cut-off, and `mrr` of the whole list;
             `user`: also precision, MAP, and MRR at each cut-off, as ranks end with the list.
 
@@ -283,10 +297,13 @@ def measure(ranks: FloatArray, ks: Sequence[int], per: Per = "event") -> dict[st
         for family, metric in RANKING_METRICS.items()
         if metric.of_list is not None and per == "event"
     }
-    for k in ks:
+    for k in measures.ks:
         for family, metric in RANKING_METRICS.items():
             if per in metric.per:
                 values[f"{family}@{k}"] = metric.at_cutoff(ranks, k)
+        for name, compute in measures.own.items():
+            # Of no rows there is nothing to ask a function that may not expect it.
+            values[f"{name}@{k}"] = compute(_relevant(ranks), k) if len(ranks) else np.zeros(0)
     return values
 
 
@@ -295,19 +312,19 @@ class RankingMeans:
     """Running means of the ranking metrics, in memory that does not grow with the rows.
 
     Attributes:
-        ks: Cut-offs.
+        measures: What is measured.
         per: What a row stands for; decides the metrics, see `measure`.
         rows: Rows seen so far.
     """
 
-    ks: Sequence[int]
+    measures: RankMeasures
     per: Per = "event"
     rows: int = 0
     _sums: dict[str, float] = field(default_factory=dict)
 
     def update(self, ranks: FloatArray) -> None:
         """Adds the ranks of a batch, `[rows]` or `[rows, relevant]`."""
-        self.add(measure(ranks, self.ks, self.per))
+        self.add(measure(ranks, self.measures, self.per))
 
     def add(self, values: Mapping[str, FloatArray]) -> None:
         """Adds a batch of rows by their metrics, `[rows]` by name."""

@@ -12,7 +12,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,13 @@ import pyarrow.parquet as pq
 from conf.errors import ConfigError, InputDataError
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import ItemIds
-from training.evaluation.metrics import MISSING, FloatArray, IntArray, RankingMeans
+from training.evaluation.metrics import (
+    MISSING,
+    FloatArray,
+    IntArray,
+    RankingMeans,
+    RankMeasures,
+)
 from training.evaluation.per_user_ranking import (
     HeldOutItems,
     UserReader,
@@ -100,7 +106,7 @@ def _read_text_key(value: Any) -> str | None:
 
 
 def measure_lists(
-    trained: TrainedModel, path: Path, split: str, ks: Sequence[int]
+    trained: TrainedModel, path: Path, split: str, measures: RankMeasures
 ) -> dict[str, Any]:
     """Measures the lists of a file.
 
@@ -108,7 +114,7 @@ def measure_lists(
         trained: A run on the dataset version that the lists are for.
         path: The file.
         split: Split whose events are relevant.
-        ks: Cut-offs; those behind the end of the longest list are left out.
+        measures: What is measured; cut-offs behind the end of the longest list are left out.
 
     Returns:
         `per`, `rows`, `ks`, counts and `metrics`; `met_before` is None of lists named by row.
@@ -118,6 +124,7 @@ def measure_lists(
             or are shorter than all cut-offs.
         InputDataError: The file is missing, damaged or empty, has two lists of one name, or one
             item twice in a list.
+        OwnCodeError: A metric of one's own fails.
     """
     require_rows(trained.manifest, split)
     key, longest = _survey(path)
@@ -133,11 +140,11 @@ def measure_lists(
     described = describe_filter(
         TrainingData(trained.version_dir, trained.manifest), split, evaluation_filter
     )
-    kept = [k for k in ks if k <= longest]
+    kept = [k for k in measures.ks if k <= longest]
     if not kept:
         raise ConfigError(
             "the lists are shorter than every cut-off",
-            received=f"{longest} items, evaluation.ks = {', '.join(map(str, ks))}",
+            received=f"{longest} items, evaluation.ks = {', '.join(map(str, measures.ks))}",
             fix="write longer lists (`predict --k`), or measure smaller cut-offs",
         )
     items = _read_catalog(trained)
@@ -147,7 +154,7 @@ def measure_lists(
     else:
         names = TokenIds(trained, trained.manifest.require_key("user"))
         held_out = read_held_out(trained, split, items, relevance)
-    sums = _Measured(trained, items, held_out, kept, longest)
+    sums = _Measured(trained, items, held_out, replace(measures, ks=kept), longest)
     for lists in _read(path, key):
         owners = np.array(lists.names, np.int64) if names is None else names.find(lists.names)
         sums.update(lists, owners, path)
@@ -164,12 +171,12 @@ class _Measured:
         trained: TrainedModel,
         items: ItemIds,
         held_out: HeldOutItems,
-        ks: Sequence[int],
+        measures: RankMeasures,
         longest: int,
     ) -> None:
         self._items, self._held_out, self._longest = items, held_out, longest
         self._tokens = TokenIds(trained, trained.manifest.require_key("item"))
-        self._means = RankingMeans(ks, "user")
+        self._means = RankingMeans(measures, "user")
         self._had = np.zeros(len(held_out.users), bool)
         self._others = 0
 

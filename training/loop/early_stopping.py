@@ -165,9 +165,12 @@ def _list_metrics(config: TrainConfig) -> list[str]:
         ]
     if is_scored_by_label(config):
         return [LOSS_METRIC]
-    families = list_families("loss", "ranking", may_stop=True)
+    families, ks = list_families("loss", "ranking", may_stop=True), config.evaluation.ks
     return [
-        f"{family}@{k}" if k else family
-        for family in families
-        for k in (config.evaluation.ks if METRICS[family].has_cutoff else [None])
+        *(
+            f"{family}@{k}" if k else family
+            for family in families
+            for k in (ks if METRICS[family].has_cutoff else [None])
+        ),
+        *(f"{name}@{k}" for name in config.evaluation.metrics for k in ks),
     ]

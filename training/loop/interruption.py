@@ -13,8 +13,11 @@ from conf.errors import TrainingCancelledError, TrainingInterruptedError
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class StopNowError(Exception):
-    """A signal came where nothing has to be finished first."""
+class StopNowError(BaseException):
+    """A signal came where nothing has to be finished first.
+
+    No `Exception`: code of one's own that is running may catch those, or is blamed for them.
+    """
 
 
 class StopRequest:

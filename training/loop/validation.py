@@ -21,7 +21,11 @@ from conf.training.models import RankingConfig
 from conf.training.train import TrainConfig
 from training.evaluation.evaluate import FullRanking, evaluate_full
 from training.evaluation.label_metrics import LabelScores, find_user_ids
-from training.evaluation.own_metrics import build_own_metrics
+from training.evaluation.own_metrics import (
+    build_measures,
+    build_own_metrics,
+    check_own_metrics,
+)
 from training.evaluation.protocols import (
     HeldOutRows,
     find_relevance,
@@ -114,7 +118,7 @@ def check_validation(config: TrainConfig, data: TrainingData) -> str | None:
             does not work.
     """
     _check_held_out(config, data)
-    build_own_metrics(config.evaluation.metrics)
+    check_own_metrics(config)
     evaluation_filter = config.evaluation.filter
     if not evaluation_filter or not is_validated(config, data.manifest):
         return None
@@ -157,7 +161,7 @@ def _build_ranking(config: TrainConfig, data: TrainingData, batches: int | None)
     if held_out is None or held_out.met is None:
         warn_unmasked(data.manifest, evaluation.mask_seen, split)
     ranking = FullRanking(
-        evaluation.ks,
+        build_measures(config),
         evaluation.mask_seen,
         evaluation.batch_size,
         held_out,

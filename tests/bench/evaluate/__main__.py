@@ -32,7 +32,7 @@ from tests.bench.measurements import (
     run_bench,
 )
 from training.evaluation.item_index import ItemIndex, rank_top_k
-from training.evaluation.metrics import MISSING, Pairs, RankingMeans
+from training.evaluation.metrics import MISSING, Pairs, RankingMeans, RankMeasures
 from training.evaluation.per_user_ranking import rank_in_lists
 
 BLOCK_USERS = 1024
@@ -112,7 +112,7 @@ def rank_by_sluice(job: Job, *, evaluates: bool) -> Callable[[], NDArray[np.int6
 
     def work() -> NDArray[np.int64]:
         rng, first = np.random.default_rng(3), None
-        means = RankingMeans((10, job["k"]), "user")
+        means = RankingMeans(RankMeasures((10, job["k"])), "user")
         for users in draw_users(job):
             seen = draw_cells(job, len(users), job["seen"], rng) if evaluates else None
             lists = rank_top_k(users, index, job["k"] + int(evaluates), seen)

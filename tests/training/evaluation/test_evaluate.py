@@ -19,6 +19,7 @@ from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
 from training.evaluation import protocols
 from training.evaluation.evaluate import FullRanking, evaluate_full, evaluate_split
+from training.evaluation.metrics import RankMeasures
 from training.input.batches import build_eval_dataset
 from training.reader.training_data import TrainingData
 
@@ -87,7 +88,7 @@ def test_full_ranking_equals_brute_force(
             TinyTowers(tiny_manifest),
             TrainingData(tiny_version, tiny_manifest),
             "test",
-            FullRanking(KS, mask_seen, batch_size),
+            FullRanking(RankMeasures(KS), mask_seen, batch_size),
         )
         assert found["mrr"] == pytest.approx(np.mean(1 / ranks), abs=1e-12)
         for k in KS:
@@ -108,7 +109,7 @@ def test_batches_are_of_batch_size_rows_however_large_the_catalogue_is(
     data = TrainingData(tiny_version, tiny_manifest)
     for cells in (protocols.BLOCK_CELLS, 7 * len(range(2, _items(tiny_manifest)))):
         monkeypatch.setattr(protocols, "BLOCK_CELLS", cells)
-        ranking = FullRanking(KS, False, 20, batches=batches)
+        ranking = FullRanking(RankMeasures(KS), False, 20, batches=batches)
         found = evaluate_full(TinyTowers(tiny_manifest), data, "test", ranking)
         assert found["mrr"] == pytest.approx(np.mean(1 / ranks), abs=1e-12)
 
@@ -130,7 +131,7 @@ def test_the_report_has_every_protocol_and_system(
             trained.model,
             TrainingData(tiny_version, tiny_manifest),
             "test",
-            FullRanking(KS, mask_seen, 64),
+            FullRanking(RankMeasures(KS), mask_seen, 64),
         )
         assert by_name[name]["systems"]["model"] == direct
         assert set(by_name[name]["systems"]) == {"model", "popularity", "random"}
@@ -218,7 +219,7 @@ def test_a_constant_model_does_not_look_good(tiny_version: Path, tiny_manifest: 
         _ConstantTowers(tiny_manifest),
         TrainingData(tiny_version, tiny_manifest),
         "test",
-        FullRanking(KS, False, 64),
+        FullRanking(RankMeasures(KS), False, 64),
     )
     assert found["hit_rate@10"] == 0.0
 
@@ -236,7 +237,7 @@ def test_a_model_without_finite_vectors_is_refused(
             _NanTowers(tiny_manifest),
             TrainingData(tiny_version, tiny_manifest),
             "test",
-            FullRanking(KS, True, 64),
+            FullRanking(RankMeasures(KS), True, 64),
         )
 
 

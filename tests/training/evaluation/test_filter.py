@@ -22,6 +22,7 @@ from training.checkpoint.restore import TrainedModel
 from training.evaluation.comparison import compare_runs
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import build_item_index
+from training.evaluation.metrics import RankMeasures
 from training.evaluation.per_user_ranking import ListScorer, UserReader, read_held_out
 from training.evaluation.prediction_files import measure_lists
 from training.input.batches import build_eval_dataset
@@ -168,14 +169,14 @@ def test_written_lists_are_measured_by_the_events_that_pass(
     file = tmp_path / "lists.jsonl"
     users = [1000 + user for user in range(CONFIG.users)]
     file.write_text("".join(f'{{"user": {u}, "items": [100, 101, 102]}}\n' for u in users))
-    found = measure_lists(trained, file, "test", [3])
+    found = measure_lists(trained, file, "test", RankMeasures([3]))
     rows = [row for row in _read_rows(version, manifest, "test") if _passes(row, RELATED)]
     measured = len({int(row["user_id"]) for row in rows})
     assert found["filter"]["rows"] == len(rows)
     assert (found["rows"], found["lists_of_others"]) == (measured, CONFIG.users - measured)
     file.write_text('{"row": 1, "items": [100, 101, 102]}\n')
     with pytest.raises(ConfigError, match=r"evaluation\.filter leaves some out"):
-        measure_lists(trained, file, "test", [3])
+        measure_lists(trained, file, "test", RankMeasures([3]))
 
 
 @pytest.mark.parametrize("held_out", [None, {"hash_of": "user_id", "share": 0.4}])

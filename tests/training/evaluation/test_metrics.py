@@ -18,6 +18,7 @@ from training.evaluation.metrics import (
     MISSING,
     RANKING_METRICS,
     RankingMeans,
+    RankMeasures,
     auc,
     build_pairs,
     constant_log_loss,
@@ -136,7 +137,7 @@ def test_a_miss_counts_in_the_denominator_and_scores_nothing() -> None:
 
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=50), st.integers(1, 49))
 def test_means_do_not_depend_on_the_batches(ranks: list[int], cut: int) -> None:
-    whole, parts = RankingMeans((1, 10)), RankingMeans((1, 10))
+    whole, parts = RankingMeans(RankMeasures((1, 10))), RankingMeans(RankMeasures((1, 10)))
     array = np.array(ranks, float)
     whole.update(array)
     for part in (array[:cut], array[cut:]):
@@ -148,7 +149,7 @@ def test_means_do_not_depend_on_the_batches(ranks: list[int], cut: int) -> None:
 
 def test_no_rows_is_an_error_rather_than_a_nan() -> None:
     with pytest.raises(ValueError, match="no row"):
-        RankingMeans((10,)).result()
+        RankingMeans(RankMeasures((10,))).result()
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(-3, 3)), min_size=1, max_size=40))
@@ -204,8 +205,8 @@ def test_constant_log_loss_knows_certainty() -> None:
 def test_every_metric_of_ranks_is_computed() -> None:
     assert sorted(RANKING_METRICS) == sorted(list_families("ranking"))
     ranks, at_cutoffs = np.array([1.0, 3.0]), [f"{name}@5" for name in RANKING_METRICS]
-    assert set(measure(ranks, (5,), "user")) == set(at_cutoffs)
-    assert set(measure(ranks, (5,))) == {"mrr", "hit_rate@5", "recall@5", "ndcg@5"}
+    assert set(measure(ranks, RankMeasures((5,)), "user")) == set(at_cutoffs)
+    assert set(measure(ranks, RankMeasures((5,)))) == {"mrr", "hit_rate@5", "recall@5", "ndcg@5"}
 
 
 def test_every_metric_that_is_measured_says_which_way_it_is_better() -> None:
@@ -222,8 +223,8 @@ def test_every_metric_that_is_measured_says_which_way_it_is_better() -> None:
     ]
     measured = labels.result(None) or {}
     named = {
-        *measure(ranks, (5, 10)),
-        *measure(ranks, (5, 10), "user"),
+        *measure(ranks, RankMeasures((5, 10))),
+        *measure(ranks, RankMeasures((5, 10)), "user"),
         *(name for metrics in TASK_METRICS.values() for name in metrics),
         *compared,
         *(f"buy/{name}" for name in compared),

@@ -15,7 +15,6 @@ import yaml
 from pydantic import ValidationError
 
 from conf.errors import ConfigError, ExitCode, OwnCodeError
-from conf.load import override_config
 from conf.metrics import find_direction, is_minimised
 from conf.training.train import EvaluationConfig, TrainConfig
 from jobs.reporting.report import write_report
@@ -70,6 +69,9 @@ def words(labels, scores):
 
 def broken(labels, scores):
     return labels["no"]
+
+def of_ranks(ranks, k):
+    return ranks[:, 0] <= k
 """
 
 
@@ -217,6 +219,7 @@ def test_a_metric_that_fails_on_the_split_loses_no_step(
         (own("broken"), r"fails on 16 rows.*own_metrics\.py:\d+"),
         (own("accuracy", params={"treshold": 1}), "did you mean 'threshold'"),
         (own("bier"), "did you mean 'brier'"),
+        (own("of_ranks"), r"ranks of retrieval models.*\(ranks, k\).*\(labels, scores\)"),
         ({"function": "own_metric:brier"}, "No module named.*PYTHONPATH"),
         ({"function": "training:brier"}, "Sluice's own"),
         ({"function": "math:hypot"}, "does not tell its parameters"),
@@ -232,19 +235,13 @@ def test_faults_of_a_metric_are_said_before_anything_is_written(
     assert not (tmp_path / "runs").exists()
 
 
-def test_metrics_are_of_ranking_models_and_have_names_of_their_own(
-    tiny_version: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(ValidationError, match="tasks of a ranking model"):
-        plan(tiny_version, tmp_path, {"own_brier": own("brier")}, model={"name": "mf"})
-    towers = plan(tiny_version, tmp_path, {}, model={"name": "mf"})
-    with pytest.raises(ConfigError, match="tasks of a ranking model"):  # As `evaluate --set` does.
-        override_config(towers, {"evaluation.metrics": {"own_brier": own("brier")}}, "of a test")
+def test_metrics_have_names_of_their_own(tiny_version: Path, tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="own_"):
         EvaluationConfig.model_validate({"metrics": {"auc": own("brier")}})
-    stopping = {"epochs": 1, "early_stopping": {"metric": "own_bier"}}
-    with pytest.raises(ConfigError, match="did you mean 'own_brier'"):
-        plan_run(plan(tiny_version, tmp_path, {"own_brier": own("brier")}, fit=stopping))
+    for asked in ("own_bier", "own_brier@10"):
+        stopping = {"epochs": 1, "early_stopping": {"metric": asked}}
+        with pytest.raises(ConfigError, match="did you mean 'own_brier'"):
+            plan_run(plan(tiny_version, tmp_path, {"own_brier": own("brier")}, fit=stopping))
     assert find_direction("own_brier") == "higher"
 
 

@@ -25,7 +25,7 @@ from training.checkpoint.restore import TrainedModel
 from training.evaluation.baselines import read_popularity
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import ItemIndex, build_item_index, rank_top_k
-from training.evaluation.metrics import MISSING, Pairs, measure
+from training.evaluation.metrics import MISSING, Pairs, RankMeasures, measure
 from training.evaluation.per_user_ranking import (
     RandomLists,
     UserReader,
@@ -177,7 +177,7 @@ def test_popularity_and_chance_are_ranked_by_the_same_rules(trained: TrainedMode
     batches = list(_open_users(_configure(trained), index, ()).read())
     chance = RandomLists(len(index), 5)
     several = [
-        measure(chance.measure(batch), (10,), "user")["precision@10"]
+        measure(chance.measure(batch), RankMeasures((10,)), "user")["precision@10"]
         for _ in range(500)
         for batch in batches
     ]
@@ -316,7 +316,7 @@ def test_blocks_change_no_list(items: int, k: int, cells: int, spread: int) -> N
 
 def test_the_means_are_those_of_single_rows() -> None:
     ranks = np.array([[1.0, 4.0, np.inf], [np.inf, np.nan, np.nan], [2.0, 3.0, np.nan]])
-    found = measure(ranks, (3,), "user")
+    found = measure(ranks, RankMeasures((3,)), "user")
     np.testing.assert_allclose(found["map@3"], [1 / 3, 0, (1 / 2 + 2 / 3) / 2])
     np.testing.assert_allclose(found["precision@3"], [1 / 3, 0, 2 / 3])
     np.testing.assert_allclose(found["mrr@3"], [1, 0, 1 / 2])
@@ -341,26 +341,32 @@ def test_written_lists_have_the_metrics_of_the_evaluation(
 ) -> None:
     protocol = evaluate_split(_configure(trained, per="user"), "test")["protocols"][0]
     file = _write(tmp_path / "lists.jsonl", lists)
-    found = measure_lists(trained, file, "test", (*KS, 100))
+    found = measure_lists(trained, file, "test", RankMeasures((*KS, 100)))
     assert found["metrics"] == pytest.approx(protocol["systems"]["model"], abs=1e-12)
     assert (found["per"], found["ks"], found["rows"]) == ("user", list(KS), CONFIG.users)
     assert (found["without_list"], found["lists_of_others"]) == (0, 0)
     assert found["met_before"] == protocol["left_out_as_seen"] > 0
-    kept = measure_lists(_configure(trained, mask_seen=False), file, "test", KS)
+    kept = measure_lists(_configure(trained, mask_seen=False), file, "test", RankMeasures(KS))
     assert (kept["met_before"], kept["metrics"]) == (0, found["metrics"])
     plain = [{"user": entry["user"], "items": entry["items"]} for entry in lists]
-    again = measure_lists(trained, _write(tmp_path / "plain.jsonl", plain), "test", KS)
+    again = measure_lists(
+        trained, _write(tmp_path / "plain.jsonl", plain), "test", RankMeasures(KS)
+    )
     assert again["metrics"] == pytest.approx(found["metrics"])
     text = [{"user": str(e["user"]), "items": list(map(str, e["items"]))} for e in lists]
-    named = measure_lists(trained, _write(tmp_path / "text.jsonl", text), "test", KS)
+    named = measure_lists(trained, _write(tmp_path / "text.jsonl", text), "test", RankMeasures(KS))
     assert named["metrics"] == pytest.approx(found["metrics"])  # As a request may name them.
     odd = [{"user": name, "items": [None, "²", "--5", 1.5]} for name in ("²", "--5")]
-    others = measure_lists(trained, _write(tmp_path / "odd.jsonl", [*text, *odd]), "test", KS)
+    others = measure_lists(
+        trained, _write(tmp_path / "odd.jsonl", [*text, *odd]), "test", RankMeasures(KS)
+    )
     assert (others["metrics"], others["lists_of_others"]) == (named["metrics"], 2)
     some = [*plain[:10], {"user": 7, "items": [100]}, {"user": "x", "items": []}]
-    part = measure_lists(trained, _write(tmp_path / "some.jsonl", some), "test", KS)
+    part = measure_lists(trained, _write(tmp_path / "some.jsonl", some), "test", RankMeasures(KS))
     assert (part["without_list"], part["lists_of_others"], part["rows"]) == (20, 2, 30)
-    first = measure_lists(trained, _write(tmp_path / "some.jsonl", some[:10]), "test", KS)
+    first = measure_lists(
+        trained, _write(tmp_path / "some.jsonl", some[:10]), "test", RankMeasures(KS)
+    )
     assert part["metrics"] == first["metrics"]
 
 
@@ -370,7 +376,7 @@ def test_lists_of_rows_are_measured_against_their_items(
     keys = replace(trained.manifest.keys, user=None, seen=None, candidates=None)
     alone = replace(_configure(trained), manifest=replace(trained.manifest, keys=keys))
     write_recommendations(alone, 10, False, target=tmp_path / "rows.json.gz")
-    found = measure_lists(alone, tmp_path / "rows.json.gz", "test", KS)
+    found = measure_lists(alone, tmp_path / "rows.json.gz", "test", RankMeasures(KS))
     systems = evaluate_split(alone, "test")["protocols"][0]["systems"]["model"]
     assert found["met_before"] is None
     assert (found["per"], found["rows"], found["outside_catalogue"]) == (
@@ -408,16 +414,18 @@ def test_files_that_are_no_lists_are_refused(
 ) -> None:
     file = _write(tmp_path / "lists.jsonl", entries)
     with pytest.raises(error, match=said):
-        measure_lists(trained, file, "test", (1,))
+        measure_lists(trained, file, "test", RankMeasures((1,)))
     with pytest.raises(InputDataError, match="no such file"):
-        measure_lists(trained, tmp_path / "nothing.jsonl", "test", (1,))
+        measure_lists(trained, tmp_path / "nothing.jsonl", "test", RankMeasures((1,)))
 
 
 def test_lists_that_are_shorter_than_every_cut_off_are_refused(
     trained: TrainedModel, lists: list[dict], tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match="shorter than every cut-off"):
-        measure_lists(trained, _write(tmp_path / "lists.jsonl", lists), "test", (20, 50))
+        measure_lists(
+            trained, _write(tmp_path / "lists.jsonl", lists), "test", RankMeasures((20, 50))
+        )
 
 
 def test_the_first_record_of_a_user_is_found_by_its_number(tmp_path: Path) -> None:

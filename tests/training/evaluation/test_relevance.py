@@ -16,6 +16,7 @@ from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.comparison import compare_runs
 from training.evaluation.evaluate import FullRanking, evaluate_full, evaluate_split
+from training.evaluation.metrics import RankMeasures
 from training.evaluation.prediction_files import measure_lists
 from training.models.registry import build_model
 from training.models.retrieval import require_retrieval
@@ -80,13 +81,15 @@ def test_lists_are_measured_by_the_positive_rows(named: str, version: Path, tmp_
     names = [1000 + user for user in range(CONFIG.users)] if named == "user" else range(1, 91)
     lines = (f'{{"{named}": {name}, "items": [100, 101, 102]}}\n' for name in names)
     file.write_text("".join(lines))
-    found = measure_lists(build_run(version, BINARY), file, "test", [3])
-    every = measure_lists(build_run(version, SOFTMAX), file, "test", [3])
+    found = measure_lists(build_run(version, BINARY), file, "test", RankMeasures([3]))
+    every = measure_lists(build_run(version, SOFTMAX), file, "test", RankMeasures([3]))
     assert found["rows_not_relevant"] > 0
     assert found["relevant"] < every["relevant"]
     assert found["rows"] + found["lists_of_others"] == len(names)
     if named == "user":
-        alone = measure_lists(build_run(version, BINARY, **POSITIVE), file, "test", [3])
+        alone = measure_lists(
+            build_run(version, BINARY, **POSITIVE), file, "test", RankMeasures([3])
+        )
         assert found["metrics"] == alone["metrics"]
 
 
@@ -103,7 +106,9 @@ def test_validation_without_a_positive_row_says_so(version: Path) -> None:
     negative = (FilterConfig(feature="label", value=0),)
     trained = build_run(version, BINARY)
     data = TrainingData(version, trained.manifest)
-    ranking = FullRanking((3,), True, 8, evaluation_filter=negative, relevance="label", batches=1)
+    ranking = FullRanking(
+        RankMeasures((3,)), True, 8, evaluation_filter=negative, relevance="label", batches=1
+    )
     with pytest.raises(InputDataError, match="no row has a relevant item") as caught:
         evaluate_full(require_retrieval(trained.model), data, "validation", ranking)
     assert caught.value.received == "8 rows"
