@@ -53,13 +53,13 @@ def compute_catalog_softmax(
     def compute(
         queries: tf.Tensor, items: tf.Tensor
     ) -> tuple[tf.Tensor, Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]]:
-        normalizers = catalog.sum_exponentials(queries, items)
+        highest, total = catalog.sum_exponentials(queries, items)
         own = tf.reduce_sum(catalog.half(queries) * catalog.half(catalog.pick_targets(items)), 1)
-        losses = normalizers - own * catalog.scale
+        losses = highest + tf.math.log(total) - own * catalog.scale
 
         def differentiate(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             kept = tf.where(positions < 0, 0.0, upstream * catalog.scale)
-            return catalog.differentiate(queries, items, normalizers, kept)
+            return catalog.differentiate(queries, items, (highest, total), kept)
 
         return tf.where(positions < 0, 0.0, losses), differentiate
 
@@ -106,8 +106,8 @@ class _Catalog:
         is_own = places[tf.newaxis, :] == self.positions[:, tf.newaxis]
         return tf.where(tf.gather(marks, self.rows) & ~is_own, MASKED_SCORE, scores)
 
-    def sum_exponentials(self, queries: tf.Tensor, items: tf.Tensor) -> tf.Tensor:
-        """Returns the log of the sum of exponentials of each query's scores, `[n]`."""
+    def sum_exponentials(self, queries: tf.Tensor, items: tf.Tensor) -> Sums:
+        """Returns each query's highest score and its sum of exponentials beside that, `[n]`."""
 
         def add(number: int | tf.Tensor, block: tf.Tensor, *sums: tf.Tensor) -> Sums:
             highest, total = sums
@@ -121,18 +121,21 @@ class _Catalog:
 
         none = tf.zeros_like(queries[:, 0])
         _, *sums = self._repeat(step, (0, none + tf.float32.min, none))
-        highest, total = add(self._full, items[self._full * BLOCK_ITEMS :], *sums)
-        return highest + tf.math.log(total)
+        return add(self._full, items[self._full * BLOCK_ITEMS :], *sums)
 
     def differentiate(
-        self, queries: tf.Tensor, items: tf.Tensor, normalizers: tf.Tensor, upstream: tf.Tensor
+        self, queries: tf.Tensor, items: tf.Tensor, sums: Sums, upstream: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the gradients of queries and items; the upstream one is scaled, `[n]`."""
-        shares_of = upstream[:, tf.newaxis]
+        """Returns the gradients of queries and items; the upstream one is scaled, `[n]`.
+
+        What is left of a target that is nearly sure is a difference of numbers near 1: of the log
+        of a sum, whose digits go into the highest score, it would not be much.
+        """
+        highest, of_total = sums[0][:, tf.newaxis], (upstream / sums[1])[:, tf.newaxis]
 
         def add(number: int | tf.Tensor, block: tf.Tensor, total: tf.Tensor) -> Sums:
             scores = self.score(queries, block, number * BLOCK_ITEMS)
-            shares = tf.exp(scores - normalizers[:, tf.newaxis]) * shares_of
+            shares = tf.exp(scores - highest) * of_total
             of_block = self._multiply(shares, queries, transpose_a=True)
             return total + self._multiply(shares, block), of_block
 
@@ -146,9 +149,10 @@ class _Catalog:
         of_queries, last = add(self._full, items[self._full * BLOCK_ITEMS :], total)
         of_items = tf.concat([tf.reshape(parts.stack(), [-1, dim]), last], axis=0)
         places = tf.maximum(self.positions, 0)[:, tf.newaxis]  # Those without one weigh 0.
-        of_items = tf.tensor_scatter_nd_sub(of_items, places, queries * shares_of)
+        own = upstream[:, tf.newaxis]
+        of_items = tf.tensor_scatter_nd_sub(of_items, places, queries * own)
         return (
-            of_queries - self.pick_targets(items) * shares_of,
+            of_queries - self.pick_targets(items) * own,
             tf.ensure_shape(of_items, items.shape),
         )
 
