@@ -30,6 +30,8 @@ from training.networks.own_code import (
 )
 
 _TRIED_ROWS, _SHOWN_RANKS = 16, 8
+_LARGEST = 1e38
+"""Curves hold float32, and means of larger numbers overflow."""
 _OF_TASKS, _OF_RANKS = ("labels", "scores"), ("ranks", "k")
 _log = logging.getLogger("sluice.evaluation")
 
@@ -102,12 +104,12 @@ def _view_read_only(column: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _read_finite(value: Any) -> float | None:
-    """Returns a number; None: it is not finite, or an integer above all floats."""
+    """Returns a number; None: it is not finite, or too large to be shown."""
     try:
         number = float(value)
     except OverflowError:
         return None
-    return number if math.isfinite(number) else None
+    return number if math.isfinite(number) and abs(number) <= _LARGEST else None
 
 
 class OwnRankMetric:
@@ -188,13 +190,13 @@ class OwnRankMetric:
         return np.asarray(self._function(ranks, k, **self._params))
 
     def _require_finite(self, values: FloatArray, ranks: FloatArray, k: int) -> None:
-        bad = ~np.isfinite(values)
+        bad = ~(np.abs(values) <= _LARGEST)  # Of NaN too.
         if bad.any():
             row = int(bad.argmax())
             raise ConfigError(
-                f"metric {self._path} gives a row a value that is not finite",
+                f"metric {self._path} gives a row a value that is not finite or too large",
                 received=f"{values[row]:g}; {_show(ranks[row], k)}{self._place}",
-                allowed="a finite number for each row",
+                allowed=f"a finite number for each row, from -{_LARGEST:g} to {_LARGEST:g}",
                 fix="give a number, such as 0, where no relevant item is ranked; inf is an item "
                 "that is not ranked, nan is padding and in no comparison true",
             )

@@ -53,6 +53,9 @@ def imaginary(labels, scores):
 def huge(labels, scores):
     return 10**400
 
+def enormous(labels, scores):
+    return 1e39
+
 def leaving(labels, scores):
     raise SystemExit(0)
 
@@ -179,8 +182,11 @@ def test_a_refit_by_a_metric_that_is_not_defined_says_what_to_change(
     assert "space" not in str(caught.value.fix)
 
 
-def test_an_integer_above_all_floats_is_no_number(tiny_version: Path, tmp_path: Path) -> None:
-    run = fit_run(plan(tiny_version, tmp_path, {"own_huge": own("huge")}), NoProgress())
+@pytest.mark.parametrize("function", ["huge", "enormous"])
+def test_a_number_above_what_curves_hold_is_none(
+    function: str, tiny_version: Path, tmp_path: Path
+) -> None:
+    run = fit_run(plan(tiny_version, tmp_path, {"own_huge": own(function)}), NoProgress())
     assert "own_huge" not in read_history(run)[0].validation
 
 

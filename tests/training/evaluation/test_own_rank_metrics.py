@@ -68,6 +68,12 @@ def buffered(ranks, k):
     BUFFER[: len(ranks)] = np.any(ranks <= k, axis=1)
     return BUFFER[: len(ranks)]
 
+def enormous(ranks, k):
+    return np.full(len(ranks), 1e39)
+
+def large(ranks, k):
+    return np.full(len(ranks), 1e38)
+
 def mean(ranks, k):
     return np.mean(ranks <= k)
 
@@ -362,6 +368,7 @@ def test_a_refit_is_chosen_by_one(tiny_version: Path, tmp_path: Path) -> None:
         (own("squeezed"), r"bool of shape \(\), of ranks of shape \(1, 1\)"),
         (own("no_number"), r"not finite.*nan; ranks 1, nan, nan, nan; k=1 in \S*\.py:\d+.*padding"),
         (own("endless"), r"not finite"),
+        (own("enormous"), r"too large.*1e\+39.*from -1e\+38 to 1e\+38"),
         (own("mean_of_all"), r"another value beside other rows.*k=1 in \S*\.py:\d+"),
         (own("padded"), r"another value beside other rows.*0\.25.* 1; ranks.*isnan"),
         (own("sorting"), "fails on 16 rows.*read-only"),
@@ -383,6 +390,15 @@ def test_faults_of_a_metric_are_said_before_anything_is_written(
         plan_run(config)
     assert caught.value.exit_code == ExitCode.CONFIG
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_largest_values_are_trained_on_and_evaluated(
+    tiny_version: Path, tmp_path: Path
+) -> None:
+    run = fit_run(plan(tiny_version, tmp_path, {"own_large": own("large")}), NoProgress())
+    assert read_history(run)[0].validation["own_large@5"] == pytest.approx(1e38)
+    measured = json.loads(json.dumps(evaluate_split(load_run(run), "test"), allow_nan=False))
+    assert measured["protocols"][0]["systems"]["model"]["own_large@5"] == pytest.approx(1e38)
 
 
 @pytest.mark.parametrize(
