@@ -107,18 +107,21 @@ def _cut_by_count(
 def _require_groups(
     manifest: Manifest, name: str, per: Per, keys: Mapping[str, str | None]
 ) -> None:
-    known = [spec.name for spec in manifest.schema.features if _has_groups(spec)]
+    of_rows = [spec.name for spec in manifest.schema.features if _has_groups(spec)]
+    known = of_rows
     if per == "user":
-        known = [n for n in known if manifest.schema[n].role == "user"]
+        known = [n for n in of_rows if manifest.schema[n].role == "user"]
     if name in known:
         return
     allowed = [*(n for n, key in keys.items() if key), *known]
+    is_of_events = per == "user" and name in (ITEM_FREQUENCY, *of_rows)
+    advice = "set evaluation.per=event, whose rows have one item each, or leave it out"
     raise ConfigError(
         f"evaluation.slices: {name} gives no slices of "
         + ("users" if per == "user" else "these rows"),
         received=name,
         allowed=", ".join(allowed),
-        fix=did_you_mean(name, allowed)
+        fix=(advice if is_of_events else did_you_mean(name, allowed))
         or "name a single id of the row; put numbers into buckets in the build",
     )
 

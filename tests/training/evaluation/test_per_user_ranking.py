@@ -238,6 +238,7 @@ def test_slices_add_up_and_are_cut_by_train_counts(trained: TrainedModel) -> Non
         ({"slices": ["history"]}, "test", "gives no slices"),
         ({"slices": ["label"]}, "test", "gives no slices"),
         ({"slices": ["item_frequency"], "per": "user"}, "test", "slices of users"),
+        ({"slices": ["item_frequency"], "per": "user"}, "test", "set evaluation.per=event"),
     ],
 )
 def test_what_has_no_rows_or_groups_is_refused(
