@@ -1,14 +1,14 @@
-"""What tests need of the machine: disks that are easily filled, and how work grows with input."""
+"""What tests need of the machine: disks that are easily filled; and how work grows with input."""
 
 from __future__ import annotations
 
-import gc
 import os
 import subprocess
-import time
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -55,26 +55,28 @@ def fill(disk: Path, leave_bytes: int) -> Path:
 
 
 def growth(prepare: Callable[[int], Callable[[], Any]], few: int, many: int) -> float:
-    """Returns how many times the CPU time of this thread grows from `few` to `many`.
-
-    The least of three runs counts, and no garbage is collected in between: what other tests have
-    left behind is not this function's work.
+    """Returns how many times Python's instructions of some work grow from `few` to `many`.
 
     Args:
-        prepare: Makes the work of a given size; its own time does not count.
+        prepare: Makes the work of a given size; its own instructions do not count.
         few: A size.
         many: A larger one.
     """
-    seconds = [min(_seconds(prepare(size)) for _ in range(3)) for size in (few, many)]
-    return seconds[1] / seconds[0]
+    return _count_instructions(prepare(many)) / _count_instructions(prepare(few))
 
 
-def _seconds(work: Callable[[], Any]) -> float:
-    gc.collect()
-    gc.disable()
+def _count_instructions(work: Callable[[], Any]) -> int:
+    count, before = 0, sys.gettrace()
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    sys.settrace(trace)
     try:
-        start = time.thread_time()
         work()
-        return time.thread_time() - start
     finally:
-        gc.enable()
+        sys.settrace(before)
+    return count

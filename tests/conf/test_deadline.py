@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 
 import pytest
 
@@ -10,10 +10,10 @@ from conf.deadline import call_within
 
 
 def test_a_call_that_takes_too_long_is_left_alone() -> None:
-    start = time.monotonic()
+    may_end = threading.Event()
     with pytest.raises(TimeoutError, match=r"0\.1 s"):
-        call_within(0.1, lambda: time.sleep(30))
-    assert time.monotonic() - start < 5
+        call_within(0.1, lambda: may_end.wait(60))
+    may_end.set()
 
 
 def test_what_a_call_returns_or_raises_comes_through() -> None:

@@ -142,7 +142,7 @@ def message_of(record_type: str, block: RecordBlock, record: int = 0):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("record_type", RECORD_TYPES)
-def test_ten_thousand_columns_in_linear_time(record_type: str) -> None:
+def test_ten_thousand_columns_with_work_by_their_number(record_type: str) -> None:
     def build(width: int) -> pa.RecordBatch:
         return pa.record_batch({f"column_{k}": [k, None, -k] for k in range(width)})
 
@@ -156,7 +156,7 @@ def test_ten_thousand_columns_in_linear_time(record_type: str) -> None:
 
     work(build(10))  # compiles
     # 40 where it is linear, 1600 where it is quadratic.
-    assert growth(lambda width: partial(work, build(width)), 250, 10_000) < 300
+    assert growth(lambda width: partial(work, build(width)), 250, 10_000) < 50
     wide = build(10_000)
     block = block_of(encode(wide, record_type))
     message = message_of(record_type, block)

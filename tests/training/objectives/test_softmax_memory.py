@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
-import tensorflow as tf
 
 from conf.errors import ConfigError
 from conf.manifest import Manifest
-from conf.schema import FeatureSchema
 from conf.training.models import DSSMConfig, HSTUConfig, MFConfig, RankingConfig, SASRecConfig
 from conf.training.objectives import SampledSoftmaxConfig, SoftmaxConfig
 from conf.training.train import TrainConfig
+from tests.training.objectives.softmax_steps import MEASURED, change
+from tests.training.tiny_dataset import write_tiny_dataset
 from training.fit import fit_run, plan_run
 from training.models.registry import build_model
-from training.models.retrieval import RetrievalModel
 from training.monitoring.progress import NoProgress
-from training.networks.network import TrainingPass
 from training.objectives.catalog_softmax import BLOCK_ITEMS
-from training.objectives.item_objectives import CatalogSoftmax, ItemData
 from training.objectives.softmax_memory import (
     SoftmaxMemory,
     count_item_tower,
     estimate_softmax_memory,
     require_softmax_memory,
 )
-from training.objectives.user_items import KnownItems, group_pairs
 
 FREE = "training.objectives.softmax_memory.free_memory_bytes"
 
@@ -115,11 +114,6 @@ def build_own_items(inputs: dict, output_dim: int) -> keras.KerasTensor:
 OWN_ITEMS = {"function": f"{__name__}:build_own_items"}
 
 
-def change(manifest: Manifest, name: str, **changes: Any) -> Manifest:
-    features = [replace(s, **changes) if s.name == name else s for s in manifest.schema.features]
-    return replace(manifest, schema=FeatureSchema(tuple(features)))
-
-
 def test_the_item_tower_and_the_mask_by_hand(tiny_manifest: Manifest) -> None:
     """Outputs of layers and rows of positions, each with its gradient; a byte for each mark."""
     items = int(tiny_manifest.schema["movie_id"].vocabulary_size or 0)
@@ -197,80 +191,27 @@ def test_the_mask_is_refused_before_the_model_is_built(
     assert not (tmp_path / "runs").exists()
 
 
-ITEMS, ROWS, GENRES = 5000, 64, 12
-DSSM: dict[str, Any] = {
-    "embedding_dim": 16, "user_features": ("user_id",), "objective": SoftmaxConfig(),
-}  # fmt: skip
-DEEP: dict[str, Any] = {**DSSM, "item_features": ("movie_id",), "item_hidden_units": (64, 64)}
-MASKED = SoftmaxConfig(mask="user_items")
-MEASURED: dict[str, DSSMConfig | SASRecConfig] = {
-    "lists": DSSMConfig(**DSSM),
-    "dice": DSSMConfig(**DEEP, activation="dice"),
-    "normalized": DSSMConfig(**DEEP, batch_normalization=True, activation="gelu"),
-    "mask": SASRecConfig(item_features=("movie_id",), embedding_dim=16, objective=MASKED),
-}
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
+    """What steps of several models take, and what is estimated of each, from a process of its own.
 
-
-class _Catalogue:
-    """Features of many items."""
-
-    def __init__(self) -> None:
-        self._genres = tf.random.stateless_uniform([ITEMS, GENRES], [1, 2], 2, 6, tf.int64)
-
-    def lookup(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {"movie_id": ids, "genres": tf.gather(self._genres, ids)}
+    TensorFlow's allocator is chosen when a process starts, and not every one counts.
+    """
+    version = write_tiny_dataset(tmp_path_factory.mktemp("steps"))
+    measured = subprocess.run(
+        [sys.executable, "-m", "tests.training.objectives.softmax_steps", str(version)],
+        capture_output=True, text=True, check=True,
+        env={**os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "true", "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    found: dict[str, dict[str, int]] = json.loads(measured.stdout.splitlines()[-1])
+    return found
 
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_the_estimate_is_above_what_a_step_takes_and_near_it(
-    name: str, tiny_manifest: Manifest, tmp_path: Path
+    name: str, steps: dict[str, dict[str, int]]
 ) -> None:
     """What TensorFlow's allocator held at most while a step's gradients were computed."""
-    if tf.config.list_physical_devices("GPU"):
-        pytest.skip("tensors lie in the GPU's memory")
-    config, manifest = MEASURED[name], change(tiny_manifest, "genres", max_len=GENRES)
-    for key in ("movie_id", "history", "seen"):
-        manifest = change(manifest, key, vocabulary_size=ITEMS)
-    planned = estimate_softmax_memory(config, manifest, ROWS)
-    assert planned is not None
-    model = build_model(config, manifest, 1)
-    assert isinstance(model, RetrievalModel)
-    memory = count_item_tower(planned, model, manifest)
-    rest = 3 * 4 * ITEMS * 16  # The table and what the optimizer keeps.
-    held = _measure_step(model, name == "mask", tmp_path) + rest
-    assert held < memory.needed_bytes < 2.5 * held
-    assert planned.needed_bytes < held or name == "mask"
-
-
-def _measure_step(model: RetrievalModel, is_masked: bool, folder: Path) -> int:
-    rng = np.random.default_rng(1)
-    known = None
-    if is_masked:
-        pairs = np.stack([rng.integers(2, 60, 600), rng.integers(2, ITEMS, 600)], axis=1)
-        known = KnownItems("movie_id", ("user_id", group_pairs(pairs)), (), ITEMS)
-    catalogue: Any = _Catalogue()
-    items = ItemData("movie_id", catalogue, known)
-    objective = CatalogSoftmax(items, np.arange(2, ITEMS), ITEMS)
-    batch = {
-        "user_id": tf.constant(rng.integers(2, 60, ROWS)),
-        "movie_id": tf.constant(rng.integers(2, ITEMS, ROWS)),
-        "history": tf.constant(rng.integers(2, ITEMS, [ROWS, 8])),
-    }
-    state = [variable for network in model.networks for variable in network.state_variables]
-
-    @tf.function
-    def differentiate() -> list[Any]:
-        training = TrainingPass(tf.constant([1, 2]), state, [one.read_value() for one in state])
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(objective(model, batch, training))
-        return [g for g in tape.gradient(loss, model.trainable_variables) if g is not None]
-
-    with tf.profiler.experimental.Profile(str(folder)):
-        differentiate()  # From here on memory is counted.
-    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    differentiate()
-    peak = int(tf.config.experimental.get_memory_info("CPU:0")["peak"])
-    if not peak:
-        pytest.skip("TensorFlow's allocator counts nothing on this machine")
-    return peak - int(before)
+    held, needed, planned = (steps[name][key] for key in ("held", "needed", "planned"))
+    assert held < needed < 2.5 * held
+    assert planned < held or name == "mask"
