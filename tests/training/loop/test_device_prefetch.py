@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import tensorflow as tf
 
 from conf.training.optimizer import OptimizerConfig
 from tests.training import killed_run
+from tests.training.fake_clock import FakeClock
 from tests.training.killed_run import Recorded
 from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
 from training.distribution.run_steps import (
@@ -89,25 +89,25 @@ def in_python(function: Callable[[float], float], x: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(tf.numpy_function(function, [x], tf.float32), [])
 
 
-def test_the_next_batch_is_made_while_a_step_runs() -> None:
-    slow_s, count = 0.05, 6
+def test_the_next_batch_is_made_while_a_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    making_s, count = 0.25, 6
+    clock = FakeClock()
+    monkeypatch.setattr(tf, "timestamp", clock.read)
 
     def run(build: Callable[[StepFunction], RunSteps], patience_s: float) -> tuple[set, float]:
         """Whether steps have met the batch after their own, and the time that was waited."""
         made, met = [threading.Event() for _ in range(count)], set()
 
         def make(number: float) -> float:
-            time.sleep(slow_s)
             made[int(number)].set()
             return number
 
         def take(number: float) -> float:
             met.update(event.wait(patience_s) for event in made[int(number) + 1 :][:1])
-            time.sleep(slow_s)  # Meanwhile it arrives.
             return number
 
         rows = tf.data.Dataset.from_tensor_slices({"x": np.arange(count, dtype=np.float32)})
-        rows = rows.map(lambda row: {"x": in_python(make, row["x"])})
+        rows = rows.map(lambda row: {"x": in_python(make, clock.spend(row["x"], making_s))})
         options = tf.data.Options()
         options.experimental_optimization.inject_prefetch = False  # Else rows are ready anyway.
         run_steps = build(lambda batch: in_python(take, batch["x"]))
@@ -115,12 +115,10 @@ def test_the_next_batch_is_made_while_a_step_runs() -> None:
         return met, float(result.wait_s)
 
     strategy = tf.distribute.get_strategy()
-    met, plain_s = run(lambda step: build_run_steps(strategy, step), 0.0)
-    assert met == {False}
-    met, ahead_s = run(lambda step: build_prefetching_steps(step, CPU), 60.0)
-    assert met == {True}
-    # Only the first batch, and what a busy machine adds, is waited for.
-    assert ahead_s < plain_s
+    plain = run(lambda step: build_run_steps(strategy, step), 0.0)
+    assert plain == ({False}, count * making_s)
+    ahead = run(lambda step: build_prefetching_steps(step, CPU), 60.0)
+    assert ahead == ({True}, making_s)  # Of the first batch alone.
 
 
 def test_a_run_has_the_same_losses_and_rows(
