@@ -156,7 +156,7 @@ def test_a_block_is_decoded_without_pythons_lock():
     numbers = np.random.default_rng(0).random(1_000_000).tolist()
     assert turns_of_others(lambda: sorted(numbers)) == 0  # Holds the lock.
     # One core gives it to the other thread now and then.
-    assert any(turns_of_others(lambda: decoder.decode_block(block, "f")) > 3 for _ in range(50))
+    assert any(turns_of_others(lambda: decoder.decode_block(block, "f")) > 30 for _ in range(50))
 
 
 @settings(max_examples=60, deadline=None)

@@ -48,7 +48,7 @@ def models(trained, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(models):
-    limits = ServerLimits(body_bytes=200_000, seconds=5.0, request=RequestLimits(rows=64))
+    limits = ServerLimits(body_bytes=200_000, seconds=60.0, request=RequestLimits(rows=64))
     recommend = RecommendConfig(items_file=models / "items.csv",
                                 blocked_file=models / "blocked.txt")  # fmt: skip
     return Server(ServerConfig(models, 60.0, limits, recommend))

@@ -7,8 +7,10 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import cast
 
 import pytest
 import uvicorn
@@ -19,12 +21,17 @@ from training.serving.access import Access, Guard
 from training.serving.connections import Connection
 from training.serving.requests.limits import ConnectionLimits, ServerLimits
 
+# Times that no client of a busy machine exceeds; tests of a time set it with `limit`.
 LIMITS = ConnectionLimits(
-    count=3, head_bytes=4096, head_seconds=0.4, idle_seconds=0.6, write_seconds=3.0
+    count=3, head_bytes=4096, head_seconds=60.0, idle_seconds=60.0, write_seconds=60.0
 )
 GET = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n"
+LAST = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 LONG = 64 << 20
-CHUNKED = b"POST /x HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNKED = (
+    b"POST /x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n"
+)
 NOSNIFF = b"x-content-type-options: nosniff"
 
 
@@ -55,7 +62,7 @@ async def answer(scope, receive, send) -> None:
 
 
 @contextmanager
-def run_server() -> Iterator[tuple[int, uvicorn.Server]]:
+def run_server() -> Iterator[tuple[int, uvicorn.Server, type[Connection]]]:
     guard = Guard(answer, Access(), LIMITS.head_bytes, page="")
     config = build_config(guard, ServerLimits(seconds=1.0, connections=LIMITS))
     config.port, config.lifespan, config.log_level = 0, "off", "critical"
@@ -64,23 +71,34 @@ def run_server() -> Iterator[tuple[int, uvicorn.Server]]:
     thread.start()
     try:
         wait_for(lambda: server.started)
-        yield server.servers[0].sockets[0].getsockname()[1], server
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield port, server, cast(type[Connection], config.http_protocol_class)
     finally:
         server.should_exit = True
         thread.join()
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[tuple[int, uvicorn.Server]]:
+def running() -> Iterator[tuple[int, uvicorn.Server, type[Connection]]]:
     with run_server() as found:
         yield found
 
 
 @pytest.fixture
 def port(running) -> int:
-    port, server = running
+    port, server, _ = running
     wait_for(lambda: not server.server_state.connections)
     return port
+
+
+@pytest.fixture
+def limit(running, monkeypatch) -> Callable[..., None]:
+    """Changes limits of connections for a test."""
+
+    def change(**limits: float) -> None:
+        monkeypatch.setattr(running[2], "limits", replace(LIMITS, **limits))
+
+    return change
 
 
 def connect(port: int, *parts: bytes) -> socket.socket:
@@ -104,16 +122,19 @@ def read_error(found: socket.socket) -> tuple[bytes, str]:
     return head[9:12], json.loads(body)["error"]
 
 
-def test_a_silent_connection_is_closed_without_a_word(port) -> None:
+def test_a_silent_connection_is_closed_without_a_word(port, limit) -> None:
+    limit(idle_seconds=0.4)
     assert read_all(connect(port)) == b""
 
 
-def test_a_head_that_does_not_end_is_refused(port) -> None:
+def test_a_head_that_does_not_end_is_refused(port, limit) -> None:
+    limit(head_seconds=0.4)
     status, said = read_error(connect(port, b"GET / HTTP/1.1\r\nHost: x"))
     assert (status, "did not arrive within 0.4 s" in said) == (b"408", True)
 
 
-def test_a_head_that_drips_is_refused_too(port) -> None:
+def test_a_head_that_drips_is_refused_too(port, limit) -> None:
+    limit(head_seconds=0.4)
     found = connect(port, b"GET / HTTP/1.1\r\n")
     stop = threading.Event()
 
@@ -133,17 +154,18 @@ def test_a_head_that_drips_is_refused_too(port) -> None:
         thread.join()
 
 
-def test_a_full_server_says_so_and_takes_the_next_when_one_has_left(port) -> None:
+def test_a_full_server_says_so_and_takes_the_next_when_one_has_left(
+    running, port, monkeypatch
+) -> None:
     kept = [connect(port, GET % b"first") for _ in range(LIMITS.count)]
     for found in kept:
         assert found.recv(12) == b"HTTP/1.1 200"
-    seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
+    with monkeypatch.context() as patch:
+        # It says so at once, not when it is done with the connection.
+        patch.setattr("training.serving.connections.LINGER_SECONDS", 600.0)
         status, said = read_error(connect(port))
-        seconds.append(time.perf_counter() - start)
         assert (status, "it has 3 connections" in said) == (b"503", True)
-    assert min(seconds) < 0.1  # The others may have waited for this machine.
+    wait_for(lambda: not running[2].refused)
     # What it is sent is not read, and does not keep it.
     assert read_error(connect(port, GET % b"more"))[0] == b"503"
     kept.pop().close()
@@ -155,7 +177,7 @@ def test_a_full_server_says_so_and_takes_the_next_when_one_has_left(port) -> Non
 
 
 def test_requests_behind_each_other_are_answered_in_order(port) -> None:
-    found = connect(port, b"".join(GET % name for name in (b"one", b"two", b"three")))
+    found = connect(port, GET % b"one" + GET % b"two" + LAST % b"three")
     text = read_all(found)
     assert text.count(b"HTTP/1.1 200") == 3
     assert text.index(b"/one") < text.index(b"/two") < text.index(b"/three")
@@ -170,24 +192,26 @@ def test_requests_behind_each_other_are_answered_in_order(port) -> None:
         b"GET / HTTP/1.1\r\nHost: [::1]\r\nX: " + b"y" * 300_000,
     ],
 )
-def test_what_is_no_http_1_is_refused(port, sent) -> None:
+def test_what_is_no_http_1_is_refused(port, limit, sent) -> None:
+    limit(head_seconds=0.4)
     found = connect(port, sent)
     assert found.recv(12) in (b"HTTP/1.1 400", b"HTTP/1.1 408", b"HTTP/1.1 431")
 
 
-def test_a_client_that_does_not_read_is_left(running, port) -> None:
-    _, server = running
+def test_a_client_that_does_not_read_is_left(running, port, limit) -> None:
+    limit(write_seconds=1.0)
     found = connect(port, GET % b"long")
-    wait_for(lambda: bool(server.server_state.connections))
-    wait_for(lambda: not server.server_state.connections)
+    assert found.recv(12) == b"HTTP/1.1 200"
+    wait_for(lambda: not running[1].server_state.connections)
     assert len(read_all(found)) < LONG
 
 
 def test_another_protocol_is_not_spoken(port) -> None:
     upgrade = (
-        b"GET /as HTTP/1.1\r\nHost: [::1]\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+        b"GET /as HTTP/1.1\r\nHost: [::1]\r\nConnection: Upgrade, close\r\n"
+        b"Upgrade: websocket\r\n\r\n"
     )
-    assert b"/as" in read_all(connect(port, upgrade))
+    assert read_all(connect(port, upgrade)).endswith(b"/as")
 
 
 def test_the_limits_of_a_server_are_its_own() -> None:
@@ -251,23 +275,23 @@ def test_chunks_that_come_in_small_parts_are_read(port) -> None:
 def test_what_follows_the_last_chunk_is_no_header(port) -> None:
     head = CHUNKED.replace(b"/x", b"/headers")
     text = read_all(connect(port, head + b"0\r\nHost: evil.example\r\nX: y\r\n\r\n"))
-    assert text.endswith(b"\r\n\r\nhost,transfer-encoding")
+    assert text.endswith(b"\r\n\r\nhost,connection,transfer-encoding")
 
 
 def test_many_requests_in_one_write_are_answered(port) -> None:
-    request = GET % b"one"
+    request, last = GET % b"one", LAST % b"one"
     assert 500 * len(request) > 4 * LIMITS.head_bytes
-    with connect(port, request * 500 + request[:20]) as found:
-        found.sendall(request[20:])
+    with connect(port, request * 500 + last[:20]) as found:
+        found.sendall(last[20:])
         text = read_all(found)
     assert text.count(b"HTTP/1.1 200") == 501
     assert b"HTTP/1.1 400" not in text
 
 
 def test_requests_that_wait_are_few_and_the_rest_is_not_read(running, port) -> None:
-    _, server = running
+    server = running[1]
     found = connect(port, GET % b"slow")
-    found.settimeout(0.2)
+    found.settimeout(1.0)
     sent = 0
     with suppress(TimeoutError):
         while sent < LONG:
@@ -308,15 +332,18 @@ def test_a_long_answer_is_whole_though_the_body_was_not_read(port, monkeypatch) 
     assert size > LONG
 
 
-def test_an_answer_that_nobody_reads_ends_though_the_body_was_not_read(running, port) -> None:
-    _, server = running
+def test_an_answer_that_nobody_reads_ends_though_the_body_was_not_read(
+    running, port, limit
+) -> None:
+    limit(write_seconds=1.0)
     head = b"POST /long HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000000\r\n\r\nabc"
-    with connect(port, head):
-        wait_for(lambda: bool(server.server_state.connections))
-        wait_for(lambda: not server.server_state.connections)
+    with connect(port, head) as found:
+        assert found.recv(12) == b"HTTP/1.1 200"
+        wait_for(lambda: not running[1].server_state.connections)
 
 
-def test_refusals_of_connections_tell_browsers_what_they_may_not_do(port) -> None:
+def test_refusals_of_connections_tell_browsers_what_they_may_not_do(port, limit) -> None:
+    limit(head_seconds=0.4)
     for sent in (b"no HTTP\r\n\r\n", b"GET / HTTP/1.1\r\nHost"):
         text = read_all(connect(port, sent)).lower()
         assert NOSNIFF in text
