@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-_PATIENCE_S = 60.0
+_PATIENCE_S = 120.0
 _STARTS = 5
 # No window, no sandbox (which refuses root), and none of the calls home that a browser makes.
 _FLAGS = (

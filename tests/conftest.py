@@ -31,9 +31,14 @@ for _name in ("no_proxy", "NO_PROXY"):
 # The suite's processes share the cores: more threads of one would only wait for each other.
 for _name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
-# How long an example takes says how busy the machine is, and what was compiled before.
+# How long an example takes says how busy the machine is, and what was compiled before. `make test`
+# tries the same examples everywhere; `make test-all` draws others each time.
 settings.register_profile(
-    "sluice", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "sluice",
+    deadline=None,
+    derandomize=not IS_EXHAUSTIVE,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
 )
 settings.load_profile("sluice")
 # Tests have many plans of few rows: to compile a plan takes longer than to interpret it. Tests that

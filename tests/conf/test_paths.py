@@ -201,9 +201,9 @@ from conf.storage.locks import hold_file_lock
 with hold_file_lock(Path(sys.argv[1])):
     if os.fork() == 0:  # only then is all done that follows a fork
         print("held", flush=True)
-        time.sleep(20)
+        time.sleep(300)
         os._exit(0)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 

@@ -110,7 +110,7 @@ class Server:
 
     def wait_for(self, version: int, index: int) -> None:
         """Waits until it answers by this version and this index of it."""
-        end = time.monotonic() + 120
+        end = time.monotonic() + 600
         while True:
             health = self.get("/healthz")
             if (health["models"]["demo"], health["indexes"]["demo"]) == (version, index):

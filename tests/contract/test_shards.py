@@ -143,6 +143,6 @@ def test_a_stock_session_writes_and_reads_without_a_line_of_ours(tmp_path):
         environment.pop(name, None)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "out")],
-        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.stdout.split() == ["10", "refused"], done.stderr[-3000:]

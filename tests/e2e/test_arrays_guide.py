@@ -54,7 +54,7 @@ def read_losses(script: Path) -> dict[tuple[int, int], str]:
 
 
 def run_to_end(python: str, script: Path) -> dict[tuple[int, int], str]:
-    code = start(python, script).wait(timeout=300)
+    code = start(python, script).wait(timeout=600)
     assert code == 0, script.with_suffix(".err").read_text()
     return read_losses(script)
 
@@ -62,7 +62,7 @@ def run_to_end(python: str, script: Path) -> dict[tuple[int, int], str]:
 def run_until_killed(python: str, script: Path, lines: int) -> dict[tuple[int, int], str]:
     """Kills the process and its workers once it has printed so many losses."""
     process = start(python, script)
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 600
     while len(read_losses(script)) < lines and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -56,7 +56,7 @@ def serve(models: Path, log: Path) -> Iterator[str]:
         process = subprocess.Popen([*command, "--port", str(port)], stdout=out, stderr=out)
     try:
         url = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 600
         while not is_ready(url):
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()

@@ -62,7 +62,7 @@ class Cluster:
         self.wait(name, "Successfully registered with master|I have been elected leader")
 
     def wait(self, name: str, pattern: str) -> None:
-        end = time.monotonic() + 120
+        end = time.monotonic() + 600
         while not any(p in (self.folder / f"{name}.log").read_text() for p in pattern.split("|")):
             assert time.monotonic() < end, (self.folder / f"{name}.log").read_text()[-3000:]
             assert self.started[-1].poll() is None, (self.folder / f"{name}.log").read_text()

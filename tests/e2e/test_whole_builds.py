@@ -126,7 +126,7 @@ def test_sigterm_to_a_build_and_its_java_is_told_in_a_line(tmp_path, stage):
     assert any(line.rstrip().endswith(f" {stage} …") for line in lines)
     os.killpg(build.pid, signal.SIGTERM)
     rest = build.stderr.read()
-    assert build.wait(60) == 1
+    assert build.wait(300) == 1
     assert "error: interrupted; what was published before is untouched" in rest
     assert "Traceback" not in rest
     assert [event["eventType"] for event in read_events(events)] == ["START", "ABORT"]

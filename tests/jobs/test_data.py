@@ -87,7 +87,6 @@ def test_generate_runs_as_a_module(tmp_path):
         [sys.executable, "-m", "jobs.data", *arguments, "--out", str(tmp_path / "out")],
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ import pytest
 
 from jobs.support.processes import Supervisor
 
-WAIT_SECONDS = 60
+WAIT_SECONDS = 300
 
 
 def work(folder: Path, tell: Callable[[str], None]) -> int:

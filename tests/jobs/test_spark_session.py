@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -54,11 +53,16 @@ def test_lists_are_handed_over_in_batches_of_rows_alone(spark):
     assert sizes(SparkConf(loadDefaults=False)) == [2]
 
 
-@pytest.mark.skipif(shutil.which("java") is None, reason="no Java on the path")
+@pytest.fixture
+def java():
+    """The Java that Spark is started with here; it need not be on the path."""
+    return str(java_runtime.ensure_java() / "bin" / "java")
+
+
 @pytest.mark.parametrize("given", ["", "-XX:+UseSerialGC", "-Dx=1 -XX:+UseG1GC"])
-def test_java_starts_whatever_collector_the_environment_names(given, monkeypatch):
+def test_java_starts_whatever_collector_the_environment_names(given, java, monkeypatch):
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", given)
-    asked = ["java", *java_options(), "-XX:+PrintFlagsFinal", "-version"]
+    asked = [java, *java_options(), "-XX:+PrintFlagsFinal", "-version"]
     done = subprocess.run(asked, capture_output=True, text=True, env=dict(os.environ))
     assert done.returncode == 0, done.stderr
     flags = {line.split()[1]: line.split()[3] for line in done.stdout.splitlines() if "Use" in line}
@@ -66,21 +70,19 @@ def test_java_starts_whatever_collector_the_environment_names(given, monkeypatch
     assert flags[wanted] == "true"
 
 
-@pytest.mark.skipif(shutil.which("java") is None, reason="no Java on the path")
 @pytest.mark.parametrize(("is_short", "level"), [(True, "1"), (False, "4")])
-def test_java_of_short_work_compiles_lightly(is_short, level):
-    asked = ["java", *java_options(is_short), "-XX:+PrintFlagsFinal", "-version"]
+def test_java_of_short_work_compiles_lightly(is_short, level, java):
+    asked = [java, *java_options(is_short), "-XX:+PrintFlagsFinal", "-version"]
     done = subprocess.run(asked, capture_output=True, text=True, check=True)
     lines = [line.split() for line in done.stdout.splitlines()]
     assert [line[3] for line in lines if line[1:2] == ["TieredStopAtLevel"]] == [level]
 
 
-@pytest.mark.skipif(shutil.which("java") is None, reason="no Java on the path")
 @pytest.mark.parametrize("given", ["C", "POSIX", "C.UTF-8"])
-def test_java_reads_file_names_as_python_does(given, monkeypatch):
+def test_java_reads_file_names_as_python_does(given, java, monkeypatch):
     monkeypatch.setenv("LC_ALL", given)
     set_java_locale()
-    asked = ["java", "-XshowSettings:properties", "-version"]
+    asked = [java, "-XshowSettings:properties", "-version"]
     done = subprocess.run(asked, capture_output=True, text=True, check=True)
     assert "sun.jnu.encoding = UTF-8" in done.stderr
 
@@ -139,7 +141,7 @@ def test_an_update_of_counters_that_is_cut_off_prints_no_trace(spark, capfd):
 def test_workers_get_ready_beside_other_work(spark):
     warming = spark_session.warm_workers(spark)
     assert spark.range(5).count() == 5
-    warming.join(120)
+    warming.join(600)
     assert not warming.is_alive()
     assert spark.sparkContext.statusTracker().getActiveJobsIds() == []
 

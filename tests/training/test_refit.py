@@ -238,7 +238,7 @@ def test_what_was_killed_goes_on_to_the_same_run(
 ) -> None:
     config = with_space(config, **PATIENT)
     process = start_forked(killed_run.refit, config, loops)
-    process.join(300)
+    process.join(600)
     assert process.exitcode == -signal.SIGKILL
     run = fit_chosen(config, NoProgress(), resume=True)
     assert read_losses(run) == read_losses(whole)

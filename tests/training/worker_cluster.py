@@ -16,7 +16,7 @@ from training.monitoring.progress import NoProgress
 from training.monitoring.run_logs import read_steps
 
 WORKERS = 2
-TIMEOUT_S = 300
+TIMEOUT_S = 600
 WORKER_TIMEOUT_S = 30
 KEYED = {
     "capacity": 4,

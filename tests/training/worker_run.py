@@ -55,20 +55,18 @@ def fit_and_keep(
 
 
 @contextmanager
-def dying_in(collective: str, call: int, told: Path) -> Iterator[None]:
+def dying_in(collective: str, call: int) -> Iterator[None]:
     """Kills this process in a collective of `RowExchange` that the others are in by then.
 
     Args:
         collective: Name of the method.
         call: Number of its call, from 1 on; 0: none.
-        told: File that is written just before.
     """
     method, calls = getattr(RowExchange, collective), itertools.count(1)
 
     def die() -> int:
         if next(calls) == call:
             time.sleep(1.0)  # Until the others wait for what this process has to send.
-            told.write_text(str(time.time()))
             os.kill(os.getpid(), signal.SIGKILL)
         return 0
 
@@ -102,5 +100,5 @@ def run_worker(worker: Worker) -> None:
     with worker.in_cluster():
         config = TrainConfig.model_validate_json(worker.config.read_text())
         progress = SignalAt(step, signal.Signals[number])
-        with dying_in(*worker.dies_in, worker.weights.with_name("killed")):
+        with dying_in(*worker.dies_in):
             fit_and_keep(config, progress, worker.weights, resume=worker.resume)

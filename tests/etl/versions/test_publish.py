@@ -64,7 +64,7 @@ def test_lock_is_exclusive_and_dies_with_its_process(tmp_path):
         "from conf.artefacts.dataset import DatasetPaths\n"
         "from etl.versions.publish import hold_lock\n"
         f"with hold_lock(DatasetPaths(Path({str(tmp_path)!r}), 'd')):\n"
-        "    print('held', flush=True); time.sleep(60)"
+        "    print('held', flush=True); time.sleep(600)"
     )
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None

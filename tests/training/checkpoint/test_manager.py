@@ -27,7 +27,7 @@ def test_in_a_thread_the_caller_goes_on_and_writes_are_in_order() -> None:
     writer, go_on, done = BackgroundWriter(True), threading.Event(), []
 
     def first() -> None:
-        go_on.wait(10)
+        go_on.wait(120)
         done.append(1)
 
     writer.submit(first)

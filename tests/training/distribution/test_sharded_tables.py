@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from conf.artefacts.export import ExportOptions
 from jobs.cli import main
 from tests.training.worker_cluster import (
     KEYED,
-    WORKER_TIMEOUT_S,
     Ended,
     build_config,
     expect_end,
@@ -131,9 +129,7 @@ def test_a_worker_that_dies_in_an_exchange_ends_the_others(
     where = tmp_path / "run"
     call = 2 * KILLED_STEP  # In the second of two tables: the first has been exchanged.
     ended = run_sharded(tiny_version, where, dies_in=(victim, collective, call))
-    waited_s = time.time() - float((where / "killed").read_text())
     assert [worker.code for worker in ended] == ([-9, 1] if victim == 0 else [1, -9]), ended
-    assert waited_s < 2 * WORKER_TIMEOUT_S
     told = ended[1 - victim].errors
     assert told.count("another of its processes ended") == 1
     assert "--resume" in told

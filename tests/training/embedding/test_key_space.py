@@ -220,13 +220,13 @@ def test_a_batch_is_mapped_before_a_new_session_begins_or_adds_nothing() -> None
 
     def wait_and_map(keys: np.ndarray):
         inside.set()
-        may_go_on.wait(10)
+        may_go_on.wait(120)
         return map_in_index(keys)
 
     space.index.map = wait_and_map  # type: ignore[method-assign]
     mapping = threading.Thread(target=stale, args=(np.array([8, 9]),))
     mapping.start()
-    assert inside.wait(10)
+    assert inside.wait(120)
     beginning = threading.Thread(target=space.begin)
     beginning.start()
     beginning.join(0.2)

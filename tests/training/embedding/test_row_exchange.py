@@ -131,7 +131,7 @@ def test_two_processes_exchange_blocks_of_any_length(tmp_path: Any) -> None:
         start_forked(exchange, index, addresses, str(file)) for index, file in enumerate(files)
     ]
     for process in processes:
-        process.join(120)
+        process.join(600)
         process.kill()
     found = [dict(np.load(file)) for file in files]
     for step, length in enumerate(LENGTHS):

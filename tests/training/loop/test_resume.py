@@ -291,7 +291,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def wait_for_checkpoint(run: Path, position: Position, kept: int) -> None:
     """Waits until one is written and those before it are gone: until the disk is left alone."""
-    last, end = run / "checkpoints" / "last", time.monotonic() + 60
+    last, end = run / "checkpoints" / "last", time.monotonic() + 300
     while True:
         found = list_checkpoints(last)
         if found and found[-1].position == position and len(list(last.iterdir())) == kept:

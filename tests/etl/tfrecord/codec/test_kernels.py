@@ -158,7 +158,7 @@ def start(project: Path, program: str = JIT_CACHE_PROGRAM, **environment: str) -
 
 
 def finish(process: subprocess.Popen) -> list[str]:
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     return output.split()
 

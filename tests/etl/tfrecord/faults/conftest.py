@@ -78,7 +78,7 @@ class Driver:
 
     def wait_for_orphans(self) -> None:
         """Waits until the Python workers of a killed driver have ended: they write until then."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while session_has_processes(self.process.pid):
             assert time.monotonic() < end, "workers of a killed driver still run"
             time.sleep(0.05)

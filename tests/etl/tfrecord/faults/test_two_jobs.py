@@ -18,7 +18,7 @@ def wait_at(gate: str):
 
     def pass_on(batches):
         for batch in batches:
-            end = time.monotonic() + 60
+            end = time.monotonic() + 600
             while not Path(gate).exists() and time.monotonic() < end:
                 time.sleep(0.02)
             yield batch
@@ -54,7 +54,7 @@ def test_a_job_meets_one_that_was_faster(spark, tmp_path: Path, mode: str, wins:
     out, gate = tmp_path / "out", tmp_path / "gate"
     slow = Job(spark, out, range(100), mode, gate)
     slow.start()
-    end = time.monotonic() + 60
+    end = time.monotonic() + 600
     while not list(out.glob("_temporary-*/part-*")) and time.monotonic() < end:
         time.sleep(0.02)
     quick = write_tfrecords(spark.range(100, 110, 1, 1), out, mode="append")
@@ -78,7 +78,7 @@ def test_two_drivers_append_at_once(start_driver, local_driver: Driver, tmp_path
     for k, driver in enumerate((local_driver, other)):
         rows = {"start": k * 5000, "rows": (k + 1) * 5000, "sleep_ms": 300, "sleep_every": 250}
         driver.send(path=str(out), mode="append", **rows)
-    end = time.monotonic() + 120
+    end = time.monotonic() + 600
     while len(list(out.glob("_temporary-*"))) < 2:  # Both have begun, and neither has committed.
         assert time.monotonic() < end, "the writes did not meet"
         time.sleep(0.02)

@@ -105,7 +105,7 @@ def test_two_jobs_request_by_request(store: FakeStore, root: Storage, mode: Save
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(600)
         store.hook = lambda _: None
         words = {"first": ["x", "y"], "second": ["z"]}
         assert len(published) == (2 if mode == "append" else 1)  # nobody waits, one gets on

@@ -172,7 +172,7 @@ def test_a_killed_driver(spark: Any, place: Storage, server: ObjectServer, momen
     before = place.list_objects().keys()
     driver = _run_driver(place, server)
     try:
-        end = time.monotonic() + 120
+        end = time.monotonic() + 600
         while time.monotonic() < end and driver.poll() is None:
             if any(key.startswith(moment) for key in place.list_objects().keys() - before):
                 break
