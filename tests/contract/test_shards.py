@@ -16,6 +16,7 @@ from conf.manifest import Manifest
 from conf.schema import FeatureSpec
 from conf.training.input import InputConfig
 from etl.tfrecord.types.features import WireFeature
+from jobs.support.java_runtime import ensure_java
 from tests.tfrecord_files import read_file
 from training.input.batches import build_eval_dataset, build_train_dataset
 
@@ -146,3 +147,41 @@ def test_a_stock_session_writes_and_reads_without_a_line_of_ours(tmp_path):
         env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.stdout.split() == ["10", "refused"], done.stderr[-3000:]
+
+
+NOT_ACTIVE = """
+import sys
+from pyspark.sql import SparkSession
+from etl.tfrecord import read_tfrecords, register_tfrecord, write_tfrecords
+
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+frame, (one, two) = spark.range(5), sys.argv[1:]
+print(write_tfrecords(frame, one).shards[0].rows)
+try:
+    frame.write.format("tfrecord").mode("append").save(two)
+except Exception as error:
+    print("DATA_SOURCE_NOT_FOUND" in str(error))
+register_tfrecord(spark)
+frame.write.format("tfrecord").mode("append").save(two)
+print(spark.read.format("tfrecord").load(two).count(), read_tfrecords(spark, one).count())
+"""
+
+
+@pytest.mark.slow
+def test_an_environment_that_is_not_active_writes_and_reads_once_the_format_is_registered(tmp_path):
+    """Where the `python3` of the path is another one."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python3").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "bin" / "python3").chmod(0o755)
+    environment = {
+        **os.environ,
+        "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "JAVA_HOME": str(ensure_java()),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    environment.pop("PYSPARK_PYTHON", None)
+    done = subprocess.run(
+        [sys.executable, "-c", NOT_ACTIVE, str(tmp_path / "one"), str(tmp_path / "two")],
+        env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.split() == ["5", "True", "5", "5"], done.stderr[-3000:]

@@ -26,7 +26,7 @@ from etl.tfrecord.commit.commit_plan import TaskResult
 from etl.tfrecord.spark.loaded_code import freeze_planner
 from etl.tfrecord.spark.options import parse_read_options, parse_write_options
 from etl.tfrecord.spark.schema import describe_columns, to_arrow_schema
-from etl.tfrecord.spark.write_job import write_partition
+from etl.tfrecord.spark.write_job import use_own_python, write_partition
 from etl.tfrecord.spark.write_plan import (
     NO_HOOKS,
     WriteHooks,
@@ -180,7 +180,9 @@ def register_tfrecord(spark: SparkSession) -> None:
     """Registers the formats `tfrecord`, `tfrecords` and `sluice`; twice does no harm.
 
     A thread other than that in which the session was built calls it before `df.write.format(...)`
-    there: Spark does not find any Python data source in it otherwise.
+    there: Spark does not find any Python data source in it otherwise. So does a program whose
+    environment is not active: tasks on this machine run in its Python from then on, unless
+    `PYSPARK_PYTHON` names another.
 
     Warns where a JVM connector on the class path claims one of the first two names: Spark then
     prefers that one, and `sluice` is the name to use.
@@ -189,6 +191,7 @@ def register_tfrecord(spark: SparkSession) -> None:
         spark: Session to register in.
     """
     _activate(spark)
+    use_own_python()
     _register(spark, find_source("sluice"))
     providers = _find_jvm_providers(spark)
     for name in ("tfrecord", "tfrecords"):

@@ -7,12 +7,13 @@ plan the write and to commit it, one after another. Who has planned a write need
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark import TaskContext
+from pyspark import SparkContext, TaskContext
 
 from conf.manifest import ShardInfo
 from conf.storage.processes import find_this_process
@@ -62,6 +63,18 @@ def write_partition(plan: WritePlan, batches: Iterator[pa.RecordBatch]) -> TaskR
     return TaskResult(partition, attempt, shards)
 
 
+def use_own_python() -> None:
+    """Lets tasks on this machine run in this process's Python, where nobody has named one.
+
+    Spark would start the `python3` of the path: another one, if the environment is not active.
+    """
+    context = SparkContext._active_spark_context
+    if context is None or not context.master.startswith("local"):
+        return
+    if context.pythonExec == "python3":  # PySpark's default
+        context.pythonExec = sys.executable
+
+
 def run_write(rows: DataFrame, plan: WritePlan) -> None:
     """Writes rows and publishes the files; where a task fails for good, no trace is left.
 
@@ -73,6 +86,7 @@ def run_write(rows: DataFrame, plan: WritePlan) -> None:
         PySparkException: A task failed.
         UpstreamNotReadyError: Another job published meanwhile what this one would replace.
     """
+    use_own_python()
     committer = build_committer(plan.options)
     committer.begin(plan.job, find_this_process())
 
