@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 
 pytest_plugins = ("tests.store_places",)
 java.set_options()
+# What others may write is no place for compiled code: shells differ in what they let them.
+os.umask(0o022)
 # How wide and colourful a terminal is, and which proxy leads outside, is said by tests alone.
-for _name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "PY_COLORS"):
+for _name in (
+    "COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "PY_COLORS", "GITHUB_ACTIONS",
+):  # fmt: skip
     os.environ.pop(_name, None)
 for _name in ("no_proxy", "NO_PROXY"):
     os.environ[_name] = ",".join(filter(None, ["127.0.0.1,localhost", os.environ.get(_name)]))
