@@ -11,7 +11,9 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import chain
+from math import floor
 from pathlib import Path
 from typing import Any
 
@@ -297,7 +299,7 @@ def _read_value(column: ColumnConfig, value: Any) -> Any:
             case "timestamp":
                 return _read_timestamp(column, value)
         return str(value)
-    except (ValueError, OverflowError):
+    except (ArithmeticError, ValueError):
         return None
 
 
@@ -306,7 +308,7 @@ def _read_timestamp(column: ColumnConfig, value: Any) -> int:
     if isinstance(value, datetime.datetime | datetime.date):
         time = value
     elif written in EPOCH_UNITS:
-        return int(value) * 1000 // UNITS_PER_SECOND[EPOCH_UNITS[str(written)]]
+        return floor(Decimal(str(value)) * 1000 / UNITS_PER_SECOND[EPOCH_UNITS[str(written)]])
     elif written is not None:
         raise TypeError("a pattern of Java's")
     else:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from conf.errors import ConfigError, InputDataError
+from etl.sources.parquet_files import load_parquet
 from etl.sources.text_files import escape_path
 from etl.tfrecord.spark.failures import describe_failure, known_failures
 
@@ -174,6 +175,8 @@ def _read(session: SparkSession, kind: str, source: SparkInput) -> DataFrame:
         options = _TEXT | ({"sep": "\t"} if kind == "tsv" else {})
     names = {"tsv": "csv", "jsonl": "text"}
     reader = session.read.format(names.get(kind, kind)).options(**{**options, **source.options})
+    if kind == "parquet":
+        return load_parquet(session, reader, source.paths)
     return reader.load(list(source.paths))
 
 
