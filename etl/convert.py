@@ -25,10 +25,17 @@ from conf.errors import ConfigError, InputDataError, did_you_mean
 from conf.local_paths import list_visible_files
 from conf.schema import PackedSlot
 from conf.storage.atomic_output import atomic_file
+from conf.table_files import (
+    CsvForm,
+    open_csv,
+    open_parquet,
+    plain_schema,
+    read_csv_names,
+    without_views,
+)
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import TableWriter, infer_table_schema, read_table_batches
 from etl.tfrecord.types.column_policies import TypeOptions
-from etl.tfrecord.types.conversion_rules import is_binary
 from etl.tfrecord.types.conversions import is_list
 from etl.tfrecord.types.row_errors import refuse_unknown
 
@@ -298,23 +305,22 @@ def _find_slots(files: Sequence[Path]) -> tuple[PackedSlot, ...]:
 
 def _open_parquet(path: Path, options: ConvertOptions) -> Stream:
     with _reading(path, "Parquet"):
-        file = pq.ParquetFile(path)
+        file = open_parquet(path)
 
     def read() -> Iterator[pa.RecordBatch]:
         with file, _reading(path, "Parquet"):
-            yield from file.iter_batches(batch_size=_BATCH_ROWS)
+            yield from map(without_views, file.iter_batches(batch_size=_BATCH_ROWS))
 
-    return Stream(file.schema_arrow.remove_metadata(), read())
+    return Stream(plain_schema(file.schema_arrow.remove_metadata()), read())
 
 
 def _open_csv(path: Path, options: ConvertOptions) -> Stream:
     """Opens a file with a header; types not given are inferred from its first block."""
-    types = options.types
+    types, text = options.types, options.text
+    _require_text_compression(path)
+    separator = text.choose_separator(path)
     with _reading(path, "CSV"):
-        reader = _start_csv(path, options, skip_empty_lines=True)
-        names = reader.schema.names
-        if len(names) == 1:  # where an empty line is a row, of a null
-            reader = _start_csv(path, options, skip_empty_lines=False)
+        names = read_csv_names(path, separator)
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise InputDataError(
@@ -323,41 +329,28 @@ def _open_csv(path: Path, options: ConvertOptions) -> Stream:
             fix="give them names of their own in the file's first line",
         )
     _require_columns(types, names, path)
-    plain = [(f.name, pa.string() if pa.types.is_null(f.type) else f.type) for f in reader.schema]
-    schema = pa.schema([(name, types.get(name, inferred)) for name, inferred in plain])
+    given = {name: pa.string() if is_list(kind) else kind for name, kind in types.items()}
+    form = CsvForm(
+        separator,
+        given,
+        nulls=text.nulls,
+        empty_lines=len(names) == 1,
+        block_bytes=_CSV_BLOCK_BYTES,
+    )
+    with _reading(path, "CSV"):
+        rows = open_csv(path, names, form)
+    schema = pa.schema([(f.name, types.get(f.name, f.type)) for f in rows.schema])
 
     def read() -> Iterator[pa.RecordBatch]:
         with _reading(path, "CSV"):
-            for batch in reader:
+            for batch in rows.batches:
                 columns = [
-                    _split_lists(column, target, options.text.list_separator)
+                    _split_lists(column, target, text.list_separator)
                     for column, target in zip(batch.columns, schema, strict=True)
                 ]
                 yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     return Stream(schema, read())
-
-
-def _start_csv(
-    path: Path, options: ConvertOptions, *, skip_empty_lines: bool
-) -> csv.CSVStreamingReader:
-    _require_text_compression(path)
-    types = {n: pa.string() if is_list(t) else t for n, t in options.types.items()}
-    return csv.open_csv(
-        path,
-        read_options=csv.ReadOptions(use_threads=False, block_size=_CSV_BLOCK_BYTES),
-        parse_options=csv.ParseOptions(
-            delimiter=options.text.choose_separator(path),
-            newlines_in_values=True,
-            ignore_empty_lines=skip_empty_lines,
-        ),
-        convert_options=csv.ConvertOptions(
-            column_types=types,
-            null_values=["", *options.text.nulls],
-            strings_can_be_null=True,
-            quoted_strings_can_be_null=False,
-        ),
-    )
 
 
 def _require_text_compression(path: Path) -> None:
@@ -437,6 +430,11 @@ def _has_text(data_type: pa.DataType) -> bool:
     return True
 
 
+def _is_written_as_it_is(kind: pa.DataType) -> bool:
+    tests = (pa.types.is_primitive, pa.types.is_decimal, pa.types.is_string, pa.types.is_null)
+    return any(test(kind) for test in tests)
+
+
 def _join_lists(batch: pa.RecordBatch, list_separator: str) -> pa.RecordBatch:
     """Turns the list columns of a batch into text.
 
@@ -449,7 +447,7 @@ def _join_lists(batch: pa.RecordBatch, list_separator: str) -> pa.RecordBatch:
             if is_list(target.type):
                 text = _join(column.cast(pa.list_(pa.string())), target.name, list_separator)
             else:
-                text = column.cast(pa.string()) if is_binary(target.type) else column
+                text = column if _is_written_as_it_is(target.type) else column.cast(pa.string())
         except pa.ArrowInvalid as error:
             raise InputDataError(
                 f"column {target.name!r} cannot be written as CSV",

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from conf.dates import UNITS_PER_SECOND
 from conf.etl.sources import EPOCH_UNITS, SPARSE_FORMATS, ColumnConfig, SourceConfig
 from conf.manifest import InputFile
+from conf.table_files import open_parquet
 
 _FILES = 8
 _PLACES, _PLACE_BYTES = 256, 1 << 12
@@ -137,7 +137,7 @@ def _read_table(source: SourceConfig, path: Path, columns: Sequence[ColumnConfig
             count, groups, known = file.nrows, file.nstripes, set(file.schema.names)
             read: Callable[[int, list[str]], Any] = file.read_stripe
         else:
-            table = pq.ParquetFile(str(path))
+            table = open_parquet(path)
             count, groups = table.metadata.num_rows, table.num_row_groups
             known, read = set(table.schema_arrow.names), table.read_row_group
         if not names or not known.issuperset(names):

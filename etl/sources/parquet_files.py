@@ -63,7 +63,7 @@ def read_footer(spark: SparkSession, uri: str) -> tuple[T.StructType, Unread]:
     jvm: Any = spark._jvm
     place = jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(uri))
     hadoop = jvm.org.apache.parquet.hadoop
-    file = hadoop.util.HadoopInputFile.fromPath(place, spark._jsc.hadoopConfiguration())  # type: ignore[attr-defined]
+    file = hadoop.util.HadoopInputFile.fromPath(place, spark._jsc.hadoopConfiguration())
     reader = hadoop.ParquetFileReader.open(file)
     try:
         footer = reader.getFileMetaData()
@@ -103,7 +103,7 @@ def _is_readable(spark: SparkSession, field: Any) -> bool:
 def _to_spark(spark: SparkSession, fields: Any) -> T.StructType:
     """Spark's schema of Parquet fields."""
     jvm: Any = spark._jvm
-    settings = spark._jsparkSession.sessionState().conf()  # type: ignore[attr-defined]
+    settings = spark._jsparkSession.sessionState().conf()
     parquet = jvm.org.apache.spark.sql.execution.datasources.parquet
     converter = parquet.ParquetToSparkSchemaConverter(settings)
     found = converter.convert(jvm.org.apache.parquet.schema.MessageType("read", fields))

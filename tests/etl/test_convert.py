@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import gzip
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from etl.convert import (
     parse_type,
 )
 from etl.tfrecord.table import read_table, write_table
+from etl.tfrecord.types.column_policies import parse_type_options
 
 
 def convert(files, output, **options):
@@ -122,6 +124,50 @@ def test_types_are_inferred_and_lists_given(tmp_path):
         {"id": 2, "price": None, "name": "c", "tags": None},
         {"id": 3, "price": 1.0, "name": "", "tags": []},
     ]
+
+
+def test_hashes_stay_as_they_are_written(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("hash\n12345678901234567890\n12345678901234567891\n")
+    for name in ("a.parquet", "a.tfrecord"):
+        convert([path], tmp_path / name)
+    expected = ["12345678901234567890", "12345678901234567891"]
+    assert pq.read_table(tmp_path / "a.parquet")["hash"].to_pylist() == expected
+    assert read_table(tmp_path / "a.tfrecord")["hash"].to_pylist() == expected
+
+
+def test_a_quote_without_an_end_is_refused(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('id,name\n1,x\n2,"abc\n')
+    with pytest.raises(InputDataError, match="within quotes"):
+        read(path)
+
+
+def test_times_of_any_year_and_views_of_text_are_read(tmp_path):
+    table = pa.table(
+        {
+            "at": pa.array([datetime.datetime(9999, 12, 31)], pa.timestamp("us")),
+            "name": pa.array(["a"], pa.string_view()),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
+    convert([tmp_path / "a.parquet"], tmp_path / "b.parquet")
+    assert pq.read_table(tmp_path / "b.parquet").to_pylist() == table.to_pylist()
+    convert([tmp_path / "a.parquet"], tmp_path / "b.csv")
+    assert (tmp_path / "b.csv").read_text() == '"at","name"\n9999-12-31 00:00:00.000000,"a"\n'
+    convert(
+        [tmp_path / "a.parquet"],
+        tmp_path / "b.tfrecord",
+        policies=parse_type_options({"timestamps": "ms"}),
+    )
+    assert read_table(tmp_path / "b.tfrecord")["at"].to_pylist() == [253_402_214_400_000]
+
+
+def test_extension_types_without_a_text_form_are_refused(tmp_path):
+    with pytest.raises(InputDataError, match="'id'"):
+        write(pa.record_batch({"id": pa.array([b"\xff" * 16], pa.uuid())}), tmp_path)
+    text = pa.array(['{"a":1}'], pa.json_())
+    assert write(pa.record_batch({"j": text}), tmp_path) == '"j"\n"{""a"":1}"\n'
 
 
 def test_a_tab_goes_with_tsv():
