@@ -118,6 +118,13 @@ class Stream(NamedTuple):
     batches: Iterator[pa.RecordBatch]
 
 
+class Converted(NamedTuple):
+    """What a conversion wrote: rows, and what became of columns that are not read back alike."""
+
+    rows: int
+    notes: tuple[str, ...]
+
+
 def detect_format(path: Path) -> Format:
     """Tells a file's format by the ending of its name, that of a compression left aside.
 
@@ -192,7 +199,7 @@ def convert_files(
     target: Format,
     options: ConvertOptions,
     on_rows: Callable[[int], None] = lambda _: None,
-) -> int:
+) -> Converted:
     """Converts files to one file, which appears whole or not at all.
 
     Args:
@@ -204,7 +211,7 @@ def convert_files(
         on_rows: Told of each batch's rows.
 
     Returns:
-        Rows written.
+        Rows written, and what is to be known of columns.
 
     Raises:
         ConfigError: The columns do not fit the target, or the output is one of the inputs.
@@ -213,12 +220,54 @@ def convert_files(
     if any(output.exists() and file.samefile(output) for file in files):
         raise ConfigError("the output is one of the inputs", received=output)
     stream, rows = _open_stream(files, source, options), 0
+    seen = _SeenValues(stream.schema)
     with _open_sink(output, target, stream.schema, options) as write:
         for batch in stream.batches:
             write(batch)
+            seen.update(batch)
             rows += batch.num_rows
             on_rows(batch.num_rows)
-    return rows
+    return Converted(rows, seen.describe(target) if rows else ())
+
+
+_EMPTY: Mapping[Format, str] = {
+    "tfrecord": "no record has such a feature",
+    "csv": "whoever reads the file cannot tell its type",
+    "parquet": "its type is {kind}",
+}
+_WHOLE: Mapping[Format, str] = {
+    "tfrecord": "a float32 feature, not int64",
+    "csv": "written without a point, and read as int64",
+}
+
+
+class _SeenValues:
+    """Which columns had no value yet, and of which real numbers all have been whole."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._empty = set(schema.names)
+        self._whole = {field.name for field in schema if pa.types.is_floating(field.type)}
+
+    def update(self, batch: pa.RecordBatch) -> None:
+        self._empty -= {n for n in self._empty if batch[n].null_count < batch.num_rows}
+        self._whole -= {n for n in self._whole if not _are_whole(batch[n])}
+
+    def describe(self, target: Format) -> tuple[str, ...]:
+        notes = [
+            f"{field.name}: no value in any row; {_EMPTY[target].format(kind=field.type)}"
+            for field in self._schema
+            if field.name in self._empty
+        ]
+        if target in _WHOLE:
+            whole = [f.name for f in self._schema if f.name in self._whole - self._empty]
+            notes += [f"{name}: real numbers, all whole; {_WHOLE[target]}" for name in whole]
+        return tuple(notes)
+
+
+def _are_whole(values: pa.Array) -> bool:
+    numbers = values.cast(pa.float64())
+    return pc.all(pc.equal(pc.floor(numbers), numbers)).as_py() is not False
 
 
 def _open_stream(files: Sequence[Path], source: Format, options: ConvertOptions) -> Stream:

@@ -6,6 +6,7 @@ import datetime
 import gzip
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -134,6 +135,30 @@ def test_hashes_stay_as_they_are_written(tmp_path):
     expected = ["12345678901234567890", "12345678901234567891"]
     assert pq.read_table(tmp_path / "a.parquet")["hash"].to_pylist() == expected
     assert read_table(tmp_path / "a.tfrecord")["hash"].to_pylist() == expected
+
+
+@pytest.mark.parametrize(
+    ("target", "empty", "whole"),
+    [
+        ("a.tfrecord", "no record has such a feature", "a float32 feature"),
+        ("a.csv", "cannot tell its type", "read as int64"),
+        ("b.parquet", "its type is double", None),
+    ],
+)
+def test_whole_numbers_and_columns_without_a_value_are_told_of(tmp_path, target, empty, whole):
+    half = pa.array(np.array([1.5, 2], np.float16))
+    columns = {
+        "h": half,
+        "x": [1.5, 2.0],
+        "n": [None, 3.0],
+        "none": pa.nulls(2, pa.float64()),
+        "id": [1, 2],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    notes = convert([tmp_path / "a.parquet"], tmp_path / target).notes
+    assert [note.partition(":")[0] for note in notes] == (["none", "n"] if whole else ["none"])
+    assert empty in notes[0]
+    assert whole is None or whole in notes[1]
 
 
 def test_a_quote_without_an_end_is_refused(tmp_path):
@@ -287,9 +312,9 @@ def parquet(tmp_path):
 def test_parquet_to_tfrecord_and_back(parquet, tmp_path):
     middle, output = tmp_path / "a.tfrecord", tmp_path / "b.parquet"
     seen = []
-    rows = convert_files([parquet], "parquet", middle, "tfrecord", ConvertOptions(), seen.append)
+    rows, _ = convert_files([parquet], "parquet", middle, "tfrecord", ConvertOptions(), seen.append)
     assert rows == sum(seen) == 3
-    assert convert_files([middle], "tfrecord", output, "parquet", ConvertOptions()) == 3
+    assert convert_files([middle], "tfrecord", output, "parquet", ConvertOptions()).rows == 3
     assert pq.read_table(output).equals(TABLE)
 
 

@@ -80,6 +80,27 @@ def test_lists_of_floats_bounds_in_lists_and_ids_beyond_int64(spark, tmp_path):
     ]
 
 
+@pytest.mark.parametrize("text", ["1_000", "\u0661", "\u00a01", "0x1p3", "1d"])
+def test_text_that_is_no_number(spark, tmp_path, text):
+    reals = {"name": "x", "type": "float32", "nullable": True}
+    lists = {"name": "xs", "type": "list<float64>", "separator": ",", "nullable": True}
+    write(tmp_path, f"{text}\t1\t1", f"1\t{text}\t1", f"1\t1\t1,{text}", " +1 \t +1. \t-.5e-1")
+    assert outcomes(read(spark, tmp_path, declare(INT, reals, lists))) == [
+        "not_int64:id",
+        "not_float32:x",
+        "not_list<float64>:xs",
+        (1, 1.0, [-0.05]),
+    ]
+
+
+def test_text_that_is_no_time(spark, tmp_path):
+    zones = ["+99:99", "+18:01", "-19", "+05:60", "+530", "+0\u0661:00"]
+    texts = [f"2024-03-01T00:00:00{zone}" for zone in zones]
+    texts += ["2024-03-01T00:00+02:00", "\u0662\u0660\u0662\u0664-03-01", "\u00a02024-03-01"]
+    write(tmp_path, *texts, "2024-03-01T18:00:00+18:00")
+    assert outcomes(read(spark, tmp_path, declare(times(None)))) == [*[BAD] * 9, (DAY_MS,)]
+
+
 def test_epochs_of_json_may_have_fractions(spark, tmp_path):
     rows = [{"at": 1593878903.438}, {"at": "1593878903.438"}, {"at": 1593878903}]
     (tmp_path / "in").write_text("\n".join(map(json.dumps, rows)) + "\n")
