@@ -25,7 +25,7 @@ from conf.errors import ConfigError, InputDataError, did_you_mean
 from conf.local_paths import list_visible_files
 from conf.schema import PackedSlot
 from conf.storage.atomic_output import atomic_file
-from conf.table_files import (
+from conf.storage.table_files import (
     CsvForm,
     open_csv,
     open_parquet,

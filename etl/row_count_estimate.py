@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from conf.table_files import open_parquet
+from conf.storage.table_files import open_parquet
 from etl.tfrecord.codec.framing import detect_compression, scan_buffer
 
 SAMPLE_BYTES = 1 << 20

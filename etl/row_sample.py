@@ -23,7 +23,7 @@ import pyarrow as pa
 from conf.dates import UNITS_PER_SECOND
 from conf.etl.sources import EPOCH_UNITS, SPARSE_FORMATS, ColumnConfig, SourceConfig
 from conf.manifest import InputFile
-from conf.table_files import open_parquet
+from conf.storage.table_files import open_parquet
 
 _FILES = 8
 _PLACES, _PLACE_BYTES = 256, 1 << 12

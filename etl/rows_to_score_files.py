@@ -16,7 +16,7 @@ from conf.errors import InternalError, UpstreamNotReadyError, read_code_version
 from conf.etl.build import BuildConfig
 from conf.schema import fingerprint
 from conf.storage.atomic_output import PRIVATE
-from conf.table_files import open_parquet
+from conf.storage.table_files import open_parquet
 from etl.sources.bad_rows import SourceCounts
 from etl.versions.publish import read_current
 from etl.versions.stored import find_dataset

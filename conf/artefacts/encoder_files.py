@@ -17,7 +17,7 @@ from conf.encoders import ENCODERS_FILE, EncoderPlan, TableSpec, TokenDType, Voc
 from conf.errors import InputDataError
 from conf.json_text import parse_json
 from conf.paths import ReadablePath
-from conf.table_files import open_parquet
+from conf.storage.table_files import open_parquet
 
 TOKEN_TYPES: dict[TokenDType, pa.DataType] = {"int64": pa.int64(), "string": pa.string()}
 RETIRED_COLUMN = "is_retired"

@@ -33,7 +33,7 @@ from conf.paths import ReadablePath
 from conf.schema import OOV_ID, FeatureSchema
 from conf.splits import TRAIN
 from conf.storage.atomic_output import atomic_file
-from conf.table_files import read_parquet
+from conf.storage.table_files import read_parquet
 from etl.tfrecord.codec.crc32c import crc32c, describe_file
 from etl.tfrecord.codec.decode import read_batches
 from etl.tfrecord.types.conversions import is_list

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from conf.errors import InputDataError
-from conf.table_files import read_parquet
+from conf.storage.table_files import read_parquet
 from training.embedding.table_files import PARQUET, TableRows, load_table, write_table
 
 _REMOVED = f".removed{PARQUET}"

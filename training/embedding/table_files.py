@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from conf.errors import ConfigError, InputDataError
 from conf.schema import PAD_ID
 from conf.storage.atomic_output import atomic_file
-from conf.table_files import open_parquet
+from conf.storage.table_files import open_parquet
 from training.foreign_tables.bare_files import ForeignRows
 from training.foreign_tables.find import find_foreign_table
 

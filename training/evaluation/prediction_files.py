@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import ConfigError, InputDataError
-from conf.table_files import open_parquet
+from conf.storage.table_files import open_parquet
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import ItemIds
 from training.evaluation.metrics import (

@@ -41,7 +41,7 @@ from conf.artefacts.export import (
 from conf.artefacts.run import read_json, write_json
 from conf.errors import ConfigError, InputDataError
 from conf.publication.numbered import hold_numbers
-from conf.table_files import read_parquet
+from conf.storage.table_files import read_parquet
 from training.index.index_report import measure, read_queries, tune
 from training.index.item_columns import COLUMN_PREFIX, align_columns, read_table, select_columns
 from training.index.known_entities import (

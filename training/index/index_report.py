@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from conf.artefacts.export import EMBEDDINGS_DIR, KEY, SEEN, USERS_FILE
-from conf.table_files import open_parquet, read_parquet
+from conf.storage.table_files import open_parquet, read_parquet
 from training.index.known_entities import read_vectors
 from training.index.vector_index import MAX_EFFORT, VectorIndex, build_parameters, merge_lists
 

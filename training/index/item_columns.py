@@ -16,7 +16,13 @@ import pyarrow.json as pa_json
 
 from conf.errors import ConfigError, InputDataError
 from conf.number_text import parse_real, parse_whole
-from conf.table_files import CsvForm, LongNumberError, open_csv, read_csv_names, read_parquet
+from conf.storage.table_files import (
+    CsvForm,
+    LongNumberError,
+    open_csv,
+    read_csv_names,
+    read_parquet,
+)
 
 COLUMN_PREFIX = "column:"
 

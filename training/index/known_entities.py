@@ -34,7 +34,7 @@ from conf.artefacts.export import (
 )
 from conf.artefacts.run import read_json
 from conf.errors import InputDataError, UpstreamNotReadyError
-from conf.table_files import read_parquet
+from conf.storage.table_files import read_parquet
 from training.index.item_columns import (
     NO_FILES,
     ItemColumns,

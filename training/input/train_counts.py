@@ -19,7 +19,7 @@ from conf.errors import InputDataError
 from conf.manifest import FileInfo, Manifest
 from conf.paths import ReadablePath
 from conf.schema import canonical_json
-from conf.table_files import read_parquet
+from conf.storage.table_files import read_parquet
 from conf.training.input import InputConfig
 from etl.tfrecord.reading import crc32c
 from training.reader.damage import InputCounts

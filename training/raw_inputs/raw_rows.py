@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from conf.errors import ConfigError, InputDataError
 from conf.local_paths import list_visible_files
-from conf.table_files import CsvForm, open_csv, open_parquet, read_csv_names, without_views
+from conf.storage.table_files import CsvForm, open_csv, open_parquet, read_csv_names, without_views
 from training.raw_inputs.input_columns import InputColumn
 from training.raw_inputs.raw_columns import Columns, RawColumns, decode_columns, parse_line, regroup
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from conf.artefacts.export import FEATURE_PREFIX, ID, KEY, SEEN, VECTOR
 from conf.errors import InternalError
 from conf.storage.atomic_output import atomic_file
-from conf.table_files import open_parquet, read_parquet
+from conf.storage.table_files import open_parquet, read_parquet
 from training.evaluation.item_index import ItemIds, ItemIndex, TopK, check_finite, rank_top_k
 from training.evaluation.metrics import MISSING, Pairs
 from training.loading.loaded_model import LoadedModel

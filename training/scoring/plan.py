@@ -31,7 +31,7 @@ from conf.artefacts.export import (
 from conf.artefacts.run import read_json, write_json
 from conf.errors import ConfigError, InputDataError
 from conf.storage.atomic_output import remove_unfinished
-from conf.table_files import read_parquet
+from conf.storage.table_files import read_parquet
 from training.prediction.answer_plan import Answerer, Asked, find_task, plan_answers
 from training.prediction.candidates import report_unknown
 from training.raw_inputs.input_columns import InputColumn

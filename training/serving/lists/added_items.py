@@ -21,7 +21,7 @@ from conf.artefacts.export import (
 from conf.artefacts.run import read_json
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.publication.numbered import hold_numbers
-from conf.table_files import read_parquet
+from conf.storage.table_files import read_parquet
 from training.index.index_build import read_seconds, require_whole, write_numbered
 from training.index.item_columns import COLUMN_PREFIX, read_table
 from training.index.known_entities import find_index, open_index

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from conf.table_files import (
+from conf.storage.table_files import (
     CsvForm,
     LongNumberError,
     open_csv,
@@ -22,7 +22,7 @@ from conf.table_files import (
 )
 
 HASHES = ["12345678901234567890", "12345678901234567891"]
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def read(path: Path, **form) -> pa.Table:
@@ -46,7 +46,7 @@ def test_nothing_else_opens_parquet() -> None:
             }  # fmt: skip
             if names & {"ParquetFile", "read_table", "read_schema", "read_metadata"}:
                 others.append(str(path.relative_to(ROOT)))
-    assert others == ["conf/table_files.py"]
+    assert others == ["conf/storage/table_files.py"]
 
 
 def test_int96_times_of_any_year_are_as_written(tmp_path) -> None:
