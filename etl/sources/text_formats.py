@@ -200,12 +200,24 @@ def _split_by_separator(lines: DataFrame, config: SourceConfig) -> tuple[DataFra
     if config.quote_mark is None:
         fields = F.split(line, re.escape(config.field_separator), -1)
         return lines.withColumn(_FIELDS, fields), []
-    ended = F.concat(line, F.lit(_END))
-    tokens = F.regexp_extract_all(ended, F.lit(_token_pattern(config)), F.lit(0))
+    tokens = _find_tokens(line, config)
     split = lines.withColumn(_FIELD_TOKENS, tokens).withColumn(_FIELDS, _unquote(config))
-    # Tokens follow each other without a gap: where they end early, the rest is no field.
-    malformed = F.array_join(_FIELD_TOKENS, "") != ended
-    return split, [(malformed, "malformed_quotes")]
+    return split, [(_are_cut(F.col(_FIELD_TOKENS), line), "malformed_quotes")]
+
+
+def has_bad_quotes(line: Column, config: SourceConfig) -> Column:
+    """Whether a line has a quote without an end, or text behind its end."""
+    return F.contains(line, F.lit(config.quote_mark)) & _are_cut(_find_tokens(line, config), line)
+
+
+def _find_tokens(line: Column, config: SourceConfig) -> Column:
+    ended = F.concat(line, F.lit(_END))
+    return F.regexp_extract_all(ended, F.lit(_token_pattern(config)), F.lit(0))
+
+
+def _are_cut(tokens: Column, line: Column) -> Column:
+    """Whether tokens, which follow each other without a gap, end early: the rest is no field."""
+    return F.array_join(tokens, "") != F.concat(line, F.lit(_END))
 
 
 def _match(line: Column, config: SourceConfig) -> Column:
