@@ -25,10 +25,17 @@ from conf.errors import ConfigError, InputDataError, did_you_mean
 from conf.local_paths import list_visible_files
 from conf.schema import PackedSlot
 from conf.storage.atomic_output import atomic_file
+from conf.storage.table_files import (
+    CsvForm,
+    open_csv,
+    open_parquet,
+    plain_schema,
+    read_csv_names,
+    without_views,
+)
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import TableWriter, infer_table_schema, read_table_batches
 from etl.tfrecord.types.column_policies import TypeOptions
-from etl.tfrecord.types.conversion_rules import is_binary
 from etl.tfrecord.types.conversions import is_list
 from etl.tfrecord.types.row_errors import refuse_unknown
 
@@ -111,6 +118,13 @@ class Stream(NamedTuple):
     batches: Iterator[pa.RecordBatch]
 
 
+class Converted(NamedTuple):
+    """What a conversion wrote: rows, and what became of columns that are not read back alike."""
+
+    rows: int
+    notes: tuple[str, ...]
+
+
 def detect_format(path: Path) -> Format:
     """Tells a file's format by the ending of its name, that of a compression left aside.
 
@@ -185,7 +199,7 @@ def convert_files(
     target: Format,
     options: ConvertOptions,
     on_rows: Callable[[int], None] = lambda _: None,
-) -> int:
+) -> Converted:
     """Converts files to one file, which appears whole or not at all.
 
     Args:
@@ -197,7 +211,7 @@ def convert_files(
         on_rows: Told of each batch's rows.
 
     Returns:
-        Rows written.
+        Rows written, and what is to be known of columns.
 
     Raises:
         ConfigError: The columns do not fit the target, or the output is one of the inputs.
@@ -206,12 +220,54 @@ def convert_files(
     if any(output.exists() and file.samefile(output) for file in files):
         raise ConfigError("the output is one of the inputs", received=output)
     stream, rows = _open_stream(files, source, options), 0
+    seen = _SeenValues(stream.schema)
     with _open_sink(output, target, stream.schema, options) as write:
         for batch in stream.batches:
             write(batch)
+            seen.update(batch)
             rows += batch.num_rows
             on_rows(batch.num_rows)
-    return rows
+    return Converted(rows, seen.describe(target) if rows else ())
+
+
+_EMPTY: Mapping[Format, str] = {
+    "tfrecord": "no record has such a feature",
+    "csv": "whoever reads the file cannot tell its type",
+    "parquet": "its type is {kind}",
+}
+_WHOLE: Mapping[Format, str] = {
+    "tfrecord": "a float32 feature, not int64",
+    "csv": "written without a point, and read as int64",
+}
+
+
+class _SeenValues:
+    """Which columns had no value yet, and of which real numbers all have been whole."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._empty = set(schema.names)
+        self._whole = {field.name for field in schema if pa.types.is_floating(field.type)}
+
+    def update(self, batch: pa.RecordBatch) -> None:
+        self._empty -= {n for n in self._empty if batch[n].null_count < batch.num_rows}
+        self._whole -= {n for n in self._whole if not _are_whole(batch[n])}
+
+    def describe(self, target: Format) -> tuple[str, ...]:
+        notes = [
+            f"{field.name}: no value in any row; {_EMPTY[target].format(kind=field.type)}"
+            for field in self._schema
+            if field.name in self._empty
+        ]
+        if target in _WHOLE:
+            whole = [f.name for f in self._schema if f.name in self._whole - self._empty]
+            notes += [f"{name}: real numbers, all whole; {_WHOLE[target]}" for name in whole]
+        return tuple(notes)
+
+
+def _are_whole(values: pa.Array) -> bool:
+    numbers = values.cast(pa.float64())
+    return pc.all(pc.equal(pc.floor(numbers), numbers)).as_py() is not False
 
 
 def _open_stream(files: Sequence[Path], source: Format, options: ConvertOptions) -> Stream:
@@ -298,23 +354,22 @@ def _find_slots(files: Sequence[Path]) -> tuple[PackedSlot, ...]:
 
 def _open_parquet(path: Path, options: ConvertOptions) -> Stream:
     with _reading(path, "Parquet"):
-        file = pq.ParquetFile(path)
+        file = open_parquet(path)
 
     def read() -> Iterator[pa.RecordBatch]:
         with file, _reading(path, "Parquet"):
-            yield from file.iter_batches(batch_size=_BATCH_ROWS)
+            yield from map(without_views, file.iter_batches(batch_size=_BATCH_ROWS))
 
-    return Stream(file.schema_arrow.remove_metadata(), read())
+    return Stream(plain_schema(file.schema_arrow.remove_metadata()), read())
 
 
 def _open_csv(path: Path, options: ConvertOptions) -> Stream:
     """Opens a file with a header; types not given are inferred from its first block."""
-    types = options.types
+    types, text = options.types, options.text
+    _require_text_compression(path)
+    separator = text.choose_separator(path)
     with _reading(path, "CSV"):
-        reader = _start_csv(path, options, skip_empty_lines=True)
-        names = reader.schema.names
-        if len(names) == 1:  # where an empty line is a row, of a null
-            reader = _start_csv(path, options, skip_empty_lines=False)
+        names = read_csv_names(path, separator)
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise InputDataError(
@@ -323,41 +378,28 @@ def _open_csv(path: Path, options: ConvertOptions) -> Stream:
             fix="give them names of their own in the file's first line",
         )
     _require_columns(types, names, path)
-    plain = [(f.name, pa.string() if pa.types.is_null(f.type) else f.type) for f in reader.schema]
-    schema = pa.schema([(name, types.get(name, inferred)) for name, inferred in plain])
+    given = {name: pa.string() if is_list(kind) else kind for name, kind in types.items()}
+    form = CsvForm(
+        separator,
+        given,
+        nulls=text.nulls,
+        empty_lines=len(names) == 1,
+        block_bytes=_CSV_BLOCK_BYTES,
+    )
+    with _reading(path, "CSV"):
+        rows = open_csv(path, names, form)
+    schema = pa.schema([(f.name, types.get(f.name, f.type)) for f in rows.schema])
 
     def read() -> Iterator[pa.RecordBatch]:
         with _reading(path, "CSV"):
-            for batch in reader:
+            for batch in rows.batches:
                 columns = [
-                    _split_lists(column, target, options.text.list_separator)
+                    _split_lists(column, target, text.list_separator)
                     for column, target in zip(batch.columns, schema, strict=True)
                 ]
                 yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     return Stream(schema, read())
-
-
-def _start_csv(
-    path: Path, options: ConvertOptions, *, skip_empty_lines: bool
-) -> csv.CSVStreamingReader:
-    _require_text_compression(path)
-    types = {n: pa.string() if is_list(t) else t for n, t in options.types.items()}
-    return csv.open_csv(
-        path,
-        read_options=csv.ReadOptions(use_threads=False, block_size=_CSV_BLOCK_BYTES),
-        parse_options=csv.ParseOptions(
-            delimiter=options.text.choose_separator(path),
-            newlines_in_values=True,
-            ignore_empty_lines=skip_empty_lines,
-        ),
-        convert_options=csv.ConvertOptions(
-            column_types=types,
-            null_values=["", *options.text.nulls],
-            strings_can_be_null=True,
-            quoted_strings_can_be_null=False,
-        ),
-    )
 
 
 def _require_text_compression(path: Path) -> None:
@@ -437,6 +479,11 @@ def _has_text(data_type: pa.DataType) -> bool:
     return True
 
 
+def _is_written_as_it_is(kind: pa.DataType) -> bool:
+    tests = (pa.types.is_primitive, pa.types.is_decimal, pa.types.is_string, pa.types.is_null)
+    return any(test(kind) for test in tests)
+
+
 def _join_lists(batch: pa.RecordBatch, list_separator: str) -> pa.RecordBatch:
     """Turns the list columns of a batch into text.
 
@@ -449,7 +496,7 @@ def _join_lists(batch: pa.RecordBatch, list_separator: str) -> pa.RecordBatch:
             if is_list(target.type):
                 text = _join(column.cast(pa.list_(pa.string())), target.name, list_separator)
             else:
-                text = column.cast(pa.string()) if is_binary(target.type) else column
+                text = column if _is_written_as_it_is(target.type) else column.cast(pa.string())
         except pa.ArrowInvalid as error:
             raise InputDataError(
                 f"column {target.name!r} cannot be written as CSV",

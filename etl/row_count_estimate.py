@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 
+from conf.storage.table_files import open_parquet
 from etl.tfrecord.codec.framing import detect_compression, scan_buffer
 
 SAMPLE_BYTES = 1 << 20
@@ -25,7 +25,7 @@ def estimate_rows(files: Sequence[Path], file_format: str) -> int | None:
     """
     try:
         if file_format == "parquet":
-            return sum(pq.read_metadata(file).num_rows for file in files)
+            return sum(open_parquet(file).metadata.num_rows for file in files)
         with files[0].open("rb") as file:
             start = file.read(SAMPLE_BYTES)
         rows, length = (_count_records if file_format == "tfrecord" else _count_lines)(start)

@@ -11,17 +11,19 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import chain
+from math import floor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from conf.dates import UNITS_PER_SECOND
 from conf.etl.sources import EPOCH_UNITS, SPARSE_FORMATS, ColumnConfig, SourceConfig
 from conf.manifest import InputFile
+from conf.storage.table_files import open_parquet
 
 _FILES = 8
 _PLACES, _PLACE_BYTES = 256, 1 << 12
@@ -135,7 +137,7 @@ def _read_table(source: SourceConfig, path: Path, columns: Sequence[ColumnConfig
             count, groups, known = file.nrows, file.nstripes, set(file.schema.names)
             read: Callable[[int, list[str]], Any] = file.read_stripe
         else:
-            table = pq.ParquetFile(str(path))
+            table = open_parquet(path)
             count, groups = table.metadata.num_rows, table.num_row_groups
             known, read = set(table.schema_arrow.names), table.read_row_group
         if not names or not known.issuperset(names):
@@ -297,7 +299,7 @@ def _read_value(column: ColumnConfig, value: Any) -> Any:
             case "timestamp":
                 return _read_timestamp(column, value)
         return str(value)
-    except (ValueError, OverflowError):
+    except (ArithmeticError, ValueError):
         return None
 
 
@@ -306,7 +308,7 @@ def _read_timestamp(column: ColumnConfig, value: Any) -> int:
     if isinstance(value, datetime.datetime | datetime.date):
         time = value
     elif written in EPOCH_UNITS:
-        return int(value) * 1000 // UNITS_PER_SECOND[EPOCH_UNITS[str(written)]]
+        return floor(Decimal(str(value)) * 1000 / UNITS_PER_SECOND[EPOCH_UNITS[str(written)]])
     elif written is not None:
         raise TypeError("a pattern of Java's")
     else:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.parquet as pq
 from pyspark.sql import functions as F
 
 from conf.artefacts.run import write_json
@@ -17,6 +16,7 @@ from conf.errors import InternalError, UpstreamNotReadyError, read_code_version
 from conf.etl.build import BuildConfig
 from conf.schema import fingerprint
 from conf.storage.atomic_output import PRIVATE
+from conf.storage.table_files import open_parquet
 from etl.sources.bad_rows import SourceCounts
 from etl.versions.publish import read_current
 from etl.versions.stored import find_dataset
@@ -58,7 +58,7 @@ def write_row_files(
 
 
 def _check_count(parts: Sequence[Path], expected: int) -> None:
-    written = sum(pq.read_metadata(part).num_rows for part in parts)
+    written = sum(open_parquet(part).metadata.num_rows for part in parts)
     if written != expected:
         raise InternalError(
             "the number of rows written is not the number of events chosen",

@@ -85,8 +85,12 @@ def main(
     read_as = read_as or detect_format(files[0])
     columns = (BarColumn(), TextColumn("{task.completed:,} rows"), TimeRemainingColumn())
     with show_progress(estimate_rows(files, read_as), *columns) as on_rows:
-        rows = convert_files(files, read_as, output, target, options, on_rows)
-    print(f"wrote {output}: {rows:,} rows, {output.stat().st_size:,} bytes")
+        done = convert_files(files, read_as, output, target, options, on_rows)
+    print(
+        f"wrote {output}: {done.rows:,} rows, {output.stat().st_size:,} bytes",
+        *done.notes,
+        sep="\n",
+    )
 
 
 def _choose(what: str, value: str, choices: dict[str, Any]) -> Any:

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from conf.encoders import ENCODERS_FILE, EncoderPlan, TableSpec, TokenDType, VocabularySpec
 from conf.errors import InputDataError
 from conf.json_text import parse_json
 from conf.paths import ReadablePath
+from conf.storage.table_files import open_parquet
 
 TOKEN_TYPES: dict[TokenDType, pa.DataType] = {"int64": pa.int64(), "string": pa.string()}
 RETIRED_COLUMN = "is_retired"
@@ -129,7 +129,7 @@ def parse_parquet(data: bytes, origin: str, columns: Sequence[str] | None = None
         InputDataError: They are none, or lack a column.
     """
     try:
-        file = pq.ParquetFile(pa.BufferReader(data))
+        file = open_parquet(pa.BufferReader(data))
         table = file.read(columns=None if columns is None else list(columns)).combine_chunks()
         return table if columns is None else table.select(list(columns))
     except (pa.ArrowException, OSError, KeyError) as error:

@@ -92,7 +92,8 @@ class ColumnConfig(StrictFinite):
         None,
         min_length=1,
         description="Its name in the input, where it is another: a column, a name in the header, "
-        "a JSON key or path (`user.id`), or a part of a libsvm line.",
+        "a JSON key or path (`user.id`: the key of that name, else `id` in `user`), or a part of a "
+        "libsvm line.",
     )
     nullable: bool = Field(False, description="Whether it may be null.")
     minimum: float | None = Field(None, description="Least value allowed; None: no bound.")
@@ -105,7 +106,7 @@ class ColumnConfig(StrictFinite):
         None,
         min_length=1,
         description="How timestamps are written: epoch_s, epoch_ms, epoch_us or a Java pattern; "
-        "None: ISO 8601, and UTC where no zone is written.",
+        "None: ISO 8601, and UTC where no zone is written. Fractions of a millisecond are dropped.",
     )
     not_after: datetime.date | Literal["run_date", "now"] | None = Field(
         None,

@@ -33,6 +33,7 @@ from conf.paths import ReadablePath
 from conf.schema import OOV_ID, FeatureSchema
 from conf.splits import TRAIN
 from conf.storage.atomic_output import atomic_file
+from conf.storage.table_files import read_parquet
 from etl.tfrecord.codec.crc32c import crc32c, describe_file
 from etl.tfrecord.codec.decode import read_batches
 from etl.tfrecord.types.conversions import is_list
@@ -307,7 +308,7 @@ class CountsRequest:
         return counts
 
     def _read_part(self, shard: str) -> dict[KeyPart, IdCounts]:
-        table = pq.ParquetFile(self._part(shard)).read()
+        table = read_parquet(self._part(shard))
         return {
             part: IdCounts.from_table(table.filter(pc.equal(table["part"], part)))
             for part in self.keys.features
@@ -464,4 +465,4 @@ def _read_listed(version: ReadablePath, info: FileInfo) -> IdCounts:
             allowed=info.crc32c,
             fix="restore it, roll back to an earlier version, or build again",
         )
-    return IdCounts.from_table(pq.read_table(pa.BufferReader(content)))
+    return IdCounts.from_table(read_parquet(pa.BufferReader(content)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JJavaError
@@ -21,9 +22,17 @@ from conf.errors import ConfigError, InputDataError, SluiceError, did_you_mean
 from conf.etl.sources import EPOCH_UNITS, SPARK_TYPES, ColumnConfig, SourceConfig
 from conf.manifest import InputFile
 from etl.sources.days import rows_of_days
+from etl.sources.parquet_files import Unread, read_footer, widen_decimals
 from etl.sources.source import FILE_COLUMN, LINE_COLUMN, ParsedColumn, ParsedRows
 from etl.sources.text_files import escape_path
-from etl.sources.text_formats import epoch_millis, parse_column, parse_pairs, parse_scalar
+from etl.sources.text_formats import (
+    epoch_millis,
+    fraction_millis,
+    parse_column,
+    parse_pairs,
+    parse_scalar,
+    split_path,
+)
 from etl.tfrecord.spark.failures import describe_failure
 from etl.tfrecord.spark.schema import quote_name
 
@@ -110,7 +119,7 @@ def _check_type(name: str, column: ColumnConfig, found: T.DataType) -> None:
     shape_fits = not column.is_list or isinstance(found, T.ArrayType) or by_text
     allowed = list(_ALLOWED[column.element_type])
     if column.timestamp_format in EPOCH_UNITS:
-        allowed += _INTEGERS
+        allowed += (*_INTEGERS, *_FRACTIONS)
     if shape_fits and isinstance(inner, tuple(allowed)):
         return
     raise InputDataError(
@@ -141,6 +150,8 @@ def _cast(column: ColumnConfig, raw: Column, found: T.DataType) -> Column:
     if column.type == "timestamp":
         if isinstance(found, _INTEGERS):
             return epoch_millis(raw.cast("bigint"), column.timestamp_format or "")
+        if isinstance(found, _FRACTIONS):
+            return fraction_millis(raw, column.timestamp_format or "")
         return F.unix_millis(raw.cast("timestamp"))
     if column.element_type == "int64" and isinstance(found, _FRACTIONS):
         whole = raw % F.lit(1) == F.lit(0)
@@ -160,18 +171,20 @@ def read_column_files(
     """Reads files with columns, in as few frames as their schemas allow.
 
     Files whose schemas merge are one frame, where a column that a file lacks is null; where a
-    column has two types, there is one frame per schema.
+    column has two types, or one that Spark does not read, there is one frame per schema. A column
+    that Spark does not read has no values there.
 
     Returns:
         Frames with `__file` and Spark's `_metadata`.
 
     Raises:
         ConfigError: The session cannot read the format.
-        InputDataError: A file is damaged, or of another format.
+        InputDataError: A file is damaged, or of another format, or a declared column is of a type
+            that Spark does not read.
     """
-    paths = [escape_path(file.path) for file in files if file.bytes]
+    paths = [file.path for file in files if file.bytes]
     try:
-        frames = _merged(spark, config, paths) or _by_schema(spark, config, paths)
+        frames = _merged(spark, config, paths) or _by_schema(spark, name, config, paths)
     except (PySparkException, Py4JJavaError) as error:
         raise _explain(name, config, error) from error
     # The metadata is named, or a select of columns would lose it.
@@ -184,30 +197,55 @@ def read_column_files(
 def _merged(
     spark: SparkSession, config: SourceConfig, paths: list[str]
 ) -> tuple[DataFrame, ...] | None:
+    """One frame of all files; None: file by file more of them can be read."""
     if config.format not in _MERGES_SCHEMAS:
         return None
     reader = spark.read.format(config.format).option("mergeSchema", "true")
     try:
-        return (reader.load(paths),)
-    except (PySparkException, Py4JJavaError) as error:
-        if "merg" not in str(error).lower():
-            raise
+        schema = reader.load(list(map(escape_path, paths))).schema
+    except (PySparkException, Py4JJavaError):
         return None
+    return (_load(spark, config, schema, paths),)
 
 
 def _by_schema(
-    spark: SparkSession, config: SourceConfig, paths: list[str]
+    spark: SparkSession, name: str, config: SourceConfig, paths: list[str]
 ) -> tuple[DataFrame, ...]:
-    groups: dict[str, list[str]] = {}
+    groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for path in paths:
-        schema = spark.read.format(config.format).load(path).schema
-        groups.setdefault(schema.json(), []).append(path)
+        if config.format == "parquet":
+            schema, unread = read_footer(spark, Path(path).as_uri())
+            _refuse_unread(name, config, path, unread)
+        else:
+            schema, unread = spark.read.format(config.format).load(escape_path(path)).schema, {}
+        key = schema.json(), tuple(path[0] for path in unread if len(path) == 1)
+        groups.setdefault(key, []).append(path)
     return tuple(
-        spark.read.format(config.format)
-        .schema(T.StructType.fromJson(json.loads(schema)))
-        .load(group)
-        for schema, group in groups.items()
+        _load(spark, config, T.StructType.fromJson(json.loads(schema)), group).withColumns(
+            {column: F.lit(None) for column in unread}
+        )
+        for (schema, unread), group in groups.items()
     )
+
+
+def _load(
+    spark: SparkSession, config: SourceConfig, schema: T.StructType, paths: list[str]
+) -> DataFrame:
+    wide = widen_decimals(schema) if config.format == "parquet" else schema
+    return spark.read.format(config.format).schema(wide).load(list(map(escape_path, paths)))
+
+
+def _refuse_unread(name: str, config: SourceConfig, path: str, unread: Unread) -> None:
+    declared = [f"{column.field_name}.".lower() for column in config.columns]
+    for names, kind in unread.items():
+        column = ".".join(names)
+        if any(field.startswith(f"{column}.".lower()) for field in declared):
+            raise InputDataError(
+                f"source {name!r}: column {column!r} is of a type that Spark does not read",
+                received=f"{path}: {' '.join(kind.split())}"[:300],
+                fix="write it anew as numbers, text or times in microseconds; with pandas by "
+                'DataFrame.to_parquet(…, coerce_timestamps="us", allow_truncated_timestamps=True)',
+            )
 
 
 def _explain(name: str, config: SourceConfig, error: Exception) -> SluiceError:
@@ -219,14 +257,6 @@ def _explain(name: str, config: SourceConfig, error: Exception) -> SluiceError:
             fix="add it: spark.conf.spark.jars.packages: "
             "org.apache.spark:spark-avro_2.13:VERSION, VERSION that of Spark or the newest before "
             "it; or spark.conf.spark.jars: the path of its jar",
-        )
-    if "TIMESTAMP(NANOS" in text:
-        return InputDataError(
-            f"source {name!r} holds times in nanoseconds, which Spark does not read",
-            received=describe_failure(error),
-            allowed="times in milliseconds or microseconds",
-            fix="write the files anew, with pandas by DataFrame.to_parquet(…, "
-            'coerce_timestamps="us", allow_truncated_timestamps=True)',
         )
     return InputDataError(
         f"source {name!r} does not read as {config.format}",
@@ -300,28 +330,28 @@ def lay_out_frame(
 def undeclared_fields(config: SourceConfig, frames: Iterable[DataFrame]) -> list[str]:
     """Names of columns that the input has and the source does not declare."""
     asked = {column.field_name.lower() for column in config.columns}
-    asked |= {name.split(".")[0] for name in asked}
+    asked |= {head for name in asked for head, _ in split_path(name)}
     names = {name for frame in frames for name in frame.schema.fieldNames() if name not in _OWN}
     return sorted(name for name in names if name.lower() not in asked)
 
 
-def find_field(schema: T.StructType, name: str) -> Field | None:
-    """Finds a column by its name, whatever its case, or by a path into structs."""
+def find_field(schema: T.StructType, name: str, parent: Column | None = None) -> Field | None:
+    """Finds a column by its name, whatever its case, or else by a path into structs."""
     exact = [field for field in schema if field.name == name]
     near = exact or [field for field in schema if field.name.lower() == name.lower()]
     if len(near) == 1:
-        return F.col(quote_name(near[0].name)), near[0].dataType
-    head, dot, rest = name.partition(".")
-    struct = next((f for f in schema if f.name == head), None) if dot else None
-    if struct is None or not isinstance(struct.dataType, T.StructType):
-        return None
-    inner = find_field(struct.dataType, rest)
-    if inner is None:
-        return None
-    path = F.col(quote_name(head))
-    for key in rest.split("."):
-        path = path[key]
-    return path, inner[1]
+        return _child(parent, near[0].name), near[0].dataType
+    for head, rest in split_path(name):
+        struct = next((f for f in schema if f.name == head), None)
+        if struct is not None and isinstance(struct.dataType, T.StructType):
+            inner = find_field(struct.dataType, rest, _child(parent, head))
+            if inner is not None:
+                return inner
+    return None
+
+
+def _child(parent: Column | None, name: str) -> Column:
+    return F.col(quote_name(name)) if parent is None else parent[name]
 
 
 def _missing(name: str, column: ColumnConfig, frame: DataFrame) -> InputDataError:

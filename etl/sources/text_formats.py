@@ -125,8 +125,13 @@ def parse_timestamp(text: Column, written: str | None) -> Column:
     if written is None:
         return F.unix_millis(F.when(text.rlike(_STARTS_WITH_DATE), text.try_cast("timestamp")))
     if written in EPOCH_UNITS:
-        return epoch_millis(text.try_cast("bigint"), written)
+        whole = epoch_millis(text.try_cast("bigint"), written)
+        return F.coalesce(whole, fraction_millis(F.when(text.rlike(_DECIMAL), text), written))
     return F.unix_millis(F.try_to_timestamp(text, F.lit(written)))
+
+
+# Java's decimals may have the digits of any script.
+_DECIMAL = r"^\s*[+-]?[0-9]*\.?[0-9]*(?:[eE][+-]?[0-9]+)?\s*$"
 
 
 def epoch_millis(number: Column, written: str) -> Column:
@@ -136,6 +141,14 @@ def epoch_millis(number: Column, written: str) -> Column:
     if EPOCH_UNITS[written] == "us":
         return F.unix_millis(F.timestamp_micros(number))
     return F.try_multiply(number, F.lit(1000).cast("bigint"))
+
+
+def fraction_millis(number: Column, written: str) -> Column:
+    """Turns a fraction, or its text, into whole milliseconds as `epoch_millis`, rounded down."""
+    exact = number.try_cast("decimal(33,13)")
+    if EPOCH_UNITS[written] == "s":
+        return F.floor(exact * F.lit(1000).cast("decimal(4,0)")).try_cast("bigint")
+    return epoch_millis(F.floor(exact).try_cast("bigint"), written)
 
 
 _FIELDS = "__fields"
@@ -187,12 +200,24 @@ def _split_by_separator(lines: DataFrame, config: SourceConfig) -> tuple[DataFra
     if config.quote_mark is None:
         fields = F.split(line, re.escape(config.field_separator), -1)
         return lines.withColumn(_FIELDS, fields), []
-    ended = F.concat(line, F.lit(_END))
-    tokens = F.regexp_extract_all(ended, F.lit(_token_pattern(config)), F.lit(0))
+    tokens = _find_tokens(line, config)
     split = lines.withColumn(_FIELD_TOKENS, tokens).withColumn(_FIELDS, _unquote(config))
-    # Tokens follow each other without a gap: where they end early, the rest is no field.
-    malformed = F.array_join(_FIELD_TOKENS, "") != ended
-    return split, [(malformed, "malformed_quotes")]
+    return split, [(_are_cut(F.col(_FIELD_TOKENS), line), "malformed_quotes")]
+
+
+def has_bad_quotes(line: Column, config: SourceConfig) -> Column:
+    """Whether a line has a quote without an end, or text behind its end."""
+    return F.contains(line, F.lit(config.quote_mark)) & _are_cut(_find_tokens(line, config), line)
+
+
+def _find_tokens(line: Column, config: SourceConfig) -> Column:
+    ended = F.concat(line, F.lit(_END))
+    return F.regexp_extract_all(ended, F.lit(_token_pattern(config)), F.lit(0))
+
+
+def _are_cut(tokens: Column, line: Column) -> Column:
+    """Whether tokens, which follow each other without a gap, end early: the rest is no field."""
+    return F.array_join(tokens, "") != F.concat(line, F.lit(_END))
 
 
 def _match(line: Column, config: SourceConfig) -> Column:
@@ -333,14 +358,14 @@ def parse_json_lines(
         and the keys of each object that are not declared.
     """
     # Paths that share keys are read side by side: a key may be asked for whole and in part.
-    paths = {column.field_name: column.field_name.split(".") for column in config.columns}
-    keys = dict.fromkeys(path[0] for path in paths.values())
+    paths = [column.field_name for column in config.columns]
+    keys = dict.fromkeys(key for path in paths for key in (path, *(h for h, _ in split_path(path))))
     schema = ", ".join(f"{quote_name(key)} string" for key in (*keys, _CORRUPT))
     options = {"columnNameOfCorruptRecord": _CORRUPT, "allowSingleQuotes": "false"}
     parsed = lines.withColumn(_OBJECT, F.from_json(LINE_COLUMN, schema, options))
     columns: dict[str, ParsedColumn] = {}
     for column in config.columns:
-        columns |= _parse_json_value(column, _at_path(paths[column.field_name]))
+        columns |= _parse_json_value(column, _at_path(column.field_name))
     line = F.trim(LINE_COLUMN)
     bare = F.regexp_replace(line, _TEXTS, "")
     several = line.rlike(_TWO_OBJECTS) & bare.rlike(_TWO_OBJECTS)
@@ -350,11 +375,23 @@ def parse_json_lines(
     return parsed, columns, [(corrupt | ~whole | several, "malformed_json")], new
 
 
-def _at_path(path: list[str]) -> Column:
-    text = F.col(_OBJECT)[path[0]]
-    for key in path[1:]:
-        text = F.from_json(text, f"{quote_name(key)} string")[key]
-    return text
+def split_path(path: str) -> list[tuple[str, str]]:
+    """Where a path may be cut into a key and the path below it, the longest key first."""
+    keys = path.split(".")
+    cuts = range(len(keys) - 1, 0, -1)
+    return [(".".join(keys[:cut]), ".".join(keys[cut:])) for cut in cuts]
+
+
+def _at_path(path: str, above: Column | None = None) -> Column:
+    """The text at a path: that of the key of this very name, or else of keys below others."""
+
+    def get(key: str) -> Column:
+        if above is None:
+            return F.col(_OBJECT)[key]
+        return F.from_json(above, f"{quote_name(key)} string")[key]
+
+    below = [_at_path(rest, get(head)) for head, rest in split_path(path)]
+    return F.coalesce(get(path), *below)
 
 
 def _parse_json_value(column: ColumnConfig, text: Column) -> dict[str, ParsedColumn]:

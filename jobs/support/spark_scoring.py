@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from conf.errors import ConfigError, InputDataError
+from conf.etl.sources import SourceConfig
+from etl.sources.parquet_files import load_parquet
 from etl.sources.text_files import escape_path
+from etl.sources.text_formats import has_bad_quotes
 from etl.tfrecord.spark.failures import describe_failure, known_failures
 
 if TYPE_CHECKING:
@@ -119,6 +122,7 @@ def open_input(session: SparkSession, source: SparkInput) -> NumberedInput:
     for name, value in _READING.items():
         session.conf.set(name, value)
     with input_failures():
+        _refuse_bad_quotes(session, kind, source)
         frame = _read(session, kind, source)
         is_json = kind == "jsonl"
         sample = frame.limit(_JSON_SAMPLE).toArrow().column(0).to_pylist() if is_json else []
@@ -174,7 +178,27 @@ def _read(session: SparkSession, kind: str, source: SparkInput) -> DataFrame:
         options = _TEXT | ({"sep": "\t"} if kind == "tsv" else {})
     names = {"tsv": "csv", "jsonl": "text"}
     reader = session.read.format(names.get(kind, kind)).options(**{**options, **source.options})
+    if kind == "parquet":
+        return load_parquet(session, reader, source.paths)
     return reader.load(list(source.paths))
+
+
+def _refuse_bad_quotes(session: SparkSession, kind: str, source: SparkInput) -> None:
+    """Refuses what Spark reads as text with quotes, or without: a quote that does not end."""
+    if kind not in ("csv", "tsv") or source.options:
+        return
+    from pyspark.sql import functions as F
+
+    form = {"format": "csv", "path": "-", "columns": [{"name": "x", "type": "string"}]}
+    form |= {"separator": "\t"} if kind == "tsv" else {}
+    lines = session.read.text(list(source.paths)).select("value", "_metadata.file_path")
+    bad = lines.where(has_bad_quotes(F.col("value"), SourceConfig.model_validate(form)))
+    if (first := bad.head()) is not None:
+        raise InputDataError(
+            "a line of the input has a quote that does not end in its field",
+            received=f"{unquote(first['file_path'])}: {first['value'][:200]!r}",
+            fix="correct the line; a field with line breaks in it is read from Parquet",
+        )
 
 
 def _list_files(session: SparkSession, frame: DataFrame) -> list[list[Any]]:

@@ -95,7 +95,7 @@ def test_inspect_shows_features_by_name(packed):
 def test_shards_convert_to_columns_by_name(built, packed, tmp_path):
     shard = packed.version / packed.manifest.split("train").shards[0].path
     target = tmp_path / "out.parquet"
-    rows = convert_files([shard], "tfrecord", target, "parquet", ConvertOptions())
+    rows, _ = convert_files([shard], "tfrecord", target, "parquet", ConvertOptions())
     table = pq.read_table(target)
     assert len(table) == rows
     assert set(table.schema.names) == set(packed.manifest.schema.names) - {"seen"}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import gzip
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -19,6 +21,7 @@ from etl.convert import (
     parse_type,
 )
 from etl.tfrecord.table import read_table, write_table
+from etl.tfrecord.types.column_policies import parse_type_options
 
 
 def convert(files, output, **options):
@@ -122,6 +125,74 @@ def test_types_are_inferred_and_lists_given(tmp_path):
         {"id": 2, "price": None, "name": "c", "tags": None},
         {"id": 3, "price": 1.0, "name": "", "tags": []},
     ]
+
+
+def test_hashes_stay_as_they_are_written(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("hash\n12345678901234567890\n12345678901234567891\n")
+    for name in ("a.parquet", "a.tfrecord"):
+        convert([path], tmp_path / name)
+    expected = ["12345678901234567890", "12345678901234567891"]
+    assert pq.read_table(tmp_path / "a.parquet")["hash"].to_pylist() == expected
+    assert read_table(tmp_path / "a.tfrecord")["hash"].to_pylist() == expected
+
+
+@pytest.mark.parametrize(
+    ("target", "empty", "whole"),
+    [
+        ("a.tfrecord", "no record has such a feature", "a float32 feature"),
+        ("a.csv", "cannot tell its type", "read as int64"),
+        ("b.parquet", "its type is double", None),
+    ],
+)
+def test_whole_numbers_and_columns_without_a_value_are_told_of(tmp_path, target, empty, whole):
+    half = pa.array(np.array([1.5, 2], np.float16))
+    columns = {
+        "h": half,
+        "x": [1.5, 2.0],
+        "n": [None, 3.0],
+        "none": pa.nulls(2, pa.float64()),
+        "id": [1, 2],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    notes = convert([tmp_path / "a.parquet"], tmp_path / target).notes
+    assert [note.partition(":")[0] for note in notes] == (["none", "n"] if whole else ["none"])
+    assert empty in notes[0]
+    assert whole is None or whole in notes[1]
+
+
+def test_a_quote_without_an_end_is_refused(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('id,name\n1,x\n2,"abc\n')
+    with pytest.raises(InputDataError, match="within quotes"):
+        read(path)
+
+
+def test_times_of_any_year_and_views_of_text_are_read(tmp_path):
+    table = pa.table(
+        {
+            "at": pa.array([datetime.datetime(9999, 12, 31)], pa.timestamp("us")),
+            "name": pa.array(["a"], pa.string_view()),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
+    convert([tmp_path / "a.parquet"], tmp_path / "b.parquet")
+    assert pq.read_table(tmp_path / "b.parquet").to_pylist() == table.to_pylist()
+    convert([tmp_path / "a.parquet"], tmp_path / "b.csv")
+    assert (tmp_path / "b.csv").read_text() == '"at","name"\n9999-12-31 00:00:00.000000,"a"\n'
+    convert(
+        [tmp_path / "a.parquet"],
+        tmp_path / "b.tfrecord",
+        policies=parse_type_options({"timestamps": "ms"}),
+    )
+    assert read_table(tmp_path / "b.tfrecord")["at"].to_pylist() == [253_402_214_400_000]
+
+
+def test_extension_types_without_a_text_form_are_refused(tmp_path):
+    with pytest.raises(InputDataError, match="'id'"):
+        write(pa.record_batch({"id": pa.array([b"\xff" * 16], pa.uuid())}), tmp_path)
+    text = pa.array(['{"a":1}'], pa.json_())
+    assert write(pa.record_batch({"j": text}), tmp_path) == '"j"\n"{""a"":1}"\n'
 
 
 def test_a_tab_goes_with_tsv():
@@ -241,9 +312,9 @@ def parquet(tmp_path):
 def test_parquet_to_tfrecord_and_back(parquet, tmp_path):
     middle, output = tmp_path / "a.tfrecord", tmp_path / "b.parquet"
     seen = []
-    rows = convert_files([parquet], "parquet", middle, "tfrecord", ConvertOptions(), seen.append)
+    rows, _ = convert_files([parquet], "parquet", middle, "tfrecord", ConvertOptions(), seen.append)
     assert rows == sum(seen) == 3
-    assert convert_files([middle], "tfrecord", output, "parquet", ConvertOptions()) == 3
+    assert convert_files([middle], "tfrecord", output, "parquet", ConvertOptions()).rows == 3
     assert pq.read_table(output).equals(TABLE)
 
 

@@ -208,6 +208,29 @@ def test_quotes_around_nothing_are_the_empty_text_as_predict_reads_it(spark, tmp
     assert own.inputs["a"].tolist() == [b"", b"none"]
 
 
+@pytest.mark.parametrize("line", ['2,"abc', '2,"', '2,"a"b'])
+def test_a_quote_without_an_end_is_refused(spark, tmp_path, line) -> None:
+    (tmp_path / "a.csv").write_text(f'a,b\n1,5" pipe\n1,"a ""b"""\n{line}\n')
+    with pytest.raises(InputDataError, match="a quote that does not end") as refused:
+        open_input(spark.newSession(), SparkInput((str(tmp_path / "a.csv"),)))
+    assert repr(line) in refused.value.received
+
+
+def test_columns_of_parquet_that_spark_does_not_read_are_left_out(spark, tmp_path) -> None:
+    columns = {
+        "id": [1],
+        "ns": pa.array([1], pa.timestamp("ns")),
+        "u": pa.array([b"0" * 16], pa.uuid()),
+    }
+    for day in (1, 2):
+        (tmp_path / f"day={day}").mkdir()
+        pq.write_table(pa.table(columns), tmp_path / f"day={day}" / "a.parquet")
+    found = open_input(spark.newSession(), SparkInput((str(tmp_path),), "parquet"))
+    assert found.columns == ("id", "day")
+    assert sorted(map(tuple, found.frame.collect())) == [(1, 1), (1, 2)]
+    check_parts(found, ["id", "day"])
+
+
 def test_files_with_other_headers_are_refused(spark, tmp_path) -> None:
     (tmp_path / "a.csv").write_text("a,b\n1,2\n")
     (tmp_path / "b.csv").write_text("b,a\n3,4\n")

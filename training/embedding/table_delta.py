@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from conf.errors import InputDataError
+from conf.storage.table_files import read_parquet
 from training.embedding.table_files import PARQUET, TableRows, load_table, write_table
 
 _REMOVED = f".removed{PARQUET}"
@@ -128,5 +129,5 @@ def read_delta_rows(directory: Path, name: str, about: Mapping[str, Any]) -> Tab
     """
     stem = quote(name, safe="")
     changed = load_table(directory / f"{stem}{PARQUET}", about["dim"])
-    removed = pq.read_table(directory / f"{stem}{_REMOVED}")["key"].to_numpy()
+    removed = read_parquet(directory / f"{stem}{_REMOVED}")["key"].to_numpy()
     return TableDelta(changed, removed, about["base"], about["result"])

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from conf.errors import ConfigError, InputDataError
 from conf.schema import PAD_ID
 from conf.storage.atomic_output import atomic_file
+from conf.storage.table_files import open_parquet
 from training.foreign_tables.bare_files import ForeignRows
 from training.foreign_tables.find import find_foreign_table
 
@@ -121,7 +122,7 @@ def _write_text(path: Path, parts: Iterable[TableRows]) -> None:
 
 
 def _read_parquet(path: Path, dim: int) -> Iterator[TableRows]:
-    with pq.ParquetFile(path) as file:
+    with open_parquet(path) as file:
         if any(file.schema_arrow.names.count(name) != 1 for name in _SCHEMA.names):
             raise InputDataError(
                 f"{path} is no file of a table",

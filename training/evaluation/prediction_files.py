@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from conf.errors import ConfigError, InputDataError
+from conf.storage.table_files import open_parquet
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import ItemIds
 from training.evaluation.metrics import (
@@ -341,7 +341,7 @@ def read_entries(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _read_parquet(path: Path) -> Iterator[dict[str, Any]]:
-    with pq.ParquetFile(path) as file:
+    with open_parquet(path) as file:
         for batch in file.iter_batches(LISTS_AT_ONCE):
             yield from batch.to_pylist()
 

@@ -41,6 +41,7 @@ from conf.artefacts.export import (
 from conf.artefacts.run import read_json, write_json
 from conf.errors import ConfigError, InputDataError
 from conf.publication.numbered import hold_numbers
+from conf.storage.table_files import read_parquet
 from training.index.index_report import measure, read_queries, tune
 from training.index.item_columns import COLUMN_PREFIX, align_columns, read_table, select_columns
 from training.index.known_entities import (
@@ -107,7 +108,7 @@ def rebuild_index(version: Path, base: Path) -> Path:
     """
     require_whole(version)
     before = base / INDEX_DIR / str(find_index(base))
-    about, items = read_json(before / INDEX_CARD), pq.read_table(_check_items(before))
+    about, items = read_json(before / INDEX_CARD), read_parquet(_check_items(before))
     columns = select_columns(items).add_column(0, KEY, items[KEY])
     usual = about["kind"] == _choose_kind(about["items"])
     options = IndexOptions(
@@ -116,7 +117,7 @@ def rebuild_index(version: Path, base: Path) -> Path:
         recall=about["goal"]["recall"],
     )
     added = items.filter(pc.is_null(items[ID]))[KEY].combine_chunks()
-    known = pq.read_table(version / EMBEDDINGS_DIR / ITEMS_FILE, columns=[KEY])[KEY]
+    known = read_parquet(version / EMBEDDINGS_DIR / ITEMS_FILE, [KEY])[KEY]
     left_out = pc.invert(pc.is_in(added, value_set=known.combine_chunks()))
     rebuilt = {
         "version": base.name,
@@ -186,7 +187,7 @@ def _write_first(
         about: What its card says besides.
     """
     start = time.monotonic()
-    table = pq.read_table(version / EMBEDDINGS_DIR / ITEMS_FILE)
+    table = read_parquet(version / EMBEDDINGS_DIR / ITEMS_FILE)
     items = pa.table({KEY: table[KEY], ID: table[ID]})  # Ids of items to come are null.
     if options.items_file is not None:
         given = read_table(options.items_file)

@@ -14,10 +14,10 @@ import faiss
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from conf.artefacts.export import EMBEDDINGS_DIR, KEY, SEEN, USERS_FILE
+from conf.storage.table_files import open_parquet, read_parquet
 from training.index.known_entities import read_vectors
 from training.index.vector_index import MAX_EFFORT, VectorIndex, build_parameters, merge_lists
 
@@ -57,11 +57,11 @@ def read_queries(version: Path, items: VectorIndex, ids: Ints) -> Queries:
         ids: Those of the first items, ascending.
     """
     path = version / EMBEDDINGS_DIR / USERS_FILE
-    if not path.is_file() or not pq.read_metadata(path).num_rows:
+    if not path.is_file() or not open_parquet(path).metadata.num_rows:
         count = min(len(items), TUNED + MEASURED)
         vectors = items.exact.reconstruct_batch(_shuffle(len(items))[:count])
         return Queries("items", vectors[:TUNED], vectors[TUNED:] if count > 2 * TUNED else vectors)
-    table = pq.read_table(path)
+    table = read_parquet(path)
     rows = _shuffle(len(table))
     measured = rows[TUNED : TUNED + MEASURED] if len(rows) > 2 * TUNED else rows[:MEASURED]
     vectors = read_vectors(table)
@@ -77,9 +77,9 @@ def _shuffle(count: int) -> Ints:
 
 def _read_seen(version: Path, keys: pa.Array, ids: Ints) -> list[Ints] | None:
     path = version / USERS_FILE
-    if not path.is_file() or SEEN not in pq.read_schema(path).names:
+    if not path.is_file() or SEEN not in open_parquet(path).schema_arrow.names:
         return None
-    table = pq.read_table(path, columns=[KEY, SEEN])
+    table = read_parquet(path, [KEY, SEEN])
     rows = pc.index_in(keys, value_set=table[KEY].combine_chunks())
     lists = table[SEEN].combine_chunks().take(rows).to_pylist()
     return [np.flatnonzero(np.isin(ids, one or [])) for one in lists]

@@ -12,11 +12,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pa_csv
 import pyarrow.json as pa_json
-import pyarrow.parquet as pq
 
 from conf.errors import ConfigError, InputDataError
+from conf.number_text import parse_real, parse_whole
+from conf.storage.table_files import (
+    CsvForm,
+    LongNumberError,
+    open_csv,
+    read_csv_names,
+    read_parquet,
+)
 
 COLUMN_PREFIX = "column:"
 
@@ -117,8 +123,9 @@ def _read_number(name: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        number = float(value)
-        return int(value) if value.strip().lstrip("+-").isdigit() else number
+        with suppress(ValueError):
+            return parse_whole(value)
+        return parse_real(value)
     except ValueError as error:
         raise WrongFilterError(
             f"filter.{name}: the column holds numbers; received {value[:100]!r}"
@@ -205,20 +212,11 @@ def read_table(path: Path, texts: Iterable[str] = ()) -> pa.Table:
     kind = path.suffix.lower()
     try:
         if kind == ".parquet":
-            return pq.read_table(path)
+            return read_parquet(path)
         if kind in (".jsonl", ".ndjson"):
             return pa_json.read_json(path)
         if kind in (".csv", ".tsv"):
-            delimiter = "\t" if kind == ".tsv" else ","
-            parse = pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-            with pa_csv.open_csv(path, parse_options=parse) as reader:
-                key = reader.schema.names[0]
-            convert = pa_csv.ConvertOptions(
-                column_types=dict.fromkeys((key, *texts), pa.string()),
-                null_values=[""],
-                strings_can_be_null=True,
-            )
-            return pa_csv.read_csv(path, parse_options=parse, convert_options=convert)
+            return _read_csv(path, "\t" if kind == ".tsv" else ",", texts)
     except (OSError, pa.ArrowException) as error:
         raise InputDataError("the file of items cannot be read", received=f"{path}: {error}") from (
             error
@@ -228,6 +226,16 @@ def read_table(path: Path, texts: Iterable[str] = ()) -> pa.Table:
         received=str(path),
         allowed=".csv, .tsv, .jsonl, .parquet",
     )
+
+
+def _read_csv(path: Path, separator: str, texts: Iterable[str]) -> pa.Table:
+    names = read_csv_names(path, separator)
+    types = dict.fromkeys((names[0], *texts), pa.string())
+    try:
+        rows = open_csv(path, names, CsvForm(separator, types, quoted_nulls=True))
+        return pa.Table.from_batches(rows.batches, rows.schema)
+    except LongNumberError as error:
+        return _read_csv(path, separator, (*types, error.column))
 
 
 @dataclass(frozen=True)

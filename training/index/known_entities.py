@@ -15,7 +15,6 @@ from typing import Any
 import faiss
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from conf.artefacts.export import (
     EMBEDDINGS_DIR,
@@ -35,6 +34,7 @@ from conf.artefacts.export import (
 )
 from conf.artefacts.run import read_json
 from conf.errors import InputDataError, UpstreamNotReadyError
+from conf.storage.table_files import read_parquet
 from training.index.item_columns import (
     NO_FILES,
     ItemColumns,
@@ -163,7 +163,7 @@ def read_known(
     number, index = find_index(version), None
     if number is not None:
         directory = version / INDEX_DIR / str(number)
-        index, table = open_index(directory, card), pq.read_table(directory / ITEMS_FILE)
+        index, table = open_index(directory, card), read_parquet(directory / ITEMS_FILE)
     elif (table := _read_items(version)) is None:
         return None
     elif VECTOR in table.column_names:
@@ -194,7 +194,7 @@ def read_known(
 def _read_items(version: Path) -> pa.Table | None:
     for path in (version / EMBEDDINGS_DIR / ITEMS_FILE, version / ITEMS_FILE):
         if path.is_file():
-            return pq.read_table(path)
+            return read_parquet(path)
     return None
 
 
@@ -215,7 +215,7 @@ def read_vectors(table: pa.Table) -> np.ndarray:
 def _read_users(version: Path, about: Mapping[str, Any] | None) -> Users | None:
     if not (version / USERS_FILE).is_file():
         return None
-    table = pq.read_table(version / USERS_FILE).combine_chunks()
+    table = read_parquet(version / USERS_FILE).combine_chunks()
     row_of = {str(key): row for row, key in enumerate(table[KEY].to_pylist())}
     if SEEN in table.column_names:
         return Users(table, row_of)

@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from conf.artefacts.counted_keys import COUNT_COLUMNS, CountedKeys, KeyPart, find_counted
 from conf.errors import InputDataError
 from conf.manifest import FileInfo, Manifest
 from conf.paths import ReadablePath
 from conf.schema import canonical_json
+from conf.storage.table_files import read_parquet
 from conf.training.input import InputConfig
 from etl.tfrecord.reading import crc32c
 from training.reader.damage import InputCounts
@@ -135,7 +135,7 @@ def _read_file(version_dir: ReadablePath, info: FileInfo) -> TrainCounts:
             allowed=info.crc32c,
             fix="restore the file, roll back to an earlier version, or build again",
         )
-    table = pq.read_table(pa.BufferReader(content), columns=list(COUNT_COLUMNS))
+    table = read_parquet(pa.BufferReader(content), COUNT_COLUMNS)
     return TrainCounts(*(table[name].to_numpy() for name in COUNT_COLUMNS))
 
 

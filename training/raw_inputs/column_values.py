@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from training.raw_inputs.input_columns import InputColumn
 from training.raw_inputs.written_values import (
+    EPOCHS,
     Scalar,
     convert_times,
     describe_time,
@@ -81,7 +82,7 @@ class ColumnReader:
             return _merge_texts(values, texts, parsed, self._target)
         if unit is None:
             return convert(values, self._target)
-        return scale_times(self.item, self._convert_times(values, texts, unit))
+        return scale_times(self.item, self._convert_times(values, unit))
 
     def _convert_lists(self, values: Values, texts: pa.Array | None) -> pa.Array:
         form, target = self.item.written, self._target
@@ -94,12 +95,13 @@ class ColumnReader:
             return convert(values, target)
         return convert(pc.split_pattern(texts, self.list_separator or DEFAULT_SEPARATOR), target)
 
-    def _convert_times(self, values: Values, texts: pa.Array | None, unit: str) -> pa.Array:
+    def _convert_times(self, values: Values, unit: str) -> pa.Array:
         if isinstance(values, pa.Array) and _is_temporal(values.type):
             return convert_times(values, unit).cast(self._target, safe=False)
-        if texts is None:
-            return convert(values, self._target)
         written = self.item.time_form
+        values = _text_of_fractions(values, written)
+        if (texts := _find_texts(values)) is None:
+            return convert(values, self._target)
 
         def parse(text: str) -> int | None:
             return parse_time(text, written, unit) if text else None
@@ -138,6 +140,23 @@ def scale_times(item: InputColumn, values: pa.Array) -> pa.Array:
     if scaled is numbers:
         return values
     return pa.array(scaled, values.type, mask=values.is_null().to_numpy(zero_copy_only=False))
+
+
+def text_of_fraction(value: Any, written: str) -> Any:
+    """Returns a float of JSON that an epoch may be as text, which is read to the digit."""
+    is_fraction = type(value) is float and written in EPOCHS and not value.is_integer()
+    return repr(value) if is_fraction else value
+
+
+def _text_of_fractions(values: Values, written: str) -> Values:
+    if not isinstance(values, pa.Array):
+        return [text_of_fraction(value, written) for value in values]
+    is_float = pa.types.is_floating(values.type)
+    if written not in EPOCHS or not (is_float or pa.types.is_decimal(values.type)):
+        return values
+    if is_float:
+        _check_exact(values)
+    return values.cast(pa.string())
 
 
 def _find_texts(values: Values) -> pa.Array | None:
@@ -184,7 +203,7 @@ def convert(values: Values, target: pa.DataType) -> pa.Array:
     if pa.types.is_integer(leaf) and pa.types.is_floating(parsed):
         _check_exact(values if parsed is values.type else values.flatten())
     if pa.types.is_string(parsed) and not pa.types.is_binary(leaf):
-        flat = pc.utf8_trim_whitespace(values if parsed is values.type else values.flatten())
+        flat = pc.ascii_trim_whitespace(values if parsed is values.type else values.flatten())
         numbers = _parse_whole(flat) if pa.types.is_integer(leaf) else flat.cast(leaf)
         return numbers if parsed is values.type else _wrap(numbers, values)
     # Whole numbers become the nearest floats; floats become whole numbers only if they are.

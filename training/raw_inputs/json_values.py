@@ -14,7 +14,13 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from training.raw_inputs.column_values import EXACT, ColumnReader, to_text, to_whole
+from training.raw_inputs.column_values import (
+    EXACT,
+    ColumnReader,
+    text_of_fraction,
+    to_text,
+    to_whole,
+)
 from training.raw_inputs.export_inputs import read_column
 from training.raw_inputs.input_columns import InputColumn, find_missing, find_padding
 from training.raw_inputs.raw_value_errors import RawValueError, show
@@ -144,9 +150,11 @@ def read_written(value: Any, depth: int, about: Mapping[str, Any] | None, most: 
 
 
 def _read_scalar(value: Any, item: InputColumn) -> Any:
+    form, unit = item.written, item.read_unit
+    if unit is not None:
+        value = text_of_fraction(value, item.time_form)
     if not isinstance(value, str):
         return value
-    form, unit = item.written, item.read_unit
     try:
         if form is not None and form.pair_separator is not None:
             return parse_entry(value, form, item.dtype) if value else None

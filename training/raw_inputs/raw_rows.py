@@ -20,11 +20,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pa_csv
-import pyarrow.parquet as pq
 
 from conf.errors import ConfigError, InputDataError
 from conf.local_paths import list_visible_files
+from conf.storage.table_files import CsvForm, open_csv, open_parquet, read_csv_names, without_views
 from training.raw_inputs.input_columns import InputColumn
 from training.raw_inputs.raw_columns import Columns, RawColumns, decode_columns, parse_line, regroup
 
@@ -170,28 +169,19 @@ class RawReader:
         log_unread(str(self.file.path), found, names)
         return names
 
-    def _find_csv(self) -> list[str]:
-        with pa_csv.open_csv(str(self.file.path), *self._csv_options()) as reader:
-            return list(reader.schema.names)
+    @property
+    def _separator(self) -> str:
+        return "\t" if self._kind == ".tsv" else ","
 
-    def _csv_options(self) -> tuple[pa_csv.ReadOptions, pa_csv.ParseOptions]:
-        separator = "\t" if self._kind == ".tsv" else ","
-        parse = pa_csv.ParseOptions(delimiter=separator, newlines_in_values=True)
-        return pa_csv.ReadOptions(use_threads=False), parse  # Errors then name the row.
+    def _find_csv(self) -> list[str]:
+        return read_csv_names(self.file.path, self._separator)
 
     def _read_csv(self, batch_size: int) -> Iterator[Columns]:
-        path = str(self.file.path)
-        names = self._choose(self._find_csv())
-        convert = pa_csv.ConvertOptions(
-            include_columns=names,
-            column_types=dict.fromkeys(names, pa.string()),
-            null_values=[""],
-            strings_can_be_null=True,
-            quoted_strings_can_be_null=False,
-        )
-        with pa_csv.open_csv(path, *self._csv_options(), convert) as reader:
-            for batch in regroup(reader, batch_size):
-                yield decode_columns(batch, names)
+        found = self._find_csv()
+        names = self._choose(found)
+        form = CsvForm(self._separator, dict.fromkeys(found, pa.string()), names)
+        for batch in regroup(open_csv(self.file.path, found, form).batches, batch_size):
+            yield decode_columns(batch, names)
 
     def _list_parquet(self) -> list[Path]:
         """The file, or those of a folder in the order of their names."""
@@ -201,7 +191,11 @@ class RawReader:
         return [part for part in list_visible_files(path) if part.suffix == ".parquet"]
 
     def _find_parquet(self) -> list[str]:
-        return [name for part in self._list_parquet()[:1] for name in pq.read_schema(part).names]
+        return [
+            name
+            for part in self._list_parquet()[:1]
+            for name in open_parquet(part).schema_arrow.names
+        ]
 
     def _read_parquet(self, batch_size: int) -> Iterator[Columns]:
         if not (columns := self._find_parquet()):
@@ -213,10 +207,10 @@ class RawReader:
     def _read_parts(self, batch_size: int, names: list[str]) -> Iterator[pa.RecordBatch]:
         schema = None
         for part in self._list_parquet():
-            with pq.ParquetFile(part) as parquet:
+            with open_parquet(part) as parquet:
                 self._refuse_lacking(part, names, parquet.schema_arrow.names)
                 for batch in parquet.iter_batches(batch_size, columns=names):
-                    chosen = batch.select(names)
+                    chosen = without_views(batch.select(names))
                     schema = schema or chosen.schema
                     if not chosen.schema.equals(schema):
                         raise pa.ArrowInvalid(f"{part} has columns of other types than the first")

@@ -11,6 +11,8 @@ import datetime
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
+from math import floor
 from typing import Any
 
 import numpy as np
@@ -18,10 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.dates import FIRST_DATE_S, LAST_DATE_S, UNIT_WORDS, UNITS_PER_SECOND
+from conf.number_text import SPACES, bare_real, parse_real, parse_whole
 
 ISO = "iso"
 """Times as ISO 8601 writes them, UTC where no zone is written."""
-_EPOCHS = {"epoch_s": "s", "epoch_ms": "ms", "epoch_us": "us"}
+EPOCHS = {"epoch_s": "s", "epoch_ms": "ms", "epoch_us": "us"}
 Scalar = int | float | str
 
 
@@ -119,9 +122,6 @@ def parse_entry(entry: str, form: WrittenForm, dtype: str) -> Scalar | None:
     return parse_value(parts[1], dtype) if len(parts) == 2 else form.default
 
 
-_WHOLE = re.compile(r"\s*[+-]?[0-9]+\s*")
-
-
 def parse_value(text: str, dtype: str) -> Scalar:
     """Reads one value of a type: `int64`, `float32`, `float64` or `string`.
 
@@ -130,17 +130,14 @@ def parse_value(text: str, dtype: str) -> Scalar:
     """
     if dtype == "string":
         return text
-    if dtype == "int64":
-        if not _WHOLE.fullmatch(text):
-            raise ValueError(f"{text!r} is no whole number")
-        return int(text)
-    return float(text)
+    return parse_whole(text) if dtype == "int64" else parse_real(text)
 
 
 _ISO = re.compile(
     r"(?P<year>\d{4})-(?P<month>\d{1,2})-(?P<day>\d{1,2})"
-    r"(?:[T ](?P<hour>\d{1,2}):(?P<minute>\d{1,2})(?::(?P<second>\d{1,2})(?:\.(?P<part>\d{1,9}))?)?"
-    r"\s*(?P<zone>Z|UTC|[+-]\d{1,2}(?::?\d{2})?)?)?"
+    r"(?:[T ](?P<hour>\d{1,2}):(?P<minute>\d{1,2})(?::(?P<second>\d{1,2})(?:\.(?P<part>\d{1,9}))?"
+    r"\s*(?P<zone>Z|UTC|[+-]\d{1,2}(?::\d{2})?|[+-]\d{4})?)?)?",
+    re.ASCII,
 )
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _LETTERS = {
@@ -174,7 +171,7 @@ def compile_pattern(written: str) -> re.Pattern[str] | None:
         else:
             parts.append(re.escape(quoted.replace("''", "'") or "'"))
     try:
-        return re.compile("".join(parts))
+        return re.compile("".join(parts), re.ASCII)
     except re.error:  # A part stands twice.
         return None
 
@@ -183,16 +180,19 @@ def parse_time(text: str, written: str, unit: str) -> int:
     """Reads a time.
 
     Args:
-        text: As the source writes it, or a whole number, which is one of the unit.
+        text: As the source writes it, or a whole number, which is one of the unit; of epochs a
+            fraction too, which is rounded down.
         written: As in `WrittenForm.time`.
         unit: `s`, `ms` or `us`.
 
     Raises:
         ValueError: It is none.
     """
-    stripped = text.strip()
-    pattern = None if written in _EPOCHS else _ISO if written == ISO else compile_pattern(written)
-    match = pattern.fullmatch(stripped) if pattern is not None else None
+    stripped = text.strip(SPACES)
+    if written in EPOCHS:
+        return _parse_epoch(stripped, EPOCHS[written], unit)
+    pattern = _ISO if written == ISO else compile_pattern(written)
+    match = pattern and pattern.fullmatch(stripped if written == ISO else text)
     if match is not None:
         return _count_micros(match.groupdict()) // (1_000_000 // UNITS_PER_SECOND[unit])
     # Of digits alone a pattern such as yyyyMMdd is made too: a part of one is no number.
@@ -201,6 +201,15 @@ def parse_time(text: str, written: str, unit: str) -> int:
     if is_part or not re.fullmatch(r"[+-]?[0-9]+(?:\.0*)?", stripped):
         raise ValueError(f"{text!r} is no time")
     return int(stripped.partition(".")[0])
+
+
+def _parse_epoch(text: str, own: str, unit: str) -> int:
+    number = Decimal(bare_real(text))
+    if number.copy_abs() >= 1 << 63:
+        raise ValueError(f"{text!r} is no time")
+    per = UNITS_PER_SECOND[own]
+    is_date = FIRST_DATE_S * per <= number < LAST_DATE_S * per
+    return floor(number * UNITS_PER_SECOND[unit] / per if is_date else number)
 
 
 def _count_micros(parts: Mapping[str, str | None]) -> int:
@@ -224,23 +233,29 @@ def _count_micros(parts: Mapping[str, str | None]) -> int:
     return since // datetime.timedelta(microseconds=1)
 
 
+_MOST_OFFSET = datetime.timedelta(hours=18)
+
+
 def _read_offset(zone: str | None) -> datetime.timedelta:
     if zone is None or zone in ("Z", "UTC"):
         return datetime.timedelta()
     digits = zone[1:].replace(":", "")
     hours, minutes = (int(digits[:-2]), int(digits[-2:])) if len(digits) > 2 else (int(digits), 0)
     offset = datetime.timedelta(hours=hours, minutes=minutes)
+    if minutes > 59 or offset > _MOST_OFFSET:
+        raise ValueError(f"{zone} is no zone")
     return -offset if zone[0] == "-" else offset
 
 
 def describe_time(written: str, unit: str) -> str:
     """Returns in words how a time may be written."""
-    number = f"a whole number of {UNIT_WORDS[unit]} since 1970"
+    whole = "" if written in EPOCHS else "whole "
+    number = f"a {whole}number of {UNIT_WORDS[unit]} since 1970"
     if written == ISO:
         return f"ISO 8601, such as 2026-01-31 or 2026-01-31T10:00:00Z, in UTC unless a zone is " \
                f"written; or {number}"  # fmt: skip
-    if written in _EPOCHS:
-        own = _EPOCHS[written]
+    if written in EPOCHS:
+        own = EPOCHS[written]
         also = "" if own == unit else f", or of {UNIT_WORDS[own]}, as the source writes them"
         return f"{number}{also}"
     if compile_pattern(written) is None:
@@ -269,7 +284,7 @@ def scale_epochs(values: np.ndarray, written: str, unit: str) -> np.ndarray:
         written: As in `WrittenForm.time`.
         unit: What the model reads.
     """
-    own = _EPOCHS.get(written)
+    own = EPOCHS.get(written)
     if own is None or own == unit:
         return values
     per, target = UNITS_PER_SECOND[own], UNITS_PER_SECOND[unit]

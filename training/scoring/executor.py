@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from conf.artefacts.export import FEATURE_PREFIX, ID, KEY, SEEN, VECTOR
 from conf.errors import InternalError
 from conf.storage.atomic_output import atomic_file
+from conf.storage.table_files import open_parquet, read_parquet
 from training.evaluation.item_index import ItemIds, ItemIndex, TopK, check_finite, rank_top_k
 from training.evaluation.metrics import MISSING, Pairs
 from training.loading.loaded_model import LoadedModel
@@ -290,7 +290,7 @@ class Items:
 
 
 def _read_items(directory: Path, options: ListOptions) -> Items:
-    table = pq.read_table(directory / options.items_file).combine_chunks()
+    table = read_parquet(directory / options.items_file).combine_chunks()
     if options.candidates is not None:
         wanted = pa.array(options.candidates, table[KEY].type)
         table = table.filter(pc.is_in(table[KEY], wanted)).combine_chunks()
@@ -385,7 +385,7 @@ def _read_users(task: ScoringTask, file: Path, first: int) -> Iterator[InputRows
 
 def _slice_file(path: Path, start: int, rows: int) -> Iterator[pa.RecordBatch]:
     """Yields some rows of a Parquet file; only row groups that hold them are read."""
-    with pq.ParquetFile(path) as file:
+    with open_parquet(path) as file:
         begin = 0
         for group in range(file.num_row_groups):
             count = file.metadata.row_group(group).num_rows

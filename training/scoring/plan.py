@@ -16,7 +16,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from conf.artefacts.export import (
     DEFAULT_SIGNATURE,
@@ -32,6 +31,7 @@ from conf.artefacts.export import (
 from conf.artefacts.run import read_json, write_json
 from conf.errors import ConfigError, InputDataError
 from conf.storage.atomic_output import remove_unfinished
+from conf.storage.table_files import read_parquet
 from training.prediction.answer_plan import Answerer, Asked, find_task, plan_answers
 from training.prediction.candidates import report_unknown
 from training.raw_inputs.input_columns import InputColumn
@@ -256,7 +256,7 @@ def read_candidates(
     if file is None:
         return None
     key = InputColumn.from_json(exported.card["lists"]["item"])
-    keys = pq.read_table(exported.directory / items_file, columns=[KEY])[KEY]
+    keys = read_parquet(exported.directory / items_file, [KEY])[KEY]
     parts = [rows.inputs[key.name] for rows in RawReader(RawFile(file), [key]).read(1 << 16)]
     given = pc.unique(pa.chunked_array([pa.array(part) for part in parts]).cast(keys.type))
     is_known = pc.is_in(given, keys.combine_chunks())

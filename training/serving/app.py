@@ -9,16 +9,18 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from importlib.resources import files
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import unquote_to_bytes
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BeforeValidator
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from conf.number_text import parse_whole
 from training.serving.access import Access, Guard, refuse
 from training.serving.requests.errors import (
     ENCODED,
@@ -38,8 +40,9 @@ from training.serving.requests.limits import (
 from training.serving.server import Server, encode_json
 
 _TARGET = re.compile(
-    r"(?P<model>[^/:]+)(?:/versions/(?P<version>\d+)|/labels/(?P<label>[^/:]+))?(?::(?P<method>[a-z]+)|(?P<part>/metadata))?"
+    r"(?P<model>[^/:]+)(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?(?::(?P<method>[a-z]+)|(?P<part>/metadata))?"
 )
+_Whole = Annotated[int, BeforeValidator(parse_whole)]
 METHODS = ("predict", "classify", "regress")
 MOST_VERSION = 2**63 - 1
 _log = logging.getLogger("sluice.training.serving")
@@ -146,7 +149,7 @@ def _add_recommend(app: FastAPI, server: Server) -> None:
 
     @app.get("/v1/recommend")
     async def get_recommend(
-        request: Request, user: str, k: int = 10, seen: bool = False
+        request: Request, user: str, k: _Whole = 10, seen: bool = False
     ) -> Response:
         data = {"user": user, "k": k, "seen": seen}
 

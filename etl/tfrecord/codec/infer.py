@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,8 +154,9 @@ class _MapCollector:
         self._message, self._tag, self._is_sequence = message, tag, is_sequence
         self._keys, self._room = KeyTable([]), _FIRST_ROOM
 
-    def update(self, block: RecordBlock, name: str) -> None:
-        """Takes in a block."""
+    def update(self, block: RecordBlock, name: str) -> dict[bytes, int]:
+        """Takes in a block; returns the kinds that its records hold, as bits by key."""
+        held: dict[bytes, int] = {}
         data, index = np.ascontiguousarray(block.data), np.ascontiguousarray(block.index)
         first, outcome = 0, NO_ROOM
         while outcome == NO_ROOM:
@@ -165,24 +166,28 @@ class _MapCollector:
                 data.ctypes.data, index, first, self._is_sequence, self._tag, self._keys.fields,
                 self._keys.table, bits, lengths, unknown,
             )  # fmt: skip
-            for known, kind, length in zip(
-                self.found.values(), bits.tolist(), lengths.tolist(), strict=True
+            for (key, known), kind, length in zip(
+                self.found.items(), bits.tolist(), lengths.tolist(), strict=True
             ):
                 known.kinds, known.length = known.kinds | kind, max(known.length, length)
-            self._take(data, unknown[:rows])
+                if kind:
+                    held[key] = held.get(key, 0) | kind
+            self._take(data, unknown[:rows], held)
             first = int(record)
         if outcome == MALFORMED:
             offset = block.offset + int(block.index[record, 0])
             raise corrupt_record(
                 name, offset, block.first_record + int(record), f"not a {self._message}"
             )
+        return held
 
-    def _take(self, data: np.ndarray, unknown: np.ndarray) -> None:
+    def _take(self, data: np.ndarray, unknown: np.ndarray, held: dict[bytes, int]) -> None:
         """Takes over entries whose keys the kernel did not know."""
         for start, length, kinds, count in unknown.tolist():
             key = data[start : start + length].tobytes()
             known = self.found.setdefault(key, _Found(0, 0))
             known.kinds, known.length = known.kinds | kinds, max(known.length, count)
+            held[key] = held.get(key, 0) | kinds
         if len(unknown):
             self._keys = KeyTable(list(self.found))
             self._room = max(self._room, 2 * len(self.found))
@@ -207,6 +212,8 @@ class FeatureCollector:
                 allowed="Example, SequenceExample, ByteArray",
             )
         self.records = 0
+        # The keys of files in which no key has a value so far; None: one has.
+        self._bare: dict[str, set[bytes] | None] = {}
         self._record_type = record_type
         message = f"tf.train.{record_type}"
         self._maps: list[_MapCollector] = []
@@ -226,8 +233,14 @@ class FeatureCollector:
             CorruptRecordError: A record is not well-formed.
         """
         for collector in self._maps:
-            collector.update(block, name)
+            self._note(name, collector.update(block, name))
         self.records += len(block.index)
+
+    def _note(self, name: str, held: Mapping[bytes, int]) -> None:
+        bare = self._bare.setdefault(name, set())
+        if bare is not None:
+            has_values = any(map(_has_values, held.values()))
+            self._bare[name] = None if has_values else bare | held.keys()
 
     def names(self) -> list[str]:
         """Names of all features found so far, also of those that never held a value."""
@@ -245,10 +258,12 @@ class FeatureCollector:
 
         Raises:
             InputDataError: A feature held different kinds of values, or a name is both in the
-                context and among the feature lists.
+                context and among the feature lists; or the records of a file hold no feature.
         """
         if self._record_type == "ByteArray":
             return [BYTE_ARRAY_FEATURE]
+        if names is None:
+            self._refuse_other_messages()
         features: list[WireFeature] = []
         for is_sequence, collector in enumerate(self._maps):
             for key, found in collector.found.items():
@@ -275,6 +290,31 @@ class FeatureCollector:
                 )
             seen.add(feature.name)
         return features
+
+    def _refuse_other_messages(self) -> None:
+        """Refuses files that are read without a value: most messages parse as an Example.
+
+        A file of empty records beside others has as many rows of nulls.
+        """
+        valued = {
+            key
+            for collector in self._maps
+            for key, found in collector.found.items()
+            if _has_values(found.kinds)
+        }
+        for name, keys in self._bare.items():
+            if keys is not None and (keys or not valued) and not keys & valued:
+                raise InputDataError(
+                    f"the records of {name} hold no feature",
+                    received=f"messages that parse as {self._record_type}, without a value",
+                    allowed="tf.train.Example, or tf.train.SequenceExample",
+                    fix="read other messages, such as ExampleListWithContext, as ByteArray",
+                )
+
+
+def _has_values(kinds: int) -> bool:
+    """Whether some kind stands in the bits of `collect_features`; the first one is that of none."""
+    return kinds > 1
 
 
 def _refuse(what: str, received: str, allowed: str) -> InputDataError:

@@ -59,11 +59,84 @@ def test_wider_types_are_cast_and_what_does_not_fit_is_counted(spark, tmp_path):
     ]
 
 
-def test_times_in_nanoseconds_are_refused_with_the_way_out(spark, tmp_path):
-    write(tmp_path, id=[1], at=pa.array([1], pa.timestamp("ns")))
-    with pytest.raises(InputDataError, match="times in nanoseconds") as error:
-        outcomes(read(spark, tmp_path, declare(INT, format="parquet")))
+UNREAD: dict[str, pa.Array] = {
+    "ns": pa.array([1], pa.timestamp("ns")),
+    "half": pa.array(np.array([1], np.float16)),
+    "time": pa.array([1], pa.time64("us")),
+    "time_ms": pa.array([1], pa.time32("ms")),
+    "uuid": pa.array([b"0" * 16], pa.uuid()),
+    "wide": pa.array([Decimal(1)], pa.decimal256(60, 2)),
+    "times": pa.array([[1]], pa.list_(pa.time64("us"))),
+    "map": pa.array([[("a", 1)]], pa.map_(pa.string(), pa.time64("us"))),
+}
+"""Values of types that Spark does not read."""
+
+
+def test_types_that_spark_does_not_read_are_no_matter_where_no_column_is_declared(spark, tmp_path):
+    view = pa.array(["a"], pa.string_view())
+    nested = pa.array(
+        [{"id": 7, "ns": 1}], pa.struct([("id", pa.int64()), ("ns", pa.timestamp("ns"))])
+    )
+    for number, (kind, values) in enumerate(UNREAD.items()):
+        part = {"id": [number], kind: values, "s": view, "a.b": [1.5], "user": nested}
+        write(tmp_path, f"{kind}.parquet", **part)
+    columns = [INT, column("string", "s"), column("float64", field="a.b")]
+    config = declare(*columns, column("int64", "user", field="user.id"), format="parquet")
+    source = read(spark, tmp_path, config)
+    assert sorted(outcomes(source)) == [(n, "a", 1.5, 7) for n in range(len(UNREAD))]
+    with pytest.raises(InputDataError, match="not declared") as error:
+        read(spark, tmp_path, config.model_copy(update={"new_columns": "fail"}))
+    assert all(kind in str(error.value.received) for kind in UNREAD)
+
+
+@pytest.mark.parametrize("kind", [*UNREAD, "user.ns"])
+def test_a_declared_column_of_a_type_that_spark_does_not_read_is_refused(spark, tmp_path, kind):
+    nested = pa.array([{"ns": 1}], pa.struct([("ns", pa.timestamp("ns"))]))
+    write(tmp_path, id=[1], user=nested, **UNREAD)
+    declared = declare(INT, column("string", field=kind), format="parquet")
+    with pytest.raises(InputDataError, match="a type that Spark does not read") as error:
+        read(spark, tmp_path, declared)
     assert 'coerce_timestamps="us"' in str(error.value.fix)
+
+
+def write_decimals(spark: Any, path: Path, cents: list[int | None]) -> None:
+    """A file of decimals in byte arrays, as other writers make them."""
+    jvm = spark._jvm
+    parquet = jvm.org.apache.parquet
+    text = "message m { optional binary x (DECIMAL(4,2)); }"
+    schema = parquet.schema.MessageTypeParser.parseMessageType(text)
+    target = jvm.org.apache.hadoop.fs.Path(str(path))
+    writer = parquet.hadoop.example.ExampleParquetWriter.builder(target).withType(schema).build()
+    for value in cents:
+        group = parquet.example.data.simple.SimpleGroup(schema)
+        if value is not None:
+            binary = parquet.io.api.Binary.fromConstantByteArray(value.to_bytes(3, signed=True))
+            group.append("x", binary)
+        writer.write(group)
+    writer.close()
+
+
+def test_decimals_in_byte_arrays_are_read(spark, tmp_path):
+    write_decimals(spark, tmp_path / "in" / "a.parquet", [150, -225, None])
+    for kind, expected in (("float64", [1.5, -2.25, None]), ("string", ["1.50", "-2.25", None])):
+        config = declare(column(kind, nullable=True), format="parquet")
+        assert outcomes(read(spark, tmp_path, config)) == [(value,) for value in expected]
+
+
+def test_epochs_with_a_fraction_are_rounded_down(spark, tmp_path):
+    times = [1593878903.438, -0.0005, float("nan")]
+    exact = pa.array([Decimal("1593878903.4389"), None, Decimal(5)], pa.decimal128(20, 4))
+    write(tmp_path, at=times, exact=exact)
+    columns = [
+        {"name": name, "type": "timestamp", "timestamp_format": "epoch_s", "nullable": True}
+        for name in ("at", "exact")
+    ]
+    moment = 1_593_878_903_438
+    assert outcomes(read(spark, tmp_path, declare(*columns, format="parquet"))) == [
+        (moment, moment),
+        (-1, None),
+        "not_timestamp:at",
+    ]
 
 
 def test_nan_is_missing_where_a_number_may_be(spark, tmp_path):
@@ -178,6 +251,15 @@ def test_names_in_the_input_paths_into_structs_and_orc(spark, tmp_path):
     columns = [{**INT, "field": "user.id"}, column("string", field="Who.id")]
     config = declare(*columns, format="orc", new_columns="ignore")
     assert good(read(spark, tmp_path, config)) == [(1, "a")]
+
+
+def test_names_inside_of_structs_may_have_dots(spark, tmp_path):
+    info = [{"more.info": {"age": 3}, "age": 4}]
+    write(tmp_path, **{"id": [1], "user": info, "user.id": ["a"], "a.b": [{"c": 2}]})
+    fields = {"name": "user.id", "age": "user.more.info.age", "c": "a.b.c"}
+    columns = [column("string", name, field=field) for name, field in fields.items()]
+    config = declare(INT, *columns, format="parquet", new_columns="fail")
+    assert good(read(spark, tmp_path, config)) == [(1, "a", "3", "2")]
 
 
 def test_damaged_files_are_an_input_error(spark, tmp_path):

@@ -34,8 +34,18 @@ def times(written: str | None, **options: object) -> dict[str, object]:
             [(DAY_MS,), (DAY_MS + 500,), BAD, BAD, BAD],
         ),
         ("dd.MM.yyyy HH:mm", ["01.03.2024 00:01", "2024-03-01"], [(DAY_MS + 60_000,), BAD]),
-        ("epoch_s", ["1709251200", str(2**63 - 1), "1.5"], [(DAY_MS,), BAD, BAD]),
-        ("epoch_us", ["1709251200000999", "-1"], [(DAY_MS,), (-1,)]),
+        (
+            "epoch_s",
+            ["1709251200", str(2**63 - 1), "1.5", "1593878903.438", "1.709251200E9", "-0.0005"],
+            [(DAY_MS,), BAD, (1500,), (1_593_878_903_438,), (DAY_MS,), (-1,)],
+        ),
+        ("epoch_s", ["1709251200.", "1_000", "\u0661.5", "0x1p3", "."], [(DAY_MS,), *[BAD] * 4]),
+        ("epoch_ms", [f"{DAY_MS}.999", "-0.1", "1e30", "nan"], [(DAY_MS,), (-1,), BAD, BAD]),
+        (
+            "epoch_us",
+            ["1709251200000999", "-1", "1709251200000999.9"],
+            [(DAY_MS,), (-1,), (DAY_MS,)],
+        ),
     ],
 )
 def test_times_are_read_as_milliseconds(spark, tmp_path, written, texts, expected):
@@ -68,6 +78,35 @@ def test_lists_of_floats_bounds_in_lists_and_ids_beyond_int64(spark, tmp_path):
         "not_finite:w",
         (2**63 - 1, [2.0]),
     ]
+
+
+@pytest.mark.parametrize("text", ["1_000", "\u0661", "\u00a01", "0x1p3", "1d"])
+def test_text_that_is_no_number(spark, tmp_path, text):
+    reals = {"name": "x", "type": "float32", "nullable": True}
+    lists = {"name": "xs", "type": "list<float64>", "separator": ",", "nullable": True}
+    write(tmp_path, f"{text}\t1\t1", f"1\t{text}\t1", f"1\t1\t1,{text}", " +1 \t +1. \t-.5e-1")
+    assert outcomes(read(spark, tmp_path, declare(INT, reals, lists))) == [
+        "not_int64:id",
+        "not_float32:x",
+        "not_list<float64>:xs",
+        (1, 1.0, [-0.05]),
+    ]
+
+
+def test_text_that_is_no_time(spark, tmp_path):
+    zones = ["+99:99", "+18:01", "-19", "+05:60", "+530", "+0\u0661:00"]
+    texts = [f"2024-03-01T00:00:00{zone}" for zone in zones]
+    texts += ["2024-03-01T00:00+02:00", "\u0662\u0660\u0662\u0664-03-01", "\u00a02024-03-01"]
+    write(tmp_path, *texts, "2024-03-01T18:00:00+18:00")
+    assert outcomes(read(spark, tmp_path, declare(times(None)))) == [*[BAD] * 9, (DAY_MS,)]
+
+
+def test_epochs_of_json_may_have_fractions(spark, tmp_path):
+    rows = [{"at": 1593878903.438}, {"at": "1593878903.438"}, {"at": 1593878903}]
+    (tmp_path / "in").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    source = read(spark, tmp_path, declare(times("epoch_s"), format="json"))
+    moment = 1_593_878_903_438
+    assert outcomes(source) == [(moment,), (moment,), (moment - 438,)]
 
 
 TEXT = {"name": "text", "type": "string", "nullable": True}
@@ -367,3 +406,21 @@ def test_sequences_inside_json(spark, tmp_path):
     (tmp_path / "in").write_text("\n".join(lines) + "\n")
     source = read(spark, tmp_path, declare(INT, clicks, format="json"))
     assert outcomes(source) == [(1, [12, 7, 8], [3, -1, -1]), "empty_entry:videos"]
+
+
+def test_a_key_with_dots_goes_before_a_path_of_the_same_name(spark, tmp_path):
+    rows = [
+        {"user.id": 1, "user": {"id": 2, "more.info": {"age": 3}}},
+        {"user": {"id": 4, "more": {"info.age": 5}}},
+        {"user.more": {"info": {"age": 6}}, "user.id": None},
+        {"user.more.info.age": 7, "user": 8},
+    ]
+    (tmp_path / "in").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    columns = [
+        {"name": name, "type": "int64", "field": field, "nullable": True}
+        for name, field in (("id", "user.id"), ("age", "user.more.info.age"))
+    ]
+    config = declare(*columns, format="json", new_columns="fail")
+    source = read(spark, tmp_path, config)
+    assert outcomes(source) == [(1, 3), (4, 5), (None, 6), (None, 7)]
+    assert not count_rows(source).new

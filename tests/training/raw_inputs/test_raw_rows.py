@@ -68,6 +68,26 @@ def test_the_row_that_is_no_whole_number_is_named(tmp_path, text) -> None:
         read(write(tmp_path, "csv", rows))
 
 
+@pytest.mark.parametrize("number", ["1_0", "\u0661", "\u00a01", "0x1p3", "1d"])
+@pytest.mark.parametrize("name", ["price", "count"])
+def test_numbers_are_those_of_the_build(tmp_path, name, number) -> None:
+    with pytest.raises(InputDataError, match=f"row 2: column {name!r}"):
+        read(write(tmp_path, "csv", [GOOD, {**GOOD, name: number}]))
+
+
+def test_text_of_numbers_is_read_as_the_build_reads_it(tmp_path) -> None:
+    texts = ["+2.5", " .5", "1.", "-1e-1\t"]
+    path = write(tmp_path, "csv", [{**GOOD, "price": text} for text in texts])
+    assert read(path)["price"].tolist() == pytest.approx([2.5, 0.5, 1.0, -0.1])
+
+
+def test_a_quote_without_an_end_is_refused(tmp_path) -> None:
+    path = write(tmp_path, "csv", [GOOD, GOOD])
+    path.write_text(path.read_text() + '1,2,3,"4\n')
+    with pytest.raises(InputDataError, match="within quotes"):
+        read(path)
+
+
 def test_two_columns_of_one_name_are_refused(tmp_path) -> None:
     path = write(tmp_path, "parquet", [GOOD])
     table = pq.read_table(path)

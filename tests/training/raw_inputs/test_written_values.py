@@ -20,7 +20,7 @@ from conf.errors import InputDataError
 from training.export.source_facts import SourceFacts
 from training.raw_inputs.input_columns import InputColumn
 from training.raw_inputs.raw_rows import RawFile, RawReader
-from training.raw_inputs.written_values import find_forms, parse_time
+from training.raw_inputs.written_values import find_forms, parse_time, parse_value
 from training.serving.requests.errors import RequestError
 from training.serving.requests.tensors import parse_predict
 
@@ -208,6 +208,14 @@ def test_a_separator_of_one_s_own_goes_before(tmp_path: Path) -> None:
         ("2026-01-31T10:30", "yyyy-MM-dd'T'HH:mm", MOMENT_MS),
         (str(MOMENT_MS), "yyyyMMdd", MOMENT_MS),
         ("5.0", "iso", 5),
+        ("2026-01-31T10:30:00+18:00", "iso", MOMENT_MS - 64_800_000),
+        ("1769855400.438", "epoch_s", MOMENT_MS + 438),
+        (" 1.769855400438E9", "epoch_s", MOMENT_MS + 438),
+        ("1769855400438.9", "epoch_ms", MOMENT_MS + 438),
+        ("1769855400438999.9", "epoch_us", MOMENT_MS + 438),
+        (f"{MOMENT_MS}.5", "epoch_s", MOMENT_MS),
+        ("-0.5", "epoch_ms", -1),
+        ("1e-999999999", "epoch_s", 0),
     ],
 )
 def test_times_as_logs_write_them(text: str, written: str, expected: int) -> None:
@@ -216,11 +224,53 @@ def test_times_as_logs_write_them(text: str, written: str, expected: int) -> Non
 
 @pytest.mark.parametrize(
     ("text", "written"),
-    [("2026013", "yyyyMMdd"), ("20261301", "yyyyMMdd"), ("Sat", "EEE"), ("10:30", "iso")],
+    [
+        ("2026013", "yyyyMMdd"),
+        ("20261301", "yyyyMMdd"),
+        ("Sat", "EEE"),
+        ("10:30", "iso"),
+        *(
+            (f"2026-01-31T10:30:00{zone}", "iso")
+            for zone in ("+99:99", "+18:01", "-19", "+05:60", "+530", "+0\u0661:00")
+        ),
+        ("2026-01-31T10:30+02:00", "iso"),
+        ("\u0662\u0660\u0662\u0666-01-31", "iso"),
+        ("\u00a02026-01-31", "iso"),
+        ("\u0662\u0660\u0662\u06660131", "yyyyMMdd"),
+        (" 2026-01-31", "yyyy-MM-dd"),
+        ("2026-01-31+19:00", "yyyy-MM-ddXXX"),
+        *(
+            (text, "epoch_s")
+            for text in ("1_000", "\u0661", "1e999999999", "-1e999999999", "nan", "0x1", "1d", ".")
+        ),
+    ],
 )
 def test_what_is_no_time(text: str, written: str) -> None:
-    with pytest.raises(ValueError, match=r"is no time|month must be in"):
+    with pytest.raises(ValueError, match=r"is no (time|zone|number)|month must be in"):
         parse_time(text, written, "ms")
+
+
+@pytest.mark.parametrize(
+    "value", [1769855400.438, "1769855400.438", decimal.Decimal("1769855400.4389")]
+)
+@pytest.mark.parametrize("reader", list(READERS))
+def test_fractions_of_epochs_are_rounded_down(tmp_path: Path, reader: str, value: Any) -> None:
+    if isinstance(value, decimal.Decimal) and reader not in ("csv", "parquet"):
+        pytest.skip("JSON has no decimals")
+    found = READERS[reader](tmp_path, [{**WRITTEN, "sent": value}, {**WRITTEN, "sent": value}])
+    assert found["sent"].tolist() == [MOMENT_MS + 438] * 2
+
+
+@pytest.mark.parametrize("text", ["\u0661", "\u00a01", "1.0x", "0x1p3", "1d", "nan"])
+@pytest.mark.parametrize("reader", list(READERS))
+def test_numbers_in_texts_are_those_of_the_build(tmp_path: Path, reader: str, text: str) -> None:
+    with pytest.raises((InputDataError, RequestError), match="as the build reads it"):
+        READERS[reader](tmp_path, [{**WRITTEN, "videos": f"12 {text}"}])
+    assert parse_value(" +1. ", "float32") == 1.0
+    assert parse_value("\t-.5e-1", "float64") == -0.05
+    for number in (text, "1_0"):
+        with pytest.raises(ValueError, match="no number"):
+            parse_value(number, "float32")
 
 
 def test_columns_that_nobody_reads_are_named(tmp_path: Path, caplog: Any) -> None:

@@ -9,10 +9,16 @@ import pyarrow as pa
 import pytest
 
 from conf.artefacts.export import IndexKind
+from conf.errors import InputDataError
 from training.index import vector_index
 from training.index.index_build import fit_index
 from training.index.index_report import measure_recall, tune
-from training.index.item_columns import ItemColumns, WrongFilterError, align_columns
+from training.index.item_columns import (
+    ItemColumns,
+    WrongFilterError,
+    align_columns,
+    read_table,
+)
 
 ITEMS, DIM = 3000, 8
 
@@ -89,6 +95,21 @@ def test_the_effort_grows_until_the_recall_is_reached(vectors) -> None:
     assert recalls[2] == 1.0  # All cells.
 
 
+def test_hashes_of_a_csv_file_are_text(tmp_path) -> None:
+    path, hashes = tmp_path / "items.csv", ["12345678901234567890", "12345678901234567891"]
+    rows = [f"{n},0.5,{hash_}" for n, hash_ in enumerate(hashes)]
+    path.write_text("\n".join(["id,score,hash", *rows]) + "\n")
+    table = read_table(path)
+    assert table.schema.types == [pa.string(), pa.float64(), pa.string()]
+    assert table["hash"].to_pylist() == hashes
+    late = ["id,score", *(f"{n},0.5" for n in range(300_000)), f"x,{hashes[0]}"]
+    path.write_text("\n".join(late) + "\n")
+    assert read_table(path)["score"].to_pylist()[-1] == hashes[0]
+    path.write_text('id,title\n1,x\n2,"abc\n')
+    with pytest.raises(InputDataError, match="within quotes"):
+        read_table(path)
+
+
 @pytest.mark.parametrize("wanted", [10_000_000_000, 1e10, "10000000000"])
 def test_whole_numbers_match_however_they_are_stored(wanted) -> None:
     """pandas makes floats of whole numbers beside a null, and Arrow writes 1e+10 for them."""
@@ -116,7 +137,10 @@ def test_columns_filter_by_values_of_any_kind() -> None:
         WrongFilterError, match="unknown columns \\['colour'\\]; allowed: title, year"
     ):
         columns.find({"colour": [1]})
-    for wrong, says in (({"title": ["A|B"]}, "give a list"), ({"year": ["new"]}, "holds numbers")):
+    for wrong, says in (
+        ({"title": ["A|B"]}, "give a list"),
+        *(({"year": [text]}, "holds numbers") for text in ("new", "1_990", "\u0661")),
+    ):
         with pytest.raises(WrongFilterError, match=says):
             columns.find(wrong)
     first, unknown, last = columns.get(np.array([1, 2, 3]))

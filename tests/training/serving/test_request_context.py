@@ -233,6 +233,8 @@ def test_without_a_ranker_lists_are_those_of_the_retrieval(rated) -> None:
     server = Server(ServerConfig(rated, 60.0, recommend=RecommendConfig(is_ranked=False)))
     with TestClient(build_app(server), "http://localhost") as client:
         found = client.get("/v1/recommend?user=1003&k=2").json()
+        for k in ("1_0", "\u0661", "2.0"):
+            assert client.get(f"/v1/recommend?user=1003&k={k}").status_code == 400
         assert [set(row) for row in found["items"]] == [{"item", "retrieval_score"}] * 2
         assert [model["name"] for model in found["models"]] == ["towers"]
 

@@ -258,6 +258,9 @@ def test_states_of_versions(call) -> None:
         ("scores/versions/99999999999999999999", 400,
          "Failed to convert version: 99999999999999999999 to numeric."),
         ("scores/versions/x", 400, "Malformed request: GET /v1/models/scores/versions/x"),
+        ("scores/versions/\u0661", 400,
+         "Malformed request: GET /v1/models/scores/versions/\u0661"),
+        ("scores/versions/1_0", 400, "Malformed request: GET /v1/models/scores/versions/1_0"),
     ],
 )  # fmt: skip
 def test_rest_errors_are_tensorflow_serving_s(client, path, status, said) -> None:

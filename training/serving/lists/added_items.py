@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from conf.artefacts.export import (
@@ -22,6 +21,7 @@ from conf.artefacts.export import (
 from conf.artefacts.run import read_json
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.publication.numbered import hold_numbers
+from conf.storage.table_files import read_parquet
 from training.index.index_build import read_seconds, require_whole, write_numbered
 from training.index.item_columns import COLUMN_PREFIX, read_table
 from training.index.known_entities import find_index, open_index
@@ -60,7 +60,7 @@ def add_items(version: Path, path: Path, keep: int | None = None) -> tuple[Path,
             fix="build one: `sluice index --export` this version",
         )
     base = version / INDEX_DIR / str(number)
-    index, items = open_index(base, card, can_grow=True), pq.read_table(base / ITEMS_FILE)
+    index, items = open_index(base, card, can_grow=True), read_parquet(base / ITEMS_FILE)
     texts = [*_list_texts(card), *_list_text_columns(items.schema)]
     new, repeated = _read_new(read_table(path, texts), path, items)
     if not len(new):

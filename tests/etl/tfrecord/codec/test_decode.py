@@ -1,5 +1,7 @@
 """The decoder against protobuf and TensorFlow's parser, on sound, odd and hostile input."""
 
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -17,6 +19,7 @@ from etl.tfrecord.codec.encode import build_encoder, encode
 from etl.tfrecord.codec.framing import CorruptRecordError, RecordBlock, index_records
 from etl.tfrecord.codec.infer import infer_features
 from etl.tfrecord.files.writer import ShardWriter
+from etl.tfrecord.table import read_table
 from etl.tfrecord.types.features import WireFeature
 from tests.machine import examples
 from tests.tfrecord_files import read_file
@@ -428,6 +431,33 @@ def test_inference_over_files(tmp_path, compression: str) -> None:
     third = write("c", [{"x": ("bytes_list", [b"q"])}])
     with pytest.raises(InputDataError, match="different kinds"):
         infer_features([first, third])
+
+
+def write_records(path: Path, records: list[bytes]) -> Path:
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for record in records:
+            writer.write(record)
+    return path
+
+
+def test_messages_that_parse_as_examples_without_a_feature_are_refused(tmp_path) -> None:
+    message = tf.train.Example()
+    message.features.feature["x"].int64_list.value.append(1)
+    bare = tf.train.Example()
+    bare.features.feature["x"].SetInParent()
+    [good, unset] = [one.SerializeToString() for one in (message, bare)]
+    # ExampleListWithContext: examples in field 1, the context in field 2.
+    lists = b"\n" + bytes([len(good)]) + good + b"\x12" + bytes([len(good)]) + good
+    others = write_records(tmp_path / "lists", [lists] * 3)
+    empty = write_records(tmp_path / "empty", [b"", b""])
+    mixed = write_records(tmp_path / "mixed", [b"", unset, good])
+    unset_alone = write_records(tmp_path / "unset", [unset])
+    for paths in ([others], [mixed, others], [empty], [unset_alone]):
+        with pytest.raises(InputDataError, match=f"{paths[-1]} hold no feature"):
+            infer_features(paths)
+    for paths, rows in (([mixed], 3), ([mixed, empty, unset_alone], 6)):
+        assert read_table(paths)["x"].to_pylist() == [None, None, 1, *[None] * (rows - 3)]
+    assert read_table([others], record_type="ByteArray")["byteArray"].to_pylist() == [lists] * 3
 
 
 def test_first_record_need_not_hold_every_feature(tmp_path) -> None:

@@ -1,0 +1,212 @@
+"""Parquet and CSV files as Arrow reads them, each opened in one way for all that read rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import csv
+
+Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
+
+
+def open_parquet(file: Path | pa.BufferReader) -> pq.ParquetFile:
+    """Opens a Parquet file; INT96 times are microseconds, as in Spark.
+
+    In nanoseconds, Arrow's default, a year before 1678 or after 2262 becomes another one.
+    """
+    return pq.ParquetFile(file, coerce_int96_timestamp_unit="us")
+
+
+def read_parquet(file: Path | pa.BufferReader, columns: Sequence[str] | None = None) -> pa.Table:
+    """Reads a Parquet file, or some of its columns."""
+    with open_parquet(file) as opened:
+        return without_views(opened.read(None if columns is None else list(columns)))
+
+
+def without_views(rows: Rows) -> Rows:
+    """Returns rows with plain text in place of string views, which few functions take."""
+    schema = plain_schema(rows.schema)
+    return rows if schema.equals(rows.schema) else rows.cast(schema)
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """Returns a schema with plain text and bytes in place of views of them."""
+    return pa.schema([one.with_type(_plain(one.type)) for one in schema], schema.metadata)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_plain(kind.value_type)))
+    if pa.types.is_string_view(kind):
+        return pa.string()
+    return pa.binary() if pa.types.is_binary_view(kind) else kind
+
+
+_END = "\ufdd0"  # no character of any text
+
+
+@dataclass(frozen=True)
+class CsvForm:
+    """How a CSV file with a header is read.
+
+    Attributes:
+        separator: Between columns.
+        types: By column; of others Arrow infers them from the first block, but for whole numbers
+            that no float64 holds, such as 64-bit hashes: these are text.
+        columns: Those to read; None: all.
+        nulls: Fields that are null beside the empty one.
+        quoted_nulls: Whether they are within quotes too.
+        empty_lines: Whether a line without anything is a row of an only column.
+        block_bytes: Bytes that are read at a time.
+    """
+
+    separator: str = ","
+    types: Mapping[str, pa.DataType] = field(default_factory=dict)
+    columns: Sequence[str] | None = None
+    nulls: Sequence[str] = ()
+    quoted_nulls: bool = False
+    empty_lines: bool = False
+    block_bytes: int = 1 << 20
+
+    def open(self, source: Path | _Ended) -> csv.CSVStreamingReader:
+        """Opens a file, or its bytes."""
+        return csv.open_csv(
+            source,
+            csv.ReadOptions(use_threads=False, block_size=self.block_bytes),
+            csv.ParseOptions(
+                delimiter=self.separator,
+                newlines_in_values=True,
+                ignore_empty_lines=not self.empty_lines,
+            ),
+            csv.ConvertOptions(
+                column_types=self.types,
+                include_columns=self.columns,
+                null_values=["", _END, *self.nulls],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=self.quoted_nulls,
+            ),
+        )
+
+
+class CsvRows(NamedTuple):
+    """The schema of a CSV file, and its rows to come."""
+
+    schema: pa.Schema
+    batches: Iterator[pa.RecordBatch]
+
+
+class LongNumberError(pa.ArrowInvalid):
+    """A column of real numbers holds a whole number that none of them is."""
+
+    def __init__(self, column: str) -> None:
+        super().__init__(f"column {column!r}: real numbers first, then whole numbers beyond 2^53")
+        self.column = column
+
+
+def read_csv_names(path: Path, separator: str = ",") -> list[str]:
+    """Reads the names of the columns in the first line of a CSV file."""
+    with CsvForm(separator).open(path) as reader:
+        return list(reader.schema.names)
+
+
+def open_csv(path: Path, names: Sequence[str], form: CsvForm) -> CsvRows:
+    """Opens a CSV file.
+
+    Args:
+        path: The file.
+        names: All its columns.
+        form: How it is read.
+
+    Raises:
+        pa.ArrowInvalid: A row has other columns, a value another type, or a quote has no end; the
+            batches raise it too.
+    """
+    wanted = list(form.columns or names)
+    # A quote without an end takes the rest of the file into the last column.
+    form = replace(form, columns=list(dict.fromkeys([*wanted, names[-1]])))
+    with form.open(path) as reader:
+        inferred = {f.name: f.type for f in reader.schema if f.name not in form.types}
+    floats = {name for name, kind in inferred.items() if pa.types.is_float64(kind)}
+    texts = floats | {name for name, kind in inferred.items() if pa.types.is_null(kind)}
+    types = {name: pa.string() if name in texts else kind for name, kind in inferred.items()}
+    form = replace(form, types={**types, **form.types})
+    reader = form.open(_Ended(path, len(names), form))
+    batches = _without_end(reader, names[-1])
+    first = next(batches)
+    floats -= {name for name in floats if _holds_long(first.column(name))}
+    schema = pa.schema(
+        [(n, pa.float64() if n in floats else reader.schema.field(n).type) for n in wanted]
+    )
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        with reader:
+            for batch in chain((first,), batches):
+                columns = [_read_column(name, batch, name in floats) for name in wanted]
+                yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    return CsvRows(schema, rows())
+
+
+def _read_column(name: str, batch: pa.RecordBatch, is_float: bool) -> pa.Array:
+    column = batch.column(name)
+    if not is_float:
+        return column
+    if _holds_long(column):
+        raise LongNumberError(name)
+    return pc.ascii_trim_whitespace(column).cast(pa.float64())
+
+
+def _holds_long(texts: pa.Array) -> bool:
+    """Whether text is a whole number from 2^53 on, where a float64 may be another one."""
+    whole = texts.filter(pc.match_substring_regex(texts, r"^\s*[+-]?[0-9]{16,}\s*$"))
+    numbers = pc.abs(pc.ascii_trim_whitespace(whole).cast(pa.float64()))
+    return bool(pc.any(pc.greater_equal(numbers, float(1 << 53))).as_py())
+
+
+class _Ended:
+    """The bytes of a CSV file and a last row without a value, which a quote without an end takes.
+
+    Where empty lines are passed over, the row of an only column is `_END`.
+    """
+
+    def __init__(self, path: Path, columns: int, form: CsvForm) -> None:
+        self._file = pa.input_stream(str(path), compression="detect")
+        end = _END if columns == 1 and not form.empty_lines else ""
+        self._row = f"{end}{form.separator * (columns - 1)}\n".encode()
+        self._next: bytes | None = None
+        self.closed = False
+
+    def read(self, size: int) -> bytes:
+        """Returns the next bytes of the file, with the last ones the row behind them."""
+        most = size - len(self._row) - 1
+        before = self._file.read(most) if self._next is None else self._next
+        self._next = self._file.read(most) if before else b""
+        if self._next or not before:
+            return before
+        return before + (b"" if before[-1:] in b"\r\n" else b"\n") + self._row
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+        self.closed = True
+
+
+def _without_end(reader: csv.CSVStreamingReader, last: str) -> Iterator[pa.RecordBatch]:
+    """Yields batches without the row that `_Ended` adds."""
+    held = None
+    for batch in reader:
+        if not batch.num_rows:
+            continue
+        if held is not None:
+            yield held
+        held = batch
+    if held is None or held.column(last)[-1].is_valid:
+        raise pa.ArrowInvalid("the file ends within quotes: a quote in its last row has no end")
+    yield held.slice(0, held.num_rows - 1)

@@ -1,0 +1,138 @@
+"""Parquet and CSV as all readers of rows open them."""
+
+from __future__ import annotations
+
+import ast
+import datetime
+import gzip
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from conf.storage.table_files import (
+    CsvForm,
+    LongNumberError,
+    open_csv,
+    open_parquet,
+    read_csv_names,
+    read_parquet,
+    without_views,
+)
+
+HASHES = ["12345678901234567890", "12345678901234567891"]
+ROOT = Path(__file__).parents[3]
+
+
+def read(path: Path, **form) -> pa.Table:
+    rows = open_csv(path, read_csv_names(path), CsvForm(**form))
+    return pa.Table.from_batches(rows.batches, rows.schema)
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "a.csv"
+    path.write_text(text, newline="")
+    return path
+
+
+def test_nothing_else_opens_parquet() -> None:
+    others = []
+    for folder in ("conf", "etl", "jobs", "training"):
+        for path in (ROOT / folder).rglob("*.py"):
+            names = {
+                node.attr for node in ast.walk(ast.parse(path.read_text()))
+                if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "pq"
+            }  # fmt: skip
+            if names & {"ParquetFile", "read_table", "read_schema", "read_metadata"}:
+                others.append(str(path.relative_to(ROOT)))
+    assert others == ["conf/storage/table_files.py"]
+
+
+def test_int96_times_of_any_year_are_as_written(tmp_path) -> None:
+    times = [datetime.datetime(9999, 12, 31), datetime.datetime(1, 1, 1, 0, 0, 0, 7), None]
+    table = pa.table({"at": pa.array(times, pa.timestamp("us"))})
+    pq.write_table(table, tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
+    assert read_parquet(tmp_path / "a.parquet")["at"].to_pylist() == times
+    with open_parquet(tmp_path / "a.parquet") as file:
+        assert file.schema_arrow.types == [pa.timestamp("us")]
+
+
+def test_views_are_plain_text(tmp_path) -> None:
+    views = {
+        "s": pa.array(["a", None], pa.string_view()),
+        "b": pa.array([b"a", None], pa.binary_view()),
+        "l": pa.array([["a"], []], pa.list_(pa.string_view())),
+    }
+    pq.write_table(pa.table(views), tmp_path / "a.parquet")
+    table = read_parquet(tmp_path / "a.parquet")
+    assert table.schema.types == [pa.string(), pa.binary(), pa.list_(pa.string())]
+    assert table.to_pylist() == pa.table(views).to_pylist()
+    assert without_views(table) is table
+
+
+@pytest.mark.parametrize("end", ["\n", "", "\r\n"])
+def test_whole_numbers_that_no_float_holds_are_text(tmp_path, end) -> None:
+    rows = [f"{n},{h},{x}" for n, (h, x) in enumerate(zip(HASHES, ["1.5", ""], strict=True))]
+    table = read(write(tmp_path, "\n".join(["id,hash,x", *rows]) + end))
+    assert table.schema.types == [pa.int64(), pa.string(), pa.float64()]
+    assert table.to_pylist() == [
+        {"id": 0, "hash": HASHES[0], "x": 1.5},
+        {"id": 1, "hash": HASHES[1], "x": None},
+    ]
+    mixed = read(write(tmp_path, f"a,b\n0.5, 1.5\n9007199254740993,{2**53 - 1}\n"))
+    assert mixed.to_pydict() == {"a": ["0.5", "9007199254740993"], "b": [1.5, 2.0**53 - 1]}
+    given = read(write(tmp_path, f"a\n{HASHES[0]}\n"), types={"a": pa.float64()})
+    assert given["a"].to_pylist() == [float(HASHES[0])]
+
+
+def test_a_long_number_after_the_first_block_is_refused(tmp_path) -> None:
+    path = write(tmp_path, "a\n" + "0.5\n" * 500 + HASHES[0] + "\n")
+    with pytest.raises(LongNumberError, match="'a'") as error:
+        read(path, block_bytes=1000)
+    assert error.value.column == "a"
+    path = write(tmp_path, "a,b\n" + ",1\n" * 500 + f"{HASHES[0]},2\n")
+    assert read(path, block_bytes=1000)["a"].to_pylist()[-1] == HASHES[0]
+
+
+@pytest.mark.parametrize(
+    "text", ['1,x\n2,"abc', '1,x\n2,"abc\n', '1,x\n2,"', '"1,x', '1,x\n"2,x\n\n']
+)
+@pytest.mark.parametrize("columns", [None, ("id",), ("name",)])
+def test_a_quote_without_an_end_is_refused(tmp_path, text, columns) -> None:
+    with pytest.raises(pa.ArrowInvalid):
+        read(write(tmp_path, f"id,name\n{text}"), types={"id": pa.string()}, columns=columns)
+
+
+@pytest.mark.parametrize("block_bytes", [32, 1 << 20])
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ('1,"a\nb"', [("1", "a\nb")]),
+        ('1,""\n', [("1", "")]),
+        ('1,"say ""hi"""\r\n', [("1", 'say "hi"')]),
+        ('1,5" pipe\n2,\n', [("1", '5" pipe'), ("2", None)]),
+        (",\n", [(None, None)]),
+        ("", []),
+        ("".join(f"{n},x\n" for n in range(99)), [(str(n), "x") for n in range(99)]),
+    ],
+)
+def test_rows_are_those_of_the_file(tmp_path, text, rows, block_bytes) -> None:
+    path = write(tmp_path, f"id,name\n{text}")
+    types = {"id": pa.string(), "name": pa.string()}
+    found = read(path, types=types, block_bytes=block_bytes)
+    assert list(zip(*found.to_pydict().values(), strict=True)) == rows
+    path.with_suffix(".csv.gz").write_bytes(gzip.compress(path.read_bytes()))
+    assert read(path.with_suffix(".csv.gz"), types=types, block_bytes=block_bytes) == found
+
+
+@pytest.mark.parametrize(("empty_lines", "rows"), [(True, ["a", None, "b"]), (False, ["a", "b"])])
+def test_an_only_column(tmp_path, empty_lines, rows) -> None:
+    assert read(write(tmp_path, "x\na\n\nb"), empty_lines=empty_lines)["x"].to_pylist() == rows
+    with pytest.raises(pa.ArrowInvalid, match="within quotes"):
+        read(write(tmp_path, 'x\na\n"b\n'), empty_lines=empty_lines)
+
+
+def test_a_row_of_another_type_is_named(tmp_path) -> None:
+    with pytest.raises(pa.ArrowInvalid, match="Row #3: CSV conversion error to int64"):
+        read(write(tmp_path, "id\n1\nx\n"), types={"id": pa.int64()})
