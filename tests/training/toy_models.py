@@ -153,7 +153,8 @@ def build_own_network(inputs: dict, units: int, tasks: Sequence[str]) -> dict:
     target = inputs["movie_id"][:, None, :]
     attended = keras.ops.sum(inputs["history"] * keras.ops.tanh(target) * mask, axis=1)
     others = [inputs[name] for name in ("user_id", "gender", "movie_id", "genres")]
-    hidden = keras.layers.Dense(units, activation="tanh")(
+    first = keras.layers.Dense(units, activation="tanh", bias_constraint="non_neg")
+    hidden = keras.layers.SpectralNormalization(first)(
         keras.ops.concatenate([attended, *others], axis=-1)
     )
     hidden = keras.layers.BatchNormalization()(keras.layers.Dropout(0.5)(hidden))

@@ -86,7 +86,7 @@ def parse_resume_state(content: Mapping[str, Any]) -> ResumeState:
 
 
 def build_divergence_error(
-    received: str, position: Position, *, has_temperature: bool = False
+    received: str, position: Position, *, has_temperature: bool = False, advice: str = ""
 ) -> TrainingDivergedError:
     """Returns the error that ends a run whose numbers are no longer finite.
 
@@ -94,12 +94,13 @@ def build_divergence_error(
         received: The number that is not finite.
         position: The batch that it was found after.
         has_temperature: Whether the model divides its scores by one.
+        advice: What helps where it is not a lower rate.
     """
     further = ", or raise model.temperature" if has_temperature else ""
+    lower = f"lower optimizer.learning_rate, set optimizer.clip_norm{further}"
     return TrainingDivergedError(
         f"training diverged in epoch {position.epoch + 1}, at step {position.batch + 1}",
         received=received,
         allowed="finite numbers",
-        fix=f"lower optimizer.learning_rate, set optimizer.clip_norm{further}; the checkpoints of "
-        "earlier steps are untouched",
+        fix=f"{advice or lower}; the checkpoints of earlier steps are untouched",
     )

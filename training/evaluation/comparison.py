@@ -254,7 +254,7 @@ def _score_rows(trained: TrainedModel, split: str, tasks: list[Task]) -> _Scored
         logits = score({name: batch[name] for name in model.inputs})
         found = {f"score {t.name}": np.asarray(logits[t.name], np.float64) for t in tasks}
         for task in tasks:
-            check_scores(task, found[f"score {task.name}"])
+            check_scores(task, found[f"score {task.name}"], batch)
         found |= {f"label {t.name}": np.asarray(batch[t.label], np.float64) for t in tasks}
         size = len(next(iter(found.values())))
         ids = np.asarray(batch[user], np.int64) if user else np.zeros(size, np.int64)

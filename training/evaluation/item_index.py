@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,14 @@ from conf.schema import PAD_ID
 from conf.splits import USERS
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.metrics import MISSING, IntArray, Pairs
-from training.input.batches import Batch, build_eval_dataset, read_batches
+from training.input.batches import (
+    FINITE_ADVICE,
+    Batch,
+    Features,
+    build_eval_dataset,
+    read_batches,
+    tell_non_finite,
+)
 from training.models.retrieval import RetrievalModel, require_retrieval
 from training.objectives.item_catalog import read_catalog
 
@@ -91,6 +99,7 @@ def build_item_index(
     for batch in read_catalog(version_dir, manifest, names, batch_size):
         ids.append(np.asarray(batch[key], dtype=np.int64))
         vectors.append(np.asarray(model.embed_items(batch), dtype=np.float32))
+        check_finite("item", ids[-1], vectors[-1], batch)
     if not ids:
         raise _build_empty_error(manifest)
     return order_by_id(np.concatenate(ids), np.concatenate(vectors))
@@ -151,20 +160,30 @@ def order_by_id(ids: IntArray, vectors: NDArray[np.float32]) -> ItemIndex:
     return ItemIndex(ids, vectors)
 
 
-def check_finite(side: str, ids: IntArray, vectors: NDArray[np.float32]) -> None:
+def check_finite(
+    side: str,
+    ids: IntArray,
+    vectors: NDArray[np.float32],
+    features: Features = MappingProxyType({}),
+) -> None:
     """Refuses vectors with NaN or infinity, whose scores have no order.
 
-    A row has one vector or several.
+    A row has one vector or several. The error names those of its features that are not finite.
 
     Raises:
         InputDataError: A vector holds NaN or infinity.
     """
     bad = ~np.isfinite(vectors).all(axis=tuple(range(1, vectors.ndim)))
     if bad.any():
+        odd = tell_non_finite(features)
         raise InputDataError(
             f"the model's {side} vectors are not finite",
-            received=f"{int(bad.sum())} of {len(ids)} vectors, first of {side} id {ids[bad][0]}",
-            fix="the run has diverged: train again with a lower learning rate",
+            received=f"{int(bad.sum())} of {len(ids)} vectors, first of {side} id {ids[bad][0]}"
+            + odd,
+            fix=FINITE_ADVICE
+            if odd
+            else "look for numbers in the features that are far from all "
+            "that the model was trained on",
         )
 
 
@@ -333,5 +352,5 @@ def read_user_vectors(trained: TrainedModel, *, seen: bool) -> Iterator[UserVect
         vectors = np.asarray(
             model.embed_users({name: batch[name] for name in model.user_inputs}), np.float32
         )
-        check_finite("user", ids, vectors)
+        check_finite("user", ids, vectors, batch)
         yield UserVectors(ids, vectors, batch[ragged[0]] if ragged else None)

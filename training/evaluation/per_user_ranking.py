@@ -267,7 +267,7 @@ class ListScorer:
         """
         features = {name: batch.features[name] for name in self._model.user_inputs}
         vectors = np.asarray(self._model.embed_users(features), np.float32)
-        check_finite("user", batch.users, vectors)
+        check_finite("user", batch.users, vectors, features)
         return rank_top_k(vectors, self._index, self._k + 1, batch.seen)
 
     def measure(self, batch: UserBatch, lists: TopK) -> FloatArray:

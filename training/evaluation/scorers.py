@@ -68,7 +68,7 @@ class ModelScorer:
         """
         inputs = {name: features[name] for name in self._model.user_inputs}
         vectors = np.asarray(self._model.embed_users(inputs), dtype=np.float32)
-        check_finite("user", np.arange(rows), vectors)
+        check_finite("user", np.arange(rows), vectors, inputs)
         return score_items(vectors, self._items)
 
 
@@ -81,7 +81,7 @@ def score_pairs(model: RetrievalModel, features: Mapping[str, tf.Tensor]) -> NDA
     users = np.asarray(model.embed_users({name: features[name] for name in model.user_inputs}))
     items = np.asarray(model.embed_items({name: features[name] for name in model.item_inputs}))
     for side, vectors in (("user", users), ("item", items)):
-        check_finite(side, np.arange(len(vectors)), vectors)
+        check_finite(side, np.arange(len(vectors)), vectors, features)
     return score_cells(users, items)
 
 

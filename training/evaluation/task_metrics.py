@@ -29,7 +29,14 @@ from training.evaluation.confidence_intervals import (
 from training.evaluation.label_metrics import LabelScores, find_user_ids, read_weights
 from training.evaluation.own_metrics import OwnMetric, OwnScores, build_own_metrics
 from training.evaluation.slices import Slicing, plan_slicings
-from training.input.batches import Batch, Features, build_eval_dataset, read_batches
+from training.input.batches import (
+    FINITE_ADVICE,
+    Batch,
+    Features,
+    build_eval_dataset,
+    read_batches,
+    tell_non_finite,
+)
 from training.models.embedded_inputs import vector_errors
 from training.models.ranking import RankingModel, Task
 
@@ -182,7 +189,7 @@ class TaskScores:
             uncalibrated.update(batch, np.asarray(before[name], np.float32))
         for task in self._model.tasks:
             scores = np.asarray(logits[task.name], np.float32)
-            check_scores(task, scores)
+            check_scores(task, scores, given)
             if task.is_binary:
                 check_binary(task, np.asarray(batch[task.label]))
             self._scores[task.name].update(batch, scores)
@@ -389,22 +396,23 @@ def evaluate_tasks(
     return scores.result()
 
 
-def check_scores(task: Task, scores: NDArray[np.floating]) -> None:
+def check_scores(task: Task, scores: NDArray[np.floating], features: Features) -> None:
     """Refuses scores that have no order.
 
     Args:
         task: What they are of.
         scores: `[rows]`.
+        features: What they are made of.
 
     Raises:
-        InputDataError: One is NaN.
+        InputDataError: One is NaN; names the features that are not finite.
     """
     bad = int(np.isnan(scores).sum())
     if bad:
         raise InputDataError(
             f"the model's scores of task {task.name} are no numbers",
-            received=f"{bad} of {len(scores)} rows are NaN",
-            fix="look for numbers in the features that are not finite",
+            received=f"{bad} of {len(scores)} rows are NaN{tell_non_finite(features)}",
+            fix=FINITE_ADVICE,
         )
 
 

@@ -35,6 +35,12 @@ Features = Mapping[str, Any]
 ARRIVALS = "arrivals"
 """Key of a batch whose value holds the rows of dynamic tables that are new in it."""
 
+FINITE_ADVICE = (
+    "leave these features out of the model, or build the dataset again with finite numbers in "
+    "their place"
+)
+"""What helps where `tell_non_finite` names features."""
+
 # Rows that are handed to TensorFlow at a time, where all columns have one size: a call costs
 # some ten microseconds per column, which would be most of the time of a small batch.
 SLAB_ROWS = 32768
@@ -126,6 +132,18 @@ class BatchLayout:
             size = next(c.spec.vocabulary_size for c in self._shape.columns if c.name == ids)
             batch[ids] = build_sparse(batch[ids], batch.pop(weights), int(size or 0))
         return batch
+
+
+def tell_non_finite(features: Features) -> str:
+    """Names features with NaN or infinity, to follow what an error received; empty: none has."""
+    odd = [name for name, value in features.items() if not _is_finite(value)]
+    return f"; NaN or infinity in {', '.join(odd)}" if odd else ""
+
+
+def _is_finite(value: Any) -> bool:
+    found = getattr(value, "values", getattr(value, "flat_values", value))
+    numbers = np.asarray(found)
+    return numbers.dtype.kind != "f" or bool(np.isfinite(numbers).all())
 
 
 def build_sparse(ids: tf.RaggedTensor, weights: tf.RaggedTensor, size: int) -> tf.SparseTensor:

@@ -19,6 +19,7 @@ from training.checkpoint.resume_state import Position, ResumeState, build_diverg
 from training.checkpoint.saved_tensors import find_non_finite
 from training.distribution.run_steps import RunSteps
 from training.distribution.workers import NullWriter, Workers
+from training.input.batches import FINITE_ADVICE, tell_non_finite
 from training.loop.diverged_batch import DivergedStep, write_diverged_batch
 from training.loop.epoch_input import EpochBatches, EpochInput
 from training.loop.gradient_norms import GradientNorms
@@ -267,6 +268,8 @@ class EpochRunner:
             raise error
         try:
             batch = self._input.read_batch(position)
+            if odd := tell_non_finite(batch):
+                error = build_divergence_error(received + odd, position, advice=FINITE_ADVICE)
             manifest = self._input.data.manifest
             where = write_diverged_batch(context.run, divergence, batch, manifest)
             context.progress.message(f"the batch is in {where}", diverged=str(where))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Sequence
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import TypeAlias
 
 import keras
@@ -242,6 +242,8 @@ class Optimizers(tf.Module):
         self._updates = [table.updates for table in trained]
         self._config, self._names = config, list(model.trained_tables)
         self._dense = model.dense_variables
+        # No dict: what looks for variables would look into it.
+        self._constrained = MappingProxyType({id(w.value): w for w in model.constrained_weights})
         self.sparse = LazyOptimizer(rows, rules, clip_value=config.clip_value)
         self.dense: keras.optimizers.Optimizer | None = None
         if self._dense:
@@ -326,6 +328,9 @@ class Optimizers(tf.Module):
                 not known; for one replica only.
         """
         known = [None] * len(self._tables) if known is None else known
+        count = len(self._tables)
+        dense = [None if g is None else tf.convert_to_tensor(g) for g in gradients[count:]]
+        gradients = [*gradients[:count], *dense]
         if self.loss_scale is None:
             self._update(gradients, known)
             return
@@ -368,14 +373,28 @@ class Optimizers(tf.Module):
                 else slices
                 for slices, rows, own in zip(tables, known, self._updates, strict=True)
             ]
-        dense = [
-            tf.zeros_like(variable) if gradient is None else tf.convert_to_tensor(gradient)
-            for gradient, variable in zip(gradients[len(self._tables) :], self._dense, strict=True)
-        ]
+        # As of Keras' optimizers: a weight that the loss does not depend on stays what it is.
+        found = zip(self._dense, gradients[len(self._tables) :], strict=True)
+        pairs = [(weight, gradient) for weight, gradient in found if gradient is not None]
+        moved, dense = [weight for weight, _ in pairs], [gradient for _, gradient in pairs]
         if self._clip_norm is not None:
             tables, dense = clip_global_norm(tables, dense, self._clip_norm, are_unique=is_alone)
         elif self._clip_value is not None:
             dense = clip_dense_values(dense, self._clip_value)
         self.sparse.apply(tables, self._tables, are_unique=is_alone, known=known)
         if self.dense is not None:
-            self.dense.apply(dense, self._dense)
+            self.dense.apply(dense, moved)
+            self._constrain(moved)
+
+    def _constrain(self, moved: Sequence[tf.Variable]) -> None:
+        """Applies the constraints of layers to weights that were updated, on each replica."""
+        weights = [self._constrained[id(v)] for v in moved if id(v) in self._constrained]
+
+        def assign(strategy: tf.distribute.Strategy) -> None:
+            for weight in weights:
+                strategy.extended.update(
+                    weight.value, lambda v, w=weight: v.assign(tf.cast(w.constraint(w), v.dtype))
+                )
+
+        if weights:
+            tf.distribute.get_replica_context().merge_call(assign)

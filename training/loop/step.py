@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -45,6 +45,9 @@ class StepOptions:
     xla: bool = False
     check_gradients: bool = False
     norms: GradientNorms | None = None
+
+
+_PartResult: TypeAlias = tuple[tf.Tensor, list[Gradient], list[tf.Tensor], list[tf.Tensor | None]]
 
 
 class TrainStep:
@@ -100,7 +103,10 @@ class TrainStep:
             # One after the other: all at once they would need the memory of the whole batch.
             with tf.control_dependencies(losses), sharing_rows(shared), reading_rows():
                 part_seed = tf.random.experimental.stateless_fold_in(seed, part) if part else seed
-                loss, found, state = self._differentiate(rows, part_seed, share, factor, state)
+                loss, found, state, assigned = self._differentiate(
+                    rows, part_seed, share, factor, state
+                )
+                set_assigned(self._model.dense_variables, assigned)
             losses.append(loss)
             gradients.append(found)
         tables = self._model.table_variables
@@ -114,7 +120,7 @@ class TrainStep:
         loss = tf.add_n(losses)
         return require_finite(loss, total) if self._options.check_gradients else loss
 
-    def _compute_fixed(self, *args: Any) -> tuple[tf.Tensor, list[Gradient], list[tf.Tensor]]:
+    def _compute_fixed(self, *args: Any) -> _PartResult:
         with keeping_shapes():
             return self._compute_part(*args)
 
@@ -125,8 +131,10 @@ class TrainStep:
         share: float,
         factor: tf.Tensor,
         state: list[tf.Tensor],
-    ) -> tuple[tf.Tensor, list[Gradient], list[tf.Tensor]]:
+    ) -> _PartResult:
         """Returns the mean loss of rows times their share, its gradients times a factor, and state.
+
+        The last are values that layers have assigned to dense weights, None for the others.
 
         The loss has no penalties; the gradients are those of both.
         """
@@ -145,7 +153,8 @@ class TrainStep:
             if penalty is not None:
                 target += penalty * (share / rows)
             target *= factor
-        return loss, tape.gradient(target, variables), training.values
+        assigned = training.find_assigned(self._model.dense_variables)
+        return loss, tape.gradient(target, variables), training.values, assigned
 
 
 def assign_state(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:
@@ -159,13 +168,36 @@ def assign_state(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) 
         return
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync > 1:
-        values = context.all_reduce(tf.distribute.ReduceOp.MEAN, list(values))
+        values = _average(values)
 
     def assign(strategy: tf.distribute.Strategy, found: Sequence[tf.Tensor]) -> None:
         for variable, value in zip(variables, found, strict=True):
-            strategy.extended.update(variable, lambda v, new: v.assign(new), args=(value,))
+            strategy.extended.update(
+                variable, lambda v, new: v.assign(tf.cast(new, v.dtype)), args=(value,)
+            )
 
     context.merge_call(assign, args=(list(values),))
+
+
+def _average(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the means over replicas, one exchange for each type; those of integers as float64."""
+    context = tf.distribute.get_replica_context()
+    means = [v if v.dtype.is_floating else tf.cast(v, tf.float64) for v in values]
+    for dtype in dict.fromkeys(mean.dtype for mean in means):
+        places = [place for place, mean in enumerate(means) if mean.dtype == dtype]
+        found = context.all_reduce(tf.distribute.ReduceOp.MEAN, [means[p] for p in places])
+        for place, mean in zip(places, found, strict=True):
+            means[place] = mean
+    return means
+
+
+def set_assigned(weights: Sequence[tf.Variable], values: Sequence[tf.Tensor | None]) -> None:
+    """Sets weights to what layers have assigned to them in a pass; None: nothing.
+
+    The update of the step starts from there, as that of Keras' `fit` does.
+    """
+    pairs = [(w, v) for w, v in zip(weights, values, strict=True) if v is not None]
+    assign_state([weight for weight, _ in pairs], [value for _, value in pairs])
 
 
 def require_finite(loss: tf.Tensor, gradients: Sequence[Gradient]) -> tf.Tensor:

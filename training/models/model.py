@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
+import keras
 import tensorflow as tf
 
 from conf.errors import ConfigError, did_you_mean
@@ -88,6 +89,11 @@ class Model(tf.Module):
             weights_of = network.weights.items()
             found |= {f"{network.label}/{n}": v for n, v in weights_of if id(v) in trained}
         return found
+
+    @property
+    def constrained_weights(self) -> list[keras.Variable]:
+        """Weights that gradients update and layers constrain."""
+        return [weight for network in self.networks for weight in network.constrained_weights]
 
     @property
     def named_variables(self) -> dict[str, tf.Variable]:

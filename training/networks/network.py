@@ -140,13 +140,30 @@ class TrainingPass:
             self._penalized.add(id(network))
             self.penalty += tf.add_n([tf.cast(loss, tf.float32) for loss in losses])
 
-    def read(self, variable: tf.Variable) -> tf.Tensor:
+    def read(self, variable: tf.Variable) -> tf.Tensor | tf.Variable:
         """Returns the value of a variable so far."""
-        return self._values[id(variable)]
+        return self._values.get(id(variable), variable)
+
+    def find_assigned(self, variables: Sequence[tf.Variable]) -> list[tf.Tensor | None]:
+        """Returns what layers have assigned to weights; None: nothing."""
+        return [self._values.get(id(variable)) for variable in variables]
 
     def write(self, variable: tf.Variable, value: tf.Tensor) -> None:
         """Sets the value that a variable has after the pass."""
         self._values[id(variable)] = value
+
+
+class _PassScope(keras.StatelessScope):
+    """Keeps what layers assign; the gradient by a trained weight is that by its newest value."""
+
+    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
+        """Sets what a variable is from here on."""
+        variable, value = update
+        before = self.get_current_value(variable)
+        if variable.trainable and before is not None:
+            # Zero, with the gradient of one.
+            value = tf.stop_gradient(value) + (before - tf.stop_gradient(before))
+        super().add_update((variable, value))
 
 
 class Network(tf.Module):
@@ -185,6 +202,11 @@ class Network(tf.Module):
         return [weight.value for weight in self.keras_model.non_trainable_weights]
 
     @property
+    def constrained_weights(self) -> list[keras.Variable]:
+        """Weights that gradients update and layers constrain."""
+        return [w for w in self.keras_model.trainable_weights if w.constraint is not None]
+
+    @property
     def random_layers(self) -> int:
         """Number of layers that draw random numbers."""
         model = self.keras_model
@@ -211,30 +233,27 @@ class Network(tf.Module):
             for name, tensor in model.input.items()
         }
         if training is None:
-            outputs = model(known, training=False)
+            with keras.StatelessScope():
+                outputs = model(known, training=False)
         else:
             outputs = self._train(model, known, training)
         return tf.nest.map_structure(lambda output: tf.cast(output, tf.float32), outputs)
 
     def _train(self, model: keras.Model, inputs: Mapping[str, Any], training: TrainingPass) -> Any:
         kept = {id(weight) for weight in model.non_trainable_weights}
-        state, number = [], self._first_seed
+        seeds, number = [], self._first_seed
         for variable in model.non_trainable_variables:
-            if id(variable) in kept:
-                state.append(training.read(variable.value))
-            else:
+            if id(variable) not in kept:
                 number += 1
-                state.append(tf.cast(training.draw_seed(number), variable.dtype))
-        outputs, after, losses = model.stateless_call(
-            [variable.value for variable in model.trainable_variables],
-            state,
-            dict(inputs),
-            training=True,
-            return_losses=True,
-        )
-        for variable, value in zip(model.non_trainable_variables, after, strict=True):
-            if id(variable) in kept:
-                training.write(variable.value, tf.convert_to_tensor(value))
+                seeds.append((variable, tf.cast(training.draw_seed(number), variable.dtype)))
+        before = [(w, tf.convert_to_tensor(training.read(w.value))) for w in model.weights]
+        with _PassScope([*before, *seeds], collect_losses=True) as scope:
+            outputs = model.call(dict(inputs), training=True)
+            losses = model.losses
+        for weight, value in before:
+            after = tf.convert_to_tensor(scope.get_current_value(weight))
+            if after is not value:
+                training.write(weight.value, after)
         training.penalize(self, losses)
         return outputs
 

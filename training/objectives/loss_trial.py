@@ -65,7 +65,9 @@ def check_loss(
     results = [call_reported(fault, differentiate, *values) for values in tried]
     losses, gradients = results[0]
     always = "whatever the label and the score; of items also where no other item counts"
-    check_finite(f"loss {loss.path}", {"values": [losses], "gradients": gradients}, rows, always)
+    check_finite(
+        f"loss {loss.path}", {"values": [losses], "gradients": gradients}, batch, rows, always
+    )
     if not any(bool(tf.reduce_any(g != 0.0)) for _, found in results for g in found):
         raise ConfigError(
             f"loss {loss.path} has no gradient: nothing would be learned",

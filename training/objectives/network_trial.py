@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from conf.errors import ConfigError
 from conf.training.models import ModelConfig, RankingConfig
+from training.input.batches import Batch
 from training.models.dssm import DSSM
 from training.models.embedded_inputs import EmbeddedInputs, vector_errors
 from training.models.model import Model
@@ -27,6 +29,7 @@ _PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 # Part of the largest output by which those of a row may differ beside other rows.
 _ROUNDING = {tf.float64: 1e-3, tf.float32: 1e-3}
 _HALF_ROUNDING = 5e-2
+_ALWAYS = "also where a row's lists are empty"
 
 _Inputs = Mapping[str, tf.Tensor]
 
@@ -53,10 +56,11 @@ def check_networks(config: ModelConfig, model: Model, train: TrainRows) -> None:
     Raises:
         ConfigError: One fails; gives something else than finite floats for each row, by that row
             alone, that its inputs or weights can move; or holds what no export can hold.
-        InputDataError: A record is damaged.
+        InputDataError: A record is damaged, or a feature holds NaN.
     """
     for own in _find_own_networks(config, model):
         batch, rows = read_tried_rows(train, own.embedded.names)
+        _refuse_metrics(own)
         fault = Fault(
             f"{own.name} fails on the first {rows} rows of train",
             fix="correct the function, or its parameters",
@@ -66,10 +70,11 @@ def check_networks(config: ModelConfig, model: Model, train: TrainRows) -> None:
         known = {name: inputs[name] for name in own.network.input_names}
         trained, gradients = call_reported(fault, _differentiate, own.network, known)
         for outputs in (trained, call_reported(fault, _infer, own.network, known)):
-            _check_outputs(own, outputs, rows)
-        _check_gradients(own, gradients, rows)
+            _check_outputs(own, outputs, batch, rows)
+        _check_gradients(own, gradients, batch, rows)
         _check_graph(own, known)
-        half = {name: tensor[: rows // 2] for name, tensor in known.items()}
+        # The last ones: what is drawn by a row's place is other numbers there.
+        half = {name: tensor[rows // 2 :] for name, tensor in known.items()}
         if rows > 1:
             _check_rows(own, outputs, call_reported(fault, _infer, own.network, half))
 
@@ -87,8 +92,19 @@ def _find_own_networks(config: ModelConfig, model: Model) -> Iterator[_OwnNetwor
                 yield _OwnNetwork(f"{side} tower {own.function}", tower, embedded)
 
 
+def _refuse_metrics(own: _OwnNetwork) -> None:
+    metrics = own.network.keras_model.metrics
+    if metrics:
+        raise ConfigError(
+            f"{own.name} has Keras metrics in its layers: no step shows or resets them",
+            received=", ".join(metric.name for metric in metrics),
+            fix="leave them out, or name metrics under evaluation.metrics",
+        )
+
+
 def _infer(network: Network, inputs: _Inputs) -> list[tf.Tensor]:
-    found: list[tf.Tensor] = tf.nest.flatten(network.keras_model(dict(inputs), training=False))
+    with keras.StatelessScope():
+        found: list[tf.Tensor] = tf.nest.flatten(network.keras_model(dict(inputs), training=False))
     return found
 
 
@@ -115,7 +131,7 @@ def _differentiate(
     return outputs, tape.gradient(sums, moved)
 
 
-def _check_outputs(own: _OwnNetwork, outputs: Sequence[tf.Tensor], rows: int) -> None:
+def _check_outputs(own: _OwnNetwork, outputs: Sequence[tf.Tensor], batch: Batch, rows: int) -> None:
     for output in outputs:
         if output.shape[0] != rows:
             raise ConfigError(
@@ -130,12 +146,14 @@ def _check_outputs(own: _OwnNetwork, outputs: Sequence[tf.Tensor], rows: int) ->
                 allowed="float32, or what the layers compute in (compute.mixed_precision)",
                 fix="end it with a layer such as keras.layers.Dense, without a cast to integers",
             )
-    check_finite(own.name, {"outputs": outputs}, rows, "also where a row's lists are empty")
+    check_finite(own.name, {"outputs": outputs}, batch, rows, _ALWAYS)
 
 
-def _check_gradients(own: _OwnNetwork, gradients: Sequence[tf.Tensor | None], rows: int) -> None:
+def _check_gradients(
+    own: _OwnNetwork, gradients: Sequence[tf.Tensor | None], batch: Batch, rows: int
+) -> None:
     found = [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None]
-    check_finite(own.name, {"gradients": found}, rows, "also where a row's lists are empty")
+    check_finite(own.name, {"gradients": found}, batch, rows, _ALWAYS)
     if found and (_is_any(found) or _moves_drawn(own.network)):
         return
     raise ConfigError(
@@ -191,7 +209,7 @@ def _check_rows(
 ) -> None:
     """Refuses outputs of a row that other rows of the batch change: a server has others."""
     for whole, half in zip(outputs, of_half, strict=True):
-        both = (np.asarray(tf.cast(t, tf.float64)) for t in (whole[: half.shape[0]], half))
+        both = (np.asarray(tf.cast(t, tf.float64)) for t in (whole[-half.shape[0] :], half))
         expected, found = both
         most = np.abs(expected).max() * _ROUNDING.get(whole.dtype, _HALF_ROUNDING)
         if np.abs(expected - found).max() > most:

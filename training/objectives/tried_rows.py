@@ -6,10 +6,16 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, InputDataError
 from conf.manifest import Manifest
 from conf.training.input import InputConfig
-from training.input.batches import Batch, build_eval_dataset, read_batches
+from training.input.batches import (
+    FINITE_ADVICE,
+    Batch,
+    build_eval_dataset,
+    read_batches,
+    tell_non_finite,
+)
 from training.objectives.user_items import TrainRows
 
 TRIED_ROWS = 16
@@ -57,21 +63,29 @@ def _find_pad(manifest: Manifest, name: str, dtype: tf.DType) -> tf.Tensor:
 
 
 def check_finite(
-    name: str, parts: Mapping[str, Sequence[tf.Tensor]], rows: int, always: str
+    name: str, parts: Mapping[str, Sequence[tf.Tensor]], batch: Batch, rows: int, always: str
 ) -> None:
     """Refuses numbers of code of one's own that are none.
 
     Args:
         name: What the code is.
         parts: The numbers, by what they are.
+        batch: What they are made of.
         rows: On how many rows of train.
         always: Where they have to be finite too.
 
     Raises:
         ConfigError: One is NaN or infinite.
+        InputDataError: So is a feature.
     """
     for what, tensors in parts.items():
         bad = sum(int(tf.reduce_sum(tf.cast(~tf.math.is_finite(t), tf.int32))) for t in tensors)
+        if bad and (odd := tell_non_finite(batch)):
+            raise InputDataError(
+                f"{name} has {what} that are no numbers, as its features are",
+                received=f"{bad} that are NaN or infinite, on {rows} rows of train{odd}",
+                fix=FINITE_ADVICE,
+            )
         if bad:
             raise ConfigError(
                 f"{name} has {what} that are no numbers",

@@ -436,6 +436,18 @@ def test_state_that_bursts_where_no_loss_shows_it_leaves_the_batch(
     check_written_batch(trainer, tmp_path, Position(0, every_steps - 1))
 
 
+def test_features_that_are_no_numbers_are_named_and_no_rate_is_blamed(
+    data: TrainingData, monkeypatch, tmp_path: Path
+) -> None:
+    trainer = build_trainer(data, monkeypatch, steps_per_loop=5)
+    read = trainer.parts.epoch_input.read_batch
+    odd = {name: BATCH[name] for name in ("price", "age", "tags")}
+    monkeypatch.setattr(trainer.parts.epoch_input, "read_batch", lambda at: {**read(at), **odd})
+    with pytest.raises(TrainingDivergedError, match="NaN or infinity in price, tags") as caught:
+        trainer.fit(tmp_path, None)
+    assert "learning_rate" not in str(caught.value)
+
+
 def test_a_disk_that_is_full_does_not_hide_the_divergence(
     data: TrainingData, monkeypatch, tmp_path: Path
 ) -> None:

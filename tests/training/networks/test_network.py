@@ -155,6 +155,52 @@ def test_outside_of_training_nothing_is_drawn(network: Network) -> None:
     np.testing.assert_array_equal(network(BATCH), network(BATCH))
 
 
+class Counted(keras.layers.Layer):
+    """Counts its calls, in training and outside."""
+
+    def build(self, shape: tuple[int, ...]) -> None:
+        del shape
+        self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False, name="calls")
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        self.calls.assign_add(1.0)
+        return x
+
+
+def test_outside_of_training_nothing_is_assigned() -> None:
+    with building_layers("net", 3):
+        tensors = {"x": keras.Input((WIDTH,), name="x")}
+        output = keras.layers.Dense(1)(Counted()(tensors["x"]))
+        network = Network(build_keras_model("net", tensors, output))
+    network(BATCH)
+    assert network.weights["counted/calls"].numpy() == 0.0
+    training = begin(network, 1)
+    network(BATCH, training)
+    assert [value.numpy() for value in training.values] == [1.0]
+
+
+def test_a_pass_tells_what_layers_assign_to_trained_weights(network: Network) -> None:
+    training = begin(network, 1)
+    network(BATCH, training)
+    assert training.find_assigned(network.trained_variables) == [None] * 6
+    with building_layers("net", 3):
+        tensors = {"x": keras.Input((WIDTH,), name="x")}
+        dense = keras.layers.SpectralNormalization(keras.layers.Dense(WIDTH))
+        spectral = Network(build_keras_model("net", tensors, dense(tensors["x"])))
+    training = begin(spectral, 1)
+    kernel, bias = spectral.trained_variables
+    with tf.GradientTape() as tape:
+        first = spectral(BATCH, training)
+        second = spectral(BATCH, training)
+        loss = tf.reduce_sum(first) + tf.reduce_sum(second)
+    once, not_set = training.find_assigned([kernel, bias])
+    assert not_set is None
+    np.testing.assert_allclose(np.linalg.svd(once)[1].max(), 1.0, atol=0.1)
+    # As of the weights that were assigned: no derivative of what made them.
+    expected = np.repeat(2.0 * BATCH["x"].numpy().sum(axis=0)[:, None], WIDTH, axis=1)
+    np.testing.assert_allclose(tape.gradient(loss, kernel), expected, rtol=1e-5)
+
+
 def test_penalties_of_all_networks_are_summed_and_count_once_in_a_pass() -> None:
     network, other = build(l2=0.1), build(l2=0.3)
     state = [*network.state_variables, *other.state_variables]

@@ -90,6 +90,17 @@ def drawn(inputs, output_dim):
 def untracked(inputs, output_dim):
     return Scaled()(projected(inputs, output_dim))
 
+class Measured(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.size = keras.metrics.Mean(name="size")
+    def call(self, x):
+        self.size.update_state(keras.ops.abs(x))
+        return x
+
+def measured(inputs, output_dim):
+    return Measured()(projected(inputs, output_dim))
+
 class Python(keras.layers.Layer):
     def call(self, x):
         return x + tf.ensure_shape(tf.numpy_function(lambda v: 0 * v, [x], x.dtype), x.shape)
@@ -220,6 +231,7 @@ def test_a_tower_reads_each_position(kind: Any, tiny_manifest: Manifest) -> None
         ({"item_tower": own("flipped")}, "other numbers beside other rows"),
         ({"user_tower": own("shared")}, "other numbers beside other rows"),
         ({"user_tower": own("untracked")}, r"variables that Keras does not know.*\(\d+,\)"),
+        ({"user_tower": own("measured")}, "Keras metrics in its layers.*received: size"),
         ({"item_tower": own("python")}, "calls Python in each step"),
         ({"user_tower": own("trained")}, r"first 16 rows.*own_towers\.py:\d+.*not in training"),
         ({"item_tower": own("zero")}, "item tower own_towers:zero has no gradient"),

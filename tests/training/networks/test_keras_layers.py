@@ -1,0 +1,105 @@
+"""A network of one's own trains as Keras' `fit` trains it, whatever layers it has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import keras
+import pytest
+import tensorflow as tf
+
+from tests.training.networks.keras_layers import LEFT_OUT, STANDING, ids, list_layers
+from tests.training.networks.plain_fit import (
+    Setting,
+    check_equal,
+    train_by_fit,
+    train_by_step,
+)
+
+
+class Unread(keras.layers.Layer):
+    """Has a weight that no output depends on."""
+
+    def build(self, shape: tuple[int, ...]) -> None:
+        self.scale = self.add_weight(shape=shape[-1:], name="scale", initializer="ones")
+        self.unread = self.add_weight(shape=(3,), name="unread", constraint="non_neg")
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return x * self.scale
+
+
+class Counted(keras.layers.Layer):
+    """Counts its calls in training, as a whole number and as a float, and passes."""
+
+    def build(self, shape: tuple[int, ...]) -> None:
+        del shape
+        self.calls = self.add_weight(shape=(), dtype="int32", trainable=False, name="calls")
+        self.moved = self.add_weight(shape=(), trainable=False, name="moved")
+
+    def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
+        if training:
+            self.calls.assign_add(1)
+            self.moved.assign(self.moved * 0.9 + 1.0)
+        return x
+
+
+# Of weights that no output depends on, by Keras.
+pytestmark = pytest.mark.filterwarnings("ignore:Gradients do not exist")
+TOLERANCES = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 1e-2}
+
+
+def test_no_layer_of_keras_is_left_out() -> None:
+    named = [getattr(keras.layers, name) for name in (*STANDING, *LEFT_OUT)]
+    assert len(named) == len(set(named))
+    assert set(named) == list_layers()
+
+
+BUILDS = {
+    "non_neg": lambda x: keras.layers.Dense(8, kernel_constraint="non_neg")(x),
+    "max_norm": lambda x: keras.layers.Dense(8, kernel_constraint=keras.constraints.MaxNorm(0.5))(
+        x
+    ),
+    "own constraint": lambda x: keras.layers.Dense(
+        8, bias_constraint=lambda w: keras.ops.clip(w.value, 0.0, 0.01)
+    )(x),
+    "embedding": lambda x: keras.layers.Embedding(9, 3, embeddings_constraint="unit_norm")(ids(x)),
+    "unread": lambda x: Unread()(x),
+    "counted": lambda x: Counted()(x),
+    "batch": lambda x: keras.layers.BatchNormalization()(x),
+}
+BUILDS["spectral"] = STANDING["SpectralNormalization"]
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("non_neg", Setting()),
+        ("non_neg", Setting("float16", parts=2)),
+        ("max_norm", Setting(replicas=2)),
+        ("own constraint", Setting("bfloat16", replicas=2)),
+        ("spectral", Setting()),
+        ("spectral", Setting(xla=True, parts=2)),
+        ("spectral", Setting("float16", replicas=2)),
+        ("embedding", Setting("float16")),
+        ("embedding", Setting("float16", replicas=2)),
+        ("unread", Setting("float16")),
+        ("unread", Setting("float16", replicas=2)),
+        ("counted", Setting(replicas=2)),
+        ("batch", Setting("bfloat16")),
+    ],
+)
+def test_weights_are_what_fit_makes_of_them(name: str, setting: Setting) -> None:
+    # Without statistics of batches and assignments the sum of parts is the whole.
+    as_fit = setting if name == "spectral" else replace(setting, parts=1)
+    expected = train_by_fit(BUILDS[name], as_fit)
+    check_equal(train_by_step(BUILDS[name], setting), expected, TOLERANCES[setting.dtype])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("name", sorted(STANDING))
+def test_a_layer_of_keras_trains_as_in_fit(name: str, dtype: str, replicas: int) -> None:
+    setting = Setting(dtype, replicas)
+    expected = train_by_fit(STANDING[name], setting)
+    check_equal(train_by_step(STANDING[name], setting), expected, TOLERANCES[dtype])
