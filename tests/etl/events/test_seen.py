@@ -116,6 +116,20 @@ def test_an_item_that_was_shown_and_not_taken_is_not_in_front_of_the_list_of_use
     assert users[2]["clicks"] == [9]
 
 
+@pytest.mark.parametrize("label", [None, {"column": "action", "equals": "buy"}])
+def test_what_was_taken_at_one_time_is_not_seen_by_its_own_rows(spark, label):
+    """A label that `seen.where` reads would take the row's own request out of what is ranked."""
+    config = behaviour_config(
+        seen={"where": BOUGHT}, label=label,
+        split={"strategy": "temporal", "test_from_ts": 5, "validation": False},
+    )  # fmt: skip
+    log = [(1, 1, "buy", 1.0, 1), (1, 2, "buy", 1.0, 5), (1, 3, "buy", 1.0, 5)]
+    prepared = prepare_events(config, {"log": memory_source(spark, config, "log", log)}).frame
+    rows = build_samples(kept(prepared), config).where("__split = 'test'").collect()
+    found = {row["item"]: sorted(row["seen"]) for row in rows}
+    assert found == ({2: [1], 3: [1, 2]} if label is None else {2: [1], 3: [1]})
+
+
 def test_a_condition_that_no_event_meets_is_refused(spark):
     config = behaviour_config(seen={"where": "action = 'purchase'"})
     source = memory_source(spark, config, "log", _write_log())
