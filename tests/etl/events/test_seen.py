@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
@@ -72,6 +73,14 @@ def brought_config(*more: dict[str, Any], **options: Any) -> BuildConfig:
         ],
         **options,
     )  # fmt: skip
+
+
+def test_a_log_that_brings_its_history_needs_no_other():
+    data = brought_config().model_dump()
+    assert data.pop("history") is None
+    assert BuildConfig.model_validate(data).history is None
+    with pytest.raises(ValidationError, match="two histories"):
+        BuildConfig.model_validate({**data, "history": {"max_len": 3}})
 
 
 def test_a_list_that_the_log_brings_is_seen_and_known_of_users(spark):
