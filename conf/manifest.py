@@ -88,6 +88,7 @@ class RowCounts:
             the log have too.
         late: Rows of the log's files of the run's days that are of earlier days: runs of these do
             not read them.
+        ties: Events at the time of an earlier one of their user.
     """
 
     read: Mapping[str, int]
@@ -103,6 +104,7 @@ class RowCounts:
     short_users: int = 0
     test_in_log: int = 0
     late: int = 0
+    ties: int = 0
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,7 @@ _LATER_KEYS = (
     ("counts", "short_users"),
     ("counts", "test_in_log"),
     ("counts", "late"),
+    ("counts", "ties"),
 )
 
 

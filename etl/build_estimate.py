@@ -99,7 +99,7 @@ def estimate_sizes(
 def _find_wanted(config: BuildConfig, dates: DateRange | None) -> set[str]:
     """Columns of the log that tell which of its rows become records."""
     log = config.sources[config.events.source]
-    wanted = set(find_where_columns(config))
+    wanted = set(find_where_columns(config, config.events.where))
     if config.label is not None and config.label.column is not None:
         wanted.add(config.label.column)
     if dates is not None and config.events.time is not None:
@@ -120,7 +120,7 @@ def _select(
         shares.append(sample.share_between(config.events.time, *bounds))
         notes += ["events outside the run's days"] if shares[-1] is None else []
     if config.events.where is not None:
-        is_here = sample.files and columns >= set(find_where_columns(config))
+        is_here = sample.files and columns >= set(find_where_columns(config, config.events.where))
         shares.append(_try_where(config, sample) if is_here else None)
         notes += ["events that do not meet events.where"] if shares[-1] is None else []
     label = config.label.column if config.label is not None else None

@@ -103,7 +103,7 @@ def write_rows_to_score(
     try:
         rows, dropped = _count_rows(prepared.frame, dates)
         with hold_item_lists(config) as encoders:
-            frame = _choose_rows(prepared.frame, unlabelled, dates, encoders)
+            frame = _choose_rows(prepared.frame, config, dates, encoders)
             record = describe_rows(config, dates, rows, dropped, counted.counts, columns)
             target.parent.mkdir(parents=True, exist_ok=True)
             with staged_directory(target) as staging:

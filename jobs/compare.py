@@ -143,9 +143,10 @@ def compare(
         "passed": None if margin is None else lead is not None and lead >= margin,
     }
     if margin is not None and lead is None:
+        few = f"fewer than {FEWEST_GROUPS} {_name_groups(result)}"
         result["why"] = (
-            f"{decisive} has no interval: it is of fewer than {FEWEST_GROUPS} users, and a lead "
-            "on so few says nothing of others"
+            f"{decisive} has no interval: it is of {few}, and a lead on so few says nothing of "
+            "others"
         )
     return _write(trained, result)
 
@@ -158,6 +159,11 @@ def _write(trained: TrainedModel, result: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def _name_groups(result: Mapping[str, Any]) -> str:
+    """What intervals are drawn from: users, or rows that belong to nobody."""
+    return "users" if result["users"] else "rows"
+
+
 def print_comparison(result: Mapping[str, Any]) -> None:
     """Prints a row per metric, and whether the margin is kept."""
     from rich.console import Console
@@ -167,10 +173,8 @@ def print_comparison(result: Mapping[str, Any]) -> None:
     if not result["metrics"]:
         console.print(f"not passed: {result['against']}: {result['why']}", soft_wrap=True)
         return
-    console.print(
-        f"{result['split']} split, {result['protocol']}: {result['rows']:,} rows of "
-        f"{result['users']:,} users"
-    )
+    users = f" of {result['users']:,} users" if result["users"] else ", of no users"
+    console.print(f"{result['split']} split, {result['protocol']}: {result['rows']:,} rows{users}")
     if (line := describe_filter(result)) is not None:
         console.print(f"{line}, for both runs", soft_wrap=True, markup=False)
     if (line := describe_not_relevant(result)) is not None:
@@ -183,16 +187,19 @@ def print_comparison(result: Mapping[str, Any]) -> None:
     for name, found in result["metrics"].items():
         values = [format_metric(found[part]) for part in ("run", "other")]
         low, high = found["low"], found["high"]
-        interval = "too few users" if low is None else f"{low:+.4f} to {high:+.4f}"
+        few = f"too few {_name_groups(result)}"
+        interval = few if low is None else f"{low:+.4f} to {high:+.4f}"
         table.add_row(metric_title(name), *values, f"{found['difference']:+.4f}", interval)
     console.print(table)
     if "why" in result:
         console.print(f"not passed: {result['why']}", soft_wrap=True)
     elif result["margin"] is not None:
-        word = "at least" if result["passed"] else "less than"
+        word, lead = "passed" if result["passed"] else "not passed", result["lead"]
+        ahead = f"ahead by at least {lead:.4f}" if lead >= 0 else f"behind by at most {-lead:.4f}"
         console.print(
-            f"{'passed' if result['passed'] else 'not passed'}: {result['metric']} is ahead by "
-            f"{result['lead']:+.4f} with 95 % confidence, {word} the margin {result['margin']:+}"
+            f"{word}: {result['metric']} is {ahead} with 95 % confidence; the margin is "
+            f"{result['margin']}",
+            soft_wrap=True,
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +21,7 @@ from training.checkpoint.calibrations import (
 from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.restore import load_run
 from training.evaluation.label_metrics import FloatArray, read_weights
+from training.evaluation.metrics import find_log_losses
 from training.evaluation.task_metrics import check_binary, compile_scores
 from training.loop.validation import is_validated, read_validation
 from training.models.calibration import Calibration
@@ -29,6 +32,7 @@ from training.reader.training_data import TrainingData
 # A rate of so few rows is known to a tenth of itself at best.
 _FEW_ROWS = 100
 _LEAST_WEIGHT = 1e-300
+_FOLDS = 5
 
 
 def check_calibration(config: TrainConfig, data: TrainingData, model: Model) -> None:
@@ -68,7 +72,7 @@ def check_calibration(config: TrainConfig, data: TrainingData, model: Model) -> 
                 raise refuse_one_class(task.name, rows, int(rate))
 
 
-def fit_calibrations(config: TrainConfig, run: Path, data: TrainingData) -> str | None:
+def fit_calibrations(config: TrainConfig, run: Path, data: TrainingData) -> tuple[str, ...]:
     """Fits the calibration of each kept checkpoint that commands load, and writes them.
 
     Each is loaded beside the model that was trained, which takes the memory of one more.
@@ -79,16 +83,16 @@ def fit_calibrations(config: TrainConfig, run: Path, data: TrainingData) -> str 
         data: The dataset version.
 
     Returns:
-        What to tell of it; None: the model is not calibrated.
+        Lines to tell of it; none: the model is not calibrated.
 
     Raises:
         InputDataError: There are rows of one label alone, a label is neither 0 nor 1, or log-odds
             are not finite.
     """
     if not requires_fit(config.model):
-        return None
+        return ()
     fitted: dict[object, CheckpointCalibration] = {}
-    rarer: dict[str, int] = {}
+    told: list[str] = []
     names: tuple[Literal["best", "last"], ...] = ("best", "last")
     for which in names:
         position = list_checkpoints(run / CHECKPOINTS_DIR / which)[-1].position
@@ -96,24 +100,65 @@ def fit_calibrations(config: TrainConfig, run: Path, data: TrainingData) -> str 
             model = load_run(run, which, is_calibrated=False).model
             if not isinstance(model, RankingModel):
                 raise TypeError(f"a {type(model).__name__} has no tasks to calibrate")
-            tasks, rows, rarer = _fit(model, config, data)
-            fitted[position] = CheckpointCalibration(position, rows, tasks)
+            found = _fit(model, config, data)
+            fitted[position] = CheckpointCalibration(position, found.rows, found.kept)
+            told += found.describe(which)
     write_calibrations(run, list(fitted.values()))
-    rows = next(iter(fitted.values())).rows
-    text = f"probabilities are calibrated by isotonic regression on {rows:,} rows to validate on"
-    few = "".join(
-        f"; warning: of task {name} only {count:,} have the rarer label, and the calibrated "
-        "probabilities are as uncertain as their rate"
-        for name, count in rarer.items()
-        if count < _FEW_ROWS
-    )
-    return text + few
+    return tuple(told)
 
 
-def _fit(
-    model: RankingModel, config: TrainConfig, data: TrainingData
-) -> tuple[dict[str, Calibration], int, dict[str, int]]:
-    """Returns the calibration of each task, the rows that were read, those of rarer labels."""
+@dataclass(frozen=True)
+class TaskFit:
+    """A calibration, beside the log loss of rows that it was not fitted to.
+
+    Attributes:
+        line: Fitted to all rows.
+        rarer: Rows of the rarer label.
+        loss: Log loss of five folds, each calibrated by the others.
+        loss_before: Log loss without.
+        error: Standard error of the difference.
+    """
+
+    line: Calibration
+    rarer: int
+    loss: float
+    loss_before: float
+    error: float
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the rows do not say that it does harm."""
+        return self.loss - self.loss_before <= self.error
+
+
+@dataclass(frozen=True)
+class _CheckpointFit:
+    rows: int
+    tasks: Mapping[str, TaskFit]
+
+    @property
+    def kept(self) -> dict[str, Calibration]:
+        return {name: fit.line for name, fit in self.tasks.items() if fit.is_kept}
+
+    def describe(self, which: str) -> list[str]:
+        """Says what is calibrated, and what is left out."""
+        few = "".join(
+            f"; warning: of task {name} only {self.tasks[name].rarer:,} have the rarer label, and "
+            "the calibrated probabilities are as uncertain as their rate"
+            for name in self.kept
+            if self.tasks[name].rarer < _FEW_ROWS
+        )
+        rows = f"{self.rows:,} rows to validate on"
+        told = [f"probabilities are calibrated by isotonic regression on {rows}{few}"]
+        return (told if self.kept and which == "best" else []) + [
+            f"task {name} of the {which} checkpoint is not calibrated: over five folds of the "
+            f"{rows}, log loss is {fit.loss:.4f} with it and {fit.loss_before:.4f} without"
+            for name, fit in self.tasks.items()
+            if not fit.is_kept
+        ]
+
+
+def _fit(model: RankingModel, config: TrainConfig, data: TrainingData) -> _CheckpointFit:
     tasks, weight = _list_binary(model), data.manifest.find_weight()
     score = compile_scores(model, model.compute_uncalibrated_logits)
     beside = (*(task.label for task in tasks), *([] if weight is None else [weight]))
@@ -131,18 +176,20 @@ def _fit(
         own = read_weights(batch, weight, rows)
         weights.append(np.ones(rows) if own is None else own)
     w = np.concatenate([np.zeros(0), *weights])
-    fitted, rarer = {}, {}
+    fits = {}
     for name in logits:
         z, y = np.concatenate([*logits[name], []]), np.concatenate([*labels[name], []])
-        fitted[name] = _fit_task(name, z, y.astype(bool), w)
-        positives = np.count_nonzero(y[w > 0.0])
-        rarer[name] = int(min(positives, np.count_nonzero(w) - positives))
-    return fitted, len(w), rarer
+        fits[name] = _fit_task(name, z, y.astype(bool), w, model.calibrations.get(name))
+    return _CheckpointFit(len(w), fits)
 
 
 def _fit_task(
-    name: str, logits: NDArray[np.floating], labels: NDArray[np.bool_], weights: FloatArray
-) -> Calibration:
+    name: str,
+    logits: NDArray[np.floating],
+    labels: NDArray[np.bool_],
+    weights: FloatArray,
+    before: Calibration | None,
+) -> TaskFit:
     """Fits rows of weight above 0: others count for nothing."""
     kept = np.flatnonzero(weights)
     logits, labels, weights = logits[kept], labels[kept], weights[kept]
@@ -154,7 +201,38 @@ def _fit_task(
             received=f"{int((~np.isfinite(logits)).sum()):,} of {len(logits):,} rows",
             fix="look for numbers in the features that are far from all others",
         )
-    return fit_isotonic(logits, labels, weights)
+    return fit_task(logits.astype(np.float32), labels, weights, before)
+
+
+def fit_task(
+    logits: NDArray[np.float32],
+    labels: NDArray[np.bool_],
+    weights: FloatArray,
+    before: Calibration | None = None,
+) -> TaskFit:
+    """Fits a calibration to rows, and measures it on five folds of them.
+
+    Args:
+        logits: `[rows]`, log-odds of a network, finite.
+        labels: `[rows]`, whether each is a positive.
+        weights: `[rows]`, above 0, what each counts for.
+        before: What log-odds go through without it.
+    """
+    # Folds of like shares of both labels.
+    order = np.lexsort((np.random.default_rng(0).random(len(labels)), labels))
+    folds = np.argsort(order) % _FOLDS
+    calibrated = np.zeros_like(logits)
+    for out in (folds == fold for fold in range(_FOLDS)):
+        line = fit_isotonic(logits[~out], labels[~out], weights[~out])
+        calibrated[out] = line.apply(logits[out])
+    losses = find_log_losses(labels, calibrated)
+    losses_before = find_log_losses(labels, logits if before is None else before.apply(logits))
+    share = weights / weights.max()
+    share = share / share.sum()
+    loss, loss_before = float(share @ losses), float(share @ losses_before)
+    error = np.linalg.norm(share * (losses - losses_before - (loss - loss_before)))
+    rarer = int(min(labels.sum(), (~labels).sum()))
+    return TaskFit(fit_isotonic(logits, labels, weights), rarer, loss, loss_before, float(error))
 
 
 def _list_binary(model: RankingModel) -> list[Task]:
@@ -166,35 +244,43 @@ def fit_isotonic(
 ) -> Calibration:
     """Fits a calibration to rows.
 
-    A step of one label alone would be a probability of 0 or 1: its rate stays half a row away from
-    both, the lightest row of the label that it lacks. No other rate is that near.
+    A step of one label alone would be a probability of 0 or 1: of its own rows, half a row is of
+    the label that it lacks, of that label's lightest. Steps are pooled again after that.
 
     Args:
         logits: `[rows]`, log-odds of a network, finite.
         labels: `[rows]`, whether each is a positive.
         weights: `[rows]`, above 0, what each counts for; None: 1.
-
-    Raises:
-        ValueError: There are rows of one label alone, or none.
     """
-    if not 0 < labels.sum() < len(labels):
-        raise ValueError("a calibration is fitted to rows of both labels")
-    if weights is not None:  # Of any size, whose sums are finite.
-        weights = np.maximum(weights / weights.max(), _LEAST_WEIGHT)
-    x, place = np.unique(logits.astype(np.float32), return_inverse=True)
-    w = np.bincount(place, weights, len(x)).astype(np.float64)
-    rates = np.bincount(place, np.where(labels, 1.0 if weights is None else weights, 0.0)) / w
-    starts = pool_adjacent_violators(rates, w)
-    total = np.add.reduceat(w, starts)
-    middle = (np.add.reduceat(w * x, starts) / total).astype(np.float32)
     own = np.ones(len(labels)) if weights is None else weights
-    low, high = 0.5 * own[labels].min() / w.sum(), 0.5 * own[~labels].min() / w.sum()
-    highest = min(1.0 - high, np.nextafter(1.0, 0.0))
-    rate = np.clip(np.add.reduceat(w * rates, starts) / total, low, highest)
-    log_odds = (np.log(rate) - np.log1p(-rate)).astype(np.float32)
+    own = np.maximum(own / own.max(), _LEAST_WEIGHT)  # Of any size, whose sums are finite.
+    x, place = np.unique(logits.astype(np.float32), return_inverse=True)
+    w = np.bincount(place, own, len(x)).astype(np.float64)
+    steps = _pool(x.astype(np.float64), np.bincount(place, own * labels, len(x)) / w, w)
+    middle, rate, _ = _pool(steps[0], _keep_from_ends(*steps[1:], own, labels), steps[2])
+    knots = np.stack([middle, np.log(rate) - np.log1p(-rate)]).astype(np.float32)
     # Steps that are one number in float32 are one knot.
-    kept = np.concatenate(([True], (np.diff(middle) > 0) & (np.diff(log_odds) > 0)))
-    return Calibration(tuple(middle[kept].tolist()), tuple(log_odds[kept].tolist()))
+    kept = np.concatenate(([True], (np.diff(knots) > 0).all(axis=0)))
+    return Calibration(*(tuple(values) for values in knots[:, kept].tolist()))
+
+
+def _pool(
+    x: FloatArray, rates: FloatArray, weights: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Returns the middle, the rate and the weight of each step of rates that rise."""
+    starts = pool_adjacent_violators(rates, weights)
+    total = np.add.reduceat(weights, starts)
+    middle, rate = (np.add.reduceat(weights * values, starts) / total for values in (x, rates))
+    return middle, rate, total
+
+
+def _keep_from_ends(
+    rates: FloatArray, totals: FloatArray, weights: FloatArray, labels: NDArray[np.bool_]
+) -> FloatArray:
+    """Returns the rates of steps, half a row of each step's own from 0 and 1."""
+    lightest = (weights.min(where=of, initial=1.0) for of in (labels, ~labels))
+    low, high = (np.minimum(0.5, 0.5 * lacking / totals) for lacking in lightest)
+    return np.clip(rates, low, np.minimum(1.0 - high, np.nextafter(1.0, 0.0)))
 
 
 def refuse_one_class(task: str, rows: int, label: int) -> InputDataError:

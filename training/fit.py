@@ -145,8 +145,8 @@ def _train(
         )
         with counted_seconds(run, workers):
             result = trainer.fit(run, build_validate(config, start.data), stop)
-        if calibrated := workers.share(lambda: fit_calibrations(config, run, start.data)):
-            progress.message(calibrated)
+        for line in workers.share(lambda: fit_calibrations(config, run, start.data)):
+            progress.message(line)
         workers.share(lambda: _finish(config, run, result, trainer.parts.model))
     if series is not None:
         series.publish(run)

@@ -92,13 +92,18 @@ class BuildConfig(Strict):
     @model_validator(mode="before")
     @classmethod
     def _rows_without_past(cls, data: Any) -> Any:
-        """Histories and seen items are off by default where rows have no user or no item."""
+        """Histories and seen items are off by default where rows have no user or no item.
+
+        So is the history where the log brings its own.
+        """
         events = data.get("events") if isinstance(data, Mapping) else None
         if isinstance(events, EventsConfig):
             events = events.model_dump()
-        if not isinstance(events, Mapping) or (events.get("user") and events.get("item")):
+        if not isinstance(events, Mapping):
             return data
-        return {"history": None, "seen": False, **data}
+        if not (events.get("user") and events.get("item")):
+            return {"history": None, "seen": False, **data}
+        return {"history": None, **data} if events.get("history") else data
 
     @model_validator(mode="before")
     @classmethod

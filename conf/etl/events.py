@@ -181,8 +181,9 @@ class GapsConfig(Strict):
 class UserHistoryConfig(Strict):
     """One history: the user's items of some behaviours strictly before the event, latest first.
 
-    Ties in time are ordered by the place in the input. The items stand in column `name`, each of
-    `columns` in `<name>_<column>`: lists of one length, aligned.
+    Ties in time are ordered by the place in the input; where `where` or `columns` read a label, or
+    what it is made of, events of one time do not see one another. The items stand in column `name`,
+    each of `columns` in `<name>_<column>`: lists of one length, aligned.
     """
 
     name: Name = Field(description="Name of the list column.")
@@ -227,6 +228,11 @@ class UserHistoryConfig(Strict):
     def needs_time(self) -> bool:
         """Whether the history reads event times."""
         return bool(self.gaps or self.window_days or self.within_session)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The event columns that it reads beside the item."""
+        return (*self.columns, *((self.where.column,) if self.where else ()))
 
     def carried(self, column: str) -> str:
         """Name of the list that carries an event column along."""

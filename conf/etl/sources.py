@@ -515,6 +515,12 @@ class SourceConfig(Strict):
         """Type by column name, as read: a timestamp is int64."""
         return {column.name: column.read_type for column in self.outputs}
 
+    def find_field(self, name: str) -> str:
+        """Returns the name in the input of what a column is read from."""
+        fields = {c.name: c.field_name for c in self.columns}
+        fields |= {c.pair.name: c.field_name for c in self.columns if c.pair is not None}
+        return fields.get(name, name)
+
     def column(self, name: str) -> ColumnConfig | None:
         """Returns a column that the source gives, or None."""
         return next((column for column in self.outputs if column.name == name), None)

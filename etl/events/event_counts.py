@@ -13,7 +13,7 @@ from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.time_columns import ms_per_unit
 from conf.splits import EVENT_SPLITS, TEST
-from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN
+from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN, MOMENT_COLUMN, POSITION_COLUMN
 from etl.events.joins import MATCHED, count_matches, read_matches
 from etl.events.labels import IMMATURE, UNLABELLED, ConversionCounts, find_until_ms, is_immature
 from etl.events.sample_filter import NOT_SAMPLED_COLUMN, SEEN_COLUMN
@@ -46,6 +46,7 @@ class EventCounts:
         test_in_log: Given test events without a time whose user and item are a sample of the log.
         late: Rows of the files of the run's days that are of earlier days.
         delivered: All rows of these files.
+        ties: Events at the time of an earlier one of their user.
     """
 
     joined: int
@@ -61,6 +62,7 @@ class EventCounts:
     test_in_log: int = 0
     late: int = 0
     delivered: int = 0
+    ties: int = 0
 
     @property
     def unmatched(self) -> dict[str, dict[str, int]]:
@@ -94,6 +96,8 @@ def count_events(
     until = _find_cut_offs(config, conversions or {})
     unknown = _find_unknown(config, until, dates)
     leaves_out = config.split.strategy == "leave_one_out"
+    has_ties = config.events.user is not None and config.events.time is not None
+    is_tie = F.col(MOMENT_COLUMN) < F.col(POSITION_COLUMN)
     dictionaries = [join.source for join in config.joins]
     rows = (
         events.withColumn("__reason", F.coalesce(DROP_COLUMN, NOT_SAMPLED_COLUMN))
@@ -104,6 +108,7 @@ def count_events(
             F.max(EVENT_TS_COLUMN).alias("high"),
             *([F.count_if(SEEN_COLUMN).alias("seen")] if config.seen_where is not None else []),
             *([F.count_if(SHORT_USER_COLUMN).alias("short_users")] if leaves_out else []),
+            *([F.count_if(is_tie).alias("ties")] if has_ties else []),
             *[F.count_if(met).alias(_UNKNOWN + name) for name, met in unknown.items()],
             *count_matches(dictionaries),
         )
@@ -135,6 +140,7 @@ def count_events(
         maturity=maturity,
         short_users=sum(row["short_users"] for row in samples) if leaves_out else 0,
         test_in_log=_count_test_in_log(events, config),
+        ties=sum(row["ties"] for row in good) if has_ties else 0,
     )
 
 

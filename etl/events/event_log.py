@@ -18,6 +18,7 @@ from etl.events.histories import condition_columns
 from etl.events.identity import (
     DROP_COLUMN,
     EVENT_TS_COLUMN,
+    MOMENT_COLUMN,
     POSITION_COLUMN,
     add_row_identity,
     drop_events,
@@ -94,8 +95,8 @@ def prepare_events(
     Returns:
         A frame of event and dictionary columns, `__drop` (null, or why the row is left out),
         `__position` (rank among its user's kept events, from 1) and `__total` where there are
-        users, `__split`, `__skip` (null, or why a kept event is no sample), `__event_ts_ms` and
-        the labels that are declared.
+        users, `__moment` where they have times too, `__split`, `__skip` (null, or why a kept
+        event is no sample), `__event_ts_ms` and the labels that are declared.
 
     Raises:
         InputDataError: A dictionary's key is not unique, or an event that must match does not.
@@ -237,7 +238,12 @@ def _add_positions(events: DataFrame, config: BuildConfig) -> DataFrame:
     if may_leave_out_samples(config):
         windows[SAMPLE_POSITION_COLUMN] = F.sum(_IS_SAMPLE).over(running)
         windows[SAMPLE_TOTAL_COLUMN] = F.sum(_IS_SAMPLE).over(whole)
-    return events.withColumns(windows).drop(_IS_KEPT, _IS_SAMPLE)
+    events = events.withColumns(windows)
+    if config.events.time:
+        position = F.when(F.col(_IS_KEPT) == 1, F.col(POSITION_COLUMN))
+        at_once = Window.partitionBy(user, config.events.time)
+        events = events.withColumn(MOMENT_COLUMN, F.min(position).over(at_once))
+    return events.drop(_IS_KEPT, _IS_SAMPLE)
 
 
 def kept(events: DataFrame) -> DataFrame:

@@ -6,6 +6,7 @@ so the memory of a task does not grow with the length of a user's log.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Window
@@ -13,11 +14,11 @@ from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
 from conf.etl.events import EventConditionConfig, GapsConfig, UserHistoryConfig
-from etl.events.identity import EVENT_TS_COLUMN, POSITION_COLUMN
+from etl.events.identity import EVENT_TS_COLUMN, MOMENT_COLUMN, POSITION_COLUMN
 from etl.events.sample_filter import find_named_columns
 from etl.events.sessions import SESSION_COLUMN, current_sessions
 from etl.events.splits import TOTAL_COLUMN
-from etl.features.plan import all_histories
+from etl.features.plan import all_histories, reads_label
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -64,7 +65,7 @@ def add_histories(samples: DataFrame, config: BuildConfig) -> DataFrame:
 
     Args:
         samples: Kept events with `__position`, the event's rank among its user's from 1, and
-            `__event_ts_ms` and `__session` where a history reads them.
+            `__moment`, `__event_ts_ms` and `__session` where a history reads them.
         config: The build's config.
 
     Returns:
@@ -100,8 +101,8 @@ def _add_history(samples: DataFrame, config: BuildConfig, history: UserHistoryCo
     user = config.events.user or ""
     by_user = Window.partitionBy(user).orderBy(POSITION_COLUMN)
     samples = _mark(samples, config, history)
-    element = _element(config, history)
-    if not _is_selective(config, history):
+    element, position = _element(config, history), find_position(config, history.reads)
+    if not _is_selective(config, history) and position == POSITION_COLUMN:
         before = F.collect_list(element).over(by_user.rowsBetween(-history.scanned, -1))
         samples = samples.withColumn(_LIST, before)
     else:
@@ -111,9 +112,20 @@ def _add_history(samples: DataFrame, config: BuildConfig, history: UserHistoryCo
         counted = F.collect_list(F.when(F.col(_MATCH), element))
         run = counted.over(alike.rowsBetween(1 - history.scanned, Window.currentRow))
         samples = samples.withColumn(_RUN, F.when(F.col(_MATCH), run))
-        earlier = by_user.rowsBetween(Window.unboundedPreceding, -1)
-        samples = samples.withColumn(_LIST, F.last(_RUN, ignorenulls=True).over(earlier))
-    return _finish(samples, history, F.col(POSITION_COLUMN)).drop(_MATCH, _RUN, _SUPERSEDED)
+        earlier = by_user.orderBy(position).rangeBetween(Window.unboundedPreceding, -1)
+        latest = F.max_by(_RUN, F.when(F.col(_MATCH), F.col(POSITION_COLUMN)))
+        samples = samples.withColumn(_LIST, latest.over(earlier))
+    return _finish(samples, history, F.col(position)).drop(_MATCH, _RUN, _SUPERSEDED)
+
+
+def find_position(config: BuildConfig, columns: Collection[str]) -> str:
+    """Returns the column of the position before which events count for what reads columns of them.
+
+    Of events at one time the one with a label would tell the others theirs: where columns tell a
+    label, they do not see one another.
+    """
+    is_told = config.events.time is not None and reads_label(config, columns)
+    return MOMENT_COLUMN if is_told else POSITION_COLUMN
 
 
 def _collect_latest(
@@ -192,7 +204,7 @@ def _finish(rows: DataFrame, history: UserHistoryConfig, position: Column | None
     Args:
         rows: Rows with `__history_list`, oldest first, and their own time and session.
         history: The history.
-        position: The row's own position; None: after all events.
+        position: Of the row, or of the first at its time; None: after all events.
     """
     rows = rows.withColumn(_LIST, _select(history, position))
     if _holds_items_alone(history):

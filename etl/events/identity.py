@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 
 POSITION_COLUMN = "__position"
+MOMENT_COLUMN = "__moment"
+"""Position of the first event of the same user and time; there is none without a time column."""
 EVENT_TS_COLUMN = "__event_ts_ms"
 """Time of the event, milliseconds since 1970, null where it has none."""
 DROP_COLUMN = "__drop"
@@ -59,7 +61,12 @@ def build_sequences(events: DataFrame, user: str, item: Column) -> DataFrame:
 
 
 def add_seen(
-    events: DataFrame, sequences: DataFrame, user: str, name: str, condition: Column
+    events: DataFrame,
+    sequences: DataFrame,
+    user: str,
+    name: str,
+    condition: Column,
+    position: str = POSITION_COLUMN,
 ) -> DataFrame:
     """Adds all distinct items of the sequence that come strictly before an event, unbounded.
 
@@ -72,10 +79,11 @@ def add_seen(
         user: Column of the user.
         name: Column to add.
         condition: Condition of the rows that get the items.
+        position: Column of the position that the items come before.
     """
     sequences = sequences.withColumnRenamed(user, _OWNER)
     joined = events.join(sequences, (F.col(user) == F.col(_OWNER)) & condition, "left")
-    seen = F.slice(F.col(_SEQUENCE), F.lit(1), F.col(POSITION_COLUMN) - F.lit(1))
+    seen = F.slice(F.col(_SEQUENCE), F.lit(1), F.col(position) - F.lit(1))
     # An event that is no sample may have no item.
     seen = F.array_distinct(F.array_compact(seen))
     return joined.withColumn(name, seen).drop(_SEQUENCE, _OWNER)

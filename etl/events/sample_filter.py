@@ -72,13 +72,13 @@ def _check(where: _Where, types: Mapping[str, str]) -> None:
                            f"its type is {kind}; compare it with something")  # fmt: skip
 
 
-def find_where_columns(config: BuildConfig) -> list[str]:
-    """Returns the columns of the events that `events.where` names; the condition was checked."""
+def find_where_columns(config: BuildConfig, text: str | None) -> list[str]:
+    """Returns the columns of the events that a condition names, which was checked; None: none."""
     from sqlglot import exp
 
-    if config.events.where is None:
+    if text is None:
         return []
-    condition = _parse(_Where("events.where", config.events.where))
+    condition = _parse(_Where("where", text))
     named = {column.name.lower() for column in condition.find_all(exp.Column)}
     return [column for column in config.event_column_types if column.lower() in named]
 

@@ -60,6 +60,29 @@ def all_histories(config: BuildConfig) -> tuple[UserHistoryConfig, ...]:
     return (plain, *config.histories)
 
 
+def reads_label(config: BuildConfig, columns: Collection[str]) -> bool:
+    """Returns whether event columns tell a declared label, or what it is made of."""
+    told = {
+        origin
+        for label in config.all_labels
+        if label.column is not None
+        for origin in _find_origins(config, label.column)
+    }
+    sources = {label.conversion.source for label in config.all_labels if label.conversion}
+    found = {origin for column in columns for origin in _find_origins(config, column)}
+    return not told.isdisjoint(found) or any(source in sources for source, _ in found)
+
+
+def _find_origins(config: BuildConfig, column: str) -> set[tuple[str, str]]:
+    """Source and field that an event column is read from, and those of the key that gives it."""
+    for join in config.joins:
+        if column in join.added_columns(config.sources[join.source]):
+            key = _find_origins(config, join.column)
+            return {*key, (join.source, config.sources[join.source].find_field(column))}
+    log = config.events.source
+    return {(log, config.sources[log].find_field(column))}
+
+
 def history_names(config: BuildConfig) -> tuple[str, ...]:
     """Returns the columns of all histories: lists that are known for a user without an event."""
     return tuple(name for history in all_histories(config) for name in history.made)

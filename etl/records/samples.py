@@ -17,7 +17,7 @@ from conf.etl.build import BuildConfig
 from conf.splits import CATALOG, TRAIN, USERS
 from etl.encoders.target import add_folds
 from etl.events.event_log import kept
-from etl.events.histories import add_histories, add_latest_histories
+from etl.events.histories import add_histories, add_latest_histories, find_position
 from etl.events.identity import (
     EVENT_TS_COLUMN,
     POSITION_COLUMN,
@@ -27,7 +27,7 @@ from etl.events.identity import (
     fold_columns,
 )
 from etl.events.joins import plan_joins, select_latest
-from etl.events.sample_filter import NOT_SAMPLED_COLUMN, SEEN_COLUMN
+from etl.events.sample_filter import NOT_SAMPLED_COLUMN, SEEN_COLUMN, find_where_columns
 from etl.events.splits import SPLIT_COLUMN
 from etl.events.windowed_features import add_latest_windowed_features, windowed_feature_names
 from etl.features.plan import (
@@ -131,7 +131,8 @@ def build_samples(events: DataFrame, config: BuildConfig) -> DataFrame:
         samples = samples.withColumn(EVENT_NUMBER, F.col(POSITION_COLUMN).cast("bigint"))
     sequences = build_sequences(events, user, _seen_item(config))
     is_evaluated = F.col(SPLIT_COLUMN) != TRAIN
-    samples = add_seen(samples, sequences, user, SEEN, condition=is_evaluated)
+    before = find_position(config, find_where_columns(config, config.seen_where))
+    samples = add_seen(samples, sequences, user, SEEN, is_evaluated, before)
     if (brought := _brought_and_seen(config)) is None:
         return samples
     return samples.withColumn(SEEN, F.when(is_evaluated, _join_items(F.col(SEEN), F.col(brought))))

@@ -161,6 +161,7 @@ def _count_outcomes(
         short_users=events.short_users,
         test_in_log=events.test_in_log,
         late=events.late,
+        ties=events.ties,
     )
 
 

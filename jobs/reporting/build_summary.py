@@ -57,6 +57,8 @@ def _list_counts(manifest: Manifest) -> Iterator[tuple[str, int]]:
         yield "users with too few events to hold one out, in train alone", counts.short_users
     if counts.test_in_log:
         yield "test events whose user and item the log has too", counts.test_in_log
+    if counts.ties:
+        yield "at the time of an earlier event of their user", counts.ties
     if counts.late:
         yield "in files of these days, but of earlier ones: no samples", counts.late
     for name, rows in counts.drawn.items():

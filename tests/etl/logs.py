@@ -171,6 +171,7 @@ INTERNAL = {
     "__given_test": "boolean",
     "__given_validation": "boolean",
     "__position": "bigint",
+    "__moment": "bigint",
     "__total": "bigint",
     "__event_ts_ms": "bigint",
     "__split": "string",

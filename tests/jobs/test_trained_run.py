@@ -22,6 +22,7 @@ from conf.artefacts.run import REPORT_FILE, read_json, resolve_run, write_json
 from conf.errors import ConfigError, ExitCode, LaterLogError, UpstreamNotReadyError
 from conf.publication.numbered import hold_numbers
 from jobs.compare import app as compare_app
+from jobs.compare import print_comparison
 from jobs.evaluate import app, evaluate
 from jobs.export import app as export_app
 from jobs.inspection.inspect_dataset import app as inspect_app
@@ -394,7 +395,7 @@ def test_two_runs_are_compared_and_a_margin_is_a_gate(
 ) -> None:
     same = ["--run", str(series), "--against", str(series), "--margin"]
     assert run_app(compare_app, [*same, "0"]) == ExitCode.OK
-    assert "passed: ndcg@10 is ahead by +0.0000" in capsys.readouterr().out
+    assert "passed: ndcg@10 is ahead by at least 0.0000" in capsys.readouterr().out
     assert run_app(compare_app, [*same, "0.01", "--log-format", "json"]) == ExitCode.GATE_FAILED
     found = json.loads(capsys.readouterr().out)
     assert (found["passed"], found["metric"], found["lead"]) == (False, "ndcg@10", 0.0)
@@ -408,6 +409,30 @@ def test_two_runs_are_compared_and_a_margin_is_a_gate(
     others = ["--run", str(series), "--against", str(predict_series)]
     assert run_app(compare_app, others) == ExitCode.CONFIG
     assert "--dataset DIR" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("lead", "margin", "said"),
+    [
+        (-0.0625, -0.1, "passed: auc is behind by at most 0.0625"),
+        (-0.0625, 0.0, "not passed: auc is behind by at most 0.0625"),
+        (0.01, 0.02, "not passed: auc is ahead by at least 0.0100"),
+    ],
+)
+def test_a_gate_says_what_is_ahead_and_what_is_behind(
+    lead: float, margin: float, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {"run": 0.5, "other": 0.5, "difference": 0.0, "low": None, "high": None}
+    print_comparison({
+        "split": "test", "protocol": "rows", "rows": 300, "users": 0, "run": "a", "against": "b",
+        "metrics": {"auc": found}, "metric": "auc", "lead": lead, "margin": margin,
+        "passed": lead >= margin,
+    })  # fmt: skip
+    shown = capsys.readouterr().out
+    assert f"{said} with 95 % confidence; the margin is {margin}" in shown
+    # Rows of a log without users are nobody's.
+    assert "300 rows, of no users" in shown
+    assert "too few rows" in shown
 
 
 def test_runs_on_different_versions_are_compared_on_a_later_one(

@@ -13,7 +13,7 @@ import pytest
 
 from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions, read_card
-from conf.artefacts.run import CALIBRATION_FILE, METRICS_FILE, read_json
+from conf.artefacts.run import CALIBRATION_FILE, CHECKPOINTS_DIR, METRICS_FILE, read_json
 from conf.errors import ConfigError, ExitCode, InputDataError, SluiceError, UpstreamNotReadyError
 from conf.manifest import MANIFEST_FILE
 from conf.training.train import TrainConfig
@@ -22,6 +22,8 @@ from jobs.reporting.report import write_report
 from tests.training.loop.test_trainer import Messages
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.calibration_fit import fit_isotonic
+from training.checkpoint.calibrations import CheckpointCalibration, write_calibrations
+from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.restore import TrainedModel, load_run
 from training.evaluation.evaluate import evaluate_split
 from training.export.saved_model import write_export
@@ -210,11 +212,39 @@ def test_held_out_rows_of_one_label_are_refused_when_they_are_read(
 
 
 def test_labels_that_are_rare_where_it_is_fitted_are_told(version: Path, tmp_path: Path) -> None:
-    held_out = {"validation": {"hash_of": "user_id", "share": 0.1}}
+    # Of rows that are drawn by label, so that probabilities are far from the rates.
+    held_out = {"validation": {"hash_of": "user_id", "share": 0.1}, "take": 500,
+                "class_balance": {"shares": {0: 0.95, 1: 0.05}}}  # fmt: skip
     told = Messages()
     fit_run(configure(version, tmp_path, input=held_out, fit={"epochs": 1}), told)
     [line] = [text for text in told.texts if text.startswith("probabilities are calibrated")]
-    assert re.search(r"warning: of task label only \d\d have the rarer label", line)
+    assert re.search(r"warning: of task label only \d+ have the rarer label", line)
+
+
+def test_a_calibration_that_does_harm_is_left_out_and_told(version: Path, tmp_path: Path) -> None:
+    held_out = {"validation": {"hash_of": "user_id", "share": 0.1}}
+    told = Messages()
+    run = fit_run(configure(version, tmp_path, input=held_out, fit={"epochs": 1}), told)
+    [line] = [text for text in told.texts if "is not calibrated" in text]
+    found = re.fullmatch(
+        r"task label of the best checkpoint is not calibrated: over five folds of the \d+ rows to "
+        r"validate on, log loss is ([\d.]+) with it and ([\d.]+) without", line,
+    )  # fmt: skip
+    assert found is not None
+    assert float(found[1]) > float(found[2])
+    trained = load_run(run)
+    assert not trained.model.calibrations
+    assert "uncalibrated" not in evaluate_split(trained, "test")["tasks"]["label"]
+
+
+def test_a_task_without_a_fit_still_undoes_balanced_classes(version: Path, tmp_path: Path) -> None:
+    balance = {"class_balance": {"shares": HALVES}}
+    run = fit_run(configure(version, tmp_path, input=balance, fit={"epochs": 1}), NoProgress())
+    position = list_checkpoints(run / CHECKPOINTS_DIR / "best")[-1].position
+    write_calibrations(run, [CheckpointCalibration(position, 450, {})])
+    undone = load_run(run).model.calibrations
+    assert undone == load_run(run, is_calibrated=False).model.calibrations
+    assert undone["label"].logits == (0.0,)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ class CheckpointCalibration:
     Attributes:
         position: Where training was.
         rows: Rows that it was fitted to.
-        tasks: By task.
+        tasks: By task; none of one that is better left as it is.
     """
 
     position: Position

@@ -88,7 +88,8 @@ def load_run(
     if is_calibrated and isinstance(model, NetworkRankingModel) and requires_fit(config.model):
         if restored is None:
             raise TypeError("a checkpoint that was listed is gone")
-        model.calibrate(read_calibrations(run_dir, restored.metadata.resume_state.position))
+        fitted = read_calibrations(run_dir, restored.metadata.resume_state.position)
+        model.calibrate({**model.calibrations, **fitted})
     return TrainedModel(run_dir, model, config, manifest, reference.version_dir)
 
 

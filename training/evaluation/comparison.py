@@ -128,7 +128,7 @@ def _compare_retrieval(trained: TrainedModel, other: TrainedModel, split: str) -
         "protocol": protocol + (PER_USER if per == "user" else ""),
         "rows": len(owners),
         "rows_not_relevant": rows.not_relevant,
-        "users": len(np.unique(owners)),
+        "users": _count_users(owners),
         "metrics": {m: vars(compare_rows(m, (own[m], others[m]), owners, seed)) for m in own},
     }
 
@@ -190,6 +190,10 @@ def number_owners(trained: TrainedModel, ids: IntArray) -> IntArray:
     return np.where(is_own, place, -1 - np.arange(len(ids)))
 
 
+def _count_users(owners: IntArray) -> int:
+    return len(np.unique(owners[owners >= 0]))
+
+
 def _compare_ranking(trained: TrainedModel, other: TrainedModel, split: str) -> dict[str, Any]:
     tasks = _find_common_tasks(trained, other)
     own, rival = _score_rows(trained, split, tasks), _score_rows(other, split, tasks)
@@ -202,11 +206,10 @@ def _compare_ranking(trained: TrainedModel, other: TrainedModel, split: str) -> 
         found = compare(labels, scores, owners, trained.config.seed, own.weights)
         prefix = "" if task == trained.model.tasks[0] else f"{task.name}/"
         metrics |= {f"{prefix}{name}": vars(difference) for name, difference in found.items()}
-    users = len(np.unique(owners))
     described: dict[str, Any] = {
         "protocol": "rows",
         "rows": len(owners),
-        "users": users,
+        "users": _count_users(owners),
         "metrics": metrics,
     }
     weight = trained.manifest.find_weight()

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from conf.etl.build import BuildConfig
+from conf.etl.events import EventsConfig
+from conf.etl.labels import LabelConfig
+from etl.events.event_counts import count_events
 from etl.events.event_log import kept, prepare_events
-from etl.events.histories import add_histories, add_latest_histories
+from etl.events.histories import add_histories, add_latest_histories, find_position
 from etl.events.sessions import add_sessions, current_sessions
 from tests.etl.events.history_reference import Event, history_of, number_sessions
-from tests.etl.logs import behaviour_config, memory_source
+from tests.etl.logs import behaviour_config, columns, memory_source
 from tests.machine import IS_EXHAUSTIVE
+from training.evaluation.metrics import auc
 
 CLICKS = {"column": "action", "one_of": ["click"]}
 HISTORIES: list[dict[str, Any]] = [
@@ -79,28 +85,39 @@ def rounded(made: dict[str, Any]) -> dict[str, Any]:
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-@given(events=EVENTS)
-def test_every_history_is_what_plain_loops_find(spark, events):
-    frame = prepared(spark, CONFIG, events)
-    columns = [name for history in CONFIG.histories for name in history.made]
-    samples = add_histories(frame, CONFIG).collect()
+@given(events=EVENTS, is_labelled=st.booleans())
+@example(
+    events=[Event(1, i % 3, "click" if i % 4 else "buy", 0.5, i // 4 * 3600) for i in range(40)],
+    is_labelled=True,
+)
+def test_every_history_is_what_plain_loops_find(spark, events, is_labelled):
+    label = {"column": "action", "equals": "buy"} if is_labelled else None
+    config = CONFIG.model_copy(update={"label": label and LabelConfig.model_validate(label)})
+    frame = prepared(spark, config, events)
+    columns = [name for history in config.histories for name in history.made]
+    samples = add_histories(frame, config).collect()
     assert len(samples) == len(events)
     found = {(r["user"], r["__position"]): rounded({c: r[c] for c in columns}) for r in samples}
     plain = {(r["user"], r["__position"]): r["history"] for r in samples}
-    users = add_latest_histories(frame.select("user").distinct(), frame, CONFIG).collect()
+    users = add_latest_histories(frame.select("user").distinct(), frame, config).collect()
     latest = {row["user"]: rounded({c: row[c] for c in columns}) for row in users}
     end = max(event.ts for event in events)
     for user, mine in by_user(events).items():
         numbers = number_sessions(mine, 120)
         for i, event in enumerate(mine):
             expected: dict[str, Any] = {}
-            for history in CONFIG.histories:
-                expected |= history_of(mine[:i], history, event.ts, numbers[:i], numbers[i])
+            for history in config.histories:
+                # What tells the label of an event tells nothing to others of its time.
+                is_told = is_labelled and "action" in history.reads
+                end_of = next(k for k, e in enumerate(mine) if e.ts == event.ts) if is_told else i
+                expected |= history_of(
+                    mine[:end_of], history, event.ts, numbers[:end_of], numbers[i]
+                )
             assert found[user, i + 1] == rounded(expected)
             assert plain[user, i + 1] == [e.item for e in mine[:i]][::-1][:2]
         goes_on = end - mine[-1].ts <= 7200
         expected = {}
-        for history in CONFIG.histories:
+        for history in config.histories:
             current = numbers[-1] if goes_on else None
             expected |= history_of(mine, history, end, numbers, current)
         assert latest[user] == rounded(expected)
@@ -178,3 +195,116 @@ def test_a_session_ends_after_a_gap_that_is_too_long(spark):
         row["user"]: row["__session"] for row in current_sessions(frame, SESSIONS_CONFIG).collect()
     }
     assert current == {1: 2, 2: 1}
+
+
+LABEL = {"column": "action", "equals": "click"}
+
+
+def impressions(users: int, requests: int, shown: int) -> list[Event]:
+    """Requests of several items, of which chance has one clicked; the click stands anywhere."""
+    rng = np.random.default_rng(5)
+    events = []
+    for user, request in itertools.product(range(users), range(requests)):
+        clicked, items = rng.integers(shown), rng.choice(1000, shown, replace=False)
+        for place in range(shown):
+            action = "click" if place == clicked else "view"
+            events.append(Event(user, int(items[place]), action, 0.5, 3600 * request))
+    return events
+
+
+def test_clicks_that_are_noise_cannot_be_told_from_the_gaps(spark):
+    """The gap to a click of one's own request is 0, which said that this row has no click."""
+    gaps = {"name": "ages", "unit": "h"}
+    history = {"name": "clicks", "where": CLICKS, "max_len": 3, "gaps": gaps}
+    config = behaviour_config(histories=[history], label=LABEL)
+    rows = add_histories(prepared(spark, config, impressions(60, 12, 4)), config).collect()
+    features = np.array([[1.0, *row["ages"], *[99.0] * 3][:4] for row in rows])
+    features = np.concatenate([features, features == 0, features == 99], axis=1)
+    labels = np.array([row["label"] for row in rows]) > 0.5
+    weights = np.linalg.lstsq(features, labels, rcond=None)[0]
+    assert labels.mean() == 0.25
+    assert 0.47 < auc(labels, features @ weights) < 0.53
+    assert min(min(row["ages"], default=1.0) for row in rows) >= 1.0
+
+
+def test_ties_in_time_are_counted_and_plain_histories_keep_the_order_of_the_file(spark):
+    config = behaviour_config(history={"max_len": 9}, label=LABEL)
+    events = [Event(1, item, "view", 1.0, item // 3) for item in range(7)] + [
+        Event(1, 6, "view", 1.0, 2),  # A duplicate is no event.
+        Event(2, 6, "view", 1.0, 2),
+    ]
+    source = memory_source(spark, config, "log", [event.row() for event in events])
+    frame = prepare_events(config, {"log": source}).frame
+    assert count_events(frame, config).ties == 4
+    rows = add_histories(kept(frame), config).where("user = 1").collect()
+    assert {row["item"]: row["history"] for row in rows} == {
+        item: list(range(item))[::-1] for item in range(7)
+    }
+
+
+ACTIONS = {"path": "a", "key": "action", "columns": columns(action="string", kind="int64")}
+ORDERS = {"path": "o", "key": "number", "columns": columns(number="int64", at="int64")}
+
+
+def log_with(*more: dict[str, Any]) -> dict[str, Any]:
+    names = columns(user="int64", item="int64", action="string", order="int64", ts="int64")
+    return {"path": "log", "format": "json", "columns": [*names, *more]}
+
+
+@pytest.mark.parametrize(
+    ("label", "reads", "is_told"),
+    [
+        (LABEL, ["action"], True),
+        (LABEL, ["order"], False),
+        (LABEL, ["order", "action"], True),
+        (LABEL, [], False),
+        (LABEL, ["kind"], True),  # A dictionary says it of the label's column.
+        (LABEL, ["written"], True),  # Another column of the same field.
+        ({"column": "liked", "at_least": 1}, ["entry"], True),  # The other half of an entry.
+        ({"column": "liked", "at_least": 1}, ["action"], False),
+        ({"conversion": {"source": "orders", "keys": {"order": "number"}, "time": "at",
+                         "within_hours": 1}}, ["at"], True),
+        ({"conversion": {"source": "orders", "keys": {"order": "number"}, "time": "at",
+                         "within_hours": 1}}, ["action"], False),
+        (None, ["action"], False),
+    ],
+)  # fmt: skip
+def test_what_tells_a_label_is_its_column_or_what_that_is_made_of(label, reads, is_told):
+    entry = {"name": "entry", "type": "string", "pair": {"name": "liked", "default": 0}}
+    written = {"name": "written", "type": "string", "field": "action"}
+    config = behaviour_config(
+        sources={"log": log_with(written, entry), "actions": ACTIONS, "orders": ORDERS},
+        joins=[{"source": "actions", "column": "action"}, {"source": "orders", "column": "order"}],
+        label=label,
+    )
+    assert find_position(config, reads) == ("__moment" if is_told else "__position")
+    second = {**(label or {}), "name": "second"}
+    labels = [{"column": "item", "graded": True}, *([second] if label else [])]
+    several = config.model_copy(
+        update={"label": None, "labels": tuple(map(LabelConfig.model_validate, labels))}
+    )
+    assert find_position(several, reads) == find_position(config, reads)
+    without_time = {**config.events.model_dump(), "time": None}
+    untimed = config.model_copy(update={"events": EventsConfig.model_validate(without_time)})
+    assert find_position(untimed, reads) == "__position"
+
+
+def test_given_test_events_without_a_time_come_after_the_log_and_do_not_see_one_another(spark):
+    names = columns(user="int64", item="int64", action="string", price="float32")
+    sources = {
+        **behaviour_config().model_dump()["sources"],
+        "test": {"path": "t", "columns": names},
+    }
+    config = behaviour_config(
+        sources={**sources, "test": {"path": "t", "columns": names}},
+        histories=[{"name": "clicks", "where": CLICKS, "max_len": 5}],
+        label=LABEL,
+        split={"strategy": "given", "test_source": "test", "validation": False},
+    )
+    log = [(1, 1, "click", 1.0, 10), (1, 2, "click", 1.0, 20), (1, 3, "view", 1.0, 20)]
+    test = [(1, 4, "click", 1.0), (1, 5, "view", 1.0)]
+    given = {"log": memory_source(spark, config, "log", log),
+             "test": memory_source(spark, config, "test", test)}  # fmt: skip
+    rows = add_histories(kept(prepare_events(config, given).frame), config).collect()
+    found = {row["item"]: row["clicks"] for row in rows}
+    assert found == {1: [], 2: [1], 3: [1], 4: [2, 1], 5: [2, 1]}

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
@@ -74,6 +75,14 @@ def brought_config(*more: dict[str, Any], **options: Any) -> BuildConfig:
     )  # fmt: skip
 
 
+def test_a_log_that_brings_its_history_needs_no_other():
+    data = brought_config().model_dump()
+    assert data.pop("history") is None
+    assert BuildConfig.model_validate(data).history is None
+    with pytest.raises(ValidationError, match="two histories"):
+        BuildConfig.model_validate({**data, "history": {"max_len": 3}})
+
+
 def test_a_list_that_the_log_brings_is_seen_and_known_of_users(spark):
     """A history by another name than `history`, oldest first in the log."""
     config = brought_config()
@@ -114,6 +123,20 @@ def test_an_item_that_was_shown_and_not_taken_is_not_in_front_of_the_list_of_use
     users = {row["user"]: row for row in build_users(prepared, config, plan, {}).collect()}
     assert users[1]["clicks"] == [6, 51]
     assert users[2]["clicks"] == [9]
+
+
+@pytest.mark.parametrize("label", [None, {"column": "action", "equals": "buy"}])
+def test_what_was_taken_at_one_time_is_not_seen_by_its_own_rows(spark, label):
+    """A label that `seen.where` reads would take the row's own request out of what is ranked."""
+    config = behaviour_config(
+        seen={"where": BOUGHT}, label=label,
+        split={"strategy": "temporal", "test_from_ts": 5, "validation": False},
+    )  # fmt: skip
+    log = [(1, 1, "buy", 1.0, 1), (1, 2, "buy", 1.0, 5), (1, 3, "buy", 1.0, 5)]
+    prepared = prepare_events(config, {"log": memory_source(spark, config, "log", log)}).frame
+    rows = build_samples(kept(prepared), config).where("__split = 'test'").collect()
+    found = {row["item"]: sorted(row["seen"]) for row in rows}
+    assert found == ({2: [1], 3: [1, 2]} if label is None else {2: [1], 3: [1]})
 
 
 def test_a_condition_that_no_event_meets_is_refused(spark):

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from conf.manifest import Manifest
 from conf.training.input import InputConfig
-from training.calibration_fit import fit_isotonic, pool_adjacent_violators
+from training.calibration_fit import fit_isotonic, fit_task, pool_adjacent_violators
+from training.evaluation.metrics import log_loss
 from training.models.calibration import Calibration, find_keep_rate
 from training.reader.decoded_rows import DecodedRows
 from training.reader.row_sampling import balance_classes
@@ -57,10 +58,74 @@ def test_a_fit_joins_the_middles_of_the_steps() -> None:
     labels = np.array([0, 0, 0, 1, 0, 0, 0, 1, 1], bool)
     found = fit_isotonic(logits, labels)
     np.testing.assert_allclose(found.logits, [-2.0, 1 / 3, 3.0], rtol=1e-6)
-    margin = 0.5 / 9  # Half a row: no probability is 0 or 1.
-    np.testing.assert_allclose(sigmoid(found.log_odds), [margin, 1 / 3, 1 - margin], rtol=1e-5)
+    # Half a row of a step's own from 0 and 1: 0.5 / 2, and 0.5 / 1.
+    np.testing.assert_allclose(sigmoid(found.log_odds), [1 / 4, 1 / 3, 1 / 2], rtol=1e-5)
     order = np.random.default_rng(1).permutation(9)
     assert fit_isotonic(logits[order], labels[order]) == found
+
+
+def test_steps_of_one_label_are_pooled_again() -> None:
+    # Rates by logit: 2/3 of three rows, then 1 of one row, which is sure of no more than 1/2.
+    found = fit_isotonic(np.float32([0, 0, 0, 4]), np.array([1, 0, 1, 1], bool))
+    assert found.logits == (1.0,)
+    np.testing.assert_allclose(sigmoid(found.log_odds), [2.5 / 4], rtol=1e-6)
+
+
+@given(st.lists(st.tuples(st.integers(-6, 6), st.booleans()), min_size=1, max_size=40))
+def test_rates_are_those_of_the_minimax_formula_pooled_twice(rows: list[tuple[int, bool]]) -> None:
+    x, labels = np.array(sorted(rows), float).T
+    values, counts = np.unique(x, return_counts=True)
+    steps = rise(np.array([labels[x == value].mean() for value in values]), counts)
+    half = 0.5 / np.array([counts[np.isclose(steps, step)].sum() for step in steps])
+    expected = rise(np.clip(steps, half, 1 - half), counts)
+    found = fit_isotonic(x, labels.astype(bool))
+    starts = np.flatnonzero(np.diff(expected, prepend=-1.0) > 1e-9)
+    np.testing.assert_allclose(sigmoid(found.log_odds), expected[starts], rtol=1e-5)
+    middles = np.add.reduceat(values * counts, starts) / np.add.reduceat(counts, starts)
+    np.testing.assert_allclose(found.logits, middles, rtol=1e-5, atol=1e-6)
+
+
+def draw_noisy_rows(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """900 log-odds that are right, and labels."""
+    rng = np.random.default_rng(seed)
+    logits = -1.0 + 0.2 * rng.normal(size=900)
+    return logits.astype(np.float32), rng.random(900) < sigmoid(logits)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_right_already_is_not_made_worse_by_few_rows(seed: int) -> None:
+    """Steps of few rows that are nearly sure of their label cost up to 0.2 on other rows."""
+    logits, labels = draw_noisy_rows(seed)
+    fit = fit_task(logits[:450], labels[:450], np.ones(450))
+    after = fit.line.apply(logits[450:]) if fit.is_kept else logits[450:]
+    rise = log_loss(labels[450:], np.asarray(after)) - log_loss(labels[450:], logits[450:])
+    assert rise < 0.03
+
+
+def test_a_fit_is_left_out_where_folds_say_that_it_does_harm() -> None:
+    for seed in (0, 2, 3, 4):
+        logits, labels = (part[:450] for part in draw_noisy_rows(seed))
+        fit = fit_task(logits, labels, np.ones(450))
+        assert fit.loss > fit.loss_before + fit.error
+        assert not fit.is_kept
+    logits, labels = draw_noisy_rows(0)
+    wrong = fit_task(4.0 * logits, labels, np.ones(900))
+    assert wrong.is_kept
+    assert wrong.loss < wrong.loss_before - wrong.error
+    assert wrong.loss_before == pytest.approx(log_loss(labels, 4.0 * logits))
+    # What log-odds go through without a fit is what it is compared with.
+    undone = fit_task(logits + 3.0, labels, np.ones(900), Calibration((0.0,), (-3.0,)))
+    assert undone.loss_before == pytest.approx(log_loss(labels, logits), abs=1e-5)
+
+
+def test_folds_know_weights_and_rows_of_one_label_but_one() -> None:
+    logits, labels = draw_noisy_rows(1)
+    lone = np.arange(900) == 17
+    assert np.isfinite(fit_task(logits, lone, np.ones(900)).loss)
+    one, other = (fit_task(logits, labels, np.full(900, scale)) for scale in (1.0, 1e-9))
+    assert (one.line, one.rarer) == (other.line, other.rarer)
+    found = [(fit.loss, fit.loss_before, fit.error) for fit in (one, other)]
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-9)
 
 
 def test_a_weight_of_two_is_the_row_twice() -> None:
@@ -80,8 +145,8 @@ def test_a_rate_between_0_and_1_is_kept_however_small_weights_make_it() -> None:
     found = fit_isotonic(logits, labels, weights)
     np.testing.assert_allclose(sigmoid(found.log_odds), [2 / 2002], rtol=1e-5)
     found = fit_isotonic(np.float32([0, 1, 2, 3]), labels[[0, 2, 1, 3]], weights[[0, 2, 1, 3]])
-    ends = [0.5 / 2002, 1 - 500 / 2002]  # Half of the lightest row of the other label.
-    np.testing.assert_allclose(sigmoid(found.log_odds)[[0, -1]], ends, rtol=1e-5)
+    # Half of the lightest row of the other label; of the two light rows no more than a half.
+    np.testing.assert_allclose(sigmoid(found.log_odds), [0.5 / 2000, 0.5], rtol=1e-5)
 
 
 @pytest.mark.parametrize("heavy", [0, 1])
@@ -105,10 +170,10 @@ def test_a_fit_brings_probabilities_to_the_rates() -> None:
     assert np.abs(after - sigmoid(truth[20_000:])).mean() < 0.02
 
 
-@pytest.mark.parametrize("labels", [[], [1, 1], [0, 0, 0]])
-def test_rows_of_one_label_fit_nothing(labels: list[int]) -> None:
-    with pytest.raises(ValueError, match="both labels"):
-        fit_isotonic(np.zeros(len(labels), np.float32), np.array(labels, bool))
+def test_rows_of_one_label_are_as_sure_as_they_are_many() -> None:
+    found = fit_isotonic(np.float32([0, 1, 2, 3]), np.ones(4, bool))
+    assert found.logits == (1.5,)
+    np.testing.assert_allclose(sigmoid(found.log_odds), [1 - 0.5 / 4], rtol=1e-6)
 
 
 def test_one_score_for_all_rows_is_moved_to_their_rate() -> None:
