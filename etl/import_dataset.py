@@ -215,7 +215,7 @@ def _describe(survey: Survey, files: Files, surveyed: Mapping[str, Sequence[Surv
             rows,
             {},
             labelled=count_labelled(merged, schema),
-        ),  # fmt: skip
+        ),
         code_version=read_code_version(),
         statistics_file=statistics_file,
         slots=() if config.writes_anew else features.slots,

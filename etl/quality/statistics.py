@@ -17,6 +17,7 @@ import pyarrow.types as pt
 from conf.errors import InputDataError
 from conf.manifest import WEIGHTED_MEAN
 from conf.schema import FeatureSchema
+from conf.splits import CATALOG, USERS
 from etl.quality.label_statistics import (
     LabelAccumulator,
     LabelFocus,
@@ -281,7 +282,7 @@ def count_labelled(
         label: {
             split: int(found[label]["values"])
             for split, found in statistics.items()
-            if label in found
+            if label in found and split not in (CATALOG, USERS)
         }
         for label in (labels if len(labels) > 1 else ())
     }

@@ -202,7 +202,7 @@ class TaskScores:
                 self._add_own(task, own, scores[rows])
 
     def _keep_labelled(self, task: Task, batch: Batch) -> tuple[Batch, NDArray[np.intp] | slice]:
-        """Returns what is measured of the rows that have a task's label, and which rows these are."""
+        """Returns what is measured of the rows that have a task's label, and their places."""
         known = find_labelled(self._manifest, task.label, np.asarray(batch[task.label]))
         if known.all():
             return batch, slice(None)
