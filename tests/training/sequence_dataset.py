@@ -7,9 +7,10 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from conf.manifest import MANIFEST_FILE, Manifest, ShardInfo, SplitInfo
+from conf.manifest import MANIFEST_FILE, Manifest, SplitInfo
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.storage.atomic_output import write_text_atomic
+from tests.training.tiny_dataset import describe_shard
 
 
 def write_sequences(folder: Path, manifest: Manifest) -> Path:
@@ -37,8 +38,7 @@ def write_sequences(folder: Path, manifest: Manifest) -> Path:
                 lists["times"].feature.add().float_list.value.append(step)
                 lists["prices"].feature.add().float_list.value.append(row)
             writer.write(example.SerializeToString())
-    size = (folder / "a.tfrecord").stat().st_size
-    splits = (SplitInfo("train", (ShardInfo("a.tfrecord", 40, size, "00000000"),)),)
+    splits = (SplitInfo("train", (describe_shard(folder, "a.tfrecord", 40),)),)
     own = replace(
         manifest, schema=schema, splits=splits, record_type="SequenceExample",
         keys=replace(manifest.keys, weight="weight"), encoder_files=(),

@@ -35,7 +35,7 @@ from conf.manifest import (
 )
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, FeatureSchema, FeatureSpec
 from conf.storage.atomic_output import write_text_atomic
-from etl.tfrecord.codec.crc32c import crc32c
+from etl.tfrecord.codec.crc32c import crc32c, describe_file
 
 
 def write_encoders(
@@ -469,9 +469,14 @@ def _write_split(
         relative = f"{split}/part-{index:05d}{suffix}"
         part = rows[index::shards]
         write_shard(version / relative, part, schema, compression)
-        content = (version / relative).read_bytes()
-        infos.append(ShardInfo(relative, len(part), len(content), f"{crc32c(content):08x}"))
+        infos.append(describe_shard(version, relative, len(part)))
     return SplitInfo(split, tuple(infos))
+
+
+def describe_shard(folder: Path, name: str, rows: int) -> ShardInfo:
+    """What a manifest says of a shard."""
+    file = describe_file(folder, folder / name)
+    return ShardInfo(name, rows, file.bytes, file.crc32c)
 
 
 def _label_rate(rows: list[Row]) -> float:
@@ -484,6 +489,22 @@ def one_feature(
     """Writes the split `test` of rows with one feature; returns its manifest."""
     schema = FeatureSchema((spec,))
     write_shard(tmp_path / "test.tfrecord", rows, schema)
-    size = (tmp_path / "test.tfrecord").stat().st_size
-    shard = ShardInfo("test.tfrecord", len(rows), size, "00000000")
+    shard = describe_shard(tmp_path, "test.tfrecord", len(rows))
     return replace(manifest, schema=schema, splits=(SplitInfo("test", (shard,)),))
+
+
+def rewrite_label(version: Path, number: int, shard: int = 1) -> None:
+    """Writes one record anew with another label; lengths and checksums of records hold."""
+    path = version / "train" / f"part-{shard:05d}.tfrecord"
+    records = [bytes(r.numpy()) for r in tf.data.TFRecordDataset(str(path))]
+    example = tf.train.Example.FromString(records[number])
+    label = example.features.feature["label"].float_list.value
+    label[0] = 1.0 - label[0]
+    changed = example.SerializeToString(deterministic=True)
+    assert len(changed) == len(records[number])
+    records[number] = changed
+    size = path.stat().st_size
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for record in records:
+            writer.write(record)
+    assert path.stat().st_size == size

@@ -23,13 +23,14 @@ from training.evaluation.confidence_intervals import (
     compare_rows,
 )
 from training.evaluation.item_index import build_item_index
-from training.evaluation.label_metrics import auc_by_group, read_weights
+from training.evaluation.label_metrics import auc_by_group, find_labelled, read_weights
 from training.evaluation.metrics import FloatArray, IntArray, Per, find_log_losses, measure
 from training.evaluation.own_metrics import build_measures
 from training.evaluation.per_user_ranking import PER_USER, ListScorer, UserReader, read_held_out
 from training.evaluation.protocols import (
     FULL_UNSEEN,
     RankingReader,
+    Relevance,
     describe_filter,
     find_relevance,
     find_relevant_rows,
@@ -118,7 +119,7 @@ def _compare_retrieval(trained: TrainedModel, other: TrainedModel, split: str) -
     per: Per = (trained.config.evaluation.per or ("event",))[0]
     measure_rows = _measure_users if per == "user" else _measure_events
     # Of both runs the same rows count, whatever the second one's objective is.
-    relevance = find_relevance(trained.config.model, trained.manifest, split)
+    relevance = find_relevance(trained.config, trained.manifest, split)
     rows, rival = (measure_rows(one, split, relevance) for one in (trained, other))
     owners = number_owners(trained, np.concatenate(rows.owners))
     protocol = headline_protocol(trained.manifest, trained.config.evaluation.mask_seen, split)
@@ -133,7 +134,7 @@ def _compare_retrieval(trained: TrainedModel, other: TrainedModel, split: str) -
     }
 
 
-def _measure_events(trained: TrainedModel, split: str, relevance: str | None) -> MeasuredRows:
+def _measure_events(trained: TrainedModel, split: str, relevance: Relevance) -> MeasuredRows:
     model, config = require_retrieval(trained.model), trained.config.evaluation
     where = (trained.version_dir, trained.manifest)
     protocol = headline_protocol(trained.manifest, config.mask_seen, split)
@@ -148,7 +149,7 @@ def _measure_events(trained: TrainedModel, split: str, relevance: str | None) ->
     for batch in reader.read(
         split,
         seen=protocol == FULL_UNSEEN,
-        optional=() if relevance is None else (relevance,),
+        optional=relevance.inputs,
         evaluation_filter=config.filter,
     ):
         scores = scorer.scores(batch.features, batch.rows)
@@ -161,7 +162,7 @@ def _measure_events(trained: TrainedModel, split: str, relevance: str | None) ->
     return rows
 
 
-def _measure_users(trained: TrainedModel, split: str, relevance: str | None) -> MeasuredRows:
+def _measure_users(trained: TrainedModel, split: str, relevance: Relevance) -> MeasuredRows:
     model: RetrievalModel = require_retrieval(trained.model)
     config = trained.config.evaluation
     index = build_item_index(model, trained.version_dir, trained.manifest, config.batch_size)
@@ -201,9 +202,10 @@ def _compare_ranking(trained: TrainedModel, other: TrainedModel, split: str) -> 
     metrics: dict[str, Any] = {}
     for task in tasks:
         labels = own.labels[task.name]
-        scores = own.scores[task.name], rival.scores[task.name]
+        kept = find_labelled(trained.manifest, task.label, labels)
+        scores = own.scores[task.name][kept], rival.scores[task.name][kept]
         compare = _compare_binary if task.is_binary else _compare_errors
-        found = compare(labels, scores, owners, trained.config.seed, own.weights)
+        found = compare(labels[kept], scores, owners[kept], trained.config.seed, own.weights[kept])
         prefix = "" if task == trained.model.tasks[0] else f"{task.name}/"
         metrics |= {f"{prefix}{name}": vars(difference) for name, difference in found.items()}
     described: dict[str, Any] = {

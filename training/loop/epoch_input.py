@@ -20,7 +20,8 @@ from training.embedding.key_mapping import KeyedFeatures, map_keys
 from training.input.batches import Batch, build_train_dataset
 from training.input.carried_errors import input_errors, is_carried
 from training.models.embedded_inputs import vector_errors
-from training.reader.damage import InputCounts
+from training.reader.damage import DamagePolicy, InputCounts, ShardChecks
+from training.reader.shards import compare_begun
 from training.reader.split_source import InputOptions
 from training.reader.training_data import TrainingData
 
@@ -81,6 +82,7 @@ class EpochInput:
         self.steps_per_epoch = data.steps_per_epoch(config.input)
         self._strategy = strategy
         self._counts: dict[int, InputCounts] = {}
+        self._checks = ShardChecks()
 
     @contextmanager
     def open(self, position: Position) -> Iterator[EpochBatches]:
@@ -107,6 +109,14 @@ class EpochInput:
             for _ in batches.iterator:
                 pass
         self._counts = {batches.epoch: batches.counts}
+
+    def compare_begun(self) -> None:
+        """Compares shards that were read in part with their checksums, once a run.
+
+        Raises:
+            InputDataError: One is not the file that was written.
+        """
+        compare_begun(DamagePolicy(self.config.input.on_corrupt, checks=self._checks))
 
     def keep_counts(self, batches: EpochBatches) -> None:
         """Keeps the counts of an epoch that ends before its batches do."""
@@ -188,7 +198,9 @@ class EpochInput:
             seed=self.config.seed,
             features=self.inputs.features,
             start_batch=position.batch,
-            options=InputOptions(binary_labels=self.inputs.binary_labels, counts=counts),
+            options=InputOptions(
+                binary_labels=self.inputs.binary_labels, counts=counts, checks=self._checks
+            ),
         )
 
 

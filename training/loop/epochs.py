@@ -208,6 +208,8 @@ class EpochRunner:
             result = self._run_steps(batches.iterator, tf.constant(steps))
         if position.batch + steps == self._steps:
             self._input.finish(batches)
+        if position.batch + steps == self._plan.count_steps_of_epoch(position.epoch):
+            self._input.compare_begun()
         return CallOutcome(result.losses.numpy(), float(result.wait_s))
 
     def _require_finite(self, position: Position, outcome: CallOutcome) -> None:
@@ -228,7 +230,10 @@ class EpochRunner:
         step = state.position.step(self._steps)
         if validations is None or not validations.is_due(step):
             return False
-        if validations.update(state, step):
+        is_best = validations.update(state, step)
+        if validations.should_stop():
+            self._input.compare_begun()
+        if is_best:
             self.save(state, best=True)
         return True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,6 +96,27 @@ def warn_of_losses(counts: InputCounts, split: str, epoch: int) -> None:
         _LOGGER.warning("split %r, epoch %d: %s", split, epoch, line)
 
 
+class ShardChecks:
+    """Which shards were begun to be read, and which were compared with their checksums."""
+
+    def __init__(self) -> None:
+        self._begun: dict[Any, None] = {}
+        self._compared: set[Any] = set()
+
+    def begin(self, shard: Any) -> None:
+        """Notes that a shard is read."""
+        self._begun[shard] = None
+
+    def end(self, shard: Any) -> None:
+        """Notes that a shard is what the manifest lists."""
+        self._compared.add(shard)
+
+    def select_begun(self, shards: Iterable[Any] | None = None) -> list[Any]:
+        """Returns those of some shards, or of all, that were begun and not compared."""
+        asked = tuple(self._begun) if shards is None else shards
+        return [one for one in asked if one in self._begun and one not in self._compared]
+
+
 @dataclass(frozen=True)
 class DamagePolicy:
     """What becomes of damage.
@@ -103,10 +124,12 @@ class DamagePolicy:
     Attributes:
         on_corrupt: `fail`, `skip_record` or `skip_shard`.
         counts: Counts what is left out.
+        checks: Notes what is compared with its checksum.
     """
 
     on_corrupt: str = "fail"
     counts: InputCounts = field(default_factory=InputCounts)
+    checks: ShardChecks = field(default_factory=ShardChecks)
 
     def hook(self, path: str) -> Callable[[BadRange], None] | None:
         """What a reader of a file is given; None lets it raise."""

@@ -23,6 +23,7 @@ from training.reader.feature_columns import (
     select_features,
 )
 from training.reader.row_sampling import mix_rows, skip_batches
+from training.reader.shards import compare_begun
 from training.reader.shuffle_buffer import ReadPlan, read_epoch
 from training.reader.split_source import SplitSource, count_steps
 
@@ -73,9 +74,9 @@ def build_mixed_reader(
     def read(epoch: int, batch: int) -> Iterator[DecodedRows]:
         # Each pass of a dataset is an epoch of its own, which no other pass has.
         sources = [functools.partial(_read_pass, plan, epoch * (batches + 1)) for plan in plans]
-        return skip_batches(
-            mix_rows(sources, config.mix_shares, batches, size, [seed, epoch]), batch
-        )
+        mixed = mix_rows(sources, config.mix_shares, batches, size, [seed, epoch])
+        yield from skip_batches(mixed, batch)
+        compare_begun(own.damage)
 
     return read
 

@@ -6,11 +6,13 @@ Decoded shards are kept for the epochs that follow: in memory, or as Arrow files
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +22,6 @@ from conf.manifest import Manifest, ShardInfo
 from conf.storage.atomic_output import atomic_file
 from conf.storage.locations import Compression, FileOpener
 from etl.tfrecord.reading import (
-    HEADER_BYTES,
     BadRange,
     CorruptRecordError,
     Decoder,
@@ -28,7 +29,7 @@ from etl.tfrecord.reading import (
     crc32c,
     read_record_blocks,
 )
-from training.reader.damage import DamagePolicy
+from training.reader.damage import DamagePolicy, InputCounts
 
 WIRE_COMPRESSIONS: dict[str | None, Compression | None] = {
     None: None,
@@ -89,13 +90,35 @@ class Shard:
     compression: Compression | None
 
 
+class _SummedFile(io.RawIOBase):
+    """A file that is read from its start on, and the checksum of what has been read."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.crc = cast("Any", file), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self.crc = 0
+        return int(self._file.seek(offset, whence))
+
+    def readinto(self, target: Any) -> int:
+        count = self._file.readinto(target) or 0
+        self.crc = crc32c(memoryview(target)[:count], self.crc)
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
 class ShardReader:
     """Reads records in order; one thread at a time.
 
     Args:
         shard: The shard.
-        first: Number of the record to begin with: what precedes it is passed over by the lengths
-            of the records, and neither verified nor decoded.
+        first: Number of the record to begin with: what precedes it is not decoded.
         damage: What becomes of damage, and what counts it.
 
     Attributes:
@@ -105,10 +128,12 @@ class ShardReader:
     def __init__(self, shard: Shard, first: int, damage: DamagePolicy) -> None:
         self.position = first
         self._shard, self._damage = shard, damage
-        self._base = 0  # records before the one that the blocks are counted from
         self._seen = 0  # records of the whole shard, bad ones included
+        self._is_damaged = False
+        self._file: _SummedFile | None = None
         self._rest: RecordBlock | None = None
-        self._blocks = self._open(first)
+        self._blocks = self._drop(self._open(), first)
+        damage.checks.begin(shard)
 
     def read(self, stop: int) -> RecordBlock | None:
         """Returns the next records before record `stop`, or None where there are no more."""
@@ -117,7 +142,6 @@ class ShardReader:
             block = next(self._blocks, None)
             if block is None:
                 return None
-            block = replace(block, first_record=block.first_record + self._base)
         self._rest = None
         count = stop - block.first_record
         if count <= 0:
@@ -134,39 +158,44 @@ class ShardReader:
         """Whether records follow the last one that was asked for, as far as they have been read."""
         return self._rest is not None
 
-    def _open(self, first: int) -> Iterator[RecordBlock]:
-        shard, hook = self._shard, self._damage.hook(self._shard.path)
-        if hook is not None:
-            return self._drop(self._salvage(hook), first)
-        if first == 0:
-            return self._read(None)
-        if shard.compression is not None:
-            return self._drop(self._read(None), first)
-        for block in self._read(None, verify=False):
-            behind = block.first_record + len(block.index)
-            if first < behind:
-                record = block.index[first - block.first_record, 0]
-                self._base = first
-                return self._read(None, start=block.offset + int(record) - HEADER_BYTES)
-        return iter(())
+    def compare(self) -> None:
+        """Reads what is left, and compares the file with the manifest's checksum.
 
-    def _read(
-        self, hook: Callable[[BadRange], None] | None, verify: bool = True, start: int = 0
-    ) -> Iterator[RecordBlock]:
+        One whose damage has been told is another file for that reason.
+
+        Raises:
+            InputDataError: It is another file than the manifest lists.
+            OSError: It cannot be read.
+        """
+        for _ in self._blocks:
+            pass
+        found = f"{0 if self._file is None else self._file.crc:08x}"
+        if found != self._shard.crc32c and not self._is_damaged:
+            raise build_changed_shard_error(self._shard, found)
+        self._damage.checks.end(self._shard)
+
+    def _open(self) -> Iterator[RecordBlock]:
+        hook = self._damage.hook(self._shard.path)
+        return self._read(None) if hook is None else self._salvage(hook)
+
+    def _read(self, hook: Callable[[BadRange], None] | None) -> Iterator[RecordBlock]:
         return read_record_blocks(
             self._shard.path,
             compression=self._shard.compression,
             block_bytes=BLOCK_BYTES,
-            verify=verify,
-            start=start,
             on_corrupt=hook,
-            opener=FileOpener(),
+            opener=self._open_file,
         )
+
+    def _open_file(self, path: str | Path) -> BinaryIO:
+        self._file = _SummedFile(FileOpener()(path))
+        return cast("BinaryIO", self._file)
 
     def _salvage(self, hook: Callable[[BadRange], None]) -> Iterator[RecordBlock]:
         """Reads what is there of the shard, and counts what is not."""
 
         def count(bad: BadRange) -> None:
+            self._is_damaged = True
             self._seen += not bad.continues
             hook(bad)
 
@@ -175,6 +204,7 @@ class ShardReader:
             yield block
         # One bad range may have been several records, and a file may end between two.
         if self._seen < self._shard.rows:
+            self._is_damaged = True
             self._damage.counts.add_lost(self._shard.path, self._shard.rows - self._seen)
 
     @staticmethod
@@ -223,6 +253,33 @@ def _describe_damage(error: Exception) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
+def build_changed_shard_error(shard: Shard, found: str) -> InputDataError:
+    """The error of a shard whose records are sound, and not those that were written."""
+    return InputDataError(
+        f"{shard.path} is not the file that was written",
+        received=f"CRC-32C {found}",
+        allowed=f"{shard.crc32c}, as the manifest says",
+        fix="restore the shard, roll back to an earlier version, or build again",
+    )
+
+
+def compare_begun(damage: DamagePolicy, shards: Iterable[Shard] | None = None) -> None:
+    """Reads through what was begun and never ended, and compares it with its checksum.
+
+    Args:
+        damage: What becomes of damage, and what has been begun.
+        shards: Which shards are looked at; None: all that were begun.
+
+    Raises:
+        InputDataError: One is damaged, or another file than the manifest lists.
+    """
+    for shard in damage.checks.select_begun(shards):
+        try:
+            ShardReader(shard, 0, replace(damage, counts=InputCounts())).compare()
+        except OSError as error:
+            raise build_missing_shard_error(shard, error) from error
+
+
 def find_shard_damage(shard: Shard, decoder: Decoder) -> str | None:
     """Reads a shard through; returns what is damaged in it, or None.
 
@@ -238,6 +295,7 @@ def find_shard_damage(shard: Shard, decoder: Decoder) -> str | None:
     except (CorruptRecordError, OSError) as error:
         return _describe_damage(error).splitlines()[0].removeprefix(f"{shard.path}: ")
     if reader.position == shard.rows:
+        reader.compare()
         return None
     found = f"more than {shard.rows}" if has_more else f"{reader.position} of {shard.rows}"
     return f"{found} records"
@@ -273,6 +331,7 @@ def decode_shard(shard: Shard, decoder: Decoder, damage: DamagePolicy) -> Decode
         runs += split_runs(block.first_record, batch, sound)
     if reader.has_more and damage.on_corrupt == "fail":
         raise build_long_shard_error(shard)
+    reader.compare()
     return runs
 
 
@@ -351,6 +410,9 @@ class CachedReader:
     def __init__(self, runs: DecodedRuns, first: int) -> None:
         self.position = first
         self._runs = runs
+
+    def compare(self) -> None:
+        """What is kept was compared when it was decoded."""
 
     def read(self, stop: int) -> tuple[int, pa.RecordBatch] | None:
         """Returns the number of the next record before `stop` and the records from it on."""

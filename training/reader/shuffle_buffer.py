@@ -41,6 +41,7 @@ from training.reader.shards import (
     build_long_shard_error,
     build_missing_shard_error,
     build_short_shard_error,
+    compare_begun,
     decode_records,
     decode_shard,
     find_shard_damage,
@@ -231,13 +232,15 @@ class ShuffleBuffer:
         reader = self._readers[part.shard]
         try:
             records = reader.read(stop)
+            if records is None and reader.position >= shard.rows:
+                if reader.has_more and self._plan.damage.on_corrupt == "fail":
+                    raise build_long_shard_error(shard)
+                reader.compare()
+                del self._readers[part.shard]  # closes the file
+                return None
         except OSError as error:
             raise build_missing_shard_error(shard, error) from error
-        if records is None and reader.position >= shard.rows:
-            if reader.has_more and self._plan.damage.on_corrupt == "fail":
-                raise build_long_shard_error(shard)
-            del self._readers[part.shard]  # closes the file
-        elif records is None and self._plan.damage.on_corrupt == "fail" and reader.position < stop:
+        if records is None and self._plan.damage.on_corrupt == "fail" and reader.position < stop:
             raise build_short_shard_error(shard, reader.position)
         return records
 
@@ -347,10 +350,10 @@ class _Filling:
         """The values of a column as the schema has them."""
         if column.is_sequence:
             array = join_steps(array)
-        if array.null_count or column.is_fixed_list:
-            array = fill_absent(column, array, where)
         if column.name in self._plan.binary_labels:
             check_binary(column.name, array, where)
+        if array.null_count or column.is_fixed_list or column.may_lack:
+            array = fill_absent(column, array, where)
         return array
 
     def build(self) -> DecodedRows:
@@ -432,6 +435,7 @@ def read_epoch(
             skip -= skip_below + dropped
             if rows.count > dropped:
                 yield rows.slice(dropped, rows.count)
+        compare_begun(plan.damage, plan.shards)
     finally:
         shuffle.close()
 

@@ -22,7 +22,7 @@ from conf.paths import ReadablePath, open_sizes
 from conf.schema import canonical_json, fingerprint
 from conf.storage.atomic_output import write_text_atomic
 from conf.training.input import ClassBalanceConfig, FilterConfig, InputConfig
-from training.reader.damage import DamagePolicy, InputCounts, warn_unlisted
+from training.reader.damage import DamagePolicy, InputCounts, ShardChecks, warn_unlisted
 from training.reader.decoded_rows import DecodedRows
 from training.reader.epoch_plan import limit_rows
 from training.reader.feature_columns import FeatureColumn
@@ -45,12 +45,14 @@ class InputOptions:
             part of the global batch.
         counts: Counts what is left out.
         evaluation_filter: What rows must pass beside the config's own filter: `evaluation.filter`.
+        checks: Notes which shards were compared with their checksums, over all epochs.
     """
 
     binary_labels: tuple[str, ...] = ()
     worker: tuple[int, int] = (0, 1)
     counts: InputCounts = field(default_factory=InputCounts)
     evaluation_filter: tuple[FilterConfig, ...] = ()
+    checks: ShardChecks = field(default_factory=ShardChecks)
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ class SplitSource:
             row_filter=row_filter,
             record_type=manifest.record_type,
             threads=config.parallel_parses or min(MAX_THREADS, _cores()),
-            damage=DamagePolicy(config.on_corrupt, options.counts),
+            damage=DamagePolicy(config.on_corrupt, options.counts, options.checks),
             binary_labels=options.binary_labels,
             has_lengths=is_shuffled and config.bucket_boundaries is not None,
             slots=manifest.slots,

@@ -13,6 +13,7 @@ import tensorflow as tf
 from conf.manifest import DatasetKeys, Manifest, RowCounts, ShardInfo, SourceSnapshot, SplitInfo
 from conf.schema import FeatureSchema, FeatureSpec, PackedSlot, packed_lengths, plan_slots
 from conf.training.input import InputConfig
+from etl.tfrecord.codec.crc32c import describe_file
 from etl.tfrecord.codec.encode import PackedEncoder, build_encoder
 from tests.bench.shapes import SHAPES, RowShape, build_batch
 from training.input.batches import build_train_dataset
@@ -103,7 +104,8 @@ class InputFiles:
     @property
     def manifest(self) -> Manifest:
         """A manifest that lists the shards as the train split."""
-        shards = tuple(ShardInfo(name, rows, size, name) for name, rows, size in self.shards)
+        sums = [describe_file(self.directory, Path(path)).crc32c for path in self.paths]
+        shards = tuple(ShardInfo(*s, crc) for s, crc in zip(self.shards, sums, strict=True))
         return Manifest(
             dataset_name="bench", dataset_version="1", created_at="", record_type="Example",
             compression=None, splits=(SplitInfo("train", shards),),

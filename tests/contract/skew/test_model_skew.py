@@ -23,7 +23,7 @@ from conf.encoders.hashing import Cross, Hash
 from conf.encoders.numbers import Bucketize, Normalize
 from conf.encoders.target import Statistic
 from conf.encoders.text import Ngrams
-from conf.manifest import DatasetKeys, ShardInfo, SplitInfo
+from conf.manifest import DatasetKeys, SplitInfo
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.train import TrainConfig
 from etl.encoders.pipeline import read_pipeline
@@ -36,7 +36,7 @@ from tests.training.every_model import (
     assert_scores_alike,
     predict_test_split,
 )
-from tests.training.tiny_dataset import write_shard, write_tiny_dataset
+from tests.training.tiny_dataset import describe_shard, write_shard, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel
 from training.embedding.dynamic_table import DynamicTable
 from training.export.saved_model import write_export
@@ -141,7 +141,7 @@ def version(tmp_path_factory, raw_rows) -> Path:
     for split, rows, written in (("test", raw_rows, schema), ("catalog", catalog, of_items)):
         path = root / "v" / f"{split}.tfrecord"
         write_shard(path, encode_rows(directory, plan, rows), written)
-        shard = ShardInfo(path.name, len(rows), path.stat().st_size, "00000000")
+        shard = describe_shard(path.parent, path.name, len(rows))
         splits.append(SplitInfo(split, (shard,)))
     manifest = replace(
         base, schema=schema, splits=tuple(splits), encoder_files=(),

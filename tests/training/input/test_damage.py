@@ -16,10 +16,14 @@ from conf.errors import InputDataError
 from conf.manifest import Manifest, SplitInfo
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.input import InputConfig
-from tests.training.tiny_dataset import one_feature
+from tests.training.tiny_dataset import one_feature, rewrite_label
 from training.input.batches import build_eval_dataset, build_train_dataset, read_batches
 from training.input.carried_errors import carry, input_errors
+from training.reader.batch_reader import open_batches
 from training.reader.damage import InputCounts, warn_unlisted
+from training.reader.feature_columns import plan_columns
+from training.reader.shards import compare_begun
+from training.reader.shuffle_buffer import read_epoch
 from training.reader.split_source import InputOptions, SplitSource, count_rows
 
 BASE = {"batch_size": 8, "shuffle_buffer": 100, "interleave_shards": 2, "parallel_parses": 2}
@@ -169,6 +173,73 @@ def test_records_that_go_with_a_damaged_length_are_counted(
     rows = read(version, manifest, InputOptions(counts=counts), on_corrupt="skip_record")
     assert rows == 778 // 8 * 8
     assert counts.totals() == {"bad_records": 2}
+
+
+POLICIES = ["fail", "skip_record", "skip_shard"]
+
+
+@pytest.fixture
+def rewritten(tmp_path: Path, tiny_version: Path) -> Path:
+    """A copy in which the last record of a train shard has another label."""
+    version = tmp_path / "rewritten"
+    shutil.copytree(tiny_version, version)
+    rewrite_label(version, 194)
+    return version
+
+
+@pytest.mark.parametrize("cache", [None, "memory"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_record_that_was_written_anew_is_refused_whatever_the_policy(
+    rewritten: Path, policy: str, cache: str | None
+) -> None:
+    with pytest.raises(InputDataError, match=r"part-00001.tfrecord is not the file that was"):
+        read(rewritten, read_manifest(rewritten), on_corrupt=policy, cache=cache)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_another_checksum_in_the_manifest_is_refused_whatever_the_policy(
+    tiny_version: Path, tiny_manifest: Manifest, policy: str
+) -> None:
+    train = tiny_manifest.split("train")
+    shards = (replace(train.shards[0], crc32c="00c0ffee"), *train.shards[1:])
+    changed = replace(tiny_manifest, splits=(replace(train, shards=shards),))
+    with pytest.raises(InputDataError, match=r"part-00000[\s\S]*allowed: +00c0ffee"):
+        read(tiny_version, changed, on_corrupt=policy)
+
+
+def test_what_lies_behind_the_part_that_is_read_is_compared(
+    rewritten: Path, tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    """`take` reads 5 records of the shard whose last one differs."""
+    with pytest.raises(InputDataError, match=r"part-00001.tfrecord is not the file"):
+        list(open_batches(rewritten, 8, take=200, shuffle=False))
+    assert len(list(open_batches(rewritten, 5, take=195, shuffle=False))) == 39  # not opened
+    mix = [{"dataset": str(rewritten), "weight": 0.01}]
+    with pytest.raises(InputDataError, match=r"part-00001.tfrecord is not the file"):
+        read(tiny_version, tiny_manifest, mix=mix, take=200)
+
+
+def test_each_worker_compares_the_files_of_its_ranges(rewritten: Path) -> None:
+    """With more workers than files each reads a range of every file."""
+    for worker in range(5):
+        options = InputOptions(worker=(worker, 5))
+        config = InputConfig.model_validate({**BASE, "batch_size": 5})
+        source = SplitSource(rewritten, read_manifest(rewritten), "train", config, options)
+        plan = source.plan(plan_columns(source.manifest, [source.manifest.schema["user_id"]]), 1)
+        with pytest.raises(InputDataError, match=r"part-00001.tfrecord is not the file"):
+            list(read_epoch(plan, 0))
+        sound = [shard for shard in plan.shards if "part-00001" not in shard.path]
+        compare_begun(plan.damage, sound)
+        assert not options.checks.select_begun(sound)
+
+
+def test_evaluation_compares_too(tmp_path: Path, tiny_version: Path, tiny_manifest) -> None:
+    test = tiny_manifest.split("test")
+    shards = (replace(test.shards[0], crc32c="00c0ffee"), *test.shards[1:])
+    changed = replace(tiny_manifest, splits=(replace(test, shards=shards),))
+    dataset = build_eval_dataset(tiny_version, changed, "test", 8)
+    with pytest.raises(InputDataError, match=r"is not the file that was written"):
+        list(read_batches(dataset, tiny_version, changed, "test"))
 
 
 def test_files_that_the_manifest_does_not_list_are_told_once(

@@ -11,12 +11,12 @@ import pytest
 import tensorflow as tf
 
 from conf.errors import InputDataError
-from conf.manifest import Manifest, ShardInfo, SplitInfo
+from conf.manifest import Manifest, SplitInfo
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.storage.locations import find_path
 from conf.training.input import InputConfig
 from tests.object_servers import SCHEMES, ObjectServer, upload
-from tests.training.tiny_dataset import write_shard
+from tests.training.tiny_dataset import describe_shard, write_shard
 from training.input.batches import (
     build_eval_dataset,
     build_sparse,
@@ -41,8 +41,7 @@ def dataset_of(
     with tf.io.TFRecordWriter(str(folder / "a.tfrecord")) as writer:
         for record in records:
             writer.write(record)
-    size = (folder / "a.tfrecord").stat().st_size
-    shard = ShardInfo("a.tfrecord", len(records), size, "00000000")
+    shard = describe_shard(folder, "a.tfrecord", len(records))
     return replace(manifest, schema=schema, splits=(SplitInfo("train", (shard,)),), **change)
 
 
@@ -185,7 +184,7 @@ def test_shards_of_a_bucket(
     schema = FeatureSchema((FeatureSpec("f", "int64", "user"),))
     write_shard(tmp_path / "a.tfrecord", [{"f": i} for i in range(100)], schema)
     uri = upload(tmp_path, server_of(scheme).place("shards"))
-    shard = ShardInfo("a.tfrecord", 100, (tmp_path / "a.tfrecord").stat().st_size, "00000000")
+    shard = describe_shard(tmp_path, "a.tfrecord", 100)
     manifest = replace(tiny_manifest, schema=schema, splits=(SplitInfo("test", (shard,)),))
     batches = list(build_eval_dataset(find_path(uri), manifest, "test", 30))
     found = np.concatenate([batch["f"].numpy() for batch in batches])

@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from conf.artefacts.dataset import read_manifest
-from conf.manifest import Manifest, ShardInfo, SplitInfo
+from conf.manifest import Manifest, SplitInfo
 from conf.schema import FeatureSchema, FeatureSpec, plan_slots
 from conf.training.input import InputConfig
 from tests.datasets import pack_manifest, pack_version
 from tests.tfrecord_files import read_records
-from tests.training.tiny_dataset import write_shard
+from tests.training.tiny_dataset import describe_shard, write_shard
 from training.input.batches import build_eval_dataset, build_train_dataset
 from training.reader.split_source import InputOptions
 
@@ -66,8 +66,7 @@ def versions(
     for number, rows in enumerate(ROWS):
         path = f"train/{number}.tfrecord"
         write_shard(folders["columns"] / path, [draw_row(rng) for _ in range(rows)], SCHEMA)
-        size = (folders["columns"] / path).stat().st_size
-        shards.append(ShardInfo(path, rows, size, f"{number:08x}"))
+        shards.append(describe_shard(folders["columns"], path, rows))
     manifest = replace(tiny_manifest, schema=SCHEMA, splits=(SplitInfo("train", tuple(shards)),))
     packed = pack_manifest(manifest, folders["columns"], folders["packed"])
     return {
@@ -206,7 +205,7 @@ def damaged(folder: Path, manifest: Manifest, bad: bytes) -> tuple[Manifest, int
     with tf.io.TFRecordWriter(str(folder / "0.tfrecord")) as writer:
         for payload in (GOOD, GOOD, bad, GOOD):
             writer.write(payload)
-    shard = ShardInfo("0.tfrecord", 4, (folder / "0.tfrecord").stat().st_size, "00000000")
+    shard = describe_shard(folder, "0.tfrecord", 4)
     splits = (SplitInfo("train", (shard,)),)
     manifest = replace(manifest, schema=schema, slots=plan_slots(schema), splits=splits)
     return manifest, 2 * (len(GOOD) + 16) + 12

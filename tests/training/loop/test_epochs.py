@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ from conf.training.optimizer import OptimizerConfig
 from conf.training.train import CheckpointConfig, DevicesConfig, FitConfig, TrainConfig
 from tests.machine import some_of
 from tests.training.killed_run import CONFIG
-from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
+from tests.training.tiny_dataset import TinyConfig, rewrite_label, write_tiny_dataset
 from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.manager import restore_newest
 from training.checkpoint.resume_state import (
@@ -279,6 +281,58 @@ def test_shards_that_are_gone_since_they_were_counted_are_told(tmp_path: Path) -
     shuffle_buffer._DAMAGE_OF_SHARD.clear()  # as in the process that resumes
     with pytest.raises(InputDataError, match=r"fewer rows than were counted[\s\S]*12 batches"):
         run_epoch(epochs, Position(0, 0))
+
+
+class StopsAfterFirst:
+    """Validations of which the first is the best, and enough."""
+
+    def __init__(self) -> None:
+        self.done = 0
+
+    def is_due(self, step: int) -> bool:
+        return step > self.done
+
+    def update(self, state: ResumeState, step: int) -> bool:
+        self.done = step
+        return True
+
+    def should_stop(self) -> bool:
+        return self.done > 0
+
+
+def run_two_steps(version: Path, stop: str, checkpoints: Saved) -> None:
+    """Reads 16 rows, or some more, of a shard."""
+    steps = {"max_steps": {"max_steps": 2, "checkpoint": {"every_steps": 2}}}
+    epochs = build_input(
+        version,
+        read_manifest(version),
+        input={"batch_size": 8, "shuffle_buffer": 16, "interleave_shards": 1},
+        fit=FitConfig.model_validate({"steps_per_loop": 2, **steps.get(stop, {})}),
+    )
+    strategy = tf.distribute.get_strategy()
+    context = RunContext(
+        Path(), checkpoints, NullWriter(), NullWriter(), NoProgress(), StopRequest(),
+        Workers(strategy),
+    )  # fmt: skip
+    validations: Any = StopsAfterFirst() if stop == "validation" else None
+    runner = EpochRunner(epochs, build_run_steps(strategy, count_rows), context)
+    runner.run(ResumeState(Position(0, 0), EpochSums(), 0), None, validations)
+
+
+@pytest.mark.parametrize("stop", ["max_steps", "validation"])
+def test_shards_that_a_run_reads_in_part_are_compared_before_its_end_is_saved(
+    stop: str, tmp_path: Path, tiny_version: Path
+) -> None:
+    version = tmp_path / "d"
+    shutil.copytree(tiny_version, version)
+    sound, changed = Saved(), Saved()
+    run_two_steps(version, stop, sound)
+    assert sound.positions == [Position(0, 2)]
+    for shard in range(4):
+        rewrite_label(version, 194, shard)
+    with pytest.raises(InputDataError, match=r"is not the file that was written"):
+        run_two_steps(version, stop, changed)
+    assert changed.positions == []
 
 
 def test_a_binary_objective_reads_labels_of_0_and_1_alone(tmp_path: Path) -> None:

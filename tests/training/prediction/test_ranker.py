@@ -21,10 +21,10 @@ from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
 from conf.encoders.bags import SparseIndices, Weights
 from conf.encoders.numbers import Bucketize, Normalize
 from conf.errors import ConfigError, InputDataError, InternalError
-from conf.manifest import DatasetKeys, Manifest, ShardInfo, SplitInfo
+from conf.manifest import DatasetKeys, Manifest, SplitInfo
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.train import TrainConfig
-from tests.training.tiny_dataset import TinyConfig, write_shard, write_tiny_dataset
+from tests.training.tiny_dataset import TinyConfig, describe_shard, write_shard, write_tiny_dataset
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
@@ -476,8 +476,7 @@ def write_sparse(root: Path, manifest: Manifest) -> Path:
     (root / "encoders").mkdir(parents=True)
     (root / "encoders" / "encoders.json").write_text(plan.dumps())
     write_shard(root / "test.tfrecord", SPARSE_ROWS, SPARSE)
-    size = (root / "test.tfrecord").stat().st_size
-    split = SplitInfo("test", (ShardInfo("test.tfrecord", 3, size, "00000000"),))
+    split = SplitInfo("test", (describe_shard(root, "test.tfrecord", 3),))
     config = {"features": [{"name": "values", "encoding": {"kind": "weights", "of": "fields"}}]}
     changed = replace(
         manifest, schema=SPARSE, keys=DatasetKeys(None, None, label="label"), splits=(split,),

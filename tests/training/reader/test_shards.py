@@ -13,6 +13,7 @@ from conf.artefacts.dataset import read_manifest
 from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.training.input import InputConfig
+from etl.tfrecord.codec.crc32c import describe_file
 from etl.tfrecord.codec.framing import CorruptRecordError
 from training.input.batches import build_train_dataset
 from training.reader import shards as shard_reader_module
@@ -21,6 +22,7 @@ from training.reader.shards import (
     CachedReader,
     Shard,
     ShardReader,
+    compare_begun,
     filled_shards,
     split_runs,
 )
@@ -76,13 +78,49 @@ def test_records_from_any_one_on(shard: Shard, first: int, on_corrupt: str) -> N
 
 @pytest.mark.parametrize("shard", [None], indirect=True)
 def test_what_is_read_from_a_later_record_on_is_checked(shard: Shard) -> None:
-    """Records that are passed over are not; gzip has a checksum of its own."""
+    """Records that are passed over are, too: the checksum of the file goes through them."""
     content = bytearray(Path(shard.path).read_bytes())
     content[content.index(RECORDS[200])] ^= 1
     Path(shard.path).write_bytes(content)
     with pytest.raises(CorruptRecordError, match=r"checksum of the payload"):
         read_all(ShardReader(shard, 57, DamagePolicy()), 300)
-    assert read_all(ShardReader(shard, 299, DamagePolicy()), 300) == RECORDS[299:]
+    with pytest.raises(CorruptRecordError, match=r"checksum of the payload"):
+        read_all(ShardReader(shard, 299, DamagePolicy()), 300)
+
+
+@pytest.mark.parametrize("on_corrupt", ["fail", "skip_record"])
+@pytest.mark.parametrize("first", [0, 57, 300])
+def test_the_whole_file_is_compared_with_its_checksum(
+    shard: Shard, first: int, on_corrupt: str
+) -> None:
+    path = Path(shard.path)
+    same = replace(shard, crc32c=describe_file(path.parent, path).crc32c)
+    for stop in (first, 100, 300):  # wherever reading ended
+        damage = DamagePolicy(on_corrupt)
+        reader = ShardReader(same, first, damage)
+        read_all(reader, stop)
+        assert damage.checks.select_begun() == [same]
+        reader.compare()
+        assert damage.checks.select_begun() == []
+        other = ShardReader(shard, first, damage)
+        read_all(other, stop)
+        with pytest.raises(InputDataError, match=r"is not the file that was written"):
+            other.compare()
+
+
+@pytest.mark.parametrize("shard", [None], indirect=True)
+def test_damage_that_was_told_explains_another_checksum(shard: Shard) -> None:
+    content = bytearray(Path(shard.path).read_bytes())
+    content[content.index(RECORDS[200])] ^= 1
+    Path(shard.path).write_bytes(content)
+    damage = DamagePolicy("skip_record")
+    compare_begun(damage)  # nothing was begun
+    ShardReader(shard, 0, damage).read(10)
+    compare_begun(damage)
+    assert damage.checks.select_begun() == []
+    assert damage.counts.totals() == {}  # what was not read is not counted
+    with pytest.raises(CorruptRecordError):
+        ShardReader(shard, 0, DamagePolicy()).compare()
 
 
 def test_it_stops_where_it_is_told_and_goes_on(shard: Shard) -> None:

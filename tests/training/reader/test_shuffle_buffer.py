@@ -13,6 +13,7 @@ from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.input import FilterConfig, InputConfig
+from etl.tfrecord.codec.crc32c import describe_file
 from etl.tfrecord.codec.framing import CorruptRecordError, RecordBlock
 from tests.training.tiny_dataset import encode_example, write_shard
 from training.reader.damage import DamagePolicy
@@ -78,7 +79,8 @@ def test_a_damaged_shard_is_left_out_whole(
 ) -> None:
     path = tmp_path / f"{damage}.tfrecord"
     write_shard(path, [{"f": i} for i in range(50)], SCHEMA)
-    shard, plan = Shard(str(path), 50, "0", None), plan_of(tiny_manifest, "skip_shard")
+    crc = describe_file(tmp_path, path).crc32c
+    shard, plan = Shard(str(path), 50, crc, None), plan_of(tiny_manifest, "skip_shard")
     sound = replace(shard, path=str(tmp_path / "sound.tfrecord"))
     Path(sound.path).write_bytes(path.read_bytes())
     if damage == "cut":
