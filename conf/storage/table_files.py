@@ -140,7 +140,7 @@ def open_csv(path: Path, names: Sequence[str], form: CsvForm) -> CsvRows:
     reader = form.open(_Ended(path, len(names), form))
     batches = _without_end(reader, names[-1])
     first = next(batches)
-    floats -= {name for name in floats if _holds_long(first.column(name))}
+    floats -= {name for name in floats if holds_long_number(first.column(name))}
     schema = pa.schema(
         [(n, pa.float64() if n in floats else reader.schema.field(n).type) for n in wanted]
     )
@@ -158,12 +158,12 @@ def _read_column(name: str, batch: pa.RecordBatch, is_float: bool) -> pa.Array:
     column = batch.column(name)
     if not is_float:
         return column
-    if _holds_long(column):
+    if holds_long_number(column):
         raise LongNumberError(name)
     return pc.ascii_trim_whitespace(column).cast(pa.float64())
 
 
-def _holds_long(texts: pa.Array) -> bool:
+def holds_long_number(texts: pa.Array) -> bool:
     """Whether text is a whole number from 2^53 on, where a float64 may be another one."""
     whole = texts.filter(pc.match_substring_regex(texts, r"^\s*[+-]?[0-9]{16,}\s*$"))
     numbers = pc.abs(pc.ascii_trim_whitespace(whole).cast(pa.float64()))

@@ -20,6 +20,7 @@ from conf.manifest import Manifest
 from conf.schema import OOV_ID
 from conf.splits import TRAIN
 from etl.encoders.pipeline import read_pipeline
+from etl.sources.parquet_files import load_parquet
 from etl.tfrecord.codec.decode_packed import Unpacking, packed_features
 from etl.tfrecord.spark.schema import quote_name, to_spark_schema
 from etl.tfrecord.types.features import WireFeature
@@ -294,7 +295,10 @@ def read_logged(spark: SparkSession, path: str, file_format: str | None = None) 
     manifest = find_manifest(location / "_") if chosen == "sluice" and location.is_dir() else None
     if manifest is not None and manifest.slots:
         return _read_packed(spark, location, manifest, [str(location)])
-    return count_milliseconds(spark.read.format(chosen).load(str(location)))
+    reader = spark.read.format(chosen)
+    if chosen == "parquet":
+        return count_milliseconds(load_parquet(spark, reader, [str(location)]))
+    return count_milliseconds(reader.load(str(location)))
 
 
 def count_milliseconds(frame: DataFrame) -> DataFrame:

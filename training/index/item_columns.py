@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +20,7 @@ from conf.number_text import parse_real, parse_whole
 from conf.storage.table_files import (
     CsvForm,
     LongNumberError,
+    holds_long_number,
     open_csv,
     read_csv_names,
     read_parquet,
@@ -214,7 +216,7 @@ def read_table(path: Path, texts: Iterable[str] = ()) -> pa.Table:
         if kind == ".parquet":
             return read_parquet(path)
         if kind in (".jsonl", ".ndjson"):
-            return pa_json.read_json(path)
+            return _read_json(path)
         if kind in (".csv", ".tsv"):
             return _read_csv(path, "\t" if kind == ".tsv" else ",", texts)
     except (OSError, pa.ArrowException) as error:
@@ -236,6 +238,20 @@ def _read_csv(path: Path, separator: str, texts: Iterable[str]) -> pa.Table:
         return pa.Table.from_batches(rows.batches, rows.schema)
     except LongNumberError as error:
         return _read_csv(path, separator, (*types, error.column))
+
+
+def _read_json(path: Path) -> pa.Table:
+    table = pa_json.read_json(path)
+    floats = [field.name for field in table.schema if pa.types.is_float64(field.type)]
+    if not floats:
+        return table
+    with path.open(encoding="utf-8") as lines:
+        rows = [json.loads(one, parse_int=str, parse_float=str) for one in lines if one.strip()]
+    for name in floats:
+        texts = pa.array([row.get(name) for row in rows], pa.string())
+        if holds_long_number(texts):
+            table = table.set_column(table.column_names.index(name), name, texts)
+    return table
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,9 @@ def test_hashes_of_a_csv_file_are_text(tmp_path) -> None:
     late = ["id,score", *(f"{n},0.5" for n in range(300_000)), f"x,{hashes[0]}"]
     path.write_text("\n".join(late) + "\n")
     assert read_table(path)["score"].to_pylist()[-1] == hashes[0]
+    lines = path.with_suffix(".jsonl")
+    lines.write_text("".join(f'{{"id": {h}, "hash": {h}, "score": 0.5}}\n' for h in hashes))
+    assert read_table(lines).to_pydict() == {"id": hashes, "hash": hashes, "score": [0.5, 0.5]}
     path.write_text('id,title\n1,x\n2,"abc\n')
     with pytest.raises(InputDataError, match="within quotes"):
         read_table(path)
