@@ -8,7 +8,7 @@ from pathlib import Path
 
 from conf.errors import InputDataError
 from conf.etl.imported import ImportConfig
-from conf.local_paths import list_visible_files, local_path
+from conf.local_paths import is_hidden, list_data_files, local_path
 from conf.manifest import (
     InputFile,
 )
@@ -50,7 +50,9 @@ def _expand(root: Path, split: str, name: str) -> list[Path]:
     files = [
         file
         for match in matches
-        for file in (list_visible_files(match) if match.is_dir() else [match])
+        for file in (
+            [match / name for name in list_data_files(match)] if match.is_dir() else [match]
+        )
     ]
     kept = [file.resolve() for file in files if file.is_file()]
     if not kept:
@@ -69,7 +71,11 @@ def _match_visible(root: Path, asked: Path) -> list[Path]:
     return [
         root / path
         for path in paths
-        if not any(part[0] in "._" for part in path.parts if part not in asked.parts)
+        if not any(
+            is_hidden(part, is_folder=part != path.name)
+            for part in path.parts
+            if part not in asked.parts
+        )
     ]
 
 

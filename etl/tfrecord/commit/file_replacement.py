@@ -34,7 +34,7 @@ class ReplacementPlan:
     """Paths relative to the directory: what makes way, and what comes.
 
     Attributes:
-        old: Files to set aside, in this order; `_SUCCESS` belongs in front.
+        old: Files, and links to folders, to set aside in this order; `_SUCCESS` belongs in front.
         new: Files that the block creates; of these, only such as are in `old` may exist. Their
             folders are made before the block, and folders that are left empty are removed.
     """
@@ -123,7 +123,7 @@ def _remove(aside: Path) -> None:
     """Removes what was set aside, the plan last: killed in between, it is needed once more."""
     with contextlib.suppress(OSError):  # what stays is hidden, and removed by the next write
         for path in aside.iterdir():
-            if path.name != _PLAN_FILE and path.is_dir():
+            if path.name != _PLAN_FILE and path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             elif path.name != _PLAN_FILE:
                 path.unlink()
@@ -136,13 +136,14 @@ def _take_back(directory: Path, aside: Path) -> None:
         shutil.rmtree(aside)
         return
     # New files come only after every old one has gone: else the name is still the old file's.
-    if all((aside / name).exists() for name in plan.old):
+    if all(os.path.lexists(aside / name) for name in plan.old):
         for name in plan.new:
             (directory / name).unlink(missing_ok=True)
     remove_unfinished(directory / COMMIT_FILE)
+    _remove_empty(directory, plan)  # a folder may stand where a link to one was
     make_folders(directory, plan.old)
     for name in reversed(plan.old):  # `_SUCCESS` last
-        if (aside / name).exists():
+        if os.path.lexists(aside / name):
             (aside / name).replace(directory / name)
     _remove_empty(directory, plan)
     for name in list_folders(plan.old):

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.errors import ConfigError, InputDataError
+from conf.local_paths import list_data_files
 from etl.tfrecord.commit.commit_plan import SUCCESS_FILE
 from etl.tfrecord.commit.output_manifest import (
     COMMIT_FILE,
     OutputManifest,
     read_output_manifest,
 )
-from etl.tfrecord.files.data_files import digest_partitions, list_data_files
+from etl.tfrecord.files.data_files import digest_partitions
 
 
 @dataclass(frozen=True)
