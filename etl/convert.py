@@ -22,9 +22,9 @@ from pyarrow import csv
 
 from conf.artefacts.dataset import find_manifest
 from conf.errors import ConfigError, InputDataError, did_you_mean
-from conf.local_paths import list_data_files
 from conf.schema import PackedSlot
 from conf.storage.atomic_output import atomic_file
+from etl.tfrecord.commit.local_view import list_complete
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import TableWriter, infer_table_schema, read_table_batches
 from etl.tfrecord.types.column_policies import TypeOptions
@@ -140,10 +140,11 @@ def list_inputs(path: Path, file_format: Format | None) -> list[Path]:
 
     Raises:
         ConfigError: Nothing is there, or a directory holds several formats.
+        InputDataError: A file that the directory's manifest lists is gone.
     """
     if path.is_file():
         return [path]
-    files = sorted(path / name for name in list_data_files(path))
+    files = sorted(path / name for name in list_complete(path))
     if not files:
         raise ConfigError(
             "there is nothing to convert",

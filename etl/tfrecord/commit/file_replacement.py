@@ -3,7 +3,7 @@
 The old files wait in `<directory>/_publishing-<job>` until the new ones are in place; renaming
 it to `_replaced-<job>` decides for the new ones. The next writer finishes or takes back what
 was interrupted, by the plan that lies in the same place. The caller holds the directory's lock.
-Readers ask `is_publishing` (`etl/tfrecord/spark/input_files.py`). For object stores, which rename
+Readers ask `is_publishing` (`local_view.py`). For object stores, which rename
 nothing, `object_view.py` decides what is there.
 """
 
@@ -94,7 +94,7 @@ def recover_interrupted(directory: Path) -> None:
         (directory / SUCCESS_FILE).touch()
         plan = _read_plan(replaced)
         if plan is not None:
-            _remove_empty(directory, plan)
+            _remove_empty(directory, list_folders([*plan.old, *plan.new]))
         sync_directory(directory)
         _remove(replaced)
     for aside in sorted(directory.glob(f"{PUBLISHING_PREFIX}*")):
@@ -106,8 +106,8 @@ def is_publishing(directory: Path) -> bool:
     return any(directory.glob(f"{PUBLISHING_PREFIX}*"))
 
 
-def _remove_empty(directory: Path, plan: ReplacementPlan) -> None:
-    for name in reversed(list_folders([*plan.old, *plan.new])):
+def _remove_empty(directory: Path, folders: Sequence[str]) -> None:
+    for name in reversed(folders):
         with contextlib.suppress(OSError):  # not empty, or not there
             (directory / name).rmdir()
 
@@ -140,12 +140,14 @@ def _take_back(directory: Path, aside: Path) -> None:
         for name in plan.new:
             (directory / name).unlink(missing_ok=True)
     remove_unfinished(directory / COMMIT_FILE)
-    _remove_empty(directory, plan)  # a folder may stand where a link to one was
+    links = [name for name in plan.old if (aside / name).is_symlink()]
+    made = [f for f in list_folders(plan.new) if any(f"{f}/".startswith(f"{k}/") for k in links)]
+    _remove_empty(directory, made)  # in the place of a link to a folder
     make_folders(directory, plan.old)
     for name in reversed(plan.old):  # `_SUCCESS` last
         if os.path.lexists(aside / name):
             (aside / name).replace(directory / name)
-    _remove_empty(directory, plan)
+    _remove_empty(directory, list_folders([*plan.old, *plan.new]))
     for name in list_folders(plan.old):
         if (directory / name).is_dir():
             sync_directory(directory / name)

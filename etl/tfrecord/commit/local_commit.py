@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from conf.errors import ConfigError, InternalError
-from conf.local_paths import list_data_files
 from conf.paths import open_sizes
 from conf.storage.atomic_output import write_text_atomic
 from conf.storage.processes import Owner, is_dead
@@ -39,7 +38,7 @@ from etl.tfrecord.commit.file_replacement import (
     recover_interrupted,
     replace_files,
 )
-from etl.tfrecord.commit.local_view import view_local
+from etl.tfrecord.commit.local_view import list_complete, view_local
 from etl.tfrecord.commit.output_manifest import (
     COMMIT_FILE,
     merge_description,
@@ -49,7 +48,6 @@ from etl.tfrecord.files.data_files import (
     index_path,
     list_folders,
     make_folders,
-    refuse_missing,
 )
 
 _LOCK_FILE = ".lock"
@@ -248,10 +246,9 @@ def begin_job(directory: str | Path, plan: JobPlan, owner: Owner | None) -> None
         sweep_stale(root)
         baseline = take_baseline(root, view_local(root), plan.mode)
         if plan.keeps_shards:
-            committed = read_output_manifest(root)
-            merge_description(committed, plan.description, root)
-            if plan.mode == "append" and committed is not None:
-                refuse_missing(root, [s.path for s in committed.shards], list_data_files(root))
+            merge_description(read_output_manifest(root), plan.description, root)
+        if plan.mode == "append":
+            list_complete(root)  # rows that are missing would not be missed beside new ones
         create_temporary(root, plan.job_id, baseline, owner)
 
 

@@ -23,7 +23,7 @@ from conf.local_paths import is_data_path, list_data_files
 from conf.storage.locations import Compression, FileOpener, is_remote, parse_storage
 from conf.storage.object_store import Storage
 from conf.storage.store_interface import Settings, StoredObject
-from etl.tfrecord.commit.file_replacement import is_publishing
+from etl.tfrecord.commit.local_view import refuse_publishing
 from etl.tfrecord.commit.object_view import ObjectView, find_writer, view_directory
 from etl.tfrecord.commit.output_manifest import (
     COMMIT_FILE,
@@ -254,12 +254,7 @@ def _locate_manifest(root: Path) -> tuple[Path | None, OutputManifest | None]:
     """The directory that a path was written as, possibly some partition directories further up."""
     directory = _base_of(root)
     while True:
-        if is_publishing(directory):
-            raise InputDataError(
-                "the files are no complete set: a write is publishing there, or was killed",
-                received=directory,
-                fix="wait for it to end; after a kill, the next write restores the earlier files",
-            )
+        refuse_publishing(directory)
         committed = read_output_manifest(directory)
         if committed is not None:
             return directory, committed
