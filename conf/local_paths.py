@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
@@ -51,9 +53,59 @@ def absolute_path(path: Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100
 
 
-def is_hidden(name: str) -> bool:
-    """Whether Spark passes over a file or folder of this name, or Hadoop is still copying it."""
+def is_hidden(name: str, *, is_folder: bool = False) -> bool:
+    """Whether readers pass over a name, as Spark does.
+
+    Hidden are `.` and `_` in front, but for the folder `_name=value` of a partition, and files that
+    Hadoop is still copying.
+    """
+    if is_folder:
+        return name.startswith(".") or (name.startswith("_") and "=" not in name)
     return name.startswith((".", "_")) or name.endswith("._COPYING_")
+
+
+def is_data_folder(name: str, *, is_recursive: bool = False) -> bool:
+    """Whether a folder below one of data holds data of it: a partition, or any visible one."""
+    return not is_hidden(name, is_folder=True) and (is_recursive or "=" in name)
+
+
+def is_data_path(relative: str, *, is_recursive: bool = False) -> bool:
+    """Whether a file is data of a folder, by its path from there: the one answer of all who ask."""
+    *folders, name = relative.split("/")
+    shown = (is_data_folder(folder, is_recursive=is_recursive) for folder in folders)
+    return not is_hidden(name) and all(shown)
+
+
+def list_data_files(root: Path, *, is_recursive: bool = False) -> list[str]:
+    """Lists the files for which `is_data_path` holds, those of folders that links lead to too.
+
+    A link to a folder around it is passed over: what it leads to is listed where it stands.
+
+    Args:
+        root: The folder; need not exist.
+        is_recursive: Whether all visible folders count, not those of partitions alone.
+
+    Returns:
+        Paths relative to it, by name, folder by folder.
+    """
+    return list(_walk(root, "", (root.resolve(),), is_recursive))
+
+
+def _walk(
+    folder: Path, relative: str, around: tuple[Path, ...], is_recursive: bool
+) -> Iterator[str]:
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            # A path says no of a link that leads nowhere or to itself, an entry raises.
+            place = Path(entry.path) if entry.is_symlink() else entry
+            if place.is_dir():
+                real = Path(entry.path).resolve()
+                is_around = real in around or around[0].is_relative_to(real)
+                if is_data_folder(entry.name, is_recursive=is_recursive) and not is_around:
+                    below = f"{relative}{entry.name}/"
+                    yield from _walk(Path(entry.path), below, (*around, real), is_recursive)
+            elif not is_hidden(entry.name) and place.is_file():
+                yield f"{relative}{entry.name}"
 
 
 def list_visible_files(directory: Path) -> list[Path]:
@@ -71,7 +123,8 @@ def list_visible_files(directory: Path) -> list[Path]:
             continue
         for folder, folders, names in os.walk(start):
             real, place = os.path.realpath(folder), Path(folder)
-            folders[:] = [] if real in seen else sorted(f for f in folders if not is_hidden(f))
+            shown = sorted(name for name in folders if not is_hidden(name, is_folder=True))
+            folders[:] = [] if real in seen else shown
             if real not in seen:
                 files = (place / name for name in names if not is_hidden(name))
                 found += [path for path in files if path.is_file()]

@@ -22,7 +22,6 @@ from pyarrow import csv
 
 from conf.artefacts.dataset import find_manifest
 from conf.errors import ConfigError, InputDataError, did_you_mean
-from conf.local_paths import list_visible_files
 from conf.schema import PackedSlot
 from conf.storage.atomic_output import atomic_file
 from conf.storage.table_files import (
@@ -33,6 +32,7 @@ from conf.storage.table_files import (
     read_csv_names,
     without_views,
 )
+from etl.tfrecord.commit.local_view import list_complete
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import TableWriter, infer_table_schema, read_table_batches
 from etl.tfrecord.types.column_policies import TypeOptions
@@ -149,20 +149,21 @@ def list_inputs(path: Path, file_format: Format | None) -> list[Path]:
     """Lists the files of an input in the order of their names.
 
     Args:
-        path: A file, or a directory with files of one format; hidden ones are left out.
+        path: A file, or a directory with files of one format, in it or in partitions below.
         file_format: Format of the files; None to tell by their names.
 
     Raises:
         ConfigError: Nothing is there, or a directory holds several formats.
+        InputDataError: A file that the directory's manifest lists is gone.
     """
     if path.is_file():
         return [path]
-    files = list_visible_files(path)
+    files = sorted(path / name for name in list_complete(path))
     if not files:
         raise ConfigError(
             "there is nothing to convert",
             received=path if path.is_dir() else f"{path} (does not exist)",
-            allowed="a file, or a directory with files",
+            allowed="a file, or a directory with files in it or in <column>=<value> folders",
         )
     formats = set() if file_format else {detect_format(file) for file in files}
     if len(formats) > 1:

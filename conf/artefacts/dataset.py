@@ -16,7 +16,7 @@ from typing import Protocol
 
 from conf.artefacts.entries import EntryKind, check_entry_name, complete_entries, resolve_entry
 from conf.errors import InputDataError, UpstreamNotReadyError
-from conf.local_paths import absolute_path
+from conf.local_paths import absolute_path, list_data_files
 from conf.manifest import MANIFEST_FILE, Manifest
 from conf.paths import CURRENT_FILE, ReadablePath, ReadablePathT, open_sizes, require_bucket
 from conf.publication.entries import STAGING_PREFIX
@@ -153,11 +153,9 @@ def list_unlisted_files(version_dir: Path | str, manifest: Manifest) -> list[str
     root = Path(version_dir)
     listed = {shard.path for split in manifest.splits for shard in split.shards}
     files = {
-        str(file.relative_to(root))
+        f"{split.name}/{name}"
         for split in manifest.splits
-        if (root / split.name).is_dir()
-        for file in (root / split.name).rglob("*.tfrecord*")
-        if file.is_file()
+        for name in list_data_files(root / split.name)
     }
     return sorted(files - listed)
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from conf.errors import InputDataError
 from conf.etl.imported import ImportConfig
-from conf.local_paths import list_visible_files, local_path
-from conf.manifest import (
-    InputFile,
-)
+from conf.local_paths import is_hidden, local_path
+from conf.manifest import InputFile
+from etl.tfrecord.commit.local_view import list_complete
 
 Files = Mapping[str, tuple[InputFile, ...]]
 """The files of each split, in the order of their names."""
@@ -21,7 +20,8 @@ def find_files(config: ImportConfig) -> Files:
     """Lists the files of each split; hidden ones (`.` or `_` in front) do not count.
 
     Raises:
-        InputDataError: A path names no file, or a file is in two splits.
+        InputDataError: A path names no file, a file is in two splits, or a folder lacks one that
+            its manifest lists.
     """
     root = local_path(config.data_dir)
     inputs: dict[str, tuple[InputFile, ...]] = {
@@ -50,7 +50,7 @@ def _expand(root: Path, split: str, name: str) -> list[Path]:
     files = [
         file
         for match in matches
-        for file in (list_visible_files(match) if match.is_dir() else [match])
+        for file in ([match / name for name in list_complete(match)] if match.is_dir() else [match])
     ]
     kept = [file.resolve() for file in files if file.is_file()]
     if not kept:
@@ -69,7 +69,11 @@ def _match_visible(root: Path, asked: Path) -> list[Path]:
     return [
         root / path
         for path in paths
-        if not any(part[0] in "._" for part in path.parts if part not in asked.parts)
+        if not any(
+            is_hidden(part, is_folder=part != path.name)
+            for part in path.parts
+            if part not in asked.parts
+        )
     ]
 
 

@@ -15,7 +15,7 @@ from conf.artefacts.dataset import find_manifest
 from conf.artefacts.encoder_files import read_plan_file
 from conf.encoders import ENCODERS_DIR, EncoderPlan
 from conf.errors import ConfigError, InputDataError, did_you_mean
-from conf.local_paths import local_path
+from conf.local_paths import is_hidden, local_path
 from conf.manifest import Manifest
 from conf.schema import OOV_ID
 from conf.splits import TRAIN
@@ -311,7 +311,8 @@ def count_milliseconds(frame: DataFrame) -> DataFrame:
 
 def _format_of(path: Path) -> str | None:
     if path.is_dir():
-        formats = {_format_of(file) for file in path.iterdir() if file.name[0] not in "._"}
+        shown = [p for p in path.iterdir() if not is_hidden(p.name, is_folder=p.is_dir())]
+        formats = {_format_of(file) for file in shown}
         return formats.pop() if len(formats) == 1 else None
     name = path.name
     for ending in _COMPRESSED:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from conf.errors import ConfigError, InternalError
+from conf.local_paths import is_hidden
 from conf.storage.atomic_output import atomic_file
 from conf.storage.locations import Compression
 from etl.encoders.pipeline import read_pipeline
@@ -200,7 +201,7 @@ def find_parts(directory: Path) -> dict[int, Path]:
     """
     parts: dict[int, Path] = {}
     for path in sorted(directory.iterdir()):
-        if path.name.startswith((".", "_")):
+        if is_hidden(path.name):
             continue
         match = _PART.match(path.name)
         partition = int(match[1]) if match else -1

@@ -92,7 +92,8 @@ def _match_days(
 
 def _is_hidden_match(path: str, match: str) -> bool:
     above = path.split(DATE_FIELD)[0].rpartition("/")[0]
-    return any(map(is_hidden, Path(match).parts[len(Path(above).parts) :]))
+    *folders, name = Path(match).parts[len(Path(above).parts) :]
+    return is_hidden(name) or any(is_hidden(folder, is_folder=True) for folder in folders)
 
 
 def _parse_day(text: str, written: str) -> datetime.date | None:

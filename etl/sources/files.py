@@ -226,7 +226,8 @@ def _visible(entries: Iterable[tuple[Path, Iterable[str]]]) -> set[Path]:
     return {
         resolved
         for entry, parts in entries
-        if entry.is_file() and not any(map(is_hidden, parts))
+        if entry.is_file()
+        and not any(is_hidden(part, is_folder=part != entry.name) for part in parts)
         for resolved in [entry.resolve()]
         if not is_hidden(resolved.name)
     }

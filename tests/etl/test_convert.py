@@ -20,6 +20,7 @@ from etl.convert import (
     list_inputs,
     parse_type,
 )
+from etl.tfrecord.commit.output_manifest import OutputManifest, OutputShard
 from etl.tfrecord.table import read_table, write_table
 from etl.tfrecord.types.column_policies import parse_type_options
 
@@ -97,6 +98,21 @@ def test_hidden_files_are_left_out_and_order_is_by_name(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     assert [p.name for p in list_inputs(tmp_path, None)] == ["a.csv", "b.csv", "c.csv"]
+
+
+def test_a_folder_gives_the_files_that_the_format_reads(tmp_path):
+    folder = tmp_path / "in"
+    for name in ("_p=1/a.tfrecord", "b.tfrecord", "backup/c.tfrecord", ".p=1/d.tfrecord"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_table(pa.table({"x": [1]}), folder / name)
+    (folder / "p=2").symlink_to("_p=1")
+    found = [str(path.relative_to(folder)) for path in list_inputs(folder, "tfrecord")]
+    assert found == ["_p=1/a.tfrecord", "b.tfrecord", "p=2/a.tfrecord"]
+    shard = OutputShard("gone.tfrecord", 1, 9, "0" * 8, "job", 0)
+    manifest = OutputManifest("Example", None, (), {}, (), (shard,))
+    (folder / "_sluice_commit.json").write_text(manifest.dumps())
+    with pytest.raises(InputDataError, match=r"gone\.tfrecord is missing"):
+        list_inputs(folder, "tfrecord")
 
 
 def test_mixed_and_missing_inputs_are_refused(tmp_path):

@@ -7,8 +7,10 @@ Where the directory lies does not matter here: `local_commit` and `object_commit
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Literal, Protocol
 
 from conf.errors import ConfigError, InternalError, UpstreamNotReadyError
@@ -19,6 +21,7 @@ from etl.tfrecord.commit.output_manifest import (
     merge_description,
 )
 from etl.tfrecord.files.data_files import changed_partitions, index_path
+from etl.tfrecord.files.partitions import Partition, read_partition
 
 SaveMode = Literal["append", "overwrite", "errorifexists", "ignore"]
 SUCCESS_FILE = "_SUCCESS"
@@ -169,20 +172,43 @@ def plan_commit(
         UpstreamNotReadyError: Another job has published since the start of this one what this one
             would replace.
         ConfigError: The shards would not fit those that stay.
+        InternalError: Two shards have one path.
         InputDataError: The manifest of shards that stay is damaged.
     """
     written = {_folder(shard.path) for shard in shards}
-    replaced = written if plan.replaces_partitions else None
+    is_written = partial(_is_part, {read_partition(folder) for folder in written})
+    present = view.data_keys if plan.mode == "overwrite" else []
+    replaced = None
+    if plan.replaces_partitions:
+        folders = {*baseline.digests, *map(_folder, present)}
+        replaced = written | set(filter(is_written, folders))
     check_baseline(where, plan.mode, baseline, view, replaced)
-    old = []
-    if plan.mode == "overwrite":
-        old = [path for path in view.data_keys if replaced is None or _folder(path) in replaced]
+    old = [path for path in present if replaced is None or _folder(path) in replaced]
     merged = plan.description
     if plan.keeps_shards:
         merged = merge_description(view.committed, plan.description, where)
-    gone = set(old)
-    kept = [shard for shard in merged.shards if shard.path not in gone]
+    kept = [s for s in merged.shards if plan.mode == "append" or not is_written(_folder(s.path))]
+    _refuse_twice([shard.path for shard in (*kept, *shards)])
     return replace(merged, shards=(*kept, *shards)), old
+
+
+def _is_part(partitions: Collection[Partition], folder: str) -> bool:
+    """Whether a folder holds rows of one of some partitions.
+
+    Told by the values: another writer may have escaped them in another way, or parted them further.
+    """
+    values = read_partition(folder)
+    return any(values[:count] in partitions for count in range(1, len(values) + 1))
+
+
+def _refuse_twice(paths: Sequence[str]) -> None:
+    twice = [path for path, count in Counter(paths).items() if count > 1]
+    if twice:
+        raise InternalError(
+            "two shards have one path, so one would be lost; nothing was published",
+            received=twice[0],
+            fix="give each write an id of its own (option jobId)",
+        )
 
 
 def check_baseline(
@@ -226,7 +252,12 @@ def _folder(path: str) -> str:
 
 
 def plan_moves(results: Sequence[TaskResult]) -> dict[str, str]:
-    """Where each file of the attempts goes: final path, and path in the temporary directory."""
+    """Where each file of the attempts goes: final path, and path in the temporary directory.
+
+    Raises:
+        InternalError: Two shards have one path.
+    """
+    _refuse_twice([item.shard.info.path for result in results for item in result.shards])
     moves: dict[str, str] = {}
     for result in results:
         for item in result.shards:

@@ -3,7 +3,7 @@
 The old files wait in `<directory>/_publishing-<job>` until the new ones are in place; renaming
 it to `_replaced-<job>` decides for the new ones. The next writer finishes or takes back what
 was interrupted, by the plan that lies in the same place. The caller holds the directory's lock.
-Readers ask `is_publishing` (`etl/tfrecord/spark/input_files.py`). For object stores, which rename
+Readers ask `is_publishing` (`local_view.py`). For object stores, which rename
 nothing, `object_view.py` decides what is there.
 """
 
@@ -34,7 +34,7 @@ class ReplacementPlan:
     """Paths relative to the directory: what makes way, and what comes.
 
     Attributes:
-        old: Files to set aside, in this order; `_SUCCESS` belongs in front.
+        old: Files, and links to folders, to set aside in this order; `_SUCCESS` belongs in front.
         new: Files that the block creates; of these, only such as are in `old` may exist. Their
             folders are made before the block, and folders that are left empty are removed.
     """
@@ -94,7 +94,7 @@ def recover_interrupted(directory: Path) -> None:
         (directory / SUCCESS_FILE).touch()
         plan = _read_plan(replaced)
         if plan is not None:
-            _remove_empty(directory, plan)
+            _remove_empty(directory, list_folders([*plan.old, *plan.new]))
         sync_directory(directory)
         _remove(replaced)
     for aside in sorted(directory.glob(f"{PUBLISHING_PREFIX}*")):
@@ -106,8 +106,8 @@ def is_publishing(directory: Path) -> bool:
     return any(directory.glob(f"{PUBLISHING_PREFIX}*"))
 
 
-def _remove_empty(directory: Path, plan: ReplacementPlan) -> None:
-    for name in reversed(list_folders([*plan.old, *plan.new])):
+def _remove_empty(directory: Path, folders: Sequence[str]) -> None:
+    for name in reversed(folders):
         with contextlib.suppress(OSError):  # not empty, or not there
             (directory / name).rmdir()
 
@@ -123,7 +123,7 @@ def _remove(aside: Path) -> None:
     """Removes what was set aside, the plan last: killed in between, it is needed once more."""
     with contextlib.suppress(OSError):  # what stays is hidden, and removed by the next write
         for path in aside.iterdir():
-            if path.name != _PLAN_FILE and path.is_dir():
+            if path.name != _PLAN_FILE and path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             elif path.name != _PLAN_FILE:
                 path.unlink()
@@ -136,15 +136,18 @@ def _take_back(directory: Path, aside: Path) -> None:
         shutil.rmtree(aside)
         return
     # New files come only after every old one has gone: else the name is still the old file's.
-    if all((aside / name).exists() for name in plan.old):
+    if all(os.path.lexists(aside / name) for name in plan.old):
         for name in plan.new:
             (directory / name).unlink(missing_ok=True)
     remove_unfinished(directory / COMMIT_FILE)
+    links = [name for name in plan.old if (aside / name).is_symlink()]
+    made = [f for f in list_folders(plan.new) if any(f"{f}/".startswith(f"{k}/") for k in links)]
+    _remove_empty(directory, made)  # in the place of a link to a folder
     make_folders(directory, plan.old)
     for name in reversed(plan.old):  # `_SUCCESS` last
-        if (aside / name).exists():
+        if os.path.lexists(aside / name):
             (aside / name).replace(directory / name)
-    _remove_empty(directory, plan)
+    _remove_empty(directory, list_folders([*plan.old, *plan.new]))
     for name in list_folders(plan.old):
         if (directory / name).is_dir():
             sync_directory(directory / name)

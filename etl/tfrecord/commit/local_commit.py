@@ -11,7 +11,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,13 +38,17 @@ from etl.tfrecord.commit.file_replacement import (
     recover_interrupted,
     replace_files,
 )
-from etl.tfrecord.commit.local_view import view_local
+from etl.tfrecord.commit.local_view import list_complete, view_local
 from etl.tfrecord.commit.output_manifest import (
     COMMIT_FILE,
     merge_description,
     read_output_manifest,
 )
-from etl.tfrecord.files.data_files import index_path, make_folders, refuse_missing
+from etl.tfrecord.files.data_files import (
+    index_path,
+    list_folders,
+    make_folders,
+)
 
 _LOCK_FILE = ".lock"
 _OWNER_FILE = ".owner.json"
@@ -242,10 +246,9 @@ def begin_job(directory: str | Path, plan: JobPlan, owner: Owner | None) -> None
         sweep_stale(root)
         baseline = take_baseline(root, view_local(root), plan.mode)
         if plan.keeps_shards:
-            committed = read_output_manifest(root)
-            merge_description(committed, plan.description, root)
-            if plan.mode == "append" and committed is not None:
-                refuse_missing([root / shard.path for shard in committed.shards], root)
+            merge_description(read_output_manifest(root), plan.description, root)
+        if plan.mode == "append":
+            list_complete(root)  # rows that are missing would not be missed beside new ones
         create_temporary(root, plan.job_id, baseline, owner)
 
 
@@ -326,12 +329,32 @@ def _publish_locked(
     temporary = temporary_directory(root, plan.job_id)
     shards = list_shards(plan.job_id, results)
     baseline = read_baseline(root, plan.job_id)
-    manifest, old = plan_commit(root, plan, baseline, view_local(root), shards)
+    view = view_local(root)
+    manifest, old = plan_commit(root, plan, baseline, view, shards)
     text = manifest.dumps()  # may fail, so before any change
     marks = [name for name in (SUCCESS_FILE, COMMIT_FILE) if (root / name).exists()]
     sides = [index_path(name) for name in old if (root / index_path(name)).exists()]
-    change = ReplacementPlan([*marks, *old, *sides], [*moves, COMMIT_FILE])
+    links = []
+    if plan.mode == "overwrite":
+        links = _find_links(root, [*old, *moves], set(view.data_keys) - set(old))
+    files = [name for name in old if not any(name.startswith(f"{link}/") for link in links)]
+    change = ReplacementPlan([*marks, *files, *links, *sides], [*moves, COMMIT_FILE])
     with replace_files(root, plan.job_id, change):
         for name, attempt in moves.items():
             (temporary / attempt).replace(root / name)
         write_text_atomic(root / COMMIT_FILE, text)
+
+
+def _find_links(root: Path, names: Sequence[str], staying: Set[str]) -> list[str]:
+    """Linked folders of files that are replaced, outermost ones alone, where no file there stays.
+
+    As Hadoop does, an overwrite removes such a link: what it leads to is not of this directory, and
+    may be read elsewhere. Where a file there stays, the others are replaced behind the link.
+    """
+    links: list[str] = []
+    for folder in list_folders(names):
+        is_inside = any(folder.startswith(f"{link}/") for link in links)
+        is_link = (root / folder).is_symlink() and not is_inside
+        if is_link and not any(name.startswith(f"{folder}/") for name in staying):
+            links.append(folder)
+    return links

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.errors import ConfigError, InputDataError
+from conf.local_paths import list_data_files
 from etl.tfrecord.commit.commit_plan import SUCCESS_FILE
+from etl.tfrecord.commit.file_replacement import is_publishing
 from etl.tfrecord.commit.output_manifest import (
     COMMIT_FILE,
     OutputManifest,
     read_output_manifest,
 )
-from etl.tfrecord.files.data_files import digest_partitions, list_data_files
+from etl.tfrecord.files.data_files import digest_partitions, refuse_missing
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,33 @@ class LocalView:
     def digest_partitions(self) -> Mapping[str, str]:
         """Digest of the shards by partition directory, "" for the root."""
         return digest_partitions(self.root)
+
+
+def refuse_publishing(directory: Path) -> None:
+    """Refuses to read a directory while a write publishes there, or after it was killed.
+
+    Raises:
+        InputDataError: One does, or was.
+    """
+    if is_publishing(directory):
+        raise InputDataError(
+            "the files are no complete set: a write is publishing there, or was killed",
+            received=directory,
+            fix="wait for it to end; after a kill, the next write restores the earlier files",
+        )
+
+
+def list_complete(root: Path) -> list[str]:
+    """Lists the data files of a directory, relative to it, where none of them is missing.
+
+    Raises:
+        InputDataError: A file that its manifest lists is gone, or a write is publishing there.
+    """
+    refuse_publishing(root)
+    found, committed = list_data_files(root), read_output_manifest(root)
+    if committed is not None:
+        refuse_missing(root, [shard.path for shard in committed.shards], found)
+    return found
 
 
 def view_local(root: Path) -> LocalView:

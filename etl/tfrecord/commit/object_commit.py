@@ -41,7 +41,7 @@ from etl.tfrecord.commit.output_manifest import (
     OutputShard,
     merge_description,
 )
-from etl.tfrecord.files.data_files import index_path
+from etl.tfrecord.files.data_files import index_path, refuse_missing
 
 JOB_FILE = ".job.json"
 
@@ -231,13 +231,15 @@ def begin_object_job(storage: Storage, plan: JobPlan, owner: Owner | None) -> No
 
     Raises:
         ConfigError: The mode forbids the write, or the shards would not fit those that stay.
-        InputDataError: The manifest of shards that stay is damaged.
+        InputDataError: The manifest of shards that stay is damaged, or one of them is gone.
     """
     sweep_dead_jobs(storage)
     view = view_directory(storage, is_lenient=plan.mode == "overwrite")
     if plan.keeps_shards:
         _refuse_unlisted(storage, view)
         merge_description(view.committed, plan.description, storage.uri)
+        if plan.mode == "append" and view.committed is not None:
+            refuse_missing(storage.uri, view.visible, view.objects)
     create_job(storage, plan.job_id, take_baseline(storage.uri, view, plan.mode), owner)
 
 

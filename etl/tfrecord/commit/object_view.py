@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from conf.errors import InputDataError
+from conf.local_paths import is_data_path
 from conf.storage.object_store import Storage
 from conf.storage.store_interface import StoredObject, Version
 from etl.tfrecord.commit.commit_plan import SUCCESS_FILE, TEMPORARY_PREFIX
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE, OutputManifest
-from etl.tfrecord.files.data_files import is_data_file, is_partition
 
 _OWN_NAME = re.compile(r"part-[0-9]+-([0-9a-f]{32})-c[0-9]+\.tfrecord(?:\.gz|\.deflate)?")
 _INDEX_KEY = re.compile(r"_index/(.*)\.idx")
@@ -26,7 +26,7 @@ _LOOKS = 10
 def find_writer(key: str) -> str | None:
     """The job that wrote a shard or its side file, by the name; None for names of others."""
     match = _OWN_NAME.fullmatch(shard_of(key).rpartition("/")[2])
-    return match[1] if match and is_data_key(shard_of(key)) else None
+    return match[1] if match and is_data_path(shard_of(key)) else None
 
 
 def shard_of(key: str) -> str:
@@ -63,7 +63,7 @@ class ObjectView:
     @property
     def data_keys(self) -> list[str]:
         """Every shard by its name, whether or not a reader sees it."""
-        return sorted(key for key in self.objects if is_data_key(key))
+        return sorted(key for key in self.objects if is_data_path(key))
 
     def is_unfinished(self, key: str) -> bool:
         """Whether a shard belongs to a job that has not ended, where there is no manifest."""
@@ -81,12 +81,6 @@ class ObjectView:
             text = f"{key}\0{digest}\n".encode()
             digests.setdefault(key.rpartition("/")[0], hashlib.sha256()).update(text)
         return {directory: digest.hexdigest() for directory, digest in digests.items()}
-
-
-def is_data_key(key: str) -> bool:
-    """Whether an object is a shard by its key: its name, below partition directories at most."""
-    *folders, name = key.split("/")
-    return is_data_file(name) and all(is_partition(folder) for folder in folders)
 
 
 def view_directory(storage: Storage, *, is_lenient: bool = False) -> ObjectView:
@@ -148,7 +142,7 @@ def _list_visible(
     return {
         key: f"{item.bytes} {item.mtime_ns}"
         for key, item in objects.items()
-        if is_data_key(key) and find_writer(key) not in hidden
+        if is_data_path(key) and find_writer(key) not in hidden
     }
 
 

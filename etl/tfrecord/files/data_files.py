@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from conf.errors import ConfigError, InputDataError, InternalError
+from conf.local_paths import list_data_files
 from conf.manifest import ShardInfo
 from conf.storage.locations import Compression
 
@@ -83,38 +83,6 @@ def find_stem(ranges: Sequence[ShardRange], partition: int) -> str:
     raise InternalError("no shard is planned for a partition that has rows", received=partition)
 
 
-def is_data_file(name: str) -> bool:
-    """Whether a file is a shard by its name, whichever connector wrote it."""
-    return not name.startswith((".", "_")) and (name.startswith("part-") or ".tfrecord" in name)
-
-
-def is_partition(name: str) -> bool:
-    """Whether a directory is a partition by its name."""
-    return "=" in name and not name.startswith((".", "_", "="))
-
-
-def _walk_data_files(folder: Path, relative: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            if entry.is_dir(follow_symlinks=False):
-                if is_partition(entry.name):
-                    yield from _walk_data_files(folder / entry.name, f"{relative}{entry.name}/")
-            elif is_data_file(entry.name) and entry.is_file():
-                yield f"{relative}{entry.name}", entry
-
-
-def list_data_files(root: Path) -> list[str]:
-    """Lists the shards of a directory and of its partition directories.
-
-    Args:
-        root: Output directory; need not exist.
-
-    Returns:
-        Paths relative to it. Other files, and folders that are no partitions, are passed over.
-    """
-    return [relative for relative, _ in _walk_data_files(root, "")]
-
-
 def digest_partitions(root: Path) -> dict[str, str]:
     """Digests name, size, time and inode of the shards in each partition directory.
 
@@ -126,9 +94,9 @@ def digest_partitions(root: Path) -> dict[str, str]:
         shards are left out.
     """
     digests: dict[str, hashlib._Hash] = {}
-    for relative, entry in _walk_data_files(root, ""):
+    for relative in list_data_files(root):
         with contextlib.suppress(FileNotFoundError):
-            stat = entry.stat()
+            stat = (root / relative).stat()
             directory, _, name = relative.rpartition("/")
             line = f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ino}\n"
             digests.setdefault(directory, hashlib.sha256()).update(line.encode())
@@ -149,24 +117,21 @@ def changed_partitions(
     return sorted(d for d in directories if before.get(d) != now.get(d))
 
 
-def refuse_missing(listed: Sequence[Path], root: Path) -> None:
-    """Refuses rows that went without a word; a partition removed as a whole was meant to go.
+def refuse_missing(where: object, listed: Collection[str], found: Collection[str]) -> None:
+    """Refuses rows that went without a word.
 
     Args:
-        listed: Files that a manifest lists.
-        root: Only files below it count.
+        where: The directory, for the message.
+        listed: Files that its manifest lists, relative to it.
+        found: Files that are there.
 
     Raises:
         InputDataError: One is gone.
     """
-    missing = [
-        path
-        for path in listed
-        if path.is_relative_to(root) and path.parent.is_dir() and not path.exists()
-    ]
+    missing = sorted(set(listed) - set(found))
     if missing:
         raise InputDataError(
-            f"{missing[0]} is missing, but its manifest lists it",
+            f"{where}/{missing[0]} is missing: its manifest lists it, but it is not there",
             received=f"{len(missing)} of {len(listed)} listed files missing",
             fix="restore the files, or write the directory again; to read what is left, remove "
             "the manifest",

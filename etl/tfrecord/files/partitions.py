@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import ConfigError, InputDataError
+from conf.local_paths import is_hidden
 from etl.tfrecord.types.row_errors import refuse_unknown
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -51,8 +52,30 @@ def partition_path(names: Sequence[str], values: Sequence[str | None]) -> str:
         For example `date=2026-01-01/country=NO`; "" without columns.
     """
     return "/".join(
-        f"{_escape(name)}={_escape(value) if value else NULL_PARTITION}"
+        f"{_escape(name)}={_escape_value(value) if value else NULL_PARTITION}"
         for name, value in zip(names, values, strict=True)
+    )
+
+
+def _escape_value(text: str) -> str:
+    # Readers, Spark's too, look for null before they unescape: so the text differs from it.
+    return f"%5F{text[1:]}" if text == NULL_PARTITION else _escape(text)
+
+
+Partition = tuple[tuple[str, str | None], ...]
+"""Column and value of each level of partition directories, None for null."""
+
+
+def read_partition(relative: str) -> Partition:
+    """Reads a directory's parts with `=`, in whatever way they are escaped.
+
+    Args:
+        relative: Directory of a file, relative to the root, without the file's name.
+    """
+    pairs = (part.partition("=") for part in relative.split("/") if "=" in part)
+    return tuple(
+        (_unescape(name), None if value == NULL_PARTITION else _unescape(value))
+        for name, _, value in pairs
     )
 
 
@@ -60,25 +83,20 @@ def parse_partition_path(relative: str) -> dict[str, str | None]:
     """Reads the partition values off a relative directory; the inverse of `partition_path`.
 
     Args:
-        relative: Directory of a file, relative to the root, without the file's name. Parts without
-            `=` are passed over.
+        relative: As for `read_partition`.
 
     Raises:
         InputDataError: A part has no name or no value, or a name occurs twice.
     """
-    values: dict[str, str | None] = {}
-    for part in relative.split("/"):
-        name, equals, value = part.partition("=")
-        if not equals:
-            continue
-        if not name or not value or _unescape(name) in values:
-            raise InputDataError(
-                "not a partition directory",
-                received=relative,
-                allowed="<column>=<value>, each column once",
-                fix=f"rename it; null is written {NULL_PARTITION}",
-            )
-        values[_unescape(name)] = None if value == NULL_PARTITION else _unescape(value)
+    pairs = read_partition(relative)
+    values = dict(pairs)
+    if len(values) < len(pairs) or not all(name and value != "" for name, value in pairs):
+        raise InputDataError(
+            "not a partition directory",
+            received=relative,
+            allowed="<column>=<value>, each column once",
+            fix=f"rename it; null is written {NULL_PARTITION}",
+        )
     return values
 
 
@@ -204,7 +222,7 @@ def parse_names(text: str, option: str = "partitionBy") -> tuple[str, ...]:
 
 
 def check_partition_columns(schema: pa.Schema, names: Sequence[str]) -> None:
-    """Refuses partition columns that are not there, or of a type without a safe text form.
+    """Refuses partition columns that are not there, or have no safe text form or folder name.
 
     Args:
         schema: Schema of the rows, partition columns included.
@@ -223,11 +241,28 @@ def check_partition_columns(schema: pa.Schema, names: Sequence[str]) -> None:
             allowed=_ALLOWED,
             fix="cast the column to one of these, floating point to string or decimal",
         )
+    refuse_hidden_folders(names)
     if len(names) == len(schema):
         raise ConfigError(
             "partitionBy names every column: the records would be empty",
             received=", ".join(names),
             fix="leave out one of them, or add a copy under another name",
+        )
+
+
+def refuse_hidden_folders(names: Sequence[str]) -> None:
+    """Refuses partition columns whose folders no reader would look into.
+
+    Raises:
+        ConfigError: Names every such column.
+    """
+    hidden = [name for name in names if is_hidden(f"{name}=", is_folder=True)]
+    if hidden:
+        raise ConfigError(
+            "folders of these partition columns would be hidden: no reader looks into them",
+            received=", ".join(hidden),
+            allowed="names without . in front",
+            fix="rename the column",
         )
 
 
@@ -255,27 +290,22 @@ def split_partitions(
         InputDataError: An empty string, which would be read back as null.
     """
     codes = np.zeros(batch.num_rows, np.int64)
-    dictionaries: list[list[str | None]] = []
+    columns: list[tuple[np.ndarray, list[str | None]]] = []
     for key in keys:
         encoded = pc.dictionary_encode(key, null_encoding="encode")
-        codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy(zero_copy_only=False)
-        dictionaries.append(_format_values(encoded.dictionary))
+        indices = encoded.indices.to_numpy(zero_copy_only=False)
+        # Dense again before each column: below the square of the rows, whatever their number.
+        dense = np.unique(codes, return_inverse=True)[1] if columns else codes
+        codes = dense * len(encoded.dictionary) + indices
+        columns.append((indices, _format_values(encoded.dictionary)))
     starts, order = np.flatnonzero(np.diff(codes, prepend=-1)), np.arange(batch.num_rows)
     if len(starts) > len(np.unique(codes)):
         order = np.argsort(codes, kind="stable")
         batch, codes = batch.take(pa.array(order)), codes[order]
         starts = np.flatnonzero(np.diff(codes, prepend=-1))
     for start, end in zip(starts, np.append(starts, batch.num_rows)[1:], strict=True):
-        values = _look_up(int(codes[start]), dictionaries)
+        values = tuple(texts[indices[order[start]]] for indices, texts in columns)
         yield values, batch.slice(start, end - start), order[start:end]
-
-
-def _look_up(code: int, dictionaries: Sequence[list[str | None]]) -> PartitionValues:
-    values: list[str | None] = []
-    for dictionary in reversed(dictionaries):
-        code, index = divmod(code, len(dictionary))
-        values.append(dictionary[index])
-    return tuple(reversed(values))
 
 
 def _format_values(values: pa.Array) -> list[str | None]:

@@ -7,7 +7,7 @@ needs compiled code, so what does is imported where it is used.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,6 +21,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from conf.errors import ConfigError
 from conf.storage.processes import find_jvm
 from etl.tfrecord.commit.commit_plan import TaskResult
 from etl.tfrecord.spark.loaded_code import freeze_planner
@@ -95,8 +96,13 @@ class TFRecordDataSource(DataSource):
     hooks: ClassVar[WriteHooks] = NO_HOOKS
 
     def __init__(self, options: dict[str, str]) -> None:
-        """Takes the options as Spark gives them; runs where the format is looked up or planned."""
+        """Takes the options as Spark gives them; runs where the format is looked up or planned.
+
+        Raises:
+            ConfigError: It would be a table of the catalog.
+        """
         super().__init__(options)
+        _refuse_table({name.lower() for name in options}, self.name())
         freeze_planner()
 
     @classmethod
@@ -137,6 +143,20 @@ class TFRecordDataSource(DataSource):
         plan = plan_write(to_arrow_schema(schema), options, types, columns, self.hooks)
         build_committer(options).begin(plan.job, find_jvm())
         return TFRecordWriter(plan)
+
+
+def _refuse_table(given: Set[str], name: str) -> None:
+    """Refuses to be a table: Spark says where it lies when it is made, and not when it is used.
+
+    Raises:
+        ConfigError: Spark gives what it keeps of a table, or no path.
+    """
+    if "provider" in given or not given & {"path", "paths"}:
+        raise ConfigError(
+            f"a table of format {name!r} could not be read: Spark gives it no path, nor options",
+            fix=f"spark.read.format({name!r}).load(path), df.write.format({name!r}).save(path); in "
+            f"SQL: CREATE TEMPORARY VIEW v USING {name} OPTIONS (path '...')",
+        )
 
 
 def find_source(name: str) -> type[TFRecordDataSource]:

@@ -26,7 +26,7 @@ _CLASSES: tuple[type[SluiceError], ...] = (
 )
 _RAISED = re.compile(
     r"conf\.errors\.(?P<name>\w+): (?P<text>.*?)"
-    r"(?=\n\s*\n|\n\s+at |\n[A-Za-z_.]+(?:Error|Exception)\b|\Z)",
+    r"(?=\n\s*\n|\n\s+at |\n\s*SQLSTATE: |\n[A-Za-z_.]+(?:Error|Exception)\b|\Z)",
     re.DOTALL,
 )
 # A file that is gone or forbidden has a condition of its own.

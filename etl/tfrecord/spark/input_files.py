@@ -11,7 +11,7 @@ import glob
 import logging
 import mmap
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -19,10 +19,11 @@ from typing import Literal
 import numpy as np
 
 from conf.errors import ConfigError, InputDataError
+from conf.local_paths import is_data_path, list_data_files
 from conf.storage.locations import Compression, FileOpener, is_remote, parse_storage
 from conf.storage.object_store import Storage
 from conf.storage.store_interface import Settings, StoredObject
-from etl.tfrecord.commit.file_replacement import is_publishing
+from etl.tfrecord.commit.local_view import refuse_publishing
 from etl.tfrecord.commit.object_view import ObjectView, find_writer, view_directory
 from etl.tfrecord.commit.output_manifest import (
     COMMIT_FILE,
@@ -95,18 +96,13 @@ def _list_sizes(
     """The objects to read below a key, or of that key."""
     if view.committed is None:
         shown = [
-            k for k in view.objects if not view.is_unfinished(k) and _is_shown(k, is_recursive)
+            key
+            for key in view.objects
+            if is_data_path(key, is_recursive=is_recursive) and not view.is_unfinished(key)
         ]
         return {key: view.objects[key] for key in shown if _is_within(key, prefix)}
     keys = [key for key in view.visible if _is_within(key, prefix)]
-    missing = sorted(key for key in keys if key not in view.objects)
-    if missing:
-        raise InputDataError(
-            f"{len(missing)} object(s) that the manifest lists are not there",
-            received=f"{directory.uri}/{missing[0]}",
-            fix="copy or write them again; nothing but a write through this format should "
-            "remove them",
-        )
+    refuse_missing(directory.uri, keys, view.objects)
     others = [k for k in view.data_keys if _is_within(k, prefix) and k not in view.visible]
     unlisted = [k for k in others if find_writer(k) is None]
     if unlisted:
@@ -119,14 +115,6 @@ def _list_sizes(
 
 def _is_within(key: str, prefix: str) -> bool:
     return not prefix or key == prefix or key.startswith(f"{prefix}/")
-
-
-def _is_shown(key: str, is_recursive: bool) -> bool:
-    """Whether a reader takes an object for data, where no manifest says so."""
-    parts = key.split("/")
-    if any(p.startswith(".") or (p.startswith("_") and "=" not in p) for p in parts):
-        return False
-    return is_recursive or all("=" in folder for folder in parts[:-1])
 
 
 def _object_partition(path: str, base: str) -> dict[str, str | None]:
@@ -227,12 +215,15 @@ def _list_local_files(
     shards = {} if committed is None else {shard.path: shard for shard in committed.shards}
     base = Path(options.base_path) if options.base_path else _base_of(root)
     files = []
-    for path in _walk(root, options.is_recursive):
+    found = list_data_files(root, is_recursive=options.is_recursive) if root.is_dir() else [""]
+    for path in (root / name for name in found):
         shard = shards.get(str(path.relative_to(directory))) if directory else None
         values = {} if options.is_recursive else _partition_of(path, base)
         files.append((_build_file(path, shard, values, options.on_corrupt == "fail"), values))
     if directory is not None and root.is_dir():
-        refuse_missing([directory / name for name in shards], root)
+        below = root.relative_to(directory)
+        listed = [name for name in shards if Path(name).is_relative_to(below)]
+        refuse_missing(directory, listed, [str(below / name) for name in found])
     return committed, files
 
 
@@ -251,24 +242,6 @@ def _base_of(root: Path) -> Path:
     return root if root.is_dir() else root.parent
 
 
-def _is_hidden(name: str) -> bool:
-    return name.startswith(".") or (name.startswith("_") and "=" not in name)
-
-
-def _walk(root: Path, is_recursive: bool) -> Iterator[Path]:
-    if not root.is_dir():
-        yield root
-        return
-    for path in sorted(root.iterdir()):
-        if _is_hidden(path.name):
-            continue
-        if path.is_dir():
-            if is_recursive or "=" in path.name:
-                yield from _walk(path, is_recursive)
-        elif path.is_file():
-            yield path
-
-
 def _partition_of(path: Path, base: Path) -> dict[str, str | None]:
     if not path.is_relative_to(base):
         raise ConfigError(
@@ -281,12 +254,7 @@ def _locate_manifest(root: Path) -> tuple[Path | None, OutputManifest | None]:
     """The directory that a path was written as, possibly some partition directories further up."""
     directory = _base_of(root)
     while True:
-        if is_publishing(directory):
-            raise InputDataError(
-                "the files are no complete set: a write is publishing there, or was killed",
-                received=directory,
-                fix="wait for it to end; after a kill, the next write restores the earlier files",
-            )
+        refuse_publishing(directory)
         committed = read_output_manifest(directory)
         if committed is not None:
             return directory, committed

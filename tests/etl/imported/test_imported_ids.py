@@ -22,6 +22,7 @@ from conf.schema import OOV_ID, PAD_ID
 from etl.encoders.pipeline import read_pipeline
 from etl.import_dataset import ImportResult, import_dataset
 from etl.imported import ids as imported_ids
+from etl.imported.files import find_files
 from etl.imported.ids import MovedIds
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import read_table, write_table
@@ -266,3 +267,23 @@ def test_counts_are_of_the_train_split(tmp_path):
     counts = pq.read_table(result.version / ENCODERS_DIR / "user.parquet")["count"].to_numpy()
     assert counts.tolist() == [2, 0, 0, 1, 0]
     assert np.sum(counts) == 3
+
+
+def test_a_folder_gives_the_files_that_the_format_reads(tmp_path):
+    folder = tmp_path / "files"
+    for name in ("_p=1/a.tfr", "b", "backup/c.tfrecord", ".p=1/d", "_e.tfrecord"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_table(pa.table({"item": [1], "click": [0]}), folder / name)
+    (folder / "p=2").symlink_to(tmp_path / "far")
+    (tmp_path / "far").mkdir()
+    write_table(pa.table({"item": [1], "click": [0]}), tmp_path / "far" / "f")
+    config = {
+        "name": "ours",
+        "data_dir": str(tmp_path),
+        "splits": {"train": ["files"]},
+        "features": [ITEM, CLICKS],
+        "output": {"root": str(tmp_path / "datasets")},
+    }
+    found = find_files(ImportConfig.model_validate(config))["train"]
+    names = [str(Path(file.path).relative_to(tmp_path.resolve())) for file in found]
+    assert names == ["far/f", "files/_p=1/a.tfr", "files/b"]

@@ -37,6 +37,12 @@ def test_hidden_folders_and_files_of_a_directory_are_left_out(tmp_path):
     assert found("d", tmp_path) == ["d/part-0", "d/x/part-1"]
 
 
+def test_folders_of_partitions_are_no_hidden_ones(tmp_path):
+    write(tmp_path, "d/_p=1/part-0", "d/_p=1/_part-1", "d/.p=1/part-2", "d/_p/part-3")
+    assert found("d", tmp_path) == ["d/_p=1/part-0"]
+    assert found("d/*/*", tmp_path) == ["d/_p=1/part-0"]
+
+
 def test_a_directory_below_a_hidden_folder_can_be_named(tmp_path):
     write(tmp_path, "_raw/d/part-0")
     assert found("_raw/d", tmp_path) == ["_raw/d/part-0"]

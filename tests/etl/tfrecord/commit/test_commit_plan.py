@@ -11,19 +11,30 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+from conf.errors import ConfigError, InputDataError, InternalError, UpstreamNotReadyError
+from conf.local_paths import is_data_path, list_data_files
+from conf.manifest import ShardInfo
 from conf.storage import processes
 from conf.storage.processes import Owner, describe_process, find_jvm, is_dead
-from etl.tfrecord.commit.commit_plan import Baseline, check_baseline, take_baseline
+from etl.tfrecord.commit.commit_plan import (
+    Baseline,
+    JobPlan,
+    TaskResult,
+    check_baseline,
+    plan_commit,
+    plan_moves,
+    take_baseline,
+)
 from etl.tfrecord.commit.local_view import view_local
 from etl.tfrecord.commit.output_manifest import (
     OutputManifest,
     OutputShard,
+    TaskShard,
     describe_features,
     merge_description,
     read_output_manifest,
 )
-from etl.tfrecord.files.data_files import changed_partitions, digest_partitions, list_data_files
+from etl.tfrecord.files.data_files import WrittenShard, changed_partitions, digest_partitions
 from etl.tfrecord.types.features import WireFeature
 
 
@@ -33,37 +44,75 @@ def touch(root: Path, *names: str) -> None:
         (root / name).write_text(name)
 
 
-def test_what_is_a_shard(tmp_path: Path) -> None:
-    shards = ["d=1/c=x/part-0", "d=1/x.tfrecord.gz", "part-r-00000"]
-    touch(tmp_path, *shards, "notes.txt", "_index/part-0.idx", "backup/part-0", ".d=1/part-0",
-          "_temporary-j/part-0", "_d=2/part-1", ".part-0.tfrecord.tmp")  # fmt: skip
-    assert list_data_files(tmp_path) == shards
+DATA = [
+    "_d=2/part-1", "a.tfrec", "b=1.tfr", "d=1/c=x/part-0", "d=1/x.tfrecord.gz",
+    "data_tfrecord-00000-of-00001.gz", "notes.txt", "part-r-00000",
+]  # fmt: skip
+OTHERS = [
+    "_index/part-0.idx", "backup/part-0", "backup/d=1/part-0", "d=1/plain/part-0", ".d=1/part-0",
+    "_temporary-j/part-0", ".part-0.tfrecord.tmp", "_e=1", "d=1/_SUCCESS", "x._COPYING_",
+]  # fmt: skip
+
+
+def test_what_is_a_data_file(tmp_path: Path) -> None:
+    touch(tmp_path, *DATA, *OTHERS)
+    assert list_data_files(tmp_path) == DATA
+    assert all(map(is_data_path, DATA))
+    assert not any(map(is_data_path, OTHERS))
     assert list_data_files(tmp_path / "absent") == []
+
+
+def test_every_folder_counts_where_it_is_asked_for(tmp_path: Path) -> None:
+    touch(tmp_path, *DATA, *OTHERS)
+    plain = ["backup/d=1/part-0", "backup/part-0", "d=1/plain/part-0"]
+    assert sorted(list_data_files(tmp_path, is_recursive=True)) == sorted([*DATA, *plain])
+    assert all(is_data_path(name, is_recursive=True) for name in plain)
+    assert not is_data_path("_index/part-0.idx", is_recursive=True)
+
+
+@pytest.mark.parametrize("is_recursive", [False, True])
+def test_linked_folders_count_and_links_that_never_end_do_not(tmp_path, is_recursive) -> None:
+    touch(tmp_path, "t/d=1/f", "far/c=1/g", "far/e=1/h")
+    for name, target in (
+        ("t/d=2", "far"), ("t/d=1/up=1", "t"), ("t/d=1/self=1", "t/d=1"), ("t/d=3", "none"),
+        ("t/d=1/top=1", "."), ("far/c=1/to=1", "far/e=1"), ("far/e=1/back=1", "far/c=1"),
+        ("t/round=1", "t/round=1"), ("t/again=1", "t/d=1"),
+    ):  # fmt: skip
+        (tmp_path / name).symlink_to(tmp_path / target)
+    assert list_data_files(tmp_path / "t", is_recursive=is_recursive) == [
+        "again=1/f", "d=1/f", "d=2/c=1/g", "d=2/c=1/to=1/h", "d=2/e=1/back=1/g", "d=2/e=1/h",
+    ]  # fmt: skip
 
 
 def test_a_digest_changes_with_a_file_and_not_with_its_neighbours(tmp_path: Path) -> None:
     touch(tmp_path, "d=1/part-0", "d=2/part-0", "part-0")
     before = digest_partitions(tmp_path)
     assert set(before) == {"", "d=1", "d=2"}
-    touch(tmp_path, "notes.txt")
+    touch(tmp_path, "_notes.txt", "plain/f")
     assert digest_partitions(tmp_path) == before
-    (tmp_path / "d=1" / "part-0").rename(tmp_path / "away")
+    (tmp_path / "d=1" / "part-0").rename(tmp_path / "_away")
     assert changed_partitions(before, digest_partitions(tmp_path), None) == ["d=1"]
     assert changed_partitions(before, digest_partitions(tmp_path), {"d=2"}) == []
-    (tmp_path / "away").rename(tmp_path / "d=1" / "part-0")
+    (tmp_path / "_away").rename(tmp_path / "d=1" / "part-0")
     assert digest_partitions(tmp_path) == before
     touch(tmp_path, "d=3/part-0")
     assert changed_partitions(before, digest_partitions(tmp_path), {"d=3"}) == ["d=3"]
 
 
 def test_an_empty_directory_holds_no_output(tmp_path: Path) -> None:
-    touch(tmp_path, "_temporary-j/part-0", "notes.txt")
+    touch(tmp_path, "_temporary-j/part-0", "_notes.txt", "backup/part-0")
     assert not view_local(tmp_path).holds_output
     take_baseline(tmp_path, view_local(tmp_path), "errorifexists")
     touch(tmp_path, "_SUCCESS")
     assert view_local(tmp_path).holds_output
     with pytest.raises(ConfigError, match="holds data already"):
         take_baseline(tmp_path, view_local(tmp_path), "errorifexists")
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "a.tfr", "_p=1/f", "d=1/c=1/f"])
+def test_what_readers_take_is_output(tmp_path: Path, name: str) -> None:
+    touch(tmp_path, name)
+    assert view_local(tmp_path).holds_output
 
 
 def test_only_what_is_replaced_counts(tmp_path: Path) -> None:
@@ -186,3 +235,37 @@ def test_the_manifest_round_trips(tmp_path) -> None:
     (tmp_path / "_sluice_commit.json").write_text(OLD.dumps().replace('"rows"', '"lines"'))
     with pytest.raises(InputDataError, match="damaged"):
         read_output_manifest(tmp_path)
+
+
+def plan_dynamic(root: Path, *paths: str) -> tuple[list[str], list[str]]:
+    """Paths that the manifest lists after a dynamic overwrite, and those that made way."""
+    job = JobPlan("j", "overwrite", True, replace(OLD, shards=()))
+    shards = [replace(SHARD, path=path) for path in paths]
+    view = view_local(root)
+    manifest, old = plan_commit(root, job, take_baseline(root, view, "overwrite"), view, shards)
+    return [shard.path for shard in manifest.shards], old
+
+
+def test_a_partition_is_replaced_however_its_folders_are_spelled(tmp_path: Path) -> None:
+    old = ["d=1/f", "d=1/e=2/f", "d=%31/f", "d=1/b"]
+    touch(tmp_path, *old, "d=2/f", "e=1/d=1/f", "d=11/f", "f", "d=1/plain/f")
+    assert plan_dynamic(tmp_path, "d=1/new") == (["d=1/new"], sorted(old))
+
+
+def test_a_listed_file_of_a_replaced_partition_may_be_gone(tmp_path: Path) -> None:
+    shards = (SHARD, replace(SHARD, path="d=2/part-0"))
+    (tmp_path / "_sluice_commit.json").write_text(replace(OLD, shards=shards).dumps())
+    touch(tmp_path, "d=2/part-0")
+    assert plan_dynamic(tmp_path, "d=1/new") == (["d=2/part-0", "d=1/new"], [])
+
+
+def test_two_shards_of_one_path_are_refused(tmp_path: Path) -> None:
+    info = ShardInfo("d=1/f", 1, 9, "00000000")
+    results = [TaskResult(k, f"attempt-{k}", (TaskShard(WrittenShard(info, ())),)) for k in (0, 1)]
+    with pytest.raises(InternalError, match="one path"):
+        plan_moves(results)
+    (tmp_path / "_sluice_commit.json").write_text(OLD.dumps())
+    append = JobPlan("j", "append", False, replace(OLD, shards=()))
+    view = view_local(tmp_path)
+    with pytest.raises(InternalError, match="one path"):
+        plan_commit(tmp_path, append, Baseline({}, ()), view, [SHARD])

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from conf.errors import InputDataError
+from conf.local_paths import list_data_files
 from etl.tfrecord.commit import file_replacement
 from etl.tfrecord.commit.file_replacement import (
     ReplacementPlan,
@@ -88,6 +89,40 @@ def test_killed_at_any_step_the_next_writer_finds_one_complete_set(
             break
     assert outcomes[0] == OLD
     assert outcomes[-1] == NEW
+
+
+@pytest.mark.parametrize("undo_calls", [0, 2, 5, 8])
+def test_killed_at_any_step_a_linked_folder_is_the_old_one_or_a_new_one(
+    tmp_path, monkeypatch, undo_calls
+):
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "old").write_text("old")
+    plan = ReplacementPlan(["d=1/l=1"], ["d=1/l=1/e=1/new"])
+    outcomes = []
+    for step in range(100):
+        root = tmp_path / str(step)
+        (root / "d=1").mkdir(parents=True)
+        (root / "d=1" / "l=1").symlink_to("../../far")
+        killed = True
+        with monkeypatch.context() as patch:
+            kill_after(step, patch)
+            patch.setattr(file_replacement, "recover_interrupted", lambda directory: None)
+            with contextlib.suppress(Killed), replace_files(root, "j", plan):
+                (root / "d=1/l=1/e=1/new").touch()
+                killed = False
+        with monkeypatch.context() as patch:
+            kill_after(undo_calls, patch)
+            with contextlib.suppress(Killed):
+                recover_interrupted(root)
+        recover_interrupted(root)
+        outcomes.append(list_data_files(root))
+        assert outcomes[-1] in (["d=1/l=1/old"], ["d=1/l=1/e=1/new"])
+        assert {path.name for path in root.iterdir()} - {"_SUCCESS"} == {"d=1"}
+        assert (tmp_path / "far" / "old").read_text() == "old"
+        if not killed and outcomes[-1] == ["d=1/l=1/e=1/new"]:
+            break
+    assert outcomes[0] == ["d=1/l=1/old"]
+    assert outcomes[-1] == ["d=1/l=1/e=1/new"]
 
 
 def test_an_error_in_the_block_takes_everything_back(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from conf.errors import ConfigError, InputDataError, InternalError, UpstreamNotReadyError
+from conf.local_paths import list_data_files
 from conf.storage.processes import describe_process
 from etl.tfrecord.commit import local_commit
 from etl.tfrecord.commit.commit_plan import Baseline, JobPlan, TaskResult
@@ -89,13 +91,15 @@ def test_publish_lists_shards_by_partition_and_marks_success(tmp_path: Path) -> 
 
 def test_overwrite_replaces_and_append_adds(tmp_path: Path) -> None:
     run_job(tmp_path, "a")
-    (tmp_path / "notes.txt").write_text("mine")
-    (tmp_path / "backup").mkdir()
-    (tmp_path / "backup" / "part-0").write_text("mine too")
+    for name in ("by_hand.tfr", "_p=1/x.tfrec", "_mine", ".mine", "backup/part-0", "d=1/_mine"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
     run_job(tmp_path, "b", "append")
     assert [s.job_id for s in read_output_manifest(tmp_path).shards] == ["a", "b"]
     run_job(tmp_path, "c")
-    assert visible(tmp_path) == {"part-0-c-c000.tfrecord", "notes.txt", "backup/part-0"}
+    assert visible(tmp_path) == {
+        "part-0-c-c000.tfrecord", "_mine", ".mine", "backup/part-0", "d=1/_mine"
+    }  # fmt: skip
     assert [s.job_id for s in read_output_manifest(tmp_path).shards] == ["c"]
 
 
@@ -106,6 +110,94 @@ def test_files_of_other_connectors_are_replaced_as_well(tmp_path: Path) -> None:
     run_job(tmp_path, "a")
     assert visible(tmp_path) == {"part-0-a-c000.tfrecord"}
     assert not (tmp_path / "d=1").exists()
+
+
+def link_partition(root: Path, partition: str, *names: str) -> Path:
+    """Makes a partition a link, relative as `ln -s` makes them; returns what it leads to."""
+    far = root.parent / "far"
+    for name in names:
+        (far / name).parent.mkdir(parents=True, exist_ok=True)
+        (far / name).write_text("x")
+    root.mkdir(exist_ok=True)
+    (root / partition).symlink_to("../far")
+    return far
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_linked_partition_is_replaced_and_what_it_leads_to_stays(
+    tmp_path: Path, dynamic: bool, fails: bool, monkeypatch
+) -> None:
+    root = tmp_path / "out"
+    far = link_partition(root, "p=1", "part-r-0", "_mine")
+    job = plan("a", dynamic=dynamic, by="p")
+    begin_job(root, job, None)
+    if fails:
+        with monkeypatch.context() as patch:
+            patch.setattr(local_commit, "write_text_atomic", lambda path, text: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                write_partitioned(root, "a", [1, 2], job)
+        discard_temporary(root, "a")
+        assert list_data_files(root) == ["p=1/part-r-0"]
+        begin_job(root, plan("b", dynamic=dynamic, by="p"), None)
+        job = plan("b", dynamic=dynamic, by="p")
+    write_partitioned(root, job.job_id, [1, 2], job)
+    shards = [f"p={k}/part-0-{job.job_id}-c000.tfrecord" for k in (1, 2)]
+    assert list_data_files(root) == shards
+    assert not (root / "p=1").is_symlink()
+    assert sorted(path.name for path in far.iterdir()) == ["_mine", "part-r-0"]
+    assert {path.name for path in root.iterdir()} == MARKS | {"p=1", "p=2"}
+
+
+def test_files_behind_a_link_that_others_stay_in_are_replaced_there(tmp_path: Path) -> None:
+    root = tmp_path / "out"
+    far = link_partition(root, "p=1", "q=1/old", "q=2/old")
+    job = plan("a", dynamic=True)
+    begin_job(root, job, None)
+    batch = pa.record_batch({"a": [7], "p": [1], "q": [1]})
+    publish(root, job, [write_task(root, "a", 0, batch, partition_by=("p", "q"))])
+    shard = "q=1/part-0-a-c000.tfrecord"
+    assert list_data_files(root) == [f"p=1/{shard}", "p=1/q=2/old"]
+    assert list_data_files(far, is_recursive=True) == [shard, "q=2/old"]
+
+
+def test_an_append_adds_to_a_linked_partition(tmp_path: Path) -> None:
+    root = tmp_path / "out"
+    far = link_partition(root, "p=1", "part-r-0")
+    job = plan("a", "append", by="p")
+    begin_job(root, job, None)
+    write_partitioned(root, "a", [1], job)
+    assert list_data_files(root) == ["p=1/part-0-a-c000.tfrecord", "p=1/part-r-0"]
+    assert (far / "part-0-a-c000.tfrecord").exists()
+
+
+def test_a_link_to_nowhere_gives_way_to_a_partition(tmp_path: Path) -> None:
+    (tmp_path / "p=1").symlink_to("none")
+    job = plan("a", dynamic=True, by="p")
+    begin_job(tmp_path, job, None)
+    write_partitioned(tmp_path, "a", [1], job)
+    assert list_data_files(tmp_path) == ["p=1/part-0-a-c000.tfrecord"]
+
+
+def test_a_linked_file_comes_back_where_the_commit_fails(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "far").write_text("x")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "old").symlink_to("../far")
+    begin_job(tmp_path / "out", plan("a"), None)
+    result = write_task(tmp_path / "out", "a")
+    monkeypatch.setattr(local_commit, "write_text_atomic", lambda path, text: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        publish(tmp_path / "out", plan("a"), [result])
+    assert list_data_files(tmp_path / "out") == ["old"]
+
+
+def test_an_append_beside_a_file_that_is_gone_is_refused(tmp_path: Path) -> None:
+    job = plan("a", by="p")
+    begin_job(tmp_path, job, None)
+    write_partitioned(tmp_path, "a", [1, 2], job)
+    shutil.rmtree(tmp_path / "p=2")
+    with pytest.raises(InputDataError, match="is missing"):
+        begin_job(tmp_path, plan("b", "append", by="p"), None)
 
 
 @pytest.mark.parametrize("mode", ["overwrite", "append"])

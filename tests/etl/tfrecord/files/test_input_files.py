@@ -91,16 +91,35 @@ def test_file_that_no_manifest_lists_is_read_and_takes_it_out_of_use(tmp_path: P
     assert "not in the manifest" in caplog.text
 
 
-def test_listed_file_that_is_gone_is_refused_but_not_a_partition_that_is(tmp_path: Path) -> None:
+def test_listed_file_that_is_gone_is_refused(tmp_path: Path) -> None:
     for name in ("date=2026-01-01/f", "date=2026-01-01/g", "date=2026-01-02/f"):
         touch(tmp_path / name, b"12345678")
     commit(tmp_path, *((f"date=2026-01-0{n}", 8) for n in ("1/f", "1/g", "2/f")))
     (tmp_path / "date=2026-01-02" / "f").unlink()
-    with pytest.raises(InputDataError, match=r"(?s)date=2026-01-02/f is missing.*1 of 3"):
+    for _ in range(2):
+        with pytest.raises(InputDataError, match=r"(?s)date=2026-01-02/f is missing.*1 of 3"):
+            listed(tmp_path)
+        assert names(tmp_path / "date=2026-01-01") == ["f", "g"]
+        if (tmp_path / "date=2026-01-02").exists():  # whether or not its folder is left
+            (tmp_path / "date=2026-01-02").rmdir()
+
+
+@pytest.mark.parametrize("path", [".p=1/f", "_hidden/f", "plain/f", "_f"])
+def test_listed_file_that_is_not_read_is_refused(tmp_path: Path, path: str) -> None:
+    touch(tmp_path / path, b"12345678")
+    commit(tmp_path, (path, 8))
+    with pytest.raises(InputDataError, match="is missing"):
         listed(tmp_path)
-    assert names(tmp_path / "date=2026-01-01") == ["f", "g"]
-    (tmp_path / "date=2026-01-02").rmdir()
-    assert names(tmp_path) == ["f", "g"]
+
+
+def test_linked_folders_are_read_once_by_each_name(tmp_path: Path) -> None:
+    touch(tmp_path / "far" / "f")
+    touch(tmp_path / "in" / "p=1" / "g")
+    (tmp_path / "in" / "p=2").symlink_to("../far")
+    (tmp_path / "in" / "p=1" / "q=1").symlink_to("..")
+    found = listed(tmp_path / "in")
+    assert [file.partition for file in found.files] == [("1",), ("2",)]
+    assert names(tmp_path / "in", recursiveFileLookup="true") == ["g", "f"]
 
 
 def test_manifest_with_an_unknown_kind_is_damaged(tmp_path: Path) -> None:

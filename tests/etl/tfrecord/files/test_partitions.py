@@ -6,6 +6,7 @@ import datetime
 import decimal
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.files.partitions import (
+    NULL_PARTITION,
     check_partition_columns,
     infer_partition_types,
     parse_names,
@@ -38,12 +40,25 @@ AWKWARD = [
 ]
 
 
-@given(st.lists(st.tuples(st.text(min_size=1), st.text() | st.none()), unique_by=lambda t: t[0]))
+TEXTS = st.text() | st.sampled_from([NULL_PARTITION, f"{NULL_PARTITION}x", "%5F", "."])
+
+
+@given(st.lists(st.tuples(st.text(min_size=1), TEXTS | st.none()), unique_by=lambda t: t[0]))
 def test_paths_round_trip(columns: list[tuple[str, str | None]]) -> None:
     names, values = [n for n, _ in columns], [v for _, v in columns]
     path = partition_path(names, values)
     assert path.count("/") == max(0, len(columns) - 1)
     assert parse_partition_path(path) == {n: v or None for n, v in columns}
+
+
+def test_the_text_of_null_is_not_null(spark, tmp_path: Path) -> None:
+    (text,) = (partition_path(["p"], [value]) for value in [NULL_PARTITION])
+    assert text != partition_path(["p"], [None]) == f"p={NULL_PARTITION}"
+    for k, folder in enumerate([text, f"p={NULL_PARTITION}", "p=x"]):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "f").write_text(f"{k}\n")
+    rows = {int(row.value): row.p for row in spark.read.text(str(tmp_path)).collect()}
+    assert rows == {0: NULL_PARTITION, 1: None, 2: "x"}
 
 
 def test_escapes_as_spark_does(spark, tmp_path: Path) -> None:
@@ -112,6 +127,22 @@ def test_every_row_lands_in_its_partition_in_order(keys) -> None:
     assert found == expected
 
 
+@pytest.mark.parametrize("columns", [1, 2, 5, 6, 40])
+def test_keys_of_many_columns_and_values_stay_apart(columns: int) -> None:
+    rows = 7000
+    keys = [np.random.default_rng(k).permutation(rows) for k in range(columns)]
+    batch = pa.record_batch({"row": list(range(rows))})
+    found = {
+        values: rows["row"].to_pylist()
+        for values, rows, _ in split_partitions(batch, as_text(keys))
+    }
+    assert found == {tuple(str(key[row]) for key in keys): [row] for row in range(rows)}
+
+
+def as_text(keys: list[np.ndarray]) -> list[pa.Array]:
+    return [pa.array(key).cast(pa.string()) for key in keys]
+
+
 def test_sorted_rows_are_not_copied() -> None:
     batch = pa.record_batch({"row": list(range(6))})
     address = batch.column(0).buffers()[1].address
@@ -166,3 +197,10 @@ def test_every_bad_column_is_named() -> None:
     with pytest.raises(ConfigError, match="every column"):
         check_partition_columns(pa.schema([("i", pa.int8())]), ("i",))
     check_partition_columns(schema, ("i",))
+
+
+def test_columns_with_hidden_folders_are_refused() -> None:
+    schema = pa.schema([(name, pa.int64()) for name in (".p", ".q", "_p", "x")])
+    with pytest.raises(ConfigError, match=r"(?s)hidden.*\.p, \.q"):
+        check_partition_columns(schema, (".p", "_p", ".q"))
+    check_partition_columns(schema, ("_p",))

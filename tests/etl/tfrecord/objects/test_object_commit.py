@@ -7,6 +7,7 @@ import json
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -71,6 +72,46 @@ def test_shards_of_others_do_not_vanish_behind_a_manifest(store: FakeStore, root
     Job(root, "overwrite", ["a"]).run()
     assert read_words(root) == ["a"]
     assert leftovers(root, store.objects(root.root)) == []
+
+
+@OBJECT_COMMIT_MARK
+def test_what_readers_take_makes_way_and_the_rest_stays(store: FakeStore, root: Storage) -> None:
+    others = ["_mine", ".mine", "plain/part-0", ".d=1/part-0", "d=1/plain/x"]
+    data = ["by_hand.tfr", "_p=1/x.tfrec", "data_tfrecord-00000-of-00001.gz", "d=1/f"]
+    for key in (*others, *data):
+        root.put(key, b"foreign")
+    with pytest.raises(ConfigError, match="holds data already"):
+        Job(root, "errorifexists", ["a"]).begin()
+    assert not Job(root, "ignore", ["a"]).run()
+    Job(root, "overwrite", ["a"]).run()
+    assert read_words(root) == ["a"]
+    assert leftovers(root, store.objects(root.root)) == sorted(others)
+
+
+@OBJECT_COMMIT_MARK
+def test_a_partition_is_replaced_however_its_keys_are_spelled(root: Storage) -> None:
+    Job(root, "append", ["d=%31/a", "d=2/b", "d=1/e=1/c"]).run()
+    Job(root, "overwrite", ["d=1/x"], replaces_partitions=True).run()
+    assert read_words(root) == ["d=1/x", "d=2/b"]
+
+
+@OBJECT_COMMIT_MARK
+def test_an_append_beside_an_object_that_is_gone_is_refused(root: Storage) -> None:
+    Job(root, "append", ["a"]).run()
+    root.delete(read_object_manifest(root).shards[0].path)
+    with pytest.raises(InputDataError, match="is missing"):
+        Job(root, "append", ["b"]).begin()
+
+
+@OBJECT_COMMIT_MARK
+def test_two_shards_of_one_key_are_refused(store: FakeStore, root: Storage) -> None:
+    Job(root, "append", ["a"]).run()
+    before = store.objects(root.root)
+    job = Job(root, "append", ["b"]).begin().run_tasks()
+    job.results.append(replace(job.results[0], partition=1))
+    with pytest.raises(InternalError, match="one path"):
+        job.publish()
+    assert store.objects(root.root) == before
 
 
 @OBJECT_COMMIT_MARK

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyspark.sql.functions as F
 import pytest
 import tensorflow as tf
@@ -17,7 +18,9 @@ from pyspark.sql import types as T
 from conf.errors import ConfigError
 from etl.tfrecord.codec.framing import BadRange
 from etl.tfrecord.spark.datasource import TFRecordDataSource, register_tfrecord
+from etl.tfrecord.spark.failures import translate_failure
 from etl.tfrecord.spark.read_task import DamageLog, QuarantinedRange
+from etl.tfrecord.table import write_table
 from tests.tfrecord_files import read_quarantine
 
 FORMAT = "sluice"  # the name that no other connector can claim
@@ -247,6 +250,43 @@ def test_sparks_own_partition_by_is_refused_not_ignored(spark, tmp_path: Path) -
     with pytest.raises(Exception, match="partitioning"):
         frame.write.partitionBy("d").format(FORMAT).mode("append").save(str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+TABLES = {
+    "CREATE TABLE": lambda spark, path: spark.sql(f"create table t using sluice location '{path}'"),
+    "createTable": lambda spark, path: spark.catalog.createTable("t", str(path), FORMAT),
+    "AS SELECT": lambda spark, path: spark.sql("create table t using sluice as select 1L id"),
+    "saveAsTable": lambda spark, path: spark.range(3).write.format(FORMAT).saveAsTable("t"),
+    "writeTo": lambda spark, path: spark.range(3).writeTo("t").using(FORMAT).create(),
+    "load": lambda spark, path: spark.read.format(FORMAT).load(),
+}
+
+
+@pytest.mark.parametrize("make", TABLES)
+def test_a_table_is_refused_with_the_calls_that_work(spark, tmp_path: Path, make: str) -> None:
+    write(spark.range(3), tmp_path)
+    with pytest.raises(PySparkException) as refused:
+        TABLES[make](spark, tmp_path)
+    known = translate_failure(refused.value)
+    assert isinstance(known, ConfigError)
+    assert len(str(known).splitlines()) == 2
+    assert ".load(path)" in str(known)
+    assert not spark.catalog.tableExists("t")
+
+
+def test_a_table_whose_columns_are_given_is_refused_where_it_is_used(spark, tmp_path: Path) -> None:
+    write(spark.range(3), tmp_path)
+    spark.sql(f"create table t (id bigint) using sluice location '{tmp_path}'")
+    try:
+        for use in ("select * from t", "insert into t values (1)"):
+            with pytest.raises(PySparkException) as refused:
+                spark.sql(use).collect()
+            assert isinstance(translate_failure(refused.value), ConfigError)
+    finally:
+        spark.sql("drop table t")
+    spark.sql(f"create temporary view v using sluice options (path '{tmp_path}')")
+    assert sorted(row.id for row in spark.table("v").collect()) == [0, 1, 2]
+    spark.catalog.dropTempView("v")
 
 
 def write(frame, path: Path, mode: str = "overwrite", **options: object) -> None:
@@ -489,3 +529,50 @@ def test_counting_alone_writes_nothing(tmp_path: Path, monkeypatch) -> None:
         log.add(bad(1, b"x", 7))
     assert log.ranges == [QuarantinedRange("/data/f", 1, 1, 7, "why")]
     assert list(tmp_path.iterdir()) == []
+
+
+def write_by_hand(folder: Path, ids: list[int]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_table(pa.table({"id": ids}), folder / "by_hand.tfr")
+
+
+@pytest.mark.parametrize("name", ["a.tfr", "a.tfrec", "data_tfrecord-00000-of-00001.gz", "by_hand"])
+def test_an_overwrite_replaces_every_row_that_was_read(spark, tmp_path: Path, name: str) -> None:
+    write_table(pa.table({"id": [7, 8, 9]}), tmp_path / name)
+    assert spark.read.format(FORMAT).load(str(tmp_path)).count() == 3
+    write(spark.range(5).coalesce(1), tmp_path)
+    assert spark.read.format(FORMAT).load(str(tmp_path)).count() == 5
+    assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_partition_is_replaced_as_it_is_read(spark, tmp_path: Path, mode: str, linked) -> None:
+    out = tmp_path / "out"
+    write_by_hand(tmp_path / "far" if linked else out / "_p=1", [7, 8, 9])
+    if linked:
+        out.mkdir()
+        (out / "_p=1").symlink_to("../far")
+    read = spark.read.format(FORMAT)
+    assert sorted((r.id, r["_p"]) for r in read.load(str(out)).collect()) == [
+        (7, 1), (8, 1), (9, 1)
+    ]  # fmt: skip
+    frame = spark.range(2).selectExpr("id", "1 as _p")
+    write(frame, out, partitionBy="_p", partitionOverwriteMode=mode)
+    assert sorted((r.id, r["_p"]) for r in read.load(str(out)).collect()) == [(0, 1), (1, 1)]
+    assert (tmp_path / "far" / "by_hand.tfr").exists() == linked
+
+
+def test_a_column_whose_folders_would_be_hidden_is_refused(spark, tmp_path: Path) -> None:
+    frame = spark.range(2).selectExpr("id", "1 as `.p`")
+    with pytest.raises(PySparkException, match="hidden"):
+        write(frame, tmp_path / "out", partitionBy='[".p"]')
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_text_of_null_and_null_are_two_partitions(spark, tmp_path: Path) -> None:
+    rows = [(0, "__HIVE_DEFAULT_PARTITION__"), (1, None), (2, "x"), (3, None)]
+    frame = spark.createDataFrame(rows, "id long, p string").coalesce(1)
+    write(frame, tmp_path, partitionBy="p", index="true")
+    found = spark.read.format(FORMAT).load(str(tmp_path)).collect()
+    assert sorted((row.id, row.p) for row in found) == rows
