@@ -128,7 +128,7 @@ def _compare_retrieval(trained: TrainedModel, other: TrainedModel, split: str) -
         "protocol": protocol + (PER_USER if per == "user" else ""),
         "rows": len(owners),
         "rows_not_relevant": rows.not_relevant,
-        "users": len(np.unique(owners)),
+        "users": _count_users(trained, owners),
         "metrics": {m: vars(compare_rows(m, (own[m], others[m]), owners, seed)) for m in own},
     }
 
@@ -178,16 +178,26 @@ def _measure_users(trained: TrainedModel, split: str, relevance: str | None) -> 
 
 
 def number_owners(trained: TrainedModel, ids: IntArray) -> IntArray:
-    """Returns the user of each row; rows that belong to no known user stand alone, below 0."""
+    """Returns the user of each row; below 0 unknown users by the id they share, or each row."""
     user = trained.manifest.keys.user
-    if user is None or trained.manifest.schema[user].shape != ():
+    if user is None or not _has_users(trained):
         return -1 - np.arange(len(ids))
     named_ids = find_named_ids(trained.version_dir, trained.manifest, user)
     named = np.unique(ids[is_named(ids, named_ids)])
     place = np.searchsorted(named, ids)
     place = np.minimum(place, max(len(named) - 1, 0))
     is_own = named[place] == ids if len(named) else np.zeros(len(ids), bool)
-    return np.where(is_own, place, -1 - np.arange(len(ids)))
+    return np.where(is_own, place, -1 - ids)
+
+
+def _count_users(trained: TrainedModel, owners: IntArray) -> int:
+    """Counts the known users; in a dataset without users each row is one."""
+    return len(np.unique(owners[owners >= 0] if _has_users(trained) else owners))
+
+
+def _has_users(trained: TrainedModel) -> bool:
+    user = trained.manifest.keys.user
+    return user is not None and trained.manifest.schema[user].shape == ()
 
 
 def _compare_ranking(trained: TrainedModel, other: TrainedModel, split: str) -> dict[str, Any]:
@@ -202,11 +212,10 @@ def _compare_ranking(trained: TrainedModel, other: TrainedModel, split: str) -> 
         found = compare(labels, scores, owners, trained.config.seed, own.weights)
         prefix = "" if task == trained.model.tasks[0] else f"{task.name}/"
         metrics |= {f"{prefix}{name}": vars(difference) for name, difference in found.items()}
-    users = len(np.unique(owners))
     described: dict[str, Any] = {
         "protocol": "rows",
         "rows": len(owners),
-        "users": users,
+        "users": _count_users(trained, owners),
         "metrics": metrics,
     }
     weight = trained.manifest.find_weight()
