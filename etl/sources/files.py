@@ -6,21 +6,21 @@ import contextlib
 import datetime
 import glob
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError
-from conf.etl.sources import SourceConfig
+from conf.etl.sources import DaysConfig, SourceConfig
 from conf.local_paths import is_hidden, list_visible_files, local_path
 from conf.manifest import InputFile
 from etl.sources.days import (
-    check_days_are_there,
     check_empty_days,
     check_repeated_days,
     day_pattern,
     find_days,
     has_days,
+    refuse_missing_days,
     run_days,
 )
 
@@ -28,7 +28,12 @@ logger = logging.getLogger("sluice.build")
 
 
 def find_files(
-    name: str, config: SourceConfig, data_dir: str, dates: DateRange | None = None
+    name: str,
+    config: SourceConfig,
+    data_dir: str,
+    dates: DateRange | None = None,
+    *,
+    is_log: bool = False,
 ) -> tuple[InputFile, ...]:
     """Lists the files of a source: a file, all of a directory, or a glob, of each day if dated.
 
@@ -41,6 +46,7 @@ def find_files(
         config: Its declaration; `path` may be a `file:` URI.
         data_dir: Directory that a relative path starts from, taken literally.
         dates: The run's days; None: all days from the first to the last that a dated path has.
+        is_log: Whether samples are made of its rows: files of the lookback alone give none.
 
     Returns:
         The files by path, links resolved; none for a table or a query.
@@ -49,7 +55,8 @@ def find_files(
         ConfigError: `data_dir` is no folder.
         InputDataError: There is none, all are empty, a hidden file is asked for by name, or a day
             is empty or stands there twice.
-        UpstreamNotReadyError: A day of the run has no file yet, and days may not be empty.
+        UpstreamNotReadyError: A day of the run has no file yet, and days may not be empty; or none
+            has one.
     """
     if config.path is None:
         return ()
@@ -62,10 +69,10 @@ def find_files(
         )
     base = root / local_path(config.path)
     by_day = find_files_by_day(name, config, data_dir, dates) if config.day_in_path else {}
-    is_late = dates is not None and not all(by_day.get(day, True) for day in dates.days())
-    if dates is not None and is_late and config.days and not config.days.allow_empty_days:
+    missing = [] if dates is None else [d for d in dates.days() if not by_day.get(d, True)]
+    if missing and config.days and not _may_lack(config.days, missing, by_day, is_log=is_log):
         has_others = has_days(str(local_path(config.path)), config.days, root)
-        check_days_are_there(name, dates, by_day, base, has_others=has_others)
+        refuse_missing_days(name, config.days, missing, base, has_others=has_others)
     paths = _list_files(name, config, data_dir, by_day)
     if config.days is not None and by_day:
         empty = [day for day, files in by_day.items() if not any(f.stat().st_size for f in files)]
@@ -90,6 +97,22 @@ def find_files(
             fix="bring the rows" + (", or build other days" if dates and by_day else ""),
         )
     return files
+
+
+def _may_lack(
+    config: DaysConfig,
+    missing: Collection[datetime.date],
+    by_day: Mapping[datetime.date, set[Path]],
+    *,
+    is_log: bool,
+) -> bool:
+    """Whether a run may do without files of some of its days: days may be empty, not all of them.
+
+    A log needs files of the run's own days, other sources do with those of the lookback.
+    """
+    is_there = [bool(files) for day, files in by_day.items() if day not in missing]
+    own_days = len(by_day) - config.lookback_days
+    return config.allow_empty_days and any(is_there) and not (is_log and len(missing) == own_days)
 
 
 _NEVER_EMPTY = (".parquet", ".orc", ".avro", ".gz", ".zst", ".bz2", ".snappy", ".lz4")
