@@ -126,7 +126,12 @@ def check_empty_days(name: str, config: DaysConfig, empty: Sequence[datetime.dat
 
 
 def refuse_missing_days(
-    name: str, config: DaysConfig, missing: Sequence[datetime.date], place: Path, *, has_others: bool
+    name: str,
+    config: DaysConfig,
+    missing: Sequence[datetime.date],
+    place: Path,
+    *,
+    has_others: bool,
 ) -> NoReturn:
     """Refuses to run while days of the run have no file.
 

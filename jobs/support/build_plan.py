@@ -55,7 +55,7 @@ def check_build(config: BuildConfig, request: RunRequest) -> tuple[FeaturePlan, 
         ConfigError: The features do not fit the declared columns, a split would be empty, or there
             is no folder for sources.
         InputDataError: A file of a source or a vocabulary is missing, or a source is empty.
-        UpstreamNotReadyError: A day of the run has no file yet, or none has where days may be empty.
+        UpstreamNotReadyError: A day of the run has no file yet, or, where days may be empty, all.
     """
     from etl.stages.run_stages import check_config
 
@@ -69,7 +69,7 @@ def find_inputs(config: BuildConfig, dates: DateRange | None) -> list[InputFile]
     Raises:
         ConfigError: There is no folder for sources.
         InputDataError: A file of a source or a vocabulary is missing, or a source is empty.
-        UpstreamNotReadyError: A day of the run has no file yet, or none has where days may be empty.
+        UpstreamNotReadyError: A day of the run has no file yet, or, where days may be empty, all.
     """
     from etl.sources.files import find_files
     from etl.sources.snapshot import find_token_files

@@ -61,7 +61,9 @@ def test_other_conditions_pass(text):
 
 
 def test_what_stands_instead_is_what_spark_reads(spark):
-    frame = spark.createDataFrame([(7, 0, "x"), (-7, 2, "4")], "user long, item long, action string")
+    frame = spark.createDataFrame(
+        [(7, 0, "x"), (-7, 2, "4")], "user long, item long, action string"
+    )
     found = frame.selectExpr(
         "try_divide(user, item)",
         "CAST(try_divide(user, item) AS BIGINT)",
