@@ -23,6 +23,7 @@ from etl.sources.days import (
     refuse_missing_days,
     run_days,
 )
+from etl.tfrecord.files.partitions import parse_partition_path
 
 logger = logging.getLogger("sluice.build")
 
@@ -102,7 +103,7 @@ def find_files(
 def _may_lack(
     config: DaysConfig,
     missing: Collection[datetime.date],
-    by_day: Mapping[datetime.date, set[Path]],
+    by_day: Mapping[datetime.date, Collection[Path]],
     *,
     is_log: bool,
 ) -> bool:
@@ -177,11 +178,37 @@ def find_changes(
     return sorted(changes)
 
 
+def find_folder_values(
+    name: str, config: SourceConfig, data_dir: str, dates: DateRange | None
+) -> dict[str, dict[str, str | None]]:
+    """Reads what the folders of a source say of its declared columns, such as `country=DE`.
+
+    Returns:
+        By field of a column its text, or null, by folder of the files, links resolved.
+    """
+    by_day = find_files_by_day(name, config, data_dir, dates) if config.day_in_path else {}
+    root, fields = (
+        local_path(data_dir),
+        {c.field_name.lower(): c.field_name for c in config.columns},
+    )
+    values: dict[str, dict[str, str | None]] = {}
+    for file, given in _list_files(name, config, data_dir, by_day).items():
+        place = given.relative_to(root) if given.is_relative_to(root) else given
+        parts = [p for p in place.parent.parts if p.partition("=")[0].lower() in fields]
+        for key, text in parse_partition_path("/".join(parts)).items():
+            values.setdefault(fields[key.lower()], {})[str(file.parent)] = text
+    return values
+
+
+Found = dict[Path, Path]
+"""Files, links resolved, and where each stands below the source's path."""
+
+
 def _list_files(
-    name: str, config: SourceConfig, data_dir: str, by_day: Mapping[datetime.date, set[Path]]
-) -> set[Path]:
+    name: str, config: SourceConfig, data_dir: str, by_day: Mapping[datetime.date, Found]
+) -> Found:
     if config.day_in_path:
-        return {file for files in by_day.values() for file in files}
+        return {file: given for found in by_day.values() for file, given in found.items()}
     return _find(name, local_path(config.path or ""), local_path(data_dir))
 
 
@@ -196,8 +223,8 @@ def describe_input(name: str, file: Path) -> InputFile:
 
 def find_files_by_day(
     name: str, config: SourceConfig, data_dir: str, dates: DateRange | None
-) -> dict[datetime.date, set[Path]]:
-    """Lists the files of each day of a dated path; a day without one has an empty set.
+) -> dict[datetime.date, Found]:
+    """Lists the files of each day of a dated path; a day without one has none.
 
     Raises:
         InputDataError: A path has something else in the place of the day.
@@ -210,11 +237,11 @@ def find_files_by_day(
     return {day: _find(name, Path(day_pattern(path, days, day)), root) for day in wanted}
 
 
-def _find(name: str, path: Path, root: Path) -> set[Path]:
+def _find(name: str, path: Path, root: Path) -> Found:
     base = root / path
     if base.is_file():
         _refuse_hidden(name, base)
-        return {base.resolve()}
+        return {base.resolve(): base}
     if base.is_dir():
         return _visible((file, ()) for file in list_visible_files(base))
     return _expand(path, root)
@@ -231,7 +258,7 @@ def count_levels(files: Iterable[InputFile]) -> int:
     return max(len(part) for part in parts) - shared
 
 
-def _expand(pattern: Path, root: Path) -> set[Path]:
+def _expand(pattern: Path, root: Path) -> Found:
     matches = glob.glob(str(pattern), root_dir=root)  # noqa: PTH207 (absolute, or below root)
 
     def matched_parts(match: Path) -> list[str]:
@@ -244,15 +271,15 @@ def _expand(pattern: Path, root: Path) -> set[Path]:
     )
 
 
-def _visible(entries: Iterable[tuple[Path, Iterable[str]]]) -> set[Path]:
-    """Files, links resolved, none of whose given name parts is hidden."""
-    return {
-        resolved
-        for entry, parts in entries
-        if entry.is_file() and not any(map(is_hidden, parts))
-        for resolved in [entry.resolve()]
-        if not is_hidden(resolved.name)
-    }
+def _visible(entries: Iterable[tuple[Path, Iterable[str]]]) -> Found:
+    """Files, links resolved, none of whose given name parts is hidden; the first name counts."""
+    found: Found = {}
+    for entry, parts in sorted(entries):
+        if entry.is_file() and not any(map(is_hidden, parts)):
+            resolved = entry.resolve()
+            if not is_hidden(resolved.name):
+                found.setdefault(resolved, entry)
+    return found
 
 
 def _refuse_hidden(name: str, file: Path) -> None:
