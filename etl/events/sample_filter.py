@@ -148,12 +148,12 @@ def _find_kind(part: exp.Expr) -> str:
 def _check_divisions(where: _Where, condition: exp.Expr) -> None:
     from sqlglot import exp
 
-    instead = {exp.Div: "try_divide({})", exp.Mod: "try_mod({})",
+    instead: dict[type[exp.Expr], str] = {exp.Div: "try_divide({})", exp.Mod: "try_mod({})",
                exp.IntDiv: "CAST(try_divide({}) AS BIGINT)"}  # fmt: skip
     for part in condition.find_all(*instead, exp.Anonymous):
         if isinstance(part, exp.Anonymous) and part.name.lower() != "pmod":
             continue
-        sides = part.expressions or [part.left.unnest(), part.right.unnest()]
+        sides = part.expressions or [part.args[side].unnest() for side in ("this", "expression")]
         fix = instead.get(type(part), instead[exp.Mod])
         raise ConfigError(
             f"{where.key} divides, which fails at a divisor of 0: {part.sql('spark')}",

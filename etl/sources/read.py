@@ -160,10 +160,10 @@ def _lay_out_text(
             choices = [frozenset(names) for names in ((), given, optional, lackable)]
             groups = group_by_fields(spark, name, config, files, choices)
         layouts = []
-        for lacking, group in groups.items():
-            names = [column.field_name for column in config.columns if column.name not in lacking]
-            layout = Layout(config, None, order, names if lacking else None, folders)
-            layouts.append(_lay_out_lines(spark, layout, group))
+        for lacking, some in groups.items():
+            rest = [column.field_name for column in config.columns if column.name not in lacking]
+            layout = Layout(config, None, order, rest if lacking else None, folders)
+            layouts.append(_lay_out_lines(spark, layout, some))
         return tuple(layouts)
     if lackable and config.header is True and are_named(spark, name, config, files, lackable):
         config = config.model_copy(update={"header": "by_name"})
