@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from etl.quality.contract import BuildChecks, check_wall_clock
 from etl.quality.figures import Figure
 from etl.quality.version_view import view_current
 from etl.records.jvm_connector import check_connector
-from etl.sources.session_settings import in_utc
+from etl.sources.session_settings import changed_settings, choose_partitions, in_utc
 from etl.sources.snapshot import RunInputs, check_inputs_unchanged, find_unwatched, read_inputs
 from etl.stages.run_stages import check_config, run_stages
 from etl.stages.stage import BuildInputs, StageClock
@@ -91,10 +92,12 @@ def build_dataset(
         check_connector(spark)
     dataset = find_dataset(config.output.root, config.name)
     takes_shards = config.output.partition_overwrite == "dynamic"
-    with hold_dataset(dataset, takes_shards=takes_shards) as paths:
+    with hold_dataset(dataset, takes_shards=takes_shards) as paths, ExitStack() as settings:
         for name in sweep_leftovers(paths):
             logger.warning("removed what an interrupted build left: %s", name)
         sources, inputs = read_inputs(spark, config, request.dates)
+        partitions = choose_partitions(spark, config.spark.shuffle_partitions, inputs.bytes)
+        settings.enter_context(changed_settings(spark, partitions))
         run = describe_run(fingerprint_run(config, inputs, request), request)
         parent = read_parent(paths)
         base = find_base(paths, config, request, parent)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,7 +40,7 @@ from etl.rows_to_score_files import (
     write_row_files,
 )
 from etl.sources.bad_rows import check_bad_rows, check_columns
-from etl.sources.session_settings import in_utc
+from etl.sources.session_settings import changed_settings, choose_partitions, in_utc
 from etl.sources.snapshot import check_inputs_unchanged, read_inputs
 from etl.unlabelled_rows import choose_columns, label_columns, leave_out_labels
 
@@ -99,19 +100,19 @@ def write_rows_to_score(
     for name, counts in counted.counts.items():
         check_bad_rows(counted.sources[name], counts, unlabelled.sources[name])
         check_columns(name, unlabelled.sources[name], counts)
-    prepared = prepare_events(unlabelled, counted.sources, dates, is_labelled=False)
-    try:
+    partitions = choose_partitions(spark, config.spark.shuffle_partitions, inputs.bytes)
+    with changed_settings(spark, partitions), ExitStack() as stack:
+        prepared = prepare_events(unlabelled, counted.sources, dates, is_labelled=False)
+        stack.callback(prepared.release)
         rows, dropped = _count_rows(prepared.frame, dates)
-        with hold_item_lists(config) as encoders:
-            frame = _choose_rows(prepared.frame, config, dates, encoders)
-            record = describe_rows(config, dates, rows, dropped, counted.counts, columns)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with staged_directory(target) as staging:
-                write_row_files(frame, columns, staging, record)
-                # While the rows of before are still in their place.
-                check_inputs_unchanged(spark, unlabelled, inputs, dates)
-    finally:
-        prepared.release()
+        encoders = stack.enter_context(hold_item_lists(config))
+        frame = _choose_rows(prepared.frame, config, dates, encoders)
+        record = describe_rows(config, dates, rows, dropped, counted.counts, columns)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with staged_directory(target) as staging:
+            write_row_files(frame, columns, staging, record)
+            # While the rows of before are still in their place.
+            check_inputs_unchanged(spark, unlabelled, inputs, dates)
     logger.info("%s rows to score: %s", f"{rows:,}", target)
     return WrittenRows(target, rows, record["read"], record["bad"], dropped, tuple(columns))
 

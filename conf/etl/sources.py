@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from conf.config_base import Name, Strict, StrictFinite
+from conf.etl.java_patterns import check_time_pattern, count_groups
 from conf.local_paths import check_below
 
 ColumnType = Literal[
@@ -126,6 +127,8 @@ class ColumnConfig(StrictFinite):
             raise ValueError(f"{where} cannot have `one_of`")
         if self.timestamp_format is not None or self.not_after is not None:
             self._require(("timestamp",), f"{where} cannot have `timestamp_format` or `not_after`")
+        if self.timestamp_format is not None and self.timestamp_format not in EPOCH_UNITS:
+            check_time_pattern(self.timestamp_format)
         if self.pair is not None:
             self._require(
                 ("int64", "string", "list<int64>", "list<string>"), f"{where} cannot have a `pair`"
@@ -376,6 +379,11 @@ class SourceConfig(Strict):
             raise ValueError(f"key column {self.key!r} is not declared")
         if (self.format == "pattern") != (self.pattern is not None):
             raise ValueError("`pattern` goes with `format: pattern`, and only with it")
+        if self.pattern is not None and (groups := count_groups(self.pattern)) < len(self.columns):
+            raise ValueError(
+                f"pattern: {groups} group{'s' * (groups != 1)} for {len(self.columns)} columns; "
+                "write a group (…) per column, (?:…) around what is none"
+            )
         self._check_origin()
         self._check_text_options()
         self._check_columns()

@@ -1,7 +1,8 @@
 """Conditions on events: `events.where`, which are samples, and `seen.where`, whose items are seen.
 
 Events that are no samples stay in histories, but have no record. A condition is Spark's SQL. Its
-form, columns and type are checked before Spark is started.
+form, columns and types are checked before Spark is started: what Spark would fail at for the values
+of a row, a division by 0 or a text that is no number, is refused by its type.
 """
 
 from __future__ import annotations
@@ -66,10 +67,13 @@ def _check(where: _Where, types: Mapping[str, str]) -> None:
                            f"take {beyond.sql('spark')} out")  # fmt: skip
     for column in condition.find_all(exp.Column):
         _check_column(where, column, types)
-    kind = _find_type(condition, types)
+    typed = _add_types(condition, types)
+    kind = _find_kind(typed)
     if kind not in ("BOOLEAN", "UNKNOWN"):
         raise where.refuse("a condition, true or false",
                            f"its type is {kind}; compare it with something")  # fmt: skip
+    _check_divisions(where, condition)
+    _check_comparisons(where, typed)
 
 
 def find_where_columns(config: BuildConfig, text: str | None) -> list[str]:
@@ -122,8 +126,8 @@ def _check_column(where: _Where, column: exp.Column, types: Mapping[str, str]) -
         )
 
 
-def _find_type(condition: exp.Expr, types: Mapping[str, str]) -> str:
-    """Name of the condition's type; UNKNOWN where only Spark can tell."""
+def _add_types(condition: exp.Expr, types: Mapping[str, str]) -> exp.Expr:
+    """Returns the condition with the type of each of its parts, where it does not hang on Spark."""
     from sqlglot import exp
     from sqlglot.optimizer.annotate_types import annotate_types
 
@@ -133,8 +137,69 @@ def _find_type(condition: exp.Expr, types: Mapping[str, str]) -> str:
     query = exp.select(condition.copy()).from_(_EVENTS)
     for column in query.find_all(exp.Column):
         column.replace(exp.column(column.name.lower(), table=_EVENTS))
-    data_type = annotate_types(query, schema=schema, dialect="spark").expressions[0].type
-    return "UNKNOWN" if data_type is None else str(data_type.this.name)
+    return annotate_types(query, schema=schema, dialect="spark").expressions[0]
+
+
+def _find_kind(part: exp.Expr) -> str:
+    """Name of the type of a part; UNKNOWN where only Spark can tell."""
+    return "UNKNOWN" if part.type is None else str(part.type.this.name)
+
+
+def _check_divisions(where: _Where, condition: exp.Expr) -> None:
+    from sqlglot import exp
+
+    instead: dict[type[exp.Expr], str] = {exp.Div: "try_divide({})", exp.Mod: "try_mod({})",
+               exp.IntDiv: "CAST(try_divide({}) AS BIGINT)"}  # fmt: skip
+    for part in condition.find_all(*instead, exp.Anonymous):
+        if isinstance(part, exp.Anonymous) and part.name.lower() != "pmod":
+            continue
+        sides = part.expressions or [part.args[side].unnest() for side in ("this", "expression")]
+        fix = instead.get(type(part), instead[exp.Mod])
+        raise ConfigError(
+            f"{where.key} divides, which fails at a divisor of 0: {part.sql('spark')}",
+            fix=f"write {fix.format(', '.join(side.sql('spark') for side in sides))}, null there",
+        )
+
+
+def _check_comparisons(where: _Where, typed: exp.Expr) -> None:
+    from sqlglot import exp
+
+    compared = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.NullSafeEQ,
+                exp.NullSafeNEQ, exp.Nullif, exp.Between, exp.In, exp.Case)  # fmt: skip
+    for part in typed.find_all(*compared):
+        sides = _list_sides(part)
+        kinds = [exp.DataType.Type[_find_kind(side)] for side in sides]
+        texts = [s for s, k in zip(sides, kinds, strict=True) if k in exp.DataType.TEXT_TYPES]
+        numbers = [k for k in kinds if k in exp.DataType.NUMERIC_TYPES]
+        if texts and numbers:
+            whole = all(kind in exp.DataType.INTEGER_TYPES for kind in numbers)
+            cast = f"try_cast({_show(texts[0])} AS {'BIGINT' if whole else 'DOUBLE'})"
+            raise ConfigError(
+                f"{where.key} compares text with a number, which fails at a text that is none: "
+                f"{_show(part)}",
+                fix=f"write {cast}, a number without quotes, or a text in quotes",
+            )
+
+
+def _list_sides(part: exp.Expr) -> list[exp.Expr]:
+    """The parts that a comparison makes one type of; none of a CASE of conditions."""
+    from sqlglot import exp
+
+    if isinstance(part, exp.Case):
+        return [part.this, *(when.this for when in part.args["ifs"])] if part.this else []
+    names = ("this", "expression", "low", "high")
+    sides = [part.args[name] for name in names if part.args.get(name) is not None]
+    return [*sides, *part.expressions]
+
+
+def _show(part: exp.Expr) -> str:
+    """The text of a part, its columns by their bare names."""
+    from sqlglot import exp
+
+    bare = part.copy()
+    for column in bare.find_all(exp.Column):
+        column.set("table", None)
+    return bare.sql("spark")
 
 
 def mark_filtered(events: DataFrame, config: BuildConfig) -> DataFrame:

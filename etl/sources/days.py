@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -126,37 +126,39 @@ def check_empty_days(name: str, config: DaysConfig, empty: Sequence[datetime.dat
     )
 
 
-def check_days_are_there(
+def refuse_missing_days(
     name: str,
-    dates: DateRange,
-    files: Mapping[datetime.date, Collection[Path]],
+    config: DaysConfig,
+    missing: Sequence[datetime.date],
     place: Path,
     *,
     has_others: bool,
-) -> None:
-    """Refuses to run while a day of the run has no file.
+) -> NoReturn:
+    """Refuses to run while days of the run have no file.
 
     Args:
         name: The source's name.
-        dates: The run's days, without lookback.
-        files: Files of the days that the run reads; empty where paths hold no days.
+        config: Its days.
+        missing: The days.
         place: Where they are looked for.
         has_others: Whether there is a file of any other day.
 
     Raises:
-        UpstreamNotReadyError: A day has none; it may be late.
+        UpstreamNotReadyError: They may be late.
     """
-    missing = [day for day in dates.days() if day in files and not files[day]]
-    if missing:
-        fix = f"try again later, or set sources.{name}.days.allow_empty_days: true"
-        if not has_others:
-            fix = f"correct --data or sources.{name}.path: no day has a file there; or {fix}"
-        raise UpstreamNotReadyError(
-            f"source {name!r} has no file yet for {len(missing)} of the run's days",
-            received=f"{_show_days(missing)}; looked for {place}",
-            allowed="a file for each day of the run",
-            fix=fix,
-        )
+    fix = "try again later"
+    if not config.allow_empty_days:
+        fix += f", or set sources.{name}.days.allow_empty_days: true"
+    if not has_others:
+        fix = f"correct --data or sources.{name}.path: no day has a file there; or {fix}"
+    raise UpstreamNotReadyError(
+        f"source {name!r} has no file yet for {len(missing)} of the run's days",
+        received=f"{_show_days(missing)}; looked for {place}",
+        allowed="a file for each day of the run"
+        if not config.allow_empty_days
+        else "a file for one of the run's days or more",
+        fix=fix,
+    )
 
 
 def _show_days(days: Sequence[datetime.date]) -> str:

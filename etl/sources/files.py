@@ -6,29 +6,35 @@ import contextlib
 import datetime
 import glob
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError
-from conf.etl.sources import SourceConfig
+from conf.etl.sources import DaysConfig, SourceConfig
 from conf.local_paths import is_hidden, list_visible_files, local_path
 from conf.manifest import InputFile
 from etl.sources.days import (
-    check_days_are_there,
     check_empty_days,
     check_repeated_days,
     day_pattern,
     find_days,
     has_days,
+    refuse_missing_days,
     run_days,
 )
+from etl.tfrecord.files.partitions import parse_partition_path
 
 logger = logging.getLogger("sluice.build")
 
 
 def find_files(
-    name: str, config: SourceConfig, data_dir: str, dates: DateRange | None = None
+    name: str,
+    config: SourceConfig,
+    data_dir: str,
+    dates: DateRange | None = None,
+    *,
+    is_log: bool = False,
 ) -> tuple[InputFile, ...]:
     """Lists the files of a source: a file, all of a directory, or a glob, of each day if dated.
 
@@ -41,6 +47,7 @@ def find_files(
         config: Its declaration; `path` may be a `file:` URI.
         data_dir: Directory that a relative path starts from, taken literally.
         dates: The run's days; None: all days from the first to the last that a dated path has.
+        is_log: Whether samples are made of its rows: files of the lookback alone give none.
 
     Returns:
         The files by path, links resolved; none for a table or a query.
@@ -49,7 +56,8 @@ def find_files(
         ConfigError: `data_dir` is no folder.
         InputDataError: There is none, all are empty, a hidden file is asked for by name, or a day
             is empty or stands there twice.
-        UpstreamNotReadyError: A day of the run has no file yet, and days may not be empty.
+        UpstreamNotReadyError: A day of the run has no file yet, and days may not be empty; or none
+            has one.
     """
     if config.path is None:
         return ()
@@ -62,10 +70,10 @@ def find_files(
         )
     base = root / local_path(config.path)
     by_day = find_files_by_day(name, config, data_dir, dates) if config.day_in_path else {}
-    is_late = dates is not None and not all(by_day.get(day, True) for day in dates.days())
-    if dates is not None and is_late and config.days and not config.days.allow_empty_days:
+    missing = [] if dates is None else [d for d in dates.days() if not by_day.get(d, True)]
+    if missing and config.days and not _may_lack(config.days, missing, by_day, is_log=is_log):
         has_others = has_days(str(local_path(config.path)), config.days, root)
-        check_days_are_there(name, dates, by_day, base, has_others=has_others)
+        refuse_missing_days(name, config.days, missing, base, has_others=has_others)
     paths = _list_files(name, config, data_dir, by_day)
     if config.days is not None and by_day:
         empty = [day for day, files in by_day.items() if not any(f.stat().st_size for f in files)]
@@ -90,6 +98,22 @@ def find_files(
             fix="bring the rows" + (", or build other days" if dates and by_day else ""),
         )
     return files
+
+
+def _may_lack(
+    config: DaysConfig,
+    missing: Collection[datetime.date],
+    by_day: Mapping[datetime.date, Collection[Path]],
+    *,
+    is_log: bool,
+) -> bool:
+    """Whether a run may do without files of some of its days: days may be empty, not all of them.
+
+    A log needs files of the run's own days, other sources do with those of the lookback.
+    """
+    is_there = [bool(files) for day, files in by_day.items() if day not in missing]
+    own_days = len(by_day) - config.lookback_days
+    return config.allow_empty_days and any(is_there) and not (is_log and len(missing) == own_days)
 
 
 _NEVER_EMPTY = (".parquet", ".orc", ".avro", ".gz", ".zst", ".bz2", ".snappy", ".lz4")
@@ -154,11 +178,37 @@ def find_changes(
     return sorted(changes)
 
 
+def find_folder_values(
+    name: str, config: SourceConfig, data_dir: str, dates: DateRange | None
+) -> dict[str, dict[str, str | None]]:
+    """Reads what the folders of a source say of its declared columns, such as `country=DE`.
+
+    Returns:
+        By field of a column its text, or null, by folder of the files, links resolved.
+    """
+    by_day = find_files_by_day(name, config, data_dir, dates) if config.day_in_path else {}
+    root, fields = (
+        local_path(data_dir),
+        {c.field_name.lower(): c.field_name for c in config.columns},
+    )
+    values: dict[str, dict[str, str | None]] = {}
+    for file, given in _list_files(name, config, data_dir, by_day).items():
+        place = given.relative_to(root) if given.is_relative_to(root) else given
+        parts = [p for p in place.parent.parts if p.partition("=")[0].lower() in fields]
+        for key, text in parse_partition_path("/".join(parts)).items():
+            values.setdefault(fields[key.lower()], {})[str(file.parent)] = text
+    return values
+
+
+Found = dict[Path, Path]
+"""Files, links resolved, and where each stands below the source's path."""
+
+
 def _list_files(
-    name: str, config: SourceConfig, data_dir: str, by_day: Mapping[datetime.date, set[Path]]
-) -> set[Path]:
+    name: str, config: SourceConfig, data_dir: str, by_day: Mapping[datetime.date, Found]
+) -> Found:
     if config.day_in_path:
-        return {file for files in by_day.values() for file in files}
+        return {file: given for found in by_day.values() for file, given in found.items()}
     return _find(name, local_path(config.path or ""), local_path(data_dir))
 
 
@@ -173,8 +223,8 @@ def describe_input(name: str, file: Path) -> InputFile:
 
 def find_files_by_day(
     name: str, config: SourceConfig, data_dir: str, dates: DateRange | None
-) -> dict[datetime.date, set[Path]]:
-    """Lists the files of each day of a dated path; a day without one has an empty set.
+) -> dict[datetime.date, Found]:
+    """Lists the files of each day of a dated path; a day without one has none.
 
     Raises:
         InputDataError: A path has something else in the place of the day.
@@ -187,11 +237,11 @@ def find_files_by_day(
     return {day: _find(name, Path(day_pattern(path, days, day)), root) for day in wanted}
 
 
-def _find(name: str, path: Path, root: Path) -> set[Path]:
+def _find(name: str, path: Path, root: Path) -> Found:
     base = root / path
     if base.is_file():
         _refuse_hidden(name, base)
-        return {base.resolve()}
+        return {base.resolve(): base}
     if base.is_dir():
         return _visible((file, ()) for file in list_visible_files(base))
     return _expand(path, root)
@@ -208,7 +258,7 @@ def count_levels(files: Iterable[InputFile]) -> int:
     return max(len(part) for part in parts) - shared
 
 
-def _expand(pattern: Path, root: Path) -> set[Path]:
+def _expand(pattern: Path, root: Path) -> Found:
     matches = glob.glob(str(pattern), root_dir=root)  # noqa: PTH207 (absolute, or below root)
 
     def matched_parts(match: Path) -> list[str]:
@@ -221,16 +271,16 @@ def _expand(pattern: Path, root: Path) -> set[Path]:
     )
 
 
-def _visible(entries: Iterable[tuple[Path, Iterable[str]]]) -> set[Path]:
-    """Files, links resolved, none of whose given name parts is hidden."""
-    return {
-        resolved
-        for entry, parts in entries
-        if entry.is_file()
-        and not any(is_hidden(part, is_folder=part != entry.name) for part in parts)
-        for resolved in [entry.resolve()]
-        if not is_hidden(resolved.name)
-    }
+def _visible(entries: Iterable[tuple[Path, Iterable[str]]]) -> Found:
+    """Files, links resolved, none of whose given name parts is hidden; the first name counts."""
+    found: Found = {}
+    for entry, parts in sorted(entries):
+        hidden = (is_hidden(part, is_folder=part != entry.name) for part in parts)
+        if entry.is_file() and not any(hidden):
+            resolved = entry.resolve()
+            if not is_hidden(resolved.name):
+                found.setdefault(resolved, entry)
+    return found
 
 
 def _refuse_hidden(name: str, file: Path) -> None:

@@ -23,7 +23,13 @@ from conf.etl.sources import EPOCH_UNITS, SPARK_TYPES, ColumnConfig, SourceConfi
 from conf.manifest import InputFile
 from etl.sources.days import rows_of_days
 from etl.sources.parquet_files import Unread, read_footer, widen_decimals
-from etl.sources.source import FILE_COLUMN, LINE_COLUMN, ParsedColumn, ParsedRows
+from etl.sources.source import (
+    FILE_COLUMN,
+    LINE_COLUMN,
+    FolderTexts,
+    ParsedColumn,
+    ParsedRows,
+)
 from etl.sources.text_files import escape_path
 from etl.sources.text_formats import (
     epoch_millis,
@@ -292,6 +298,7 @@ def lay_out_frame(
     others: Iterable[DataFrame],
     dates: DateRange | None,
     order: Column | None,
+    folders: FolderTexts,
 ) -> ParsedRows:
     """Takes a frame apart into the declared columns.
 
@@ -303,6 +310,7 @@ def lay_out_frame(
             its rows here are null.
         dates: The run's days, where the source has a column of days.
         order: Position in the input; None: by content, so that it is the same in every run.
+        folders: What folders say of columns that the files lack.
 
     Raises:
         InputDataError: A declared column is not there, or has a type that cannot be read so.
@@ -313,9 +321,11 @@ def lay_out_frame(
     for column in config.columns:
         field = find_field(frame.schema, column.field_name)
         if field is None:
-            if not any(find_field(other.schema, column.field_name) for other in others):
+            text = folders.get(column.field_name)
+            found_in_others = (find_field(other.schema, column.field_name) for other in others)
+            if text is None and not any(found_in_others):
                 raise _missing(name, column, frame)
-            field = F.lit(None).cast("string"), T.StringType()
+            field = F.lit(None).cast("string") if text is None else text, T.StringType()
         raw, found = field
         if dates is not None and config.days and config.days.column == column.name:
             frame = rows_of_days(frame, column, config.days, dates, raw, found)

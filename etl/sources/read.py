@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
@@ -20,7 +22,7 @@ from etl.sources.bad_rows import (
     nan_as_missing,
 )
 from etl.sources.days import check_days_of_rows, value_in_days
-from etl.sources.files import find_files, find_files_by_day
+from etl.sources.files import find_files, find_files_by_day, find_folder_values
 from etl.sources.frames import fill_fields, lay_out_frame, read_column_files, undeclared_fields
 from etl.sources.source import (
     FILE_COLUMN,
@@ -28,6 +30,7 @@ from etl.sources.source import (
     NEW_COLUMN,
     ORDER_COLUMN,
     REASON_COLUMN,
+    FolderTexts,
     ParsedColumn,
     ParsedRows,
     Source,
@@ -36,11 +39,11 @@ from etl.sources.tables import read_catalogue_table, read_jdbc
 from etl.sources.text_files import (
     are_named,
     file_order,
+    group_by_fields,
     header_names,
     line_faults,
     read_headers,
     read_lines,
-    split_by_fields,
 )
 from etl.sources.text_formats import parse_json_lines, split_lines, split_sparse_lines
 
@@ -80,9 +83,11 @@ def read_source(
     """
     config = _make_nullable(config, optional)
     files = find_files(name, config, data_dir, dates)
+    by_folder = find_folder_values(name, config, data_dir, dates) if files else {}
+    folders = {field: _value_of_folder(values) for field, values in by_folder.items()}
     if config.format in _COLUMN_FILES:
         frames = read_column_files(spark, name, config, files)
-        layouts = _lay_out_frames(name, config, frames, files, dates, optional)
+        layouts = _lay_out_frames(name, config, frames, files, dates, optional, folders)
     elif config.table is not None:
         table = read_catalogue_table(spark, name, config.table).withColumn(
             FILE_COLUMN, F.lit(config.table)
@@ -92,7 +97,7 @@ def read_source(
         rows = read_jdbc(spark, name, config.jdbc).withColumn(FILE_COLUMN, F.lit(config.jdbc.url))
         layouts = _lay_out_frames(name, config, (rows,), files, dates, optional)
     else:
-        layouts = _lay_out_text(spark, name, config, files, optional)
+        layouts = _lay_out_text(spark, name, config, files, optional, folders)
     days = _made_days(name, config, data_dir, dates)
     parsed = reduce(
         lambda one, other: one.unionByName(other),
@@ -122,12 +127,15 @@ def _lay_out_frames(
     files: Sequence[InputFile],
     dates: DateRange | None,
     optional: Collection[str],
+    folders: FolderTexts = MappingProxyType({}),
 ) -> tuple[ParsedRows, ...]:
     check_new_columns(name, config, undeclared_fields(config, frames))
     order = file_order(name, files) if files else None
     fields = {column.field_name for column in config.columns if column.name in optional}
-    whole = fill_fields(frames, fields)
-    return tuple(lay_out_frame(name, config, frame, whole, dates, order) for frame in whole)
+    whole = fill_fields(frames, fields - folders.keys())
+    return tuple(
+        lay_out_frame(name, config, frame, whole, dates, order, folders) for frame in whole
+    )
 
 
 def _lay_out_text(
@@ -136,57 +144,73 @@ def _lay_out_text(
     config: SourceConfig,
     files: Sequence[InputFile],
     optional: Collection[str],
+    folders: FolderTexts,
 ) -> tuple[ParsedRows, ...]:
     """One layout, or where columns are found by name one for each header.
 
     Without a header, files that have as many fields as the source has columns but for the optional
-    ones are laid out without these.
+    ones, or those that folders give, are laid out without these.
     """
     order = file_order(name, files)
+    given = {column.name for column in config.columns if column.field_name in folders}
+    lackable = {*optional, *given}
     if not config.header:
-        lacking: Sequence[InputFile] = ()
-        others = files
-        if optional and config.format in SEPARATED_FORMATS:
-            lacking, others = split_by_fields(spark, name, config, files, optional)
-        names = [column.field_name for column in config.columns if column.name not in optional]
-        layouts = [_lay_out_lines(spark, config, lacking, None, order, names)] if lacking else []
-        if others:
-            layouts.append(_lay_out_lines(spark, config, others, None, order))
+        groups: dict[frozenset[str], list[InputFile]] = {frozenset(): list(files)}
+        if lackable and config.format in SEPARATED_FORMATS:
+            choices = [frozenset(names) for names in ((), given, optional, lackable)]
+            groups = group_by_fields(spark, name, config, files, choices)
+        layouts = []
+        for lacking, some in groups.items():
+            rest = [column.field_name for column in config.columns if column.name not in lacking]
+            layout = Layout(config, None, order, rest if lacking else None, folders)
+            layouts.append(_lay_out_lines(spark, layout, some))
         return tuple(layouts)
-    if optional and config.header is True and are_named(spark, name, config, files, optional):
+    if lackable and config.header is True and are_named(spark, name, config, files, lackable):
         config = config.model_copy(update={"header": "by_name"})
-    headers = read_headers(spark, name, config, files, optional)
+    headers = read_headers(spark, name, config, files, lackable)
     if config.header == "by_name":
         declared = {column.field_name for column in config.columns}
         fields = dict.fromkeys(field for line in headers for field in header_names(config, line))
         check_new_columns(name, config, [field for field in fields if field not in declared])
-    return tuple(
-        _lay_out_lines(spark, config, group, header, order) for header, group in headers.items()
-    )
+    layouts = []
+    for header, group in headers.items():
+        names = header_names(config, header) if config.header == "by_name" else None
+        layouts.append(_lay_out_lines(spark, Layout(config, header, order, names, folders), group))
+    return tuple(layouts)
 
 
-def _lay_out_lines(
-    spark: SparkSession,
-    config: SourceConfig,
-    files: Sequence[InputFile],
-    header: bytes | None,
-    order: Column,
-    names: list[str] | None = None,
-) -> ParsedRows:
-    """One layout; `names` are those of the fields, where not all columns have one."""
+@dataclass(frozen=True)
+class Layout:
+    """How lines of some files are taken apart.
+
+    Attributes:
+        config: The source's declaration.
+        header: Their header; None: they have none.
+        order: Position in the input.
+        names: The fields, where columns are found by name or not all have one; None: by position.
+        folders: Text of the columns that folders give, by field.
+    """
+
+    config: SourceConfig
+    header: bytes | None
+    order: Column
+    names: list[str] | None
+    folders: FolderTexts
+
+
+def _lay_out_lines(spark: SparkSession, layout: Layout, files: Sequence[InputFile]) -> ParsedRows:
+    config, folders = layout.config, layout.folders
     lines = read_lines(spark, config, files)
-    faults = line_faults(config, header)
+    faults = line_faults(config, layout.header)
     new = None
     if config.format == "json":
-        frame, columns, shape, keys = parse_json_lines(lines, config)
+        frame, columns, shape, keys = parse_json_lines(lines, config, folders)
         new = keys if config.new_columns != "ignore" else None
     elif config.format in SPARSE_FORMATS:
         frame, columns, shape = split_sparse_lines(lines, config)
     else:
-        if header is not None and config.header == "by_name":
-            names = header_names(config, header)
-        frame, columns, shape = split_lines(lines, config, names)
-    return ParsedRows(frame, columns, (*faults, *shape), order, new)
+        frame, columns, shape = split_lines(lines, config, layout.names, folders)
+    return ParsedRows(frame, columns, (*faults, *shape), layout.order, new)
 
 
 def _finish(
@@ -199,7 +223,7 @@ def _finish(
         inside = value_in_days(column, config.days, dates, columns[column.name].value)
         frame = frame.where(F.coalesce(inside, F.lit(True)))
     if config.made_day_column:
-        day = _day_of_file(days)
+        day = _value_of_folder(days)
         columns[config.made_day_column] = ParsedColumn(day, day.isNotNull(), day)
     faults = list(layout.faults)
     # A projection of their own: each value is parsed once, however many checks ask for it.
@@ -241,11 +265,12 @@ def _made_days(
     return days
 
 
-def _day_of_file(days: dict[str, str]) -> Column:
-    """The day of a row's folder; a path is decoded from the URI that Spark gives."""
+def _value_of_folder(values: Mapping[str, str | None]) -> Column:
+    """The text that a row's folder gives; a path is decoded from the URI that Spark gives."""
     folder = F.regexp_replace(FILE_COLUMN, "/[^/]*$", "")
     folder = F.regexp_replace(folder, "^file:/+", "/")
     # In a URI a plus is a plus; only in a query does it stand for a space.
     plain = F.try_url_decode(F.replace(folder, F.lit("+"), F.lit("%2B")))
-    entries = [F.lit(text) for entry in days.items() for text in entry]
-    return F.try_element_at(F.create_map(*entries), plain)
+    # One constant: a literal for each folder would take seconds to plan.
+    texts = F.from_json(F.lit(json.dumps(values)), "map<string,string>")
+    return F.try_element_at(texts, plain)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
@@ -14,6 +15,33 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _IN_UTC = {"spark.sql.session.timeZone": "UTC"}
+
+
+_PARTITIONS = "spark.sql.shuffle.partitions"
+_FEWEST, _MOST = 8, 200
+_BYTES_EACH = 64_000_000
+
+
+def choose_partitions(
+    spark: SparkSession, asked: int | None, input_bytes: int | None
+) -> dict[str, str]:
+    """Chooses the number of partitions of shuffles, where nobody has set it in the session.
+
+    Args:
+        spark: The session.
+        asked: What the config says; None: nothing.
+        input_bytes: What is read; None: not known, and then a cluster keeps Spark's default.
+
+    Returns:
+        Settings to make, by key; none where the session has one.
+    """
+    if _PARTITIONS in spark.conf.getAll:
+        return {}
+    if asked is None and str(spark.sparkContext.master).startswith("local"):
+        asked = _FEWEST
+    if asked is None and input_bytes is not None:
+        asked = min(max(math.ceil(input_bytes / _BYTES_EACH), _FEWEST), _MOST)
+    return {} if asked is None else {_PARTITIONS: str(asked)}
 
 
 @contextmanager

@@ -213,6 +213,11 @@ class RunInputs:
     files: tuple[InputFile, ...]
     tables: tuple[InputTable, ...] = ()
 
+    @property
+    def bytes(self) -> int | None:
+        """Bytes of the files; None where tables are read too, whose size nothing tells."""
+        return None if self.tables else sum(file.bytes for file in self.files)
+
 
 def read_inputs(
     spark: SparkSession,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,10 @@ REPEATED_HEADER = "repeated_header"
 
 Fault = tuple["Column", str]
 """A condition that makes a row a bad row, and the reason that the row then has."""
+
+
+FolderTexts = Mapping[str, "Column"]
+"""Text of the columns that the folders of a source give, such as `country=DE`, by field."""
 
 
 @dataclass(frozen=True)

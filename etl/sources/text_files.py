@@ -113,33 +113,30 @@ def are_named(
     )
 
 
-def split_by_fields(
+def group_by_fields(
     spark: SparkSession,
     name: str,
     config: SourceConfig,
     files: Iterable[InputFile],
-    optional: Collection[str],
-) -> tuple[list[InputFile], list[InputFile]]:
-    """Tells files without the optional columns from the others, by the fields of the first line.
+    choices: Sequence[frozenset[str]],
+) -> dict[frozenset[str], list[InputFile]]:
+    """Groups files by the columns that they lack, as the number of fields of the first line tells.
 
     Args:
         spark: Session, for compressed files.
         name: The source's name in the config.
         config: A source whose columns are read by position.
         files: Its files.
-        optional: The columns that a file has all of, or none.
-
-    Returns:
-        The files without them, and the others, among them those that fit neither.
+        choices: Columns that a file may lack together. The first that fits holds; where none does,
+            the first of all.
     """
-    expected = sum(column.name not in optional for column in config.columns)
-    lacking: list[InputFile] = []
-    others: list[InputFile] = []
+    by_count = {len(config.columns) - len(lacking): lacking for lacking in reversed(choices)}
+    groups: dict[frozenset[str], list[InputFile]] = {}
     for file in files:
         line = _read_first_line(spark, name, file.path) if file.bytes else b""
         fields = len(header_names(config, line)) if line else 0
-        (lacking if fields == expected else others).append(file)
-    return lacking, others
+        groups.setdefault(by_count.get(fields, choices[0]), []).append(file)
+    return groups
 
 
 def _read_first_line(spark: SparkSession, name: str, path: str) -> bytes:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from conf.etl.sources import EPOCH_UNITS, SPARK_TYPES, ColumnConfig, PairConfig, SourceConfig
-from etl.sources.source import LINE_COLUMN, Fault, ParsedColumn
+from etl.sources.source import LINE_COLUMN, Fault, FolderTexts, ParsedColumn
 from etl.tfrecord.spark.schema import quote_name
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ _END = "\n"
 
 
 def split_lines(
-    lines: DataFrame, config: SourceConfig, names: list[str] | None
+    lines: DataFrame, config: SourceConfig, names: list[str] | None, folders: FolderTexts
 ) -> tuple[DataFrame, dict[str, ParsedColumn], list[Fault]]:
     """Takes lines apart into the declared columns.
 
@@ -166,7 +166,8 @@ def split_lines(
         lines: A frame with `__line`.
         config: A source that is delimited, csv or pattern.
         names: Names in the header where columns are found by name; a column that is not among
-            them is null. None: by position.
+            them is what the file's folder says, or null. None: by position.
+        folders: What folders say.
 
     Returns:
         The lines with what was split, all parsed columns, and what may be wrong with a
@@ -183,7 +184,7 @@ def split_lines(
         elif column.field_name in names:
             text = F.get(F.col(_FIELDS), F.lit(names.index(column.field_name)))
         else:
-            text = F.lit(None).cast("string")
+            text = folders.get(column.field_name, F.lit(None).cast("string"))
         if config.quote_mark is None:
             # A field left empty is null, for strings too: the log has no other way to write it.
             text = F.nullif(text, F.lit(""))
@@ -342,7 +343,7 @@ _TWO_OBJECTS = r"\}\s*+\{"
 
 
 def parse_json_lines(
-    lines: DataFrame, config: SourceConfig
+    lines: DataFrame, config: SourceConfig, folders: FolderTexts
 ) -> tuple[DataFrame, dict[str, ParsedColumn], list[Fault], Column]:
     """Takes objects apart into the declared columns.
 
@@ -352,6 +353,7 @@ def parse_json_lines(
     Args:
         lines: A frame with `__line`.
         config: A source of JSON lines.
+        folders: What the files' folders say where an object has no value.
 
     Returns:
         The lines with what was parsed, all parsed columns, what may be wrong with a line,
@@ -365,7 +367,10 @@ def parse_json_lines(
     parsed = lines.withColumn(_OBJECT, F.from_json(LINE_COLUMN, schema, options))
     columns: dict[str, ParsedColumn] = {}
     for column in config.columns:
-        columns |= _parse_json_value(column, _at_path(column.field_name))
+        text = _at_path(column.field_name)
+        if column.field_name in folders:
+            text = F.coalesce(text, folders[column.field_name])
+        columns |= _parse_json_value(column, text)
     line = F.trim(LINE_COLUMN)
     bare = F.regexp_replace(line, _TEXTS, "")
     several = line.rlike(_TWO_OBJECTS) & bare.rlike(_TWO_OBJECTS)

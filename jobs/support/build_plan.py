@@ -55,7 +55,7 @@ def check_build(config: BuildConfig, request: RunRequest) -> tuple[FeaturePlan, 
         ConfigError: The features do not fit the declared columns, a split would be empty, or there
             is no folder for sources.
         InputDataError: A file of a source or a vocabulary is missing, or a source is empty.
-        UpstreamNotReadyError: A day of the run has no file yet.
+        UpstreamNotReadyError: A day of the run has no file yet, or, where days may be empty, all.
     """
     from etl.stages.run_stages import check_config
 
@@ -69,15 +69,16 @@ def find_inputs(config: BuildConfig, dates: DateRange | None) -> list[InputFile]
     Raises:
         ConfigError: There is no folder for sources.
         InputDataError: A file of a source or a vocabulary is missing, or a source is empty.
-        UpstreamNotReadyError: A day of the run has no file yet.
+        UpstreamNotReadyError: A day of the run has no file yet, or, where days may be empty, all.
     """
     from etl.sources.files import find_files
     from etl.sources.snapshot import find_token_files
 
+    log = config.events.source
     inputs = [
         file
         for name, source in config.used_sources.items()
-        for file in find_files(name, source, config.data_dir, dates)
+        for file in find_files(name, source, config.data_dir, dates, is_log=name == log)
     ]
     list(find_token_files(config))
     return inputs

@@ -98,6 +98,8 @@ def build_session(config: SparkConfig, app_name: str, *, is_short: bool = False)
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
+    from etl.sources.session_settings import choose_partitions
+
     builder = SparkSession.builder.appName(app_name)
     for key, value in _settings(config, submitted, is_short).items():
         builder = builder.config(key, value)
@@ -121,6 +123,9 @@ def build_session(config: SparkConfig, app_name: str, *, is_short: bool = False)
         if not is_on_this_machine(config.master):
             _ship_code(session.sparkContext)
     set_fast_plans(session, session.sparkContext.getConf())
+    asked = SHORT_PARTITIONS if is_short and not submitted else config.shuffle_partitions
+    for key, value in choose_partitions(session, asked, None).items():
+        session.conf.set(key, value)
     return session
 
 
@@ -314,14 +319,15 @@ def _settings(config: SparkConfig, submitted: bool, is_short: bool) -> dict[str,
     }
     if submitted:
         return needed
-    partitions = config.shuffle_partitions
-    if is_short:
-        partitions = min(partitions, SHORT_PARTITIONS)
+    asked = config.shuffle_partitions
+    if asked is not None and is_short:
+        asked = min(asked, SHORT_PARTITIONS)
+    partitions = {} if asked is None else {"spark.sql.shuffle.partitions": str(asked)}
     here = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     return {
         "spark.master": config.master,
         "spark.driver.memory": config.driver_memory,
-        "spark.sql.shuffle.partitions": str(partitions),
+        **partitions,
         "spark.driver.extraJavaOptions": " ".join(java_options(is_short)),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",

@@ -20,6 +20,8 @@ from etl.versions.run_fingerprint import RunRequest
 from tests.etl.built_versions import read_split, shard_digests
 from tests.etl.logs import RATINGS, build_config, write_logs
 
+PARTITIONS = "spark.sql.shuffle.partitions"
+
 
 def test_every_event_is_accounted_for(built):
     counts = built[0].manifest.counts
@@ -90,12 +92,12 @@ def test_label_rate_and_statistics_are_those_of_the_records(built):
 
 def test_second_build_gives_the_same_bytes_however_spark_partitions(spark, built):
     result, config = built
-    spark.conf.set("spark.sql.shuffle.partitions", "3")
+    spark.conf.set(PARTITIONS, "3")
     spark.conf.set("spark.sql.files.maxPartitionBytes", "40")
     try:
         again = build_dataset(spark, config, request=RunRequest(force=True))
     finally:
-        spark.conf.set("spark.sql.shuffle.partitions", "4")
+        spark.conf.set(PARTITIONS, "4")
         spark.conf.unset("spark.sql.files.maxPartitionBytes")
     assert again.version != result.version
     assert shard_digests(again.version, again.manifest) == shard_digests(
@@ -103,6 +105,26 @@ def test_second_build_gives_the_same_bytes_however_spark_partitions(spark, built
     )
     assert again.manifest.encoders_fingerprint == result.manifest.encoders_fingerprint
     assert resolve_version(Path(config.output.root) / config.name) == again.version
+
+
+def test_a_session_that_sets_nothing_has_few_partitions_while_a_build_runs(spark, built):
+    """And the same bytes as with others."""
+    result, config = built
+    session = spark.newSession()
+    session.conf.unset(PARTITIONS)
+    before = session.conf.get(PARTITIONS)
+    seen = []
+    again = build_dataset(
+        session,
+        config,
+        request=RunRequest(force=True),
+        on_stage=lambda _: seen.append(session.conf.get(PARTITIONS)),
+    )
+    assert {*seen} == {"8"} != {before}
+    assert session.conf.get(PARTITIONS) == before
+    assert shard_digests(again.version, again.manifest) == shard_digests(
+        result.version, result.manifest
+    )
 
 
 def test_refused_build_leaves_the_last_version_current(spark, built, tmp_path):

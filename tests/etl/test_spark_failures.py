@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conf.errors import ConfigError, InputDataError, InternalError
-from etl.tfrecord.spark.failures import describe_failure, translate_failure
+from etl.tfrecord.spark.failures import describe_failure, known_failures, translate_failure
 
 WRAPPED = """An exception was thrown from the Python worker. Please see the stack trace below.
 Traceback (most recent call last):
@@ -65,6 +65,39 @@ def test_a_file_that_does_not_read_to_its_end_is_refused(spark, tmp_path):
     found = translate_failure(raised.value)
     assert isinstance(found, InputDataError)
     assert file.name in str(found)
+
+
+@pytest.mark.parametrize(
+    ("condition", "says"),
+    [
+        ("cast(text as int) > 1", "'abc'"),
+        ("text + 1 > 2", "'abc'"),
+        ("1 / number > 0", "Division by zero"),
+        ("9223372036854775807 + number + 1 > 2", "overflow"),
+        ("array(1)[number + 5] > 1", "index 5"),
+        ("regexp_extract(text, '(a', 1) = 'a'", "'(a'"),
+        ("assert_true(number > 1) is null", "is not true"),
+    ],
+)
+@pytest.mark.parametrize("in_python", [False, True])
+def test_what_rows_alone_can_show_is_an_input_that_is_refused(spark, condition, says, in_python):
+    """Whatever stands in a condition: two lines, and the exit code of refused input."""
+    rows = spark.createDataFrame([("abc", 0)] * 3, "text string, number long").where(condition)
+    if in_python:
+        rows = rows.select("number").mapInArrow(lambda batches: batches, "number long")
+    with pytest.raises(InputDataError) as refused, known_failures():
+        rows.collect()
+    assert says in str(refused.value)
+    assert len(refused.value.render().splitlines()) == 2
+    assert "SQLSTATE" not in str(refused.value)
+
+
+def test_a_line_that_is_too_long_for_an_expression_is_refused():
+    """By its text: Spark ends the process of such a task."""
+    at = "\tat java.base/java.util.regex.Pattern$Loop.match(Pattern.java:4898)"
+    found = translate_failure(RuntimeError(f"java.lang.StackOverflowError\n{at}"))
+    assert isinstance(found, InputDataError)
+    assert translate_failure(RuntimeError("java.lang.StackOverflowError\n\tat x")) is None
 
 
 def test_a_line_says_what_java_said():

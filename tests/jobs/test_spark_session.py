@@ -7,18 +7,22 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
+import pyspark
 import pytest
 from pydantic import ValidationError
 from pyspark import SparkConf
 
 import sluice_recsys
 from conf.etl.spark_session import SparkConfig
+from etl.sources.session_settings import choose_partitions
 from jobs.support import java_runtime, spark_session
 from jobs.support.java_runtime import set_java_locale
 from jobs.support.spark_session import java_options, set_fast_plans
 
 ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+PARTITIONS = "spark.sql.shuffle.partitions"
 BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 
 
@@ -120,12 +124,61 @@ def test_code_is_packed_whole_and_the_same_each_time(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("asked", "is_short", "partitions"), [(8, False, 8), (8, True, 2), (1, True, 1)]
+    ("asked", "is_short", "partitions"), [(8, False, "8"), (8, True, "2"), (None, False, None)]
 )
-def test_short_work_has_few_partitions(asked, is_short, partitions):
+def test_partitions_of_a_config_are_those_of_its_session(asked, is_short, partitions):
     config = SparkConfig(master="local[2]", shuffle_partitions=asked)
     settings = spark_session._settings(config, submitted=False, is_short=is_short)
-    assert settings["spark.sql.shuffle.partitions"] == str(partitions)
+    assert settings.get(PARTITIONS) == partitions
+
+
+@pytest.mark.parametrize(
+    ("master", "asked", "input_bytes", "chosen"),
+    [
+        ("local[2]", None, 10**12, "8"),
+        ("local[2]", 3, None, "3"),
+        ("yarn", None, 10_000, "8"),
+        ("yarn", None, 64_000_000 * 20 + 1, "21"),
+        ("spark://a:7077", None, 10**12, "200"),
+        ("yarn", None, None, None),
+        ("yarn", 500, 10**12, "500"),
+    ],
+)
+def test_shuffles_have_partitions_by_the_machine_and_what_is_read(
+    master, asked, input_bytes, chosen
+):
+    session = SimpleNamespace(
+        conf=SimpleNamespace(getAll={}), sparkContext=SimpleNamespace(master=master)
+    )
+    settings = choose_partitions(session, asked, input_bytes)
+    assert settings == ({} if chosen is None else {PARTITIONS: chosen})
+    session.conf.getAll[PARTITIONS] = "50"
+    assert choose_partitions(session, asked, input_bytes) == {}
+
+
+SUBMITTED = """
+import sys
+from conf.etl.spark_session import SparkConfig
+from jobs.support.spark_session import build_session
+asked = int(sys.argv[1]) or None
+session = build_session(SparkConfig(shuffle_partitions=asked), "test", is_short=True)
+print("partitions", session.conf.get("spark.sql.shuffle.partitions"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("given", "asked", "partitions"),
+    [([], 0, 8), ([], 5, 5), (["--conf", "spark.sql.shuffle.partitions=6"], 5, 6)],
+)
+def test_a_submitted_job_has_the_partitions_that_somebody_set(tmp_path, given, asked, partitions):
+    script = tmp_path / "job.py"
+    script.write_text(SUBMITTED)
+    submit = Path(pyspark.__file__).with_name("bin") / "spark-submit"
+    command = [submit, "--master", "local[1]", *given, script, str(asked)]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert f"partitions {partitions}\n" in done.stdout, done.stderr[-2000:]
 
 
 def test_an_update_of_counters_that_is_cut_off_prints_no_trace(spark, capfd):

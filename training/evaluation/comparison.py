@@ -179,7 +179,7 @@ def _measure_users(trained: TrainedModel, split: str, relevance: Relevance) -> M
 
 
 def number_owners(trained: TrainedModel, ids: IntArray) -> IntArray:
-    """Returns the user of each row; rows that belong to no known user stand alone, below 0."""
+    """Returns the user of each row; below 0 unknown users by the id they share, or each row."""
     user = trained.manifest.keys.user
     if user is None or trained.manifest.schema[user].shape != ():
         return -1 - np.arange(len(ids))
@@ -188,7 +188,7 @@ def number_owners(trained: TrainedModel, ids: IntArray) -> IntArray:
     place = np.searchsorted(named, ids)
     place = np.minimum(place, max(len(named) - 1, 0))
     is_own = named[place] == ids if len(named) else np.zeros(len(ids), bool)
-    return np.where(is_own, place, -1 - np.arange(len(ids)))
+    return np.where(is_own, place, -1 - ids)
 
 
 def _count_users(owners: IntArray) -> int:

@@ -81,7 +81,8 @@ class UserGroups:
     """Puts rows into groups of users, so that all rows of a user are in one.
 
     Up to `GROUPS` users are a group each, more of them share groups by hash: drawing these groups
-    is drawing clusters too, only larger ones. Rows that belong to no known user stand alone.
+    is drawing clusters too, only larger ones. Unknown users who share an id are one group: nothing
+    tells their rows apart. In a dataset without users each row is a user.
 
     Attributes:
         feature: The user's id; None: there are no users.
@@ -101,21 +102,21 @@ class UserGroups:
         return () if self.feature is None else (self.feature,)
 
     def find(self, features: Mapping[str, Any], rows: int) -> IntArray:
-        """Returns the group of each row of a batch, `[rows]`, from 0 and below `2 * GROUPS`.
+        """Returns the group of each row of a batch, `[rows]`; from `GROUPS` on of unknown users.
 
         Args:
             features: The batch.
             rows: Its rows.
         """
-        alone = GROUPS + (self.rows + np.arange(rows)) % GROUPS
-        self.rows += rows
         if self.feature is None:
+            alone = (self.rows + np.arange(rows)) % GROUPS
+            self.rows += rows
             return alone
         ids = np.asarray(features[self.feature], np.int64)
         groups = ids
         if self.ids is None or self.ids.stop > GROUPS:
             groups = (hash_keys(ids) % np.uint64(GROUPS)).astype(np.int64)
-        return np.where(self.are_named(ids), groups, alone)
+        return np.where(self.are_named(ids), groups, GROUPS + groups)
 
     def are_named(self, ids: IntArray) -> NDArray[np.bool_]:
         """Tells ids that name one user each, of those that many share."""
@@ -211,10 +212,11 @@ def describe_differences(
     """Returns differences as `metrics.json` holds them.
 
     Args:
-        rows: `[groups]`, rows of each group of users.
+        rows: `[groups]`, rows of each group of users; those of unknown users are not counted.
         against: By the system compared with, by metric.
     """
-    return {"level": LEVEL, "groups": int(np.count_nonzero(rows)), "against": dict(against)}
+    known = int(np.count_nonzero(rows[:GROUPS]))
+    return {"level": LEVEL, "groups": known, "against": dict(against)}
 
 
 def compare_sums(weights: FloatArray, gaps: Sequence[FloatArray], seed: int) -> list[Interval]:

@@ -490,10 +490,7 @@ class _CandidatePool:
 
 
 class _UserCount:
-    """Distinct users; rows without a user's name count one each.
-
-    Those are users outside the vocabulary, and all rows of a dataset without users.
-    """
+    """Distinct known users; each row of a dataset without users counts as one."""
 
     def __init__(self, manifest: Manifest, groups: UserGroups) -> None:
         self.name, self._groups = manifest.keys.user, groups
@@ -511,12 +508,11 @@ class _UserCount:
             self._other += int(np.count_nonzero(relevant))
             return
         ids = np.asarray(batch.features[self.name])[relevant]
-        known = self._groups.are_named(ids)
+        known = ids[self._groups.are_named(ids)]
         if self._size is None:
-            self._keys.update(ids[known].tolist())
+            self._keys.update(known.tolist())
         else:
-            self._seen[ids[known]] = True
-        self._other += int(np.count_nonzero(~known))
+            self._seen[known] = True
 
     def result(self) -> int:
         return int(self._seen.sum()) + len(self._keys) + self._other

@@ -34,6 +34,9 @@ _UNREADABLE = re.compile(
     r"\[FAILED_READ_FILE\.(?:NO_HINT|CANNOT_READ_FILE_FOOTER)\] "
     r"Encountered error while reading file (?P<path>\S+?)\.(?:\s|$)"
 )
+# SQL's class 22: a value that an expression cannot take, as of a cast or a division by 0; what
+# `raise_error` and `assert_true` say has a class of Spark's own.
+_OF_A_VALUE = re.compile(r"\[[A-Z][\w.]+\] (?P<text>[^\n]*?)\.? *SQLSTATE: (?:22\w{3}|P0001)")
 
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<name>[\w.]+)'")
 _OWN_PACKAGES = ("conf", "etl", "jobs", "training")
@@ -104,6 +107,17 @@ def translate_failure(error: BaseException) -> SluiceError | None:
                 [unreadable["path"], *(c.removeprefix("Caused by: ") for c in causes[-1:])]
             ),
             fix="write the file anew, or take it out of the source's path; nothing was published",
+        )
+    if of_a_value := _OF_A_VALUE.search(text):
+        return InputDataError(
+            f"Spark cannot evaluate a row: {of_a_value['text']}",
+            fix="correct the value, or write in `events.where` what gives null for it, such as "
+            "try_cast, try_divide or nullif; nothing was published",
+        )
+    if "java.lang.StackOverflowError" in text and "java.util.regex" in text:
+        return InputDataError(
+            "a line is too long for the regular expression that it is matched with",
+            fix="write sources.<name>.pattern without a group under * or +: [^,]*+ for (a|b)*",
         )
     missing = _MISSING_MODULE.search(text)
     if missing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -210,8 +211,33 @@ def test_an_empty_day_is_refused_unless_it_may_be(week):
         days_found(week, days(0, 0), days={"lookback_days": 2})
     lenient = days_found(week, days(3, 5), days={"allow_empty_days": True})
     assert len(lenient) == 3
-    with pytest.raises(InputDataError, match="no such file"):
-        days_found(week, days(8, 9), days={"allow_empty_days": True})
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "lookback", "is_log", "found"),
+    [
+        (3, 8, 0, True, 1),
+        (3, 8, 2, True, 3),
+        (5, 5, 2, False, 1),  # a dictionary of yesterday
+        (5, 5, 2, True, None),  # no sample comes of the lookback alone
+        (8, 9, 2, True, None),
+        (8, 9, 2, False, None),
+        (8, 9, 0, False, None),
+    ],
+)
+def test_days_may_be_empty_but_not_all_of_a_run(week, first, last, lookback, is_log, found):
+    config = declare(
+        INT,
+        path="logs/date={date}",
+        days={"allow_empty_days": True, "lookback_days": lookback},
+    )
+    find = partial(find_files, "log", config, str(week), days(first, last), is_log=is_log)
+    if found is not None:
+        assert len(find()) == found
+        return
+    with pytest.raises(UpstreamNotReadyError) as refused:
+        find()
+    assert "allow_empty_days" not in refused.value.render()
 
 
 def test_a_day_that_is_a_copy_of_another_is_refused(week, caplog):

@@ -12,6 +12,7 @@ from conf.manifest import Manifest
 from conf.training.train import TrainConfig
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
+from training.evaluation import comparison, confidence_intervals
 from training.evaluation.comparison import compare_runs, require_metric
 from training.evaluation.confidence_intervals import find_lead
 from training.evaluation.evaluate import evaluate_split
@@ -62,3 +63,15 @@ def test_runs_on_other_versions_are_refused(runs: tuple[TrainedModel, TrainedMod
     newer = replace(other.manifest, dataset_version="later")
     with pytest.raises(ConfigError, match="different dataset versions"):
         compare_runs(own, replace(other, manifest=newer), "test")
+
+
+def test_users_are_the_known_ones(
+    runs: tuple[TrainedModel, TrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where ids up to 41 are buckets of users outside the vocabulary."""
+    for module in (comparison, confidence_intervals):
+        monkeypatch.setattr(module, "find_named_ids", lambda *_: range(42, 62))
+    found = compare_runs(*runs, "test")
+    report = evaluate_split(runs[0], "test")
+    assert (found["rows"], found["users"]) == (report["rows"], report["users"]) == (60, 20)
+    assert report["protocols"][0]["differences"]["groups"] == 20

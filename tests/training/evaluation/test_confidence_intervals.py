@@ -124,16 +124,37 @@ def test_the_interval_of_root_means_is_that_of_drawn_rows() -> None:
     assert (found.low, found.high) == pytest.approx(np.percentile(gaps, (2.5, 97.5)), abs=0.01)
 
 
-def test_users_have_a_group_each_and_unknown_ones_stand_alone() -> None:
-    groups = UserGroups("user", range(2, 100))
+@pytest.mark.parametrize("ids", [range(2, 100), range(2, 10 * GROUPS), None])
+def test_users_have_a_group_each_and_unknown_ones_that_of_the_id_they_share(
+    ids: range | None,
+) -> None:
+    groups = UserGroups("user", ids)
     found = groups.find({"user": np.array([5, 1, 7, 0, 5, 1])}, 6)
-    assert found[0] == found[4] == 5
-    assert found[2] == 7
-    assert len({*found.tolist()}) == 5
-    assert found[[1, 3, 5]].min() >= GROUPS
+    assert len({*found.tolist()}) == 4
+    assert found[0] == found[4] < GROUPS
+    assert found[1] == found[5] >= GROUPS
     later = groups.find({"user": np.array([1, 5])}, 2)
-    assert later[1] == 5
-    assert later[0] not in found
+    np.testing.assert_array_equal(later, found[[1, 0]])
+
+
+def test_rows_of_unknown_users_are_drawn_together() -> None:
+    """As a user is whose rows all have the same id; else their interval is too narrow."""
+    rng = np.random.default_rng(3)
+    users = np.concatenate([np.repeat(np.arange(2, 42), 5), np.ones(200, np.int64)])
+    model, rival = rng.random((2, 400))
+    model[200:] += 0.3
+    groups, sums = UserGroups("user", range(2, 42)), SystemSums()
+    owners = groups.find({"user": users}, 400)
+    for system, values in (("model", model), ("popularity", rival)):
+        sums.add(system, owners, {"mrr": values})
+    found = sums.compare("model", seed=4)
+    assert found["groups"] == 40
+    got = found["against"]["popularity"]["mrr"]
+    # The shared group comes last, as the greatest owner does.
+    expected = compare_means(model, rival, np.where(users == 1, 99, users), 4)
+    assert (got["low"], got["high"]) == pytest.approx((expected.low, expected.high))
+    alone = compare_means(model, rival, np.where(users == 1, 99 + np.arange(400), users), 4)
+    assert got["high"] - got["low"] > 1.5 * (alone.high - alone.low)
 
 
 @pytest.mark.parametrize("ids", [None, range(2, 10 * GROUPS)])

@@ -1,0 +1,73 @@
+"""Conditions on events: what would fail at the values of a row is refused by its type."""
+
+from __future__ import annotations
+
+import pytest
+
+from conf.errors import ConfigError
+from etl.events.sample_filter import check_where
+from tests.etl.logs import behaviour_config
+
+
+def check(text: str) -> None:
+    events = {"source": "log", "user": "user", "item": "item", "time": "ts"}
+    check_where(behaviour_config(events={**events, "where": text}))
+
+
+@pytest.mark.parametrize(
+    ("text", "instead"),
+    [
+        ("price / item > 0.5", "try_divide(price, item)"),
+        ("not (price / (item + 1) > 0.5)", "try_divide(price, item + 1)"),
+        ("user div item = 2", "CAST(try_divide(user, item) AS BIGINT)"),
+        ("user % 10 < 3", "try_mod(user, 10)"),
+        ("MOD(user, item) = 1", "try_mod(user, item)"),
+        ("pmod(user, item) = 1", "try_mod(user, item)"),
+        ("abs(user / item) > 1 or action = 'buy'", "try_divide(user, item)"),
+        ("action > 5", "try_cast(action AS BIGINT)"),
+        ("Action >= 0.5", "try_cast(action AS DOUBLE)"),
+        ("upper(action) = item", "try_cast(UPPER(action) AS BIGINT)"),
+        ("item = '5'", "try_cast('5' AS BIGINT)"),
+        ("'2024-01-01' < ts", "try_cast('2024-01-01' AS BIGINT)"),
+        ("action in ('view', 3)", "try_cast(action AS BIGINT)"),
+        ("item not in ('a')", "try_cast('a' AS BIGINT)"),
+        ("action between 1 and 3", "try_cast(action AS BIGINT)"),
+        ("action <=> -1", "try_cast(action AS BIGINT)"),
+        ("price > 1 and nullif(action, 0) is null", "try_cast(action AS BIGINT)"),
+        ("case action when 1 then true else false end", "try_cast(action AS BIGINT)"),
+    ],
+)
+def test_what_fails_at_some_values_is_refused_with_what_does_not(text, instead):
+    with pytest.raises(ConfigError) as refused:
+        check(text)
+    assert instead in refused.value.render()
+    assert len(refused.value.render().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "action = 'buy' or action in ('view', 'click')",
+        "action <> 'buy' and price >= 0.7F and item in (1, 2) and user between 1 and 9",
+        "try_divide(price, item) > 0.5 and try_mod(user, 10) = 1",
+        "try_cast(action as int) > 3 and cast(item as string) = '5'",
+        "length(action) > 3 and action like '%a/b%' and action is not null",
+        "case when item > 3 then action = 'buy' else false end",
+        "coalesce(action, 'x') = 'x' and nullif(item, 0) is null and 'a' < action",
+    ],
+)
+def test_other_conditions_pass(text):
+    check(text)
+
+
+def test_what_stands_instead_is_what_spark_reads(spark):
+    frame = spark.createDataFrame(
+        [(7, 0, "x"), (-7, 2, "4")], "user long, item long, action string"
+    )
+    found = frame.selectExpr(
+        "try_divide(user, item)",
+        "CAST(try_divide(user, item) AS BIGINT)",
+        "try_mod(user, item)",
+        "try_cast(action AS BIGINT) > 3",
+    ).collect()
+    assert [tuple(row) for row in found] == [(None, None, None, None), (-3.5, -3, -1, True)]
