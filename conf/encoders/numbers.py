@@ -127,7 +127,8 @@ class NormalizeConfig(Encoding):
     operation = Normalize
     method: Literal["standard", "min_max", "robust"] | None = key(
         "standard",
-        description="(x - mean) / std, (x - min) / (max - min), (x - median) / IQR; null: none.",
+        description="(x - mean) / std (of the population: divided by n, not by n - 1), "
+        "(x - min) / (max - min), (x - median) / IQR; null: none.",
     )
     constants: ScalingConfig | None = key(
         None, description="Numbers to scale by, in the place of `method`; nothing is fitted."

@@ -63,7 +63,10 @@ CHECKS = {
         and len(found["history"].history["val_auc"]) == 2
     ),
     "Loading a run": lambda found: (
-        found["vectors"].shape[0] == 8 and found["run"].config.fit.epochs == 1
+        found["vectors"].shape[0] == 8
+        and found["run"].config.fit.epochs == 1
+        and [value.shape[0] for value in found["probabilities"].values()] == [8]
+        and all(0.0 < p < 1.0 for p in found["probabilities"]["label"].numpy())
     ),
     "Training by the trainer alone": lambda found: (
         found["result"].epochs == 1 and (found["directory"] / "checkpoints").is_dir()

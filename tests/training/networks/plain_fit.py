@@ -111,7 +111,8 @@ def train_by_step(build: Build, setting: Setting) -> Trained:
     config = {"learning_rate": RATE, "dense": asked, "accumulate_steps": parts}
     with strategy.scope():
         model = NumbersModel(build, setting.dtype)
-        scale = LossScale(1024.0, 1000) if dtype == tf.float16 else None
+        # That of Keras: where scaled gradients overflow both leave the step out.
+        scale = LossScale(2.0**15, 2000) if dtype == tf.float16 else None
         optimizers = Optimizers(OptimizerConfig.model_validate(config), model, STEPS, scale)
     step = TrainStep(model, find_loss, optimizers, StepOptions(1, dtype, setting.xla))
     drawn = draw_batches()
