@@ -70,7 +70,7 @@ class ColumnReader:
         Raises:
             pa.ArrowException, TypeError, ValueError or OverflowError: One is none of the type.
         """
-        texts = _find_texts(values)
+        texts = find_texts(values)
         if self.is_paired and (texts is None or texts.null_count > _count_nulls(values)):
             raise ValueError("second values that are not in a text stand in a column of their own")
         if self.item.is_list:
@@ -140,7 +140,7 @@ def scale_times(item: InputColumn, values: pa.Array) -> pa.Array:
     return pa.array(scaled, values.type, mask=values.is_null().to_numpy(zero_copy_only=False))
 
 
-def _find_texts(values: Values) -> pa.Array | None:
+def find_texts(values: Values) -> pa.Array | None:
     """Returns values that are text, null where they are something else; None: none is text."""
     if isinstance(values, pa.Array):
         is_text = pa.types.is_string(values.type) or pa.types.is_large_string(values.type)

@@ -34,7 +34,12 @@ from training.index.item_columns import NO_FILES, ItemFiles
 from training.index.known_entities import IncompleteVersionError, read_known
 from training.index.pages import name_pages
 from training.loading.loaded_model import LoadedModel
-from training.serving.requests.errors import FAILED, RequestError, hide_folders
+from training.serving.requests.errors import (
+    FAILED,
+    SEARCHED_CHARACTERS,
+    RequestError,
+    hide_folders,
+)
 from training.serving.requests.limits import SignatureCost
 from training.serving.requests.tensors import Arrays, check_examples
 
@@ -286,7 +291,7 @@ def _explain(error: tf.errors.OpError) -> str:
 
     Around it stand "Graph execution error:", where the graph was defined and the nodes' names.
     """
-    lines = str(error.message).split("\n")[:1000]
+    lines = [line[:SEARCHED_CHARACTERS] for line in str(error.message).split("\n", 1000)[:1000]]
     nodes = next((n for n, line in enumerate(lines) if "[[{{node" in line), len(lines))
     said = [line for line in lines[:nodes] if line.strip() and not _AROUND.match(line)]
     return hide_folders((said or lines)[-1].partition(" [Op:")[0].strip())[:300]
