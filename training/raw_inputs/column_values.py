@@ -71,7 +71,8 @@ class ColumnReader:
             pa.ArrowException, TypeError, ValueError or OverflowError: One is none of the type.
         """
         texts = find_texts(values)
-        if self.is_paired and (texts is None or texts.null_count > _count_nulls(values)):
+        others = len(values) if texts is None else texts.null_count
+        if self.is_paired and others > _count_nulls(values):
             raise ValueError("second values that are not in a text stand in a column of their own")
         if self.item.is_list:
             return self._convert_lists(values, texts)

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import InputDataError, nearest
+from conf.key_lists import BYTE_ORDER_MARK
 from training.raw_inputs.column_values import (
     BAD_VALUES,
     TYPES,
@@ -345,7 +346,7 @@ def parse_line(place: str, number: int, line: str) -> dict[str, Any]:
         InputDataError: It is no object; names the row.
     """
     try:
-        row = json.loads(line)
+        row = json.loads(line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line)
     except ValueError:
         row = None
     if not isinstance(row, dict):

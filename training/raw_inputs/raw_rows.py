@@ -24,6 +24,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from conf.errors import ConfigError, InputDataError
+from conf.key_lists import clean_key
 from conf.local_paths import list_visible_files
 from training.raw_inputs.input_columns import InputColumn
 from training.raw_inputs.raw_columns import Columns, RawColumns, decode_columns, parse_line, regroup
@@ -76,13 +77,17 @@ class RawReader:
     Args:
         file: The file.
         inputs: The inputs.
+        key: Input whose values are keys of a list: text of them is read as such; None: none is.
 
     Raises:
         ConfigError: The file's format is not known by its name.
     """
 
-    def __init__(self, file: RawFile, inputs: Sequence[InputColumn]) -> None:
+    def __init__(
+        self, file: RawFile, inputs: Sequence[InputColumn], key: InputColumn | None = None
+    ) -> None:
         self.file, self.inputs = file, tuple(inputs)
+        self._key_names = () if key is None else (key.name, key.column)
         self._done = 0
         suffixes = [suffix.lower() for suffix in file.path.suffixes]
         kind = suffixes[-2] if suffixes[-1:] == [".gz"] and len(suffixes) > 1 else file.path.suffix
@@ -191,7 +196,10 @@ class RawReader:
         )
         with pa_csv.open_csv(path, *self._csv_options(), convert) as reader:
             for batch in regroup(reader, batch_size):
-                yield decode_columns(batch, names)
+                columns = decode_columns(batch, names)
+                yield columns | {
+                    name: _clean_keys(columns[name]) for name in self._key_names if name in names
+                }
 
     def _list_parquet(self) -> list[Path]:
         """The file, or those of a folder in the order of their names."""
@@ -246,3 +254,9 @@ class RawReader:
         with opener(self.file.path, "rt", encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 yield parse_line(str(self.file.path), number, line)
+
+
+def _clean_keys(texts: pa.Array) -> pa.Array:
+    """Returns the keys that fields of CSV hold; a field that holds none is missing."""
+    cleaned = (None if text is None else clean_key(text) for text in texts.to_pylist())
+    return pa.array([key or None for key in cleaned], pa.string())

@@ -331,7 +331,7 @@ def test_each_occurrence_is_drawn_with_the_probability_that_is_asked_for() -> No
 
 def test_a_list_of_keys_is_read(tmp_path) -> None:
     file = tmp_path / "keys.txt"
-    file.write_text(f"7\n\n -3 \n{ENDS[1]}\n7\n")
+    file.write_bytes(f'\ufeff7\r\n\r\n -3 \r\n"{ENDS[1]}"\r\n'.encode())
     config = DynamicTableConfig.model_validate({"admission": {"allow_list": str(file)}})
     rules = KeyRules.read(TABLE, config, SEED)
     assert rules is not None
@@ -339,6 +339,8 @@ def test_a_list_of_keys_is_read(tmp_path) -> None:
     index.prepare()
     found = index.map(np.array([7, 8, -3, 0, 7, ENDS[0]]), None, is_last=False)
     assert found.rows.tolist() == [2, 1, 3, 0, 2, 1]
+    listed, unmet = index.list_unmet(1)
+    assert (listed, unmet.tolist()) == (3, [ENDS[1]])
 
 
 @pytest.mark.parametrize(
@@ -347,6 +349,9 @@ def test_a_list_of_keys_is_read(tmp_path) -> None:
         (b"4\nabc\n", r"line 2: 'abc'"),
         (b"9223372036854775808\n", "line 1"),
         (b"1.5\n", "line 1"),
+        (b"1_0\n", "line 1"),
+        ("\u0661\n".encode(), "line 1"),
+        (b"7\n-3\n+7\n", "lines 1 and 3: 7"),
         (b"\xff\xfe", "cannot be read"),
         (None, "No such file"),
     ],

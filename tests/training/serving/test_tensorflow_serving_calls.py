@@ -289,8 +289,9 @@ def test_further_keys_of_a_request_are_passed_over(client) -> None:
         return answer.json()
 
     further = {"name": "x", "output_filter": ["click"], "Instances": 1, "parameters": {"a": [1]}}
-    for method, body in (("predict", {"instances": ROWS}), ("regress", {"examples": ROWS}),
-                         ("predict", {"inputs": {n: [v] for n, v in ROWS[0].items()}})):  # fmt: skip
+    columns = {name: [value] for name, value in ROWS[0].items()}
+    bodies = ({"instances": ROWS[:1]}, {"examples": ROWS}, {"inputs": columns})
+    for method, body in zip(("predict", "regress", "predict"), bodies, strict=True):
         assert ask(method, {**further, **body}) == ask(method, body)
 
 

@@ -211,6 +211,8 @@ class ServedVersion:
         """
         for name, values in self._model.read_weights():
             _check_weight(name, values)
+        if WARMUP_FILE not in self.card["files"]:
+            return 0
         count = 0
         for record in tf.data.TFRecordDataset(str(self.path / WARMUP_FILE)).as_numpy_iterator():
             signature, inputs = _read_log(PredictionLog.FromString(record))
