@@ -210,7 +210,7 @@ def _choose_users(
     parts: Sequence[UserRows], keys: Sequence[Any], only: IntArray, file: RawFile
 ) -> tuple[UserRows, ...]:
     there = np.concatenate([part.users for part in parts])
-    if unmatched := [keys[row] for row in np.flatnonzero(~np.isin(only, there))]:
+    if unmatched := [keys[row] for row in np.flatnonzero(~np.isin(only, there)).tolist()]:
         said = describe_unmatched(file.path, len(keys), unmatched)
         if len(unmatched) == len(keys):
             raise InputDataError(
