@@ -50,13 +50,21 @@ COLUMNS = [
     {"name": "clicks", "type": "list<int64>", "separator": " ",
      "pair": {"name": "shops", "type": "int64", "separator": ":", "default": 0}},
 ]  # fmt: skip
-SOURCE = {"events": {"source": "log"}, "sources": {"log": {"columns": COLUMNS}}}
-MODEL = {
-    "kind": "ranking", "network": "deepfm", "embedding_dim": 4, "embedding_stddev": 1.0,
-    "features": ["item", "history", "shop", "vector", "dwell"],
+SOURCE: dict[str, Any] = {"events": {"source": "log"}, "sources": {"log": {"columns": COLUMNS}}}
+ROW_FEATURES = ["history", "shop", "vector", "dwell"]
+SETTINGS = {
+    "embedding_dim": 4, "embedding_stddev": 1.0,
     "pooling": {"shop": {"combiner": "sum"}, "dwell": {"combiner": "mean"}},
     "vectors": {"vector": {"decode": "float64", "length": DIM}},
 }  # fmt: skip
+MODELS = {
+    "scores": {"kind": "ranking", "network": "deepfm", "features": ["item", *ROW_FEATURES]},
+    "towers": {"kind": "retrieval", "name": "dssm", "user_features": ROW_FEATURES,
+               "item_features": ["item"]},
+}  # fmt: skip
+ASKED = {"scores": (Give.SCORES, "serving_default", "label"),
+         "towers": (Give.USER_EMBEDDING, "user_embedding", "embedding")}  # fmt: skip
+"""What is asked of each model, by which signature, and the name of the answer."""
 
 
 @dataclass(frozen=True)
@@ -116,17 +124,17 @@ class Ways:
     """Everything that scores rows.
 
     Attributes:
-        trained: The run's model.
         plan: Encoders of the build.
-        exported: Its export.
-        served: What executors have of it.
+        trained: Models of runs, by name.
+        exported: Their exports.
+        served: What executors have of them.
         client: Asks the server.
     """
 
-    trained: TrainedModel
     plan: Path
-    exported: Exported
-    served: Served
+    trained: dict[str, TrainedModel]
+    exported: dict[str, Exported]
+    served: dict[str, Served]
     client: TestClient
 
 
@@ -140,7 +148,7 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ways]:
     specs = [
         FeatureSpec("item", "int64", "item", (), None, "item", items.size),
         FeatureSpec("history", "int64", "user", (None,), None, "item", items.size, "item", 0),
-        FeatureSpec("dwell", "float32", "context", (None,), pad_value=0.0),
+        FeatureSpec("dwell", "float32", "user", (None,), pad_value=0.0),
         FeatureSpec("label", "float32", "label"),
     ]
     columns = [
@@ -153,7 +161,7 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ways]:
         ("shop", Hash(40), RawColumn("shops", "int64", True)),
         ("vector", VectorBytes("float64", DIM), RawColumn("vector", "float64", True)),
     ):
-        spec, column = plan_feature(name, operation, (raw,), LONGEST)
+        spec, column = plan_feature(name, operation, (raw,), LONGEST, "user")
         specs.append(replace(spec, max_len=None))
         columns.append(column)
     schema = FeatureSchema(tuple(specs))
@@ -171,18 +179,22 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ways]:
         source=replace(base.source, config=SOURCE),
     )  # fmt: skip
     (root / "v" / "manifest.json").write_text(manifest.dumps())
-    config = TrainConfig.model_validate({"dataset": "d", "name": "scores", "model": MODEL})
-    trained = TrainedModel(root, build_model(config.model, manifest, 3), config, manifest,
-                           root / "v")  # fmt: skip
-    version = write_export(trained, ExportOptions(root / "models"))
-    exported = read_export(version)
-    task = plan_task(exported, ScoringRequest(root / "out", Give.SCORES, RowSource("rows")))
+    trained, exported, served = {}, {}, {}
+    for name, model in MODELS.items():
+        values = {"dataset": "d", "name": name, "model": {**SETTINGS, **model}}
+        config = TrainConfig.model_validate(values)
+        built = build_model(config.model, manifest, 3)
+        trained[name] = TrainedModel(root, built, config, manifest, root / "v")
+        version = write_export(trained[name], ExportOptions(root / "models"))
+        exported[name] = read_export(version)
+        request = ScoringRequest(root / "out", ASKED[name][0], RowSource("rows"))
+        served[name] = Served(plan_task(exported[name], request), version)
     with TestClient(build_app(Server(ServerConfig(root / "models"))), "http://localhost") as client:
-        yield Ways(trained, directory, exported, Served(task, version), client)
+        yield Ways(directory, trained, exported, served, client)
 
 
-def compute(ways: Ways, rows: list[Row]) -> np.ndarray:
-    """Scores of what the build makes of rows."""
+def compute(ways: Ways, rows: list[Row]) -> dict[str, np.ndarray]:
+    """What models give of what the build makes of rows."""
     types = {"item": pa.int64(), "clicks": pa.list_(pa.int64()), "shops": pa.list_(pa.int64()),
              "vector": pa.list_(pa.float64()), "dwell": pa.list_(pa.float32()),
              "label": pa.float32()}  # fmt: skip
@@ -190,7 +202,7 @@ def compute(ways: Ways, rows: list[Row]) -> np.ndarray:
               for name, kind in types.items()}  # fmt: skip
     encoded = read_pipeline(ways.plan).apply(pa.RecordBatch.from_pydict(arrays)).to_pydict()
     features: dict[str, Any] = {}
-    for spec in ways.trained.manifest.schema.features:
+    for spec in ways.trained["scores"].manifest.schema.features:
         values = encoded[spec.name]
         if spec.dtype == "bytes":
             features[spec.name] = tf.constant([value or b"" for value in values])
@@ -199,37 +211,41 @@ def compute(ways: Ways, rows: list[Row]) -> np.ndarray:
             features[spec.name] = tf.ragged.constant([v or [] for v in values], dtype)
         elif spec.role != "label":
             features[spec.name] = tf.constant(values, spec.dtype)
-    return ways.trained.model.predict(features)["label"].numpy()
+    scores, towers = (ways.trained[name].model for name in ("scores", "towers"))
+    return {"scores": scores.predict(features)["label"].numpy(),
+            "towers": towers.embed_users(features).numpy()}  # fmt: skip
 
 
-def ask_server(ways: Ways, rows: list[Row]) -> list[float]:
+def ask_server(ways: Ways, name: str, rows: list[Row]) -> list[Any]:
     """Each row in a request of its own, as lists of a request have one length."""
+    inputs = {item["column"] for item in ways.served[name].task.inputs}
+    signature = ASKED[name][1]
 
-    def ask(body: dict[str, Any]) -> float:
-        answer = ways.client.post("/v1/models/scores:predict", json=body)
+    def ask(body: dict[str, Any]) -> Any:
+        asked = {"signature_name": signature, **body}
+        answer = ways.client.post(f"/v1/models/{name}:predict", json=asked)
         assert answer.status_code == 200, (body, answer.text)
         [value] = next(iter(answer.json().values()))
         return value
 
-    found = [ask({"instances": [row.json]}) for row in rows]
-    columns = [ask({"inputs": {n: [v] for n, v in row.json.items()}}) for row in rows]
-    assert found == columns
+    given = [{n: v for n, v in row.json.items() if n in inputs or n == "history"} for row in rows]
+    found = [ask({"instances": [row]}) for row in given]
+    assert found == [ask({"inputs": {n: [v] for n, v in row.items()}}) for row in given]
     return found
 
 
-def score_lines(ways: Ways, rows: list[Row]) -> np.ndarray:
-    lines = [json.dumps(row.json) for row in rows]
+def score_lines(ways: Ways, name: str, rows: list[Row]) -> np.ndarray:
+    served, lines = ways.served[name], [json.dumps(row.json) for row in rows]
     names = tuple(dict.fromkeys(name for row in rows for name in row.json))
-    task = set_rows(ways.served.task, len(rows))
-    task = replace(task, source=RowSource("rows", names, is_json=True))
+    task = replace(set_rows(served.task, len(rows)), source=RowSource("rows", names, is_json=True))
     batch = pa.RecordBatch.from_pydict({LINE: pa.array(lines)})
-    parts = read_rows(task, ways.exported.directory, 0, iter([batch]))
-    return np.concatenate([ways.served.call(part.inputs)["label"] for part in parts])
+    parts = read_rows(task, ways.exported[name].directory, 0, iter([batch]))
+    return np.concatenate([served.call(part.inputs)[ASKED[name][2]] for part in parts])
 
 
 def predict_file(ways: Ways, file: Path) -> list[float]:
     target = file.with_name("scores.parquet")
-    write_scores(ways.trained, target, "test", RawFile(file))
+    write_scores(ways.trained["scores"], target, "test", RawFile(file))
     return pq.read_table(target)["label"].to_pylist()
 
 
@@ -250,16 +266,17 @@ def write_files(folder: Path, rows: list[Row]) -> list[Path]:
 def test_a_row_has_one_score_however_it_is_written(
     ways: Ways, tmp_path_factory: pytest.TempPathFactory, rows: list[Row]
 ) -> None:
-    expected = compute(ways, rows)
-    found = {"server": ask_server(ways, rows), "score": score_lines(ways, rows)}
-    for file in write_files(tmp_path_factory.mktemp("rows"), rows):
-        found[file.suffix] = predict_file(ways, file)
-    for way, values in found.items():
-        np.testing.assert_allclose(values, expected, atol=1e-5, err_msg=way)
+    for name, expected in compute(ways, rows).items():
+        found = {"server": ask_server(ways, name, rows), "score": score_lines(ways, name, rows)}
+        if name == "scores":
+            for file in write_files(tmp_path_factory.mktemp("rows"), rows):
+                found[file.suffix] = predict_file(ways, file)
+        for way, values in found.items():
+            np.testing.assert_allclose(values, expected, atol=1e-5, err_msg=f"{name} by {way}")
 
 
 def test_the_export_says_how_far_lists_are_read(ways: Ways) -> None:
-    inputs = ways.exported.card["signatures"]["serving_default"]["inputs"]
+    inputs = ways.exported["scores"].card["signatures"]["serving_default"]["inputs"]
     found = {item["name"]: item["max_len"] for item in inputs}
     assert found == {"item": None, "history": LONGEST, "dwell": LONGEST, "shop": LONGEST,
                      "vector": None}  # fmt: skip

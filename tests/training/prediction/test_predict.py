@@ -223,6 +223,13 @@ def test_users_of_a_file_alone_get_lists(
         file, _ = write_recommendations(several, 5, True, source, target=tmp_path / "o.json.gz")
     assert sorted(row["user"] for row in _read(file)) == [1003, 1007]
     assert "users.csv: 2 of 4 keys match nothing, the first 5" in caplog.text
+    for bad, said in (
+        ("1007\n5\n 1007\n", "a key twice"),
+        ('1007\n""\n', "row 2: there is no key"),
+    ):
+        (tmp_path / "users.csv").write_text(f"user_id\n{bad}")
+        with pytest.raises(InputDataError, match=said):
+            write_recommendations(several, 5, True, source, target=tmp_path / "o.json.gz")
     (tmp_path / "users.csv").write_text("user_id\n5\n")
     with pytest.raises(InputDataError, match="no user of"):
         write_recommendations(several, 5, True, source, target=tmp_path / "o.json.gz")
