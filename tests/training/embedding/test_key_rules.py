@@ -427,6 +427,20 @@ def test_a_row_is_its_first_keys_until_the_step_that_gives_it_away() -> None:
     assert not table.rows.numpy()[:2].any()
 
 
+def test_keys_of_a_list_that_training_has_not_met_are_told(tmp_path) -> None:
+    file = tmp_path / "keys.txt"
+    file.write_text("9\n5\n8\n")
+    table = build_ruled_table({"admission": {"allow_list": str(file)}})
+    keyed = plan_keyed_features({"item": table}, {TABLE: table})
+    table.keys.ruled.prepare()
+    data = tf.data.Dataset.from_tensor_slices({"item": tf.constant([[5, 7]], tf.int64)})
+    [batch] = map_keys(data, keyed)
+    admit_arrivals(batch[ARRIVALS], keyed)
+    assert table.keys.render()[1:] == [
+        f"table {TABLE}, admission.allow_list: 2 of 3 keys match nothing, the first 9"
+    ]
+
+
 def test_a_key_reads_zeros_until_it_is_admitted_and_looking_up_counts_nothing() -> None:
     table = build_ruled_table({"admission": {"count": 3}})
     keyed = plan_keyed_features({"item": table, "list": table}, {TABLE: table})
