@@ -307,7 +307,7 @@ def test_candidates_and_vectors_are_those_of_the_export(session, runs, rows, tmp
     flat = [{n: "|".join(map(str, v)) or None if isinstance(v := row.get(n), list) else v
              for n in names} for row in lines]  # fmt: skip
     pa_csv.write_csv(pa.Table.from_pylist(flat), tmp_path / "rows.csv")
-    (tmp_path / "few.csv").write_text("movie_id\n105\n103\n170\n103\n999\n")
+    (tmp_path / "few.csv").write_text("movie_id\n105\n103\n170\n999\n")
     for name in ("towers", "scores"):
         file, few = RawFile(tmp_path / "rows.csv", "key"), RawFile(tmp_path / "few.csv")
         ask = RowsToPredict(file=file, candidates=few, output=tmp_path / f"{name}.json.gz")

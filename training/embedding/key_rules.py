@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from conf.errors import InputDataError
+from conf.key_lists import read_key_lines, refuse_twice
 from conf.local_paths import local_path
 from conf.schema import OOV_ID, PAD_ID
 from conf.training.tables import (
@@ -41,6 +42,8 @@ from training.embedding.key_records import (
 MOST_ROWS = (1 << 32) - 1 - FIRST_ROW
 """Rows of a table with rules: a record holds the row in 32 bits."""
 EARLIEST = np.iinfo(np.int64).min
+MOST_DIGITS = 40
+"""Of a key in a file, zeros before it among them."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +88,10 @@ class KeyRules:
         return max(self.least_count, kept_from or 0)
 
     def read_allowed(self) -> np.ndarray | None:
-        """Returns the keys of the list of those that get a row, sorted; None: there is no list.
+        """Returns the keys of the list of those that get a row; None: there is no list.
 
         Raises:
-            InputDataError: The file cannot be read, or a line is no key.
+            InputDataError: The file cannot be read, a line is no key, or a key stands twice.
         """
         if self.admission is None or self.admission.allow_list is None:
             return None
@@ -101,42 +104,31 @@ class KeyRules:
 
 
 def read_key_list(path: str) -> np.ndarray:
-    """Reads keys from a file: a whole number of 64 bits on each line; empty lines are left out.
+    """Reads keys from a file: a whole number of 64 bits on each line.
 
     Returns:
-        int64 `[n]`, sorted, each once.
+        int64 `[n]`, in the file's order, each once.
 
     Raises:
-        InputDataError: The file cannot be read, or a line is no such number.
+        InputDataError: The file cannot be read, a line is no such number, or a key stands twice.
     """
-    try:
-        lines = local_path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputDataError(
-            "the list of keys that get a row cannot be read",
-            received=f"{path}: {error}",
-            fix="correct model.embeddings.<table>.admission.allow_list",
-        ) from error
-    return np.unique(
-        np.array(
-            [_parse_key(path, n, line) for n, line in enumerate(lines, 1) if line.strip()], np.int64
-        )
+    file = local_path(path)
+    keys = {number: _parse_key(path, number, key) for number, key in read_key_lines(file).items()}
+    refuse_twice(file, keys.items())
+    return np.array(list(keys.values()), np.int64)
+
+
+def _parse_key(path: str, number: int, text: str) -> int:
+    digits = text.removeprefix("-") if text.startswith("-") else text.removeprefix("+")
+    is_whole = digits.isascii() and digits.isdigit() and len(digits) <= MOST_DIGITS
+    if is_whole and EARLIEST <= int(text) <= np.iinfo(np.int64).max:
+        return int(text)
+    raise InputDataError(
+        "a line of the list of keys that get a row is no key",
+        received=f"{path}, line {number}: {text[:80]!r}",
+        allowed="one whole number of 64 bits on each line",
+        fix="list the keys as the dataset holds them: of text, its hash_key",
     )
-
-
-def _parse_key(path: str, number: int, line: str) -> int:
-    try:
-        key = int(line)
-        if not EARLIEST <= key <= np.iinfo(np.int64).max:
-            raise ValueError(line)
-    except ValueError as error:
-        raise InputDataError(
-            "a line of the list of keys that get a row is no key",
-            received=f"{path}, line {number}: {line.strip()[:80]!r}",
-            allowed="one whole number of 64 bits on each line",
-            fix="list the keys as the dataset holds them: of text, its hash_key",
-        ) from error
-    return key
 
 
 def _find_passed(now: int | None, times: np.ndarray | None, every: int) -> int | None:
@@ -283,6 +275,17 @@ class RuledIndex:
             InputDataError: As for `KeyRules.read_allowed`.
         """
         self._allowed = self.rules.read_allowed()
+
+    def list_unmet(self, batches: int) -> tuple[int, np.ndarray]:
+        """Returns how many keys the list of those that get a row has, and which have none.
+
+        Args:
+            batches: The batch after which they have none.
+        """
+        if self._allowed is None:
+            return 0, np.empty(0, np.int64)
+        rows = self.find(self._allowed, batches)
+        return len(self._allowed), self._allowed[rows < FIRST_ROW]
 
     def begin_epoch(self) -> None:
         """Counts what happens from nothing."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import tensorflow as tf
 
+from conf.key_lists import describe_unmatched
 from conf.schema import PAD_ID
 from training.embedding.growing_rows import list_copies
 from training.embedding.key_index import FIRST_ROW
@@ -271,7 +272,16 @@ class RuledKeySpace(KeySpace):
         if described["refused"]:
             refused = described["refused"]
             line += f"; full (max_rows = {self.max_rows:,}): {refused:,} lookups read zeros"
-        return [line, *self.render_parts()]
+        return [line, *self._render_unmet(), *self.render_parts()]
+
+    def _render_unmet(self) -> list[str]:
+        """Says which keys of a list of those that get a row have none; of shards nobody knows."""
+        if self.exchange is not None:
+            return []
+        with self._turn:
+            listed, unmet = self.ruled.list_unmet(self.batch_count)
+        place = f"table {self.label}, admission.allow_list"
+        return [describe_unmatched(place, listed, unmet.tolist())] if len(unmet) else []
 
 
 def build_waiting(waiting: np.ndarray) -> np.ndarray:

@@ -364,7 +364,7 @@ def _write_result(
     _join_variables(delta / WEIGHTS, staging / VARIABLES, tables, about)
     require_files(staging, wanted["files"], "take a full export: TensorFlow is another one here")
     files = dict(wanted["files"])
-    if (base / TABLES_DIR).is_dir():
+    if any(name.startswith(f"{TABLES_DIR}/") for name in read_card(base)["files"]):
         write_tables(staging / TABLES_DIR, tables)
         written = list_files(staging / TABLES_DIR)
         files |= {f"{TABLES_DIR}/{name}": info for name, info in written.items()}

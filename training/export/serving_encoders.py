@@ -105,8 +105,10 @@ def build_inputs(
     names = [name, *(f"{name}_{raw.name}" for raw in served[1:])]
     units = _time_units(column)
     if isinstance(column.operation, VectorBytes):
+        # A vector that lacks a number is none: what reads it would be refused.
         raw_list = _operand(served[0], spec, name, None)
-        fixed = replace(raw_list, length=column.operation.length, max_len=None)
+        fixed = replace(raw_list, length=column.operation.length, max_len=None,
+                        null_token=None, is_required=True)  # fmt: skip
         return (facts.complete(fixed),)
     return tuple(
         # Tokens stand in the first column; weights beside them have none.

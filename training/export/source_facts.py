@@ -11,6 +11,7 @@ from conf.encoders import EncoderPlan
 from conf.manifest import Manifest
 from training.raw_inputs.input_columns import InputColumn
 from training.raw_inputs.written_values import WrittenForm, find_forms
+from training.reader.feature_columns import bound_row_list
 
 AnyInput = TypeVar("AnyInput", bound=InputColumn)
 
@@ -23,10 +24,12 @@ class SourceFacts:
         event_time: Column of the log's times, where they are dates; None: they are none, or not
             known.
         forms: How each column is written, by its name; one that is not there comes as it is.
+        lengths: Values that models read of a list, by feature; one that is not there has no bound.
     """
 
     event_time: str | None = None
     forms: Mapping[str, WrittenForm] = field(default_factory=dict)
+    lengths: Mapping[str, int] = field(default_factory=dict)
 
     def complete(self, item: AnyInput, time_unit: str | None = None) -> AnyInput:
         """Returns an input with how its column is written, and its times if it has some.
@@ -41,16 +44,18 @@ class SourceFacts:
         kind = None
         if time_unit is not None and self.event_time is not None:
             kind = "event" if item.column == self.event_time else "date"
-        return replace(item, written=form, time_unit=time_unit, time_kind=kind)
+        max_len = self.lengths.get(item.feature, item.max_len) if item.is_list else None
+        return replace(item, max_len=max_len, written=form, time_unit=time_unit, time_kind=kind)
 
 
 def read_source_facts(manifest: Manifest) -> SourceFacts:
     """Returns what is known of the source that a dataset version was built from."""
     span, config = manifest.source.event_ts_ms_range, manifest.source.config
-    forms = find_forms(config)
-    if span is None or any(find_date_unit(end) != "ms" for end in span):
-        return SourceFacts(None, forms)
-    return SourceFacts((config.get("events") or {}).get("time"), forms)
+    are_dates = span is not None and all(find_date_unit(end) == "ms" for end in span)
+    event_time = (config.get("events") or {}).get("time") if are_dates else None
+    bounds = {spec.name: bound_row_list(manifest, spec) for spec in manifest.schema.features}
+    lengths = {name: spec.max_len for name, spec in bounds.items() if spec.max_len is not None}
+    return SourceFacts(event_time, find_forms(config), lengths)
 
 
 def find_item_columns(manifest: Manifest, plan: EncoderPlan) -> frozenset[str]:

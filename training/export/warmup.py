@@ -26,7 +26,8 @@ from training.export.signatures import Signature
 BATCH_SIZES = (1, 32)
 CANDIDATES = 100
 """Values of each further axis of no fixed length."""
-LIST_LENGTH = 10
+LIST_LENGTH, MOST_VALUES = 10, 100
+"""Values of a list that nothing bounds, and of any."""
 
 
 def write_warmup(directory: Path, name: str, signatures: Mapping[str, Signature]) -> int:
@@ -84,7 +85,7 @@ def fill_inputs(signature: Signature, rows: int) -> dict[str, np.ndarray]:
 
 
 def _fill(spec: tf.TensorSpec, about: Mapping[str, Any], rows: int) -> np.ndarray:
-    width = about.get("max_len") or LIST_LENGTH
+    width = min(about.get("max_len") or LIST_LENGTH, MOST_VALUES)
     free = [CANDIDATES, width] if about.get("per") == "candidate" else [width, width]
     shape = [rows]
     for size in spec.shape[1:]:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from conf.artefacts.export import EMBEDDINGS_DIR, KEY, SEEN, USERS_FILE
+from conf.artefacts.export import EMBEDDINGS_DIR, KEY, SEEN, USERS_FILE, read_card
 from conf.storage.table_files import open_parquet, read_parquet
 from training.index.known_entities import read_vectors
 from training.index.vector_index import MAX_EFFORT, VectorIndex, build_parameters, merge_lists
@@ -56,8 +56,9 @@ def read_queries(version: Path, items: VectorIndex, ids: Ints) -> Queries:
         items: Its items.
         ids: Those of the first items, ascending.
     """
-    path = version / EMBEDDINGS_DIR / USERS_FILE
-    if not path.is_file() or not open_parquet(path).metadata.num_rows:
+    name, files = f"{EMBEDDINGS_DIR}/{USERS_FILE}", read_card(version)["files"]
+    path = version / name
+    if name not in files or not open_parquet(path).metadata.num_rows:
         count = min(len(items), TUNED + MEASURED)
         vectors = items.exact.reconstruct_batch(_shuffle(len(items))[:count])
         return Queries("items", vectors[:TUNED], vectors[TUNED:] if count > 2 * TUNED else vectors)
@@ -66,7 +67,7 @@ def read_queries(version: Path, items: VectorIndex, ids: Ints) -> Queries:
     measured = rows[TUNED : TUNED + MEASURED] if len(rows) > 2 * TUNED else rows[:MEASURED]
     vectors = read_vectors(table)
     keys = table[KEY].combine_chunks().take(pa.array(measured[:FILTERED]))
-    seen = _read_seen(version, keys, ids)
+    seen = _read_seen(version / USERS_FILE, keys, ids) if USERS_FILE in files else None
     tuning = vectors[rows[:TUNED]].reshape(-1, items.dim)[:TUNED]
     return Queries("users", tuning, vectors[measured], seen)
 
@@ -75,9 +76,8 @@ def _shuffle(count: int) -> Ints:
     return np.random.default_rng(0).permutation(count)
 
 
-def _read_seen(version: Path, keys: pa.Array, ids: Ints) -> list[Ints] | None:
-    path = version / USERS_FILE
-    if not path.is_file() or SEEN not in open_parquet(path).schema_arrow.names:
+def _read_seen(path: Path, keys: pa.Array, ids: Ints) -> list[Ints] | None:
+    if SEEN not in open_parquet(path).schema_arrow.names:
         return None
     table = read_parquet(path, [KEY, SEEN])
     rows = pc.index_in(keys, value_set=table[KEY].combine_chunks())

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pa_json
 
 from conf.errors import ConfigError, InputDataError
+from conf.key_lists import KeyList
 from conf.number_text import parse_real, parse_whole
 from conf.storage.table_files import (
     CsvForm,
@@ -260,11 +261,11 @@ class ItemFiles:
 
     Attributes:
         columns: Titles and further columns, the first one the key; None: those of the index.
-        blocked: Keys, as text, of items that are never recommended.
+        blocked: Keys of items that are never recommended; None: all may be.
     """
 
     columns: pa.Table | None = None
-    blocked: tuple[str, ...] = ()
+    blocked: KeyList | None = None
 
 
 NO_FILES = ItemFiles()
@@ -275,16 +276,10 @@ def read_item_files(items: Path | None, blocked: Path | None) -> ItemFiles:
 
     Raises:
         ConfigError: The format of the items is not known by the name.
-        InputDataError: A file cannot be read.
+        InputDataError: A file cannot be read, or a key is blocked twice.
     """
     columns = None if items is None else read_table(items)
-    if blocked is None:
-        return ItemFiles(columns)
-    try:
-        lines = blocked.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputDataError("the file of blocked items cannot be read", received=error) from error
-    return ItemFiles(columns, tuple(filter(None, lines)))
+    return ItemFiles(columns, None if blocked is None else KeyList.read(blocked))
 
 
 def align_columns(table: pa.Table, keys: pa.Array) -> pa.Table:

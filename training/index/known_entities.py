@@ -6,6 +6,7 @@ since, and their columns. It is read together with the version, so that both are
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,6 +35,7 @@ from conf.artefacts.export import (
 )
 from conf.artefacts.run import read_json
 from conf.errors import InputDataError, UpstreamNotReadyError
+from conf.key_lists import KeyList, describe_unmatched
 from conf.storage.table_files import read_parquet
 from training.index.item_columns import (
     NO_FILES,
@@ -46,6 +48,7 @@ from training.index.item_columns import (
 from training.index.pages import share_vectors
 from training.index.vector_index import VectorIndex, build_exact
 
+_log = logging.getLogger("sluice.training.serving")
 EXACT_FILE, NEAR_FILE = "exact.faiss", "near.faiss"
 
 
@@ -164,7 +167,7 @@ def read_known(
     if number is not None:
         directory = version / INDEX_DIR / str(number)
         index, table = open_index(directory, card), read_parquet(directory / ITEMS_FILE)
-    elif (table := _read_items(version)) is None:
+    elif (table := _read_items(version, card)) is None:
         return None
     elif VECTOR in table.column_names:
         vectors = read_vectors(table)
@@ -176,7 +179,7 @@ def read_known(
     found = keys.to_pylist()
     position_of = {str(key): position for position, key in enumerate(found)}
     allowed = np.ones(len(found), bool)
-    allowed[[position_of[key] for key in files.blocked if key in position_of]] = False
+    allowed[_find_blocked(files.blocked, position_of, card)] = False
     known = KnownEntities(
         keys=found,
         ids=table[ID].drop_null().to_numpy(),
@@ -185,16 +188,28 @@ def read_known(
         columns=ItemColumns(columns) if columns.num_columns else None,
         index=index,
         number=number,
-        users=users or _read_users(version, card["users"]),
+        users=users or _read_users(version, card),
     )
     known.get_keys(np.zeros(0, np.int64))  # What it gathers once is not left to a request.
     return known
 
 
-def _read_items(version: Path) -> pa.Table | None:
-    for path in (version / EMBEDDINGS_DIR / ITEMS_FILE, version / ITEMS_FILE):
-        if path.is_file():
-            return read_parquet(path)
+def _find_blocked(
+    blocked: KeyList | None, position_of: Mapping[str, int], card: Mapping[str, Any]
+) -> list[int]:
+    """Returns the positions of the items that are blocked, and logs keys of no item."""
+    if blocked is None:
+        return []
+    if unmatched := [key for key in blocked.keys if key not in position_of]:
+        said = describe_unmatched(blocked.path, len(blocked.keys), unmatched)
+        _log.warning("%s, among the items of %s, version %s", said, card["name"], card["version"])
+    return [position_of[key] for key in blocked.keys if key in position_of]
+
+
+def _read_items(version: Path, card: Mapping[str, Any]) -> pa.Table | None:
+    for name in (f"{EMBEDDINGS_DIR}/{ITEMS_FILE}", ITEMS_FILE):
+        if name in card["files"]:
+            return read_parquet(version / name)
     return None
 
 
@@ -212,14 +227,14 @@ def read_vectors(table: pa.Table) -> np.ndarray:
     return np.asarray(flat.reshape(len(table), len(vectors) // len(table), -1))
 
 
-def _read_users(version: Path, about: Mapping[str, Any] | None) -> Users | None:
-    if not (version / USERS_FILE).is_file():
+def _read_users(version: Path, card: Mapping[str, Any]) -> Users | None:
+    if USERS_FILE not in card["files"]:
         return None
     table = read_parquet(version / USERS_FILE).combine_chunks()
     row_of = {str(key): row for row, key in enumerate(table[KEY].to_pylist())}
     if SEEN in table.column_names:
         return Users(table, row_of)
-    histories = (about or {}).get("histories", ())
+    histories = (card["users"] or {}).get("histories", ())
     return Users(table, row_of, tuple(f"{FEATURE_PREFIX}{name}" for name in histories))
 
 

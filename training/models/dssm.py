@@ -71,8 +71,6 @@ class DSSM(RetrievalModel):
         users = select_features(manifest, config, config.user_features, "user")
         items = select_features(manifest, config, config.item_features, "item")
         pooling = plan_pooling(config, manifest, (*users, *items))
-        users = [_bound_positions(manifest, spec, pooling) for spec in users]
-        items = [_bound_positions(manifest, spec, pooling) for spec in items]
         self.temperature, self._normalize = config.temperature, config.normalize
         builder = TableBuilder(config, manifest, (*users, *items), seed)
         weighted: dict[str, PositionWeights] = {}
@@ -124,14 +122,6 @@ class DSSM(RetrievalModel):
     ) -> tf.Tensor:
         vectors = next(iter(inputs.values())) if tower is None else tower(inputs, training)
         return normalize_rows(vectors) if self._normalize else vectors
-
-
-def _bound_positions(
-    manifest: Manifest, spec: FeatureSpec, pooling: Mapping[str, PoolingConfig]
-) -> FeatureSpec:
-    """Returns a feature, with a bound where it is a list whose positions are read."""
-    keeps_positions = spec.name in pooling and pooling[spec.name].combiner == "none"
-    return bound_list(manifest, spec) if keeps_positions else spec
 
 
 def _own_tower(config: DSSMConfig | SequenceConfig, side: str) -> OwnTowerConfig | None:

@@ -281,7 +281,6 @@ class EmbeddedInputs(tf.Module):
     ) -> tf.Tensor:
         positions = self.position_weights.get(feature.name)
         if positions is not None:
-            ids = ids[:, : positions.max_len]
             return pool_rows(table, ids, positions(tf.shape(ids)[1]))
         if feature.combiner == "mean" and weights is None:
             return pool_rows(table, ids)
@@ -404,9 +403,15 @@ def _ragged(values: tf.Tensor, rows: tf.Tensor, shape: tf.Tensor) -> tf.RaggedTe
 
 
 def _bound(values: Any, feature: InputFeature) -> Any:
-    """Cuts a list to the feature's `max_len`: what masks items is read whole, by the model too."""
+    """Cuts a list to the feature's `max_len`: what masks items is read whole, by the model too.
+
+    Of what requests and files hold, too: training has seen no longer one.
+    """
     most = list_length(feature.spec)
-    return values if most is None or not isinstance(values, tf.RaggedTensor) else values[:, :most]
+    if most is None or isinstance(values, tf.SparseTensor):
+        return values
+    width = None if isinstance(values, tf.RaggedTensor) else values.shape[1]
+    return values if width is not None and width <= most else values[:, :most]
 
 
 def _longest(feature: InputFeature, width: tf.Tensor | None = None) -> int | tf.Tensor | None:

@@ -22,6 +22,7 @@ from training.embedding.ruled_key_space import RuledKeySpace
 from training.embedding.static_table import EmbeddingTable, RowUpdates
 from training.models.embedded_inputs import BIAS_SUFFIX, EmbeddedInputs, InputFeature
 from training.networks.layers import PositionWeights
+from training.reader.feature_columns import bound_list, bound_row_list
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,13 @@ class TableBuilder:
     def plan_input(
         self, spec: FeatureSpec, pooling: PoolingConfig | None = None, *, bias: bool = False
     ) -> InputFeature:
-        """Returns how a feature enters a network: its rows, or the numbers that it holds."""
+        """Returns how a feature enters a network: its rows, or the numbers that it holds.
+
+        A list is read as far as the longest of train, where nothing else bounds it.
+        """
         asked = pooling or PoolingConfig()
+        bound = bound_list if asked.combiner == "none" else bound_row_list
+        spec = bound(self._manifest, spec)
         if self.is_embedded(spec):
             _refuse_ids(spec, asked)
             return self.plan_rows(spec, asked, bias=bias)

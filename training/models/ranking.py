@@ -408,8 +408,6 @@ def _plan_inputs(
     planned = []
     for name, pooling in poolings.items():
         spec = manifest.schema[name]
-        if pooling.combiner == "none":
-            spec = bound_list(manifest, spec)
         # Numbers of a fixed length are a vector, unless something is asked for.
         is_asked = name in config.pooling or pooling != MEAN
         if not kind.has_vectors and builder.is_embedded(spec):

@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
-from conf.errors import ConfigError, InputDataError
+from conf.errors import InputDataError
+from conf.key_lists import describe_unmatched
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import ItemIds
 from training.evaluation.metrics import MISSING, IntArray
@@ -24,7 +25,7 @@ from training.export.serving_encoders import ServingEncoders
 from training.input.batches import Batch
 from training.prediction.result_files import render_ids
 from training.prediction.scores import read_encoders
-from training.raw_inputs.input_columns import InputColumn
+from training.raw_inputs.key_files import find_key_input, read_key_rows
 from training.raw_inputs.raw_rows import RawFile, RawReader
 from training.raw_inputs.source_names import find_sources
 from training.raw_inputs.vocabularies import Vocabulary, find_named_ids, is_named
@@ -41,11 +42,13 @@ class Candidates(ItemIds):
         tokens: Their raw keys, `[items]`.
         features: What the model reads of them, a row each; None: they are those of the catalogue.
         file: Where they are from.
+        rows: Where each stands there, from 0.
     """
 
     tokens: pa.Array
     features: Batch | None
     file: RawFile
+    rows: IntArray
 
     def find_in(self, catalog: ItemIds) -> IntArray:
         """Returns the columns of the catalogue that are candidates, ascending.
@@ -56,7 +59,9 @@ class Candidates(ItemIds):
             InputDataError: The catalogue has none of them.
         """
         columns = catalog.columns_of(self.ids)
-        report_unknown(self.file, len(self), self.tokens.filter(pa.array(columns == MISSING)))
+        unknown = np.flatnonzero(columns == MISSING)
+        unknown = unknown[np.argsort(self.rows[unknown])]
+        report_unknown(self.file, len(self), self.tokens.take(pa.array(unknown)))
         return np.sort(columns[columns != MISSING])
 
 
@@ -66,7 +71,7 @@ def report_unknown(file: RawFile, given: int, unknown: pa.Array) -> None:
     Args:
         file: Where they are from.
         given: How many candidates it has.
-        unknown: Raw keys of those that the catalogue does not have.
+        unknown: Raw keys of those that the catalogue does not have, in the file's order.
 
     Raises:
         InputDataError: The catalogue has none of them.
@@ -81,13 +86,13 @@ def report_unknown(file: RawFile, given: int, unknown: pa.Array) -> None:
         )
     if len(names):
         _log.warning(
-            "%d of %d candidates of %s are not in the catalogue and left out, such as %s",
-            len(names), given, file.path, names[0],
-        )  # fmt: skip
+            "%s, in the catalogue: they are left out",
+            describe_unmatched(file.path, given, unknown.to_pylist()),
+        )
 
 
 def read_candidates(trained: TrainedModel, file: RawFile, inputs: Sequence[str]) -> Candidates:
-    """Reads candidates; a key that comes again is left out with a warning.
+    """Reads candidates.
 
     Args:
         trained: The model and its dataset.
@@ -97,7 +102,7 @@ def read_candidates(trained: TrainedModel, file: RawFile, inputs: Sequence[str])
     Raises:
         ConfigError: The file's format is not known by its name.
         InputDataError: The file is missing, damaged or empty, lacks a column, a key or another
-            value that is needed, or describes two items of one id.
+            value that is needed, holds a key twice, or describes two items of one id.
     """
     key = trained.manifest.require_key("item")
     names = tuple(dict.fromkeys((key, *inputs)))
@@ -106,21 +111,14 @@ def read_candidates(trained: TrainedModel, file: RawFile, inputs: Sequence[str])
     is_described = bool(set(reader.find_columns()) & _other_columns(reader, key))
     if not is_described:
         encoders = read_encoders(trained, (key,))
-        reader = RawReader(file, encoders.inputs)
-    tokens, features = _read(reader, encoders, key, trained.config.evaluation.batch_size)
-    first = np.sort(np.unique(np.asarray(tokens).astype(str), return_index=True)[1])
-    if len(first) < len(tokens):
-        _log.warning(
-            "%d candidates of %s are there more than once: each is ranked once",
-            len(tokens) - len(first), file.path,
-        )  # fmt: skip
+    tokens, features = _read(file, encoders, key, trained.config.evaluation.batch_size)
     named = find_named_ids(trained.version_dir, trained.manifest, key)
-    ids = _number(np.asarray(features[key], np.int64)[first], named)
+    ids = _number(np.asarray(features[key], np.int64), named)
     order = np.argsort(ids, kind="stable")
-    tokens = tokens.take(pa.array(first[order]))
+    tokens = tokens.take(pa.array(order))
     _refuse_alike(ids[order], tokens, file)
-    described = take_rows(features, first[order]) if is_described else None
-    return Candidates(ids[order], tokens, described, file)
+    described = take_rows(features, order) if is_described else None
+    return Candidates(ids[order], tokens, described, file, order)
 
 
 def _other_columns(reader: RawReader, key: str) -> set[str]:
@@ -132,32 +130,16 @@ def _other_columns(reader: RawReader, key: str) -> set[str]:
 
 
 def _read(
-    reader: RawReader, encoders: ServingEncoders, key: str, batch_size: int
+    file: RawFile, encoders: ServingEncoders, key: str, batch_size: int
 ) -> tuple[pa.Array, dict[str, Any]]:
     """Returns each row's key, and the encoded features of all rows."""
-    inputs = [item for item in reader.inputs if item.feature == key]
-    if len(inputs) > 1:
-        raise ConfigError(
-            "candidates are named by one column, and the item's id is made of several",
-            received=", ".join(item.name for item in inputs),
-        )
+    item = find_key_input(encoders.inputs, key)
     tokens, parts = [], []
-    for rows in reader.read(batch_size):
-        tokens += _read_keys(rows.inputs[inputs[0].name], inputs[0], rows.first, reader.file)
+    for keys, rows in read_key_rows(file, encoders.inputs, item, batch_size):
+        tokens += keys
         raw = {name: tf.constant(values) for name, values in rows.inputs.items()}
         parts.append(encoders.encode(raw))
     return pa.array(tokens), {name: _join([part[name] for part in parts]) for name in parts[0]}
-
-
-def _read_keys(values: np.ndarray, key: InputColumn, first: int, file: RawFile) -> list[Any]:
-    raw = [v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in values.tolist()]
-    if key.null_token in raw:
-        raise InputDataError(
-            f"{file.path}, row {first + raw.index(key.null_token)}: a candidate has no key",
-            received="no value",
-            fix=f"fill column {key.name!r}, or leave the row out",
-        )
-    return raw
 
 
 def _join(parts: list[tf.Tensor]) -> tf.Tensor:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import tensorflow as tf
 
 from conf.errors import ConfigError, InputDataError
+from conf.key_lists import describe_unmatched
 from conf.splits import TEST, TRAIN, USERS
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import ItemIds, read_cells
@@ -25,7 +28,8 @@ from training.input.batches import Batch, build_eval_dataset, read_batches
 from training.models.ranking import RankingModel
 from training.prediction.candidates import find_tokens
 from training.prediction.rankers import ListRows, Ranker
-from training.prediction.scores import read_file_rows
+from training.prediction.scores import read_encoders, read_file_rows
+from training.raw_inputs.key_files import find_key_input, read_key_rows
 from training.raw_inputs.raw_rows import RawFile
 from training.raw_inputs.vocabularies import (
     Vocabulary,
@@ -181,7 +185,7 @@ def _read_user_lists(
     names = tuple(dict.fromkeys((user, *ranker.inputs, *ragged)))
     parts = find_user_rows(version_dir, manifest, source.as_of or TEST, batch_size)
     if source.users is not None:
-        parts = _choose_users(parts, _read_users(trained, source.users), source.users)
+        parts = _choose_users(parts, *_read_users(trained, source.users), source.users)
     for part in parts:
         if len(part.rows):
             _check_split(trained, ranker, part.split)
@@ -189,32 +193,37 @@ def _read_user_lists(
                 yield _mask(_name_rows(batch, user, vocabulary, 1), ragged, ranker.items)
 
 
-def _read_users(trained: TrainedModel, file: RawFile) -> IntArray:
-    """Returns the ids of the users of a file; unknown ones are left out with a warning."""
+def _read_users(trained: TrainedModel, file: RawFile) -> tuple[list[Any], IntArray]:
+    """Returns the keys of the users of a file, and their ids: `MISSING` of keys that name none."""
     user = trained.manifest.require_key("user")
-    rows = read_file_rows(trained, file, (user,))
-    ids = np.concatenate([np.asarray(part.features[user], np.int64) for part in rows])
-    known = is_named(ids, find_named_ids(trained.version_dir, trained.manifest, user))
-    if not known.all():
-        _log.warning(
-            "%d of %d users of %s are not known and left out, first in row %d",
-            np.count_nonzero(~known), len(ids), file.path, int((~known).argmax()) + 1,
-        )  # fmt: skip
-    return np.unique(ids[known])
+    encoders = read_encoders(trained, (user,))
+    key, keys, parts = find_key_input(encoders.inputs, user), [], []
+    for found, rows in read_key_rows(file, [key], key, trained.config.evaluation.batch_size):
+        keys += found
+        parts.append(encoders.encode({key.name: tf.constant(rows.inputs[key.name])})[user])
+    ids = np.concatenate([np.asarray(part, np.int64) for part in parts])
+    named = is_named(ids, find_named_ids(trained.version_dir, trained.manifest, user))
+    return keys, np.where(named, ids, MISSING)
 
 
-def _choose_users(parts: Sequence[UserRows], only: IntArray, file: RawFile) -> tuple[UserRows, ...]:
-    chosen = []
-    for part in parts:
-        keep = np.isin(part.users, only)
-        chosen.append(UserRows(part.split, part.rows[keep], part.users[keep]))
-    if not any(len(part.rows) for part in chosen):
-        raise InputDataError(
-            f"no user of {file.path} is in the dataset",
-            received=f"{len(only)} known users",
-            fix="check the raw values of the user's column, or give rows by --input",
-        )
-    return tuple(chosen)
+def _choose_users(
+    parts: Sequence[UserRows], keys: Sequence[Any], only: IntArray, file: RawFile
+) -> tuple[UserRows, ...]:
+    there = np.concatenate([part.users for part in parts])
+    if unmatched := [keys[row] for row in np.flatnonzero(~np.isin(only, there)).tolist()]:
+        said = describe_unmatched(file.path, len(keys), unmatched)
+        if len(unmatched) == len(keys):
+            raise InputDataError(
+                f"no user of {file.path} is in the dataset",
+                received=said,
+                fix="check the raw values of the user's column, or give rows by --input",
+            )
+        _log.warning("%s, among the users: they are left out", said)
+    keep = [np.isin(part.users, only) for part in parts]
+    return tuple(
+        UserRows(part.split, part.rows[kept], part.users[kept])
+        for part, kept in zip(parts, keep, strict=True)
+    )
 
 
 def _mask(rows: ListRows, seen: Sequence[str], items: ItemIds) -> ListRows:

@@ -71,8 +71,9 @@ class ColumnReader:
         Raises:
             pa.ArrowException, TypeError, ValueError or OverflowError: One is none of the type.
         """
-        texts = _find_texts(values)
-        if self.is_paired and (texts is None or texts.null_count > _count_nulls(values)):
+        texts = find_texts(values)
+        others = len(values) if texts is None else texts.null_count
+        if self.is_paired and others > _count_nulls(values):
             raise ValueError("second values that are not in a text stand in a column of their own")
         if self.item.is_list:
             return self._convert_lists(values, texts)
@@ -100,7 +101,7 @@ class ColumnReader:
             return convert_times(values, unit).cast(self._target, safe=False)
         written = self.item.time_form
         values = _text_of_fractions(values, written)
-        if (texts := _find_texts(values)) is None:
+        if (texts := find_texts(values)) is None:
             return convert(values, self._target)
 
         def parse(text: str) -> int | None:
@@ -159,7 +160,7 @@ def _text_of_fractions(values: Values, written: str) -> Values:
     return values.cast(pa.string())
 
 
-def _find_texts(values: Values) -> pa.Array | None:
+def find_texts(values: Values) -> pa.Array | None:
     """Returns values that are text, null where they are something else; None: none is text."""
     if isinstance(values, pa.Array):
         is_text = pa.types.is_string(values.type) or pa.types.is_large_string(values.type)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,12 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import InputDataError, nearest
+from conf.key_lists import BYTE_ORDER_MARK
 from training.raw_inputs.column_values import (
     BAD_VALUES,
     TYPES,
     WORDS,
     ColumnReader,
     convert,
+    find_texts,
 )
 from training.raw_inputs.input_columns import InputColumn, find_missing, find_padding
 from training.raw_inputs.source_names import SourceNames, find_paired
@@ -65,7 +68,7 @@ class RawColumns:
         self.inputs = tuple(inputs)
         self._place, self._list_separator = place, list_separator
         self._is_delimited = is_delimited
-        self._names: dict[str, str] = {}
+        self._names: dict[str, list[str]] = {}
         self._sources: dict[str, str] = {}
 
     def choose(self, found: Sequence[str], id_column: str | None = None) -> list[str]:
@@ -80,11 +83,11 @@ class RawColumns:
         for item in self.inputs:
             source = sources.get(item.name, item.name)
             present = [name for name in known.list_names(item.name) if name in found]
-            self._names[item.name] = present[0] if present else item.name
+            self._names[item.name] = list(dict.fromkeys(present)) or [item.name]
             is_input = any(source == other.name for other in self.inputs)
             if not is_input and {item.name, source} <= set(found):
                 self._sources[item.name] = source
-        names = list(dict.fromkeys([*self._names.values(), *self._sources.values(), *extra]))
+        names = list(dict.fromkeys([*chain.from_iterable(self._names.values()), *extra]))
         missing = [name for name in names if name not in found]
         if missing:
             raise InputDataError(
@@ -132,10 +135,17 @@ class RawColumns:
             self._refuse_first(name, values, read, first, f"an id of {found}")
 
     def _build_input(self, item: InputColumn, columns: Columns, first: int) -> np.ndarray:
-        name = self._names[item.name]
+        name, *others = self._names[item.name]
         array = self._read(item, name, columns[name], first)
-        if item.name in self._sources:
-            self._check_same(item, array, columns, first)
+        is_missing = find_missing_rows(columns[name])
+        for other in others:
+            if other == self._sources.get(item.name):
+                self._check_same(item, array, columns, first)
+            if not is_missing.any():
+                continue
+            given = keep_rows(columns[other], is_missing, is_text=self._is_paired(item, other))
+            array = pc.coalesce(array, self._read(item, other, given, first))
+            is_missing &= find_missing_rows(given)
         values = self._pad(item, array, first) if item.is_list else self._fill(item, array, first)
         fault = find_wrong_times(item, values)
         if fault is not None:
@@ -158,7 +168,7 @@ class RawColumns:
         except BAD_VALUES:
             allowed = reader.describe()
             self._refuse_first(name, values, reader.convert, first, allowed)
-        self._check_finite(item, array, values, first)
+        self._check_finite(item, name, array, values, first)
         return array
 
     def _check_same(
@@ -166,10 +176,11 @@ class RawColumns:
     ) -> None:
         """Refuses a row that says one input by its name and by its source's column, differently."""
         source = self._sources[item.name]
+        both = ~find_missing_rows(columns[source]) & ~find_missing_rows(columns[item.name])
         others = self._read(item, source, columns[source], first)
-        if values.equals(others):
+        if values.filter(pa.array(both)).equals(others.filter(pa.array(both))):
             return
-        differ = (row for row in range(len(values)) if values[row] != others[row])
+        differ = (int(row) for row in np.flatnonzero(both) if values[row] != others[row])
         if (row := next(differ, None)) is not None:
             raise InputDataError(
                 f"{self._place}, row {first + row}: {item.name!r} is made of {source!r}, and the "
@@ -179,7 +190,9 @@ class RawColumns:
                 fix="leave one of the columns out: both name the raw value of the source",
             )
 
-    def _check_finite(self, item: InputColumn, array: pa.Array, given: Any, first: int) -> None:
+    def _check_finite(
+        self, item: InputColumn, name: str, array: pa.Array, given: Any, first: int
+    ) -> None:
         """Refuses numbers that are not finite; a missing value is null, and no number."""
         if not pa.types.is_floating(TYPES[item.dtype]):
             return
@@ -190,7 +203,7 @@ class RawColumns:
         row = _find_row(_count_values(array), bad) if item.is_list else bad
         value = given[row].as_py() if isinstance(given, pa.Array) else given[row]
         allowed = f"{FINITE}; for a missing value nothing: null, in CSV an empty field"
-        self._refuse(self._names[item.name], first + row, value, allowed)
+        self._refuse(name, first + row, value, allowed)
 
     def _fill(self, item: InputColumn, values: pa.Array, first: int) -> np.ndarray:
         """Returns scalars `[rows]` with the null token where one is missing."""
@@ -199,7 +212,7 @@ class RawColumns:
             if missing is None:
                 row = int(values.is_null().to_numpy(zero_copy_only=False).argmax())
                 self._refuse(
-                    self._names[item.name],
+                    self._names[item.name][0],
                     first + row,
                     None,
                     "a value: the feature has no pad_value",
@@ -215,14 +228,14 @@ class RawColumns:
             if bad.any():
                 row = int(bad.argmax())
                 allowed = f"a list of {item.length} values, or none"
-                self._refuse(self._names[item.name], first + row, values[row].as_py(), allowed)
+                self._refuse(self._names[item.name][0], first + row, values[row].as_py(), allowed)
         flat = values.flatten()
         if flat.null_count:
             missing = find_missing(item.dtype, item.null_token, item.is_required)
             if missing is None:
                 position = int(flat.is_null().to_numpy(zero_copy_only=False).argmax())
                 row = _find_row(lengths, position)
-                name, value = self._names[item.name], values[row].as_py()
+                name, value = self._names[item.name][0], values[row].as_py()
                 self._refuse(name, first + row, value, "a list without null")
             flat = flat.fill_null(pa.scalar(missing, flat.type))
         width = item.length or max(1, int(lengths.max(initial=0)))
@@ -233,8 +246,12 @@ class RawColumns:
         return padded
 
     def _find_reader(self, item: InputColumn, name: str) -> ColumnReader:
-        is_paired = name in find_paired(item, self.inputs)
+        is_paired = self._is_paired(item, name)
         return ColumnReader(item, self._list_separator, self._is_delimited, is_paired)
+
+    def _is_paired(self, item: InputColumn, name: str) -> bool:
+        """Whether a column's text has the values of an input as second ones of its entries."""
+        return name in find_paired(item, self.inputs)
 
     def _refuse_first(
         self,
@@ -267,6 +284,29 @@ class RawColumns:
 def _name_source(item: InputColumn, sources: Mapping[str, str]) -> str:
     source = sources.get(item.name, item.name)
     return "" if source == item.name else f" or {source}"
+
+
+def find_missing_rows(values: pa.Array | list[Any]) -> np.ndarray:
+    """Returns which rows of a column have no value, bool `[rows]`."""
+    if isinstance(values, pa.Array):
+        return np.array(values.is_null().to_numpy(zero_copy_only=False))
+    return np.fromiter((value is None for value in values), bool, len(values))
+
+
+def keep_rows(values: pa.Array | list[Any], rows: np.ndarray, *, is_text: bool) -> Any:
+    """Returns a column whose other rows have no value; where it is of text, what is none neither.
+
+    Args:
+        values: `[rows]`.
+        rows: Those that are kept, bool `[rows]`.
+        is_text: Whether it is of text.
+    """
+    if is_text:
+        texts = find_texts(values)
+        values = pa.nulls(len(rows), pa.string()) if texts is None else texts
+    if isinstance(values, pa.Array):
+        return pc.if_else(pa.array(rows), values, pa.scalar(None, values.type))
+    return [value if kept else None for value, kept in zip(values, rows, strict=True)]
 
 
 def regroup(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
@@ -306,7 +346,7 @@ def parse_line(place: str, number: int, line: str) -> dict[str, Any]:
         InputDataError: It is no object; names the row.
     """
     try:
-        row = json.loads(line)
+        row = json.loads(line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line)
     except ValueError:
         row = None
     if not isinstance(row, dict):

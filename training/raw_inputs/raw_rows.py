@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from conf.errors import ConfigError, InputDataError
+from conf.key_lists import clean_key
 from conf.local_paths import list_visible_files
 from conf.storage.table_files import CsvForm, open_csv, open_parquet, read_csv_names, without_views
 from training.raw_inputs.input_columns import InputColumn
@@ -75,13 +76,17 @@ class RawReader:
     Args:
         file: The file.
         inputs: The inputs.
+        key: Input whose values are keys of a list: text of them is read as such; None: none is.
 
     Raises:
         ConfigError: The file's format is not known by its name.
     """
 
-    def __init__(self, file: RawFile, inputs: Sequence[InputColumn]) -> None:
+    def __init__(
+        self, file: RawFile, inputs: Sequence[InputColumn], key: InputColumn | None = None
+    ) -> None:
         self.file, self.inputs = file, tuple(inputs)
+        self._key_names = () if key is None else (key.name, key.column)
         self._done = 0
         suffixes = [suffix.lower() for suffix in file.path.suffixes]
         kind = suffixes[-2] if suffixes[-1:] == [".gz"] and len(suffixes) > 1 else file.path.suffix
@@ -181,7 +186,9 @@ class RawReader:
         names = self._choose(found)
         form = CsvForm(self._separator, dict.fromkeys(found, pa.string()), names)
         for batch in regroup(open_csv(self.file.path, found, form).batches, batch_size):
-            yield decode_columns(batch, names)
+            columns = decode_columns(batch, names)
+            keys = {name: _clean_keys(columns[name]) for name in self._key_names if name in names}
+            yield columns | keys
 
     def _list_parquet(self) -> list[Path]:
         """The file, or those of a folder in the order of their names."""
@@ -240,3 +247,9 @@ class RawReader:
         with opener(self.file.path, "rt", encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 yield parse_line(str(self.file.path), number, line)
+
+
+def _clean_keys(texts: pa.Array) -> pa.Array:
+    """Returns the keys that fields of CSV hold; a field that holds none is missing."""
+    cleaned = (None if text is None else clean_key(text) for text in texts.to_pylist())
+    return pa.array([key or None for key in cleaned], pa.string())

@@ -82,10 +82,12 @@ def _find_alike(said: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 def name_inputs(
     given: Mapping[str, Any], names: Collection[str], columns: SourceNames, where: str = ""
 ) -> Mapping[str, Any]:
-    """Returns values by the names of inputs, which may have those of the source's columns.
+    """Returns the values of a row by the names of inputs, which may have those of the source's.
+
+    Of several names that stand for an input the first one counts that has a value.
 
     Args:
-        given: Values by name, of a row or of all.
+        given: Values by name.
         names: Names of the inputs.
         columns: Columns that stand for them.
         where: Begins the message.
@@ -93,35 +95,71 @@ def name_inputs(
     Raises:
         RawValueError: An input and its column are given, and differ.
     """
-    if given.keys() == set(names):
+    if given.keys() == set(names) and None not in given.values():
         return given
-    sources = columns.sources
-    found = {name: value for name, value in given.items() if name not in sources.values()}
-    found |= {name: value for name, value in given.items() if name in names}
+    rows = name_columns({name: [value] for name, value in given.items()}, names, columns, where)
+    return {name: value for name, [value] in rows.items()}
+
+
+def name_columns(
+    given: Mapping[str, Any], names: Collection[str], columns: SourceNames, where: str = ""
+) -> Mapping[str, Any]:
+    """Returns the values of all rows by the names of inputs: each row decides for itself.
+
+    Arguments and what is raised are those of `name_inputs`.
+    """
+    if given.keys() == set(names) and not any(map(_has_null, given.values())):
+        return given
+    found: dict[str, Any] = {}
     for name in names:
-        column = sources.get(name, name)
-        if column not in given:
-            continue
-        if column not in names and name in given and given[name] != given[column]:
+        source = columns.sources.get(name, name)
+        are_both = source not in names and name in given and source in given
+        if are_both and _differ(given[name], given[source]):
             raise RawValueError(
-                f"{where}input {name} is made of {column}, and both are given and differ: give one"
+                f"{where}input {name} is made of {source}, and both are given and differ: give one"
             )
-        found.setdefault(name, given[column])
-    for name in names:
-        if name not in found:
-            same = next((other for other in columns.alike.get(name, ()) if other in given), None)
-            if same is not None and same in names:
-                found[name] = given[same]
-    for name in names:
-        for column in columns.paired.get(name, ()):
-            if name not in found and _is_text(given.get(column)):
-                found[name] = given[column]
-    used = {column for name in names for column in columns.paired.get(name, ())}
-    return {name: value for name, value in found.items() if name in names or name not in used}
+        for other in (name, source, *columns.alike.get(name, ())):
+            if other in given and (other in names or other == source):
+                _add(found, name, given[other])
+        for other in columns.paired.get(name, ()):
+            if other in given and (name in found or _is_text(given[other])):
+                _add(found, name, _keep_text(given[other]))
+    passed = {column for name in names for column in columns.paired.get(name, ())}
+    passed |= {*columns.sources.values(), *names}
+    return found | {name: value for name, value in given.items() if name not in passed}
 
 
-def _is_text(value: Any) -> bool:
-    """Whether a value is text, or those of all rows are, as far as they are there."""
-    if isinstance(value, list):
-        return bool(value) and all(isinstance(one, str) or one is None for one in value)
-    return isinstance(value, str)
+def _add(found: dict[str, Any], name: str, column: Any) -> None:
+    """Takes a column for an input, or what it has where the columns before have nothing."""
+    own = found.setdefault(name, column)
+    if own is not column and _has_null(own) and _are_rows(own, column):
+        filled = zip(own, column, strict=True)
+        found[name] = [other if one is None else one for one, other in filled]
+
+
+def _has_null(column: Any) -> bool:
+    return isinstance(column, list) and None in column
+
+
+def _are_rows(*columns: Any) -> bool:
+    """Whether these are as many values each, one of a row."""
+    return all(isinstance(one, list) and len(one) == len(columns[0]) for one in columns)
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Whether a row has both of two columns, and not alike."""
+    if not _are_rows(one, other):
+        return bool(one != other)
+    pairs = zip(one, other, strict=True)
+    return any(left is not None and right is not None and left != right for left, right in pairs)
+
+
+def _is_text(column: Any) -> bool:
+    """Whether all rows are text, as far as they are there."""
+    return _are_rows(column) and bool(column) and _keep_text(column) == column
+
+
+def _keep_text(column: Any) -> Any:
+    if not _are_rows(column):
+        return column
+    return [one if isinstance(one, str) else None for one in column]

@@ -30,6 +30,14 @@ def bound_list(
     return replace(spec, max_len=int(longest)) if longest else spec
 
 
+def bound_row_list(manifest: Manifest, spec: FeatureSpec) -> FeatureSpec:
+    """Bounds a list by the longest of train, as `bound_list`; a list of an item stays as it is.
+
+    The catalogue holds lists of items that train does not.
+    """
+    return spec if spec.role == "item" else bound_list(manifest, spec)
+
+
 def list_length(spec: FeatureSpec) -> int | None:
     """Returns the length of a padded list, or None where it has no bound."""
     return spec.max_len if spec.is_ragged else spec.shape[0]

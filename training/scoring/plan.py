@@ -35,7 +35,8 @@ from conf.storage.table_files import read_parquet
 from training.prediction.answer_plan import Answerer, Asked, find_task, plan_answers
 from training.prediction.candidates import report_unknown
 from training.raw_inputs.input_columns import InputColumn
-from training.raw_inputs.raw_rows import RawFile, RawReader
+from training.raw_inputs.key_files import read_key_rows
+from training.raw_inputs.raw_rows import RawFile
 from training.scoring.executor import (
     EMBEDDINGS,
     JOB_FILE,
@@ -243,7 +244,7 @@ def _plan_lists(
 def read_candidates(
     exported: Exported, items_file: str, file: Path | None
 ) -> tuple[Any, ...] | None:
-    """Returns the keys of a file that the catalogue has, each once, sorted.
+    """Returns the keys of a file that the catalogue has, sorted.
 
     Args:
         exported: The version.
@@ -251,14 +252,14 @@ def read_candidates(
         file: The candidates, a raw key a row; None: there are none.
 
     Raises:
-        InputDataError: It has none of them.
+        InputDataError: It has none of them, or a key stands twice in the file.
     """
     if file is None:
         return None
     key = InputColumn.from_json(exported.card["lists"]["item"])
     keys = read_parquet(exported.directory / items_file, [KEY])[KEY]
-    parts = [rows.inputs[key.name] for rows in RawReader(RawFile(file), [key]).read(1 << 16)]
-    given = pc.unique(pa.chunked_array([pa.array(part) for part in parts]).cast(keys.type))
+    rows = read_key_rows(RawFile(file), [key], key, 1 << 16)
+    given = pa.array([one for part, _ in rows for one in part], keys.type)
     is_known = pc.is_in(given, keys.combine_chunks())
     report_unknown(RawFile(file), len(given), given.filter(pc.invert(is_known)))
     return tuple(sorted(given.filter(is_known).to_pylist()))
@@ -266,13 +267,11 @@ def read_candidates(
 
 def pack_model(exported: Exported, task: ScoringTask, target: Path) -> None:
     """Writes what executors need of a version into an archive, nothing compressed."""
-    names = [*SHIPPED, *([task.lists.items_file] if task.lists else [])]
-    names += [task.source.users_file] if task.source.users_file else []
+    wanted = {task.source.users_file, task.lists and task.lists.items_file}
     with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
-        for name in names:
-            path = exported.directory / name
-            for file in sorted(path.rglob("*")) if path.is_dir() else [path] * path.is_file():
-                archive.write(file, file.relative_to(exported.directory))
+        for name in sorted(exported.card["files"]):
+            if name in wanted or name.partition("/")[0] in SHIPPED:
+                archive.write(exported.directory / name, name)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+MOST_PORT = 65_535
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 OPEN_PATHS = ("/", "/healthz")
 """Asked without a token: a page without data, and what watches over the server."""
@@ -75,7 +76,7 @@ class Access:
         Args:
             header: `Host` of a request, with a port or without.
         """
-        name = _cut_port(header.strip().lower())
+        name, _ = _split_host(header.lower())
         if name in LOOPBACK or name == self.host.lower() or "*" in self.hosts:
             return True
         if name in (host.lower() for host in self.hosts):
@@ -96,10 +97,25 @@ class Access:
         return is_same and kind.lower() == "bearer"
 
 
-def _cut_port(header: str) -> str:
+def _split_host(header: str) -> tuple[str, str]:
+    """Returns the name of a header `Host`, and what follows: nothing, or a colon and a port."""
+    header = header.strip()
     if header.startswith("["):
-        return header[1:].partition("]")[0]
-    return header if header.count(":") > 1 else header.partition(":")[0]
+        name, end, rest = header[1:].partition("]")
+        return name, rest if end else header
+    if header.count(":") > 1:
+        return header, ""
+    name, colon, port = header.partition(":")
+    return name, colon + port
+
+
+def _has_good_port(header: str) -> bool:
+    """Whether a header `Host` has a port that there is, or none; the number may be left out."""
+    colon, port = _split_host(header)[1][:1], _split_host(header)[1][1:]
+    if not port:
+        return colon in ("", ":")
+    is_number = port.isascii() and port.isdigit() and len(port) <= 5
+    return colon == ":" and is_number and 0 < int(port) <= MOST_PORT
 
 
 def read_token(path: Path) -> str:
@@ -185,6 +201,8 @@ class Guard:
         host = headers.get(b"host")
         if host is None and scope["http_version"] == "1.1":
             raise RequestError("Malformed request: it has no header Host, which HTTP/1.1 needs")
+        if host is not None and not _has_good_port(host):
+            raise RequestError(f"Malformed request: no port of a Host: {cut(host, 100)}")
         if host is not None and not self._access.allows_host(host):
             raise RequestError(
                 f"this server is not asked by the name {cut(host, 100)}; allowed: "

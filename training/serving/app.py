@@ -70,7 +70,12 @@ def build_app(
     access = access or Access()
     docs, redoc, api = ("/docs", "/redoc", "/openapi.json") if access.docs else (None,) * 3
     app = FastAPI(
-        title="Sluice", lifespan=lifespan, docs_url=docs, redoc_url=redoc, openapi_url=api
+        title="Sluice",
+        lifespan=lifespan,
+        docs_url=docs,
+        redoc_url=redoc,
+        openapi_url=api,
+        redirect_slashes=False,
     )
     page = (files("training.serving") / "page.html").read_text(encoding="utf-8")
     app.add_middleware(
@@ -82,8 +87,10 @@ def build_app(
 
     @app.exception_handler(HTTPException)
     async def refuse_path(request: Request, error: HTTPException) -> Response:
-        path = request.url.path[:200]
-        return refuse(f"Malformed request: {request.method} {path}", error.status_code)
+        path = request.scope["path"]
+        # What TensorFlow Serving says to all that it does not know below this path.
+        status = INVALID if path.startswith("/v1/") else error.status_code
+        return refuse(f"Malformed request: {request.method} {path[:200]}", status)
 
     @app.exception_handler(RequestValidationError)
     async def refuse_query(_: Request, error: RequestValidationError) -> Response:

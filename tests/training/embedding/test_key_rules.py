@@ -331,7 +331,7 @@ def test_each_occurrence_is_drawn_with_the_probability_that_is_asked_for() -> No
 
 def test_a_list_of_keys_is_read(tmp_path) -> None:
     file = tmp_path / "keys.txt"
-    file.write_text(f"7\n\n -3 \n{ENDS[1]}\n7\n")
+    file.write_bytes(f'\ufeff7\r\n\r\n -3 \r\n"{ENDS[1]}"\r\n'.encode())
     config = DynamicTableConfig.model_validate({"admission": {"allow_list": str(file)}})
     rules = KeyRules.read(TABLE, config, SEED)
     assert rules is not None
@@ -339,6 +339,8 @@ def test_a_list_of_keys_is_read(tmp_path) -> None:
     index.prepare()
     found = index.map(np.array([7, 8, -3, 0, 7, ENDS[0]]), None, is_last=False)
     assert found.rows.tolist() == [2, 1, 3, 0, 2, 1]
+    listed, unmet = index.list_unmet(1)
+    assert (listed, unmet.tolist()) == (3, [ENDS[1]])
 
 
 @pytest.mark.parametrize(
@@ -347,6 +349,9 @@ def test_a_list_of_keys_is_read(tmp_path) -> None:
         (b"4\nabc\n", r"line 2: 'abc'"),
         (b"9223372036854775808\n", "line 1"),
         (b"1.5\n", "line 1"),
+        (b"1_0\n", "line 1"),
+        ("\u0661\n".encode(), "line 1"),
+        (b"7\n-3\n+7\n", "lines 1 and 3: 7"),
         (b"\xff\xfe", "cannot be read"),
         (None, "No such file"),
     ],
@@ -420,6 +425,20 @@ def test_a_row_is_its_first_keys_until_the_step_that_gives_it_away() -> None:
         assert int(saved["moment"][0]) == number + 1
         assert set(saved["by_row"].numpy().tolist()) == known
     assert not table.rows.numpy()[:2].any()
+
+
+def test_keys_of_a_list_that_training_has_not_met_are_told(tmp_path) -> None:
+    file = tmp_path / "keys.txt"
+    file.write_text("9\n5\n8\n")
+    table = build_ruled_table({"admission": {"allow_list": str(file)}})
+    keyed = plan_keyed_features({"item": table}, {TABLE: table})
+    table.keys.ruled.prepare()
+    data = tf.data.Dataset.from_tensor_slices({"item": tf.constant([[5, 7]], tf.int64)})
+    [batch] = map_keys(data, keyed)
+    admit_arrivals(batch[ARRIVALS], keyed)
+    assert table.keys.render()[1:] == [
+        f"table {TABLE}, admission.allow_list: 2 of 3 keys match nothing, the first 9"
+    ]
 
 
 def test_a_key_reads_zeros_until_it_is_admitted_and_looking_up_counts_nothing() -> None:

@@ -113,6 +113,28 @@ def test_a_history_without_max_len_takes_the_longest_of_train(tiny_manifest: Man
     assert model.embed_users(longer).shape == (2, 4)
 
 
+@pytest.mark.parametrize("pooling", ["mean", "sum", "max", "last", "position_weighted"])
+def test_a_pooled_history_is_read_as_far_as_the_longest_of_train(
+    pooling: str, tiny_manifest: Manifest
+) -> None:
+    """However it comes: padded, as of requests and files, or ragged, as of records."""
+    statistics = {"train": {"history": {"length": {"max": 6}}}}
+    manifest = replace(unbound_history(tiny_manifest), statistics=statistics)
+    settings = {"history_pooling": pooling}
+    if pooling != "position_weighted":
+        settings = {"pooling": {"history": {"combiner": pooling}}}
+    model = DSSM(DSSMConfig.model_validate({"embedding_dim": 4, **settings}), manifest, 1)
+    if pooling == "position_weighted":
+        logits = model.embedded_inputs[0].position_weights["history"].logits
+        logits.assign([3.0, 0, 0, 1, 0, -2])
+    history = tf.constant([[*range(2, 14)], [8, 9, *[0] * 10]], tf.int64)
+    expected = model.embed_users({**USERS, "history": history[:, :6]}).numpy()
+    padded = model.embed_users({**USERS, "history": history}).numpy()
+    ragged = tf.RaggedTensor.from_tensor(history, padding=0)
+    np.testing.assert_allclose(padded, expected, atol=1e-6)
+    np.testing.assert_allclose(model.embed_users({**USERS, "history": ragged}), expected, atol=1e-6)
+
+
 def unbound_history(manifest: Manifest) -> Manifest:
     specs = [
         replace(spec, max_len=None) if spec.name == "history" else spec

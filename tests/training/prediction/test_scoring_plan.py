@@ -22,10 +22,14 @@ def exported(tmp_path: Path) -> Exported:
     return Exported(tmp_path, {"lists": {"item": item.to_json()}})
 
 
-def test_candidates_are_each_named_once_and_in_order(exported: Exported, tmp_path: Path) -> None:
+def test_candidates_are_sorted_and_each_named_once(exported: Exported, tmp_path: Path) -> None:
     file = tmp_path / "few.csv"
-    file.write_text("movie\n15\n13\n15\n")
+    file.write_text('\ufeffmovie\n15\n "13" \n', encoding="utf-8")
     assert read_candidates(exported, "items.parquet", file) == (13, 15)
+    file.write_text("movie\n15\n13\n15\n")
+    with pytest.raises(InputDataError, match="a key twice") as caught:
+        read_candidates(exported, "items.parquet", file)
+    assert "rows 1 and 3: 15" in str(caught.value.received)
 
 
 def test_candidates_that_the_catalogue_lacks_are_left_out_and_told(
@@ -34,8 +38,7 @@ def test_candidates_that_the_catalogue_lacks_are_left_out_and_told(
     file = tmp_path / "few.csv"
     file.write_text("movie\n15\n999\n13\n")
     assert read_candidates(exported, "items.parquet", file) == (13, 15)
-    assert "1 of 3 candidates" in caplog.text
-    assert "999" in caplog.text
+    assert "few.csv: 1 of 3 keys match nothing, the first 999" in caplog.text
     file.write_text("movie\n998\n999\n")
     with pytest.raises(InputDataError, match="no candidate"):
         read_candidates(exported, "items.parquet", file)

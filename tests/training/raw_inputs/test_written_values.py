@@ -20,6 +20,7 @@ from conf.errors import InputDataError
 from training.export.source_facts import SourceFacts
 from training.raw_inputs.input_columns import InputColumn
 from training.raw_inputs.raw_rows import RawFile, RawReader
+from training.raw_inputs.source_names import SourceNames, name_columns, name_inputs
 from training.raw_inputs.written_values import find_forms, parse_time, parse_value
 from training.serving.requests.errors import RequestError
 from training.serving.requests.tensors import parse_predict
@@ -90,6 +91,7 @@ def read_file(path: Path, rows: list[Row]) -> dict[str, np.ndarray]:
     elif path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     else:
+        rows = [{name: row.get(name) for name in names} for row in rows]
         pq.write_table(pa.Table.from_pylist(rows), path)
     [found] = RawReader(RawFile(path), build_inputs()).read(100)
     return found.inputs
@@ -185,6 +187,60 @@ def test_second_values_need_the_text_that_holds_them(tmp_path: Path) -> None:
         read_file(tmp_path / "rows.jsonl", [row])
     with pytest.raises(RequestError, match="missing: channels"):
         ask_server([row])
+
+
+OWN, TEXT = {**WRITTEN, "channels": [9, 8, 7]}, WRITTEN
+
+
+@pytest.mark.parametrize("reader", ["jsonl", "parquet", "server"])
+@pytest.mark.parametrize(
+    "rows",
+    [[TEXT, OWN], [OWN, TEXT], [{**TEXT, "channels": None}, OWN, TEXT], [OWN, OWN], [TEXT]],
+)
+def test_a_row_has_its_second_values_whatever_the_others_hold(
+    tmp_path: Path, reader: str, rows: list[Row]
+) -> None:
+    found = READERS[reader](tmp_path, rows)
+    wanted = [[9, 8, 7] if row is OWN else READ["channels"] for row in rows]
+    assert found["channels"].tolist() == wanted
+    assert found["videos"].tolist() == [READ["videos"]] * len(rows)
+
+
+def test_second_values_of_csv_stand_in_an_empty_field_too(tmp_path: Path) -> None:
+    rows = [{**WRITTEN, "channels": None}, {**WRITTEN, "channels": "12_9 7_8 12_7"}]
+    found = read_file(tmp_path / "rows.csv", rows)
+    assert found["channels"].tolist() == [READ["channels"], [7, 8, 9]]
+
+
+def test_columns_of_a_request_are_read_row_by_row() -> None:
+    rows = [TEXT, OWN, {**TEXT, "channels": None}, {**TEXT, "videos": None}]
+    inputs = build_inputs()
+    about = {item.name: item.to_json() for item in inputs}
+    given = {name: [row.get(name) for row in rows] for name in OWN}
+    columns = SourceNames.build(about.values())
+    named = name_columns(given, about, columns)
+    assert named["channels"] == [TEXT["videos"], OWN["channels"], TEXT["videos"], None]
+    by_row = [name_inputs(row, about, columns)["channels"] for row in rows]
+    assert by_row == named["channels"]
+
+
+def test_a_name_that_a_row_lacks_does_not_hide_its_other_one(tmp_path: Path) -> None:
+    """A line has `hour`, the input, another one `at`, its column; a third one both."""
+    other = {"hour": WRITTEN["at"], **{n: v for n, v in WRITTEN.items() if n != "at"}}
+    rows = [WRITTEN, other, {**WRITTEN, **other}]
+    for reader in ("jsonl", "server"):
+        found = READERS[reader](tmp_path, rows)
+        assert found["hour"].tolist() == [MOMENT_MS] * 3
+    both = {**WRITTEN, "hour": "2026-01-31T10:31:00Z"}
+    with pytest.raises(InputDataError, match="row 2: 'hour' is made of 'at'"):
+        read_file(tmp_path / "rows.jsonl", [other, both])
+
+
+def test_lines_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\ufeff" + (json.dumps(WRITTEN) + "\n") * 2, encoding="utf-8")
+    [found] = RawReader(RawFile(file), build_inputs()).read(9)
+    assert found.inputs["hour"].tolist() == [MOMENT_MS] * 2
 
 
 def test_a_separator_of_one_s_own_goes_before(tmp_path: Path) -> None:

@@ -55,6 +55,25 @@ def test_the_server_is_asked_by_its_own_names(access, host, allowed) -> None:
         assert "--allow-host NAME" in answer.json()["error"]
 
 
+@pytest.mark.parametrize("access", [Access(), Access(hosts=("*",))])
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:1", 200), ("localhost:65535", 200), ("localhost:080", 200),
+        ("localhost:", 200), ("[::1]", 200), ("::1", 200),
+        ("localhost:0", 400), ("localhost:65536", 400), ("localhost:123456", 400),
+        ("localhost:http", 400), ("localhost:-1", 400), ("localhost:+80", 400),
+        ("localhost:8_0", 400), ("localhost: 80", 400), ("localhost:80/", 400),
+        ("localhost:\u00b2", 400), ("[::1]:x", 400), ("[::1]80", 400), ("[::1", 400),
+    ],
+)  # fmt: skip
+def test_a_host_has_a_port_that_there_is(access, host, status) -> None:
+    answer = ask(access, Host=host.encode("latin-1"))
+    assert answer.status_code == status
+    if status == 400:
+        assert answer.json()["error"].startswith("Malformed request: no port of a Host: ")
+
+
 @pytest.mark.parametrize(
     ("given", "status"),
     [

@@ -33,7 +33,7 @@ from training.serving.app import build_app
 from training.serving.models.batching import Batcher, Builder
 from training.serving.models.server_config import ServerConfig
 from training.serving.prediction_service import run_service
-from training.serving.requests.errors import RequestError
+from training.serving.requests.errors import SEARCHED_CHARACTERS, RequestError, hide_folders
 from training.serving.requests.limits import (
     CallLimits,
     ConnectionLimits,
@@ -130,7 +130,6 @@ def test_what_a_request_costs_does_not_grow_with_what_is_wrong_in_it() -> None:
             "exclude": [[PAD]] * 4, "k": [10**6] * 4}}, 400, "items of lists; received 4000000"),
         (PREDICT, {"instances": [0] * 60_000}, 400, "64 rows; received 60000"),
         (PREDICT, {"inputs": {"user_id": [1] * 60_000}}, 400, "64 rows; received 60000"),
-        (PREDICT, {"instances": [ROW], **{str(n): 1 for n in range(9000)}}, 400, "keys ['0']"),
         (PREDICT, {"inputs": {str(n): 1 for n in range(9000)}}, 400, "unknown: 0"),
         (PREDICT, {"instances": [{**ROW, "gender": "x" * 70_000}]}, 400, "may have 65536 bytes"),
         (PREDICT, b'{"instances": ' + b"[" * 90_000, 400, "nested 32 deep"),
@@ -167,6 +166,16 @@ def test_text_that_is_not_utf_8_is_an_unknown_value(client) -> None:
         assert status == 400
         assert "parse" in said.lower(), said
         assert "Graph execution error" not in said
+
+
+@pytest.mark.parametrize("text", [b"a." * 65_000, b"\xff." * 65_000, b"/a" * 65_000])
+def test_a_broken_example_is_cut_before_it_is_searched(client, text) -> None:
+    """What TensorFlow says of it quotes all of it."""
+    assert len(hide_folders(text.decode("latin-1"))) <= SEARCHED_CHARACTERS
+    asked = {"signature_name": "examples",
+             "instances": [{"b64": base64.b64encode(text).decode()}]}  # fmt: skip
+    status, said = refuse(client, PREDICT, asked)
+    assert (status, "parse" in said.lower()) == (400, True), said
 
 
 def test_a_filter_is_looked_up_in_one_pass(server) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.machine import growth
 from training.serving.requests.errors import MESSAGE_CHARACTERS, RequestError, hide_folders
 from training.serving.requests.limits import (
     NESTING,
@@ -147,6 +148,14 @@ def test_errors_are_short_and_name_no_folders() -> None:
         ("1/2 of and/or", "1/2 of and/or"),
     ):  # fmt: skip
         assert hide_folders(text) == shown
+
+
+@pytest.mark.parametrize("part", ["a.", "a", "/", "/a ", "file:/", "a:/ ", "+-."])
+def test_no_text_takes_long_to_be_searched_for_folders(part) -> None:
+    def prepare(count: int):
+        return lambda: hide_folders(part * count)
+
+    assert growth(prepare, 1 << 12, 1 << 16) < 40
 
 
 def test_every_limit_is_documented() -> None:

@@ -112,7 +112,8 @@ def test_keys_of_a_history_may_be_whole_floats() -> None:
 def test_without_seen_items_the_stored_histories_are_left_out(tmp_path, has_seen) -> None:
     columns = {"key": [7], "feature:history": [[4]], **({"seen": [[3]]} if has_seen else {})}
     pa.parquet.write_table(pa.table(columns), tmp_path / "users.parquet")
-    users = _read_users(tmp_path, {"histories": ["history"]})
+    card = {"files": {"users.parquet": {}}, "users": {"histories": ["history"]}}
+    users = _read_users(tmp_path, card)
     assert users is not None
     assert users.met == (("seen",) if has_seen else ("feature:history",))
     known = KnownEntities(["x", "y"], np.array([3, 4]), {"x": 0, "y": 1}, np.ones(2, bool),

@@ -269,6 +269,36 @@ def test_rest_errors_are_tensorflow_serving_s(client, path, status, said) -> Non
 
 
 @pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/"), ("GET", "/v1/model"), ("GET", "/v1/models/"), ("GET", "/v1/a/b/c"),
+        ("GET", "/v1/models/scores/"), ("GET", "/v1/recommend/"), ("GET", "/v1/limits/"),
+        ("POST", "/v1/models"), ("POST", "/v1/models/scores"), ("POST", "/v1/nothing:predict"),
+        ("PUT", "/v1/models/scores:predict"), ("DELETE", "/v1/recommend"),
+        ("POST", "/v1/models/scores:predict/"), ("GET", "/v1/models/scores:predict"),
+        ("POST", "/v1/limits"), ("GET", "/v1//models/scores"),
+    ],
+)  # fmt: skip
+def test_paths_that_are_malformed_are_bad_requests(client, method, path) -> None:
+    answer = client.request(method, path, follow_redirects=False)
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith(f"Malformed request: {method} {path}")
+
+
+def test_further_keys_of_a_request_are_passed_over(client) -> None:
+    def ask(method: str, body: dict) -> dict:
+        answer = client.post(f"/v1/models/scores:{method}", json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    further = {"name": "x", "output_filter": ["click"], "Instances": 1, "parameters": {"a": [1]}}
+    columns = {name: [value] for name, value in ROWS[0].items()}
+    bodies = ({"instances": ROWS[:1]}, {"examples": ROWS}, {"inputs": columns})
+    for method, body in zip(("predict", "regress", "predict"), bodies, strict=True):
+        assert ask(method, {**further, **body}) == ask(method, body)
+
+
+@pytest.mark.parametrize(
     ("path", "said"),
     [
         ("scores:classify", "No signature was found with the name: no"),

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from conf.artefacts.export import seal_card
+from conf.artefacts.export import WARMUP_FILE, Give, seal_card
 from conf.artefacts.run import write_json
 from conf.errors import UpstreamNotReadyError
 from conf.schema import fingerprint
 from tests.training.serving.tiny_models import PAD
+from training.scoring.executor import RowSource
+from training.scoring.plan import ScoringRequest, pack_model, plan_task, read_export
 from training.serving.models.model_store import ModelStore
+from training.serving.models.served_version import ServedVersion
 from training.serving.models.server_config import ServerConfig
 from training.serving.server import Server
 
@@ -43,6 +47,29 @@ def test_a_version_with_a_changed_bit_is_not_served(
     shutil.copytree(models / "towers" / "1", version)
     change(version / file, -20)
     assert f"{file}: SHA-256" in refuse(tmp_path / "models")
+
+
+def test_files_that_the_card_does_not_list_are_not_used(models: Path, tmp_path: Path) -> None:
+    """Users of another export beside a version that has none, and vectors of a ranking model's."""
+    version = tmp_path / "models" / "scores" / "1"
+    shutil.copytree(models / "scores" / "1", version)
+    card = json.loads((version / "export.json").read_text())
+    unlisted = ("users.parquet", "items.parquet", WARMUP_FILE)
+    files = {name: info for name, info in card["files"].items() if name not in unlisted}
+    write_json(version / "export.json", seal_card({**card, "files": files, "users": None}))
+    (version / "embeddings").mkdir()
+    vectors = models / "towers" / "1" / "embeddings" / "items.parquet"
+    shutil.copy(vectors, version / "embeddings")
+    (version / "variables" / "more").write_text("x")
+    served = ServedVersion(version)
+    assert (served.known, served.warm_up()) == (None, 0)
+    task = plan_task(read_export(version), ScoringRequest(tmp_path / "out", Give.SCORES,
+                                                          RowSource("rows")))  # fmt: skip
+    pack_model(read_export(version), task, tmp_path / "model.zip")
+    with zipfile.ZipFile(tmp_path / "model.zip") as archive:
+        assert set(archive.namelist()) == {
+            name for name in files if not name.startswith("assets.extra")
+        }
 
 
 def test_a_card_with_a_change_is_not_served(models: Path, tmp_path: Path) -> None:

@@ -34,7 +34,12 @@ from training.index.item_columns import NO_FILES, ItemFiles
 from training.index.known_entities import IncompleteVersionError, read_known
 from training.index.pages import name_pages
 from training.loading.loaded_model import LoadedModel
-from training.serving.requests.errors import FAILED, RequestError, hide_folders
+from training.serving.requests.errors import (
+    FAILED,
+    SEARCHED_CHARACTERS,
+    RequestError,
+    hide_folders,
+)
 from training.serving.requests.limits import SignatureCost
 from training.serving.requests.tensors import Arrays, check_examples
 
@@ -206,6 +211,8 @@ class ServedVersion:
         """
         for name, values in self._model.read_weights():
             _check_weight(name, values)
+        if WARMUP_FILE not in self.card["files"]:
+            return 0
         count = 0
         for record in tf.data.TFRecordDataset(str(self.path / WARMUP_FILE)).as_numpy_iterator():
             signature, inputs = _read_log(PredictionLog.FromString(record))
@@ -286,7 +293,7 @@ def _explain(error: tf.errors.OpError) -> str:
 
     Around it stand "Graph execution error:", where the graph was defined and the nodes' names.
     """
-    lines = str(error.message).split("\n")[:1000]
+    lines = [line[:SEARCHED_CHARACTERS] for line in str(error.message).split("\n", 1000)[:1000]]
     nodes = next((n for n, line in enumerate(lines) if "[[{{node" in line), len(lines))
     said = [line for line in lines[:nodes] if line.strip() and not _AROUND.match(line)]
     return hide_folders((said or lines)[-1].partition(" [Op:")[0].strip())[:300]

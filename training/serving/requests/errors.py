@@ -14,7 +14,9 @@ FAILED, UNAVAILABLE, EXPIRED = 500, 503, 504
 
 MESSAGE_CHARACTERS = 460
 """Longest message; what is escaped in JSON makes it shorter still."""
-_FOLDERS = re.compile(r"(?:\b[a-z][a-z0-9+.-]*:/)?(?<![\w.)\]])/(?:[^/\s:;,'\"]+/)+")
+SEARCHED_CHARACTERS = 4096
+"""What is searched of a text from outside: its beginning."""
+_FOLDERS = re.compile(r"(?:\b[a-z][a-z0-9+.-]{0,30}:/)?(?<![\w.)\]])/(?:[^/\s:;,'\"]+/)+")
 
 
 class RequestError(Exception):
@@ -64,6 +66,6 @@ def cut(text: str, most: int = MESSAGE_CHARACTERS) -> str:
 def hide_folders(text: str) -> str:
     """Returns a text in which paths and URIs have lost their folders: clients need not know them.
 
-    What is left is the last part, the file's own name.
+    What is left is the last part, the file's own name; of a long text its beginning.
     """
-    return _FOLDERS.sub("", text)
+    return _FOLDERS.sub("", text[:SEARCHED_CHARACTERS])

@@ -27,7 +27,7 @@ from conf.artefacts.export import DEFAULT_SIGNATURE
 from training.raw_inputs.export_inputs import find_source_names
 from training.raw_inputs.json_values import build_array, check_times
 from training.raw_inputs.raw_value_errors import show
-from training.raw_inputs.source_names import SourceNames, name_inputs
+from training.raw_inputs.source_names import SourceNames, name_columns, name_inputs
 from training.raw_inputs.value_checks import FINITE, find_bad_number
 from training.serving.requests.errors import RequestError, refuse_values
 from training.serving.requests.limits import RequestLimits, check_lists
@@ -108,9 +108,6 @@ def parse_predict(
     is_row = "instances" in data
     if is_row == ("inputs" in data):
         raise RequestError("Request must hold either 'instances' or 'inputs', and not both")
-    allowed = ("instances", "inputs", "signature_name")
-    if (unknown := next((key for key in data if key not in allowed), None)) is not None:
-        raise RequestError(f"Request holds unknown keys {[unknown]}; allowed: {', '.join(allowed)}")
     about, limits = about or {}, limits or RequestLimits()
     given = data["instances" if is_row else "inputs"]
     check_lists(given.values() if isinstance(given, dict) else (given,), limits.rows)
@@ -128,7 +125,7 @@ def parse_predict(
 def _read_columns(columns: Any, specs: Specs, sources: SourceNames) -> Mapping[str, Any]:
     if not isinstance(columns, dict) or set(columns) == {"b64"}:
         columns = {_find_only(specs): columns}
-    columns = name_inputs(columns, specs, sources)
+    columns = name_columns(columns, specs, sources)
     check_names(columns, specs)
     return columns
 
