@@ -36,9 +36,6 @@ def main(
     ],
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 8501,
-    grpc_port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port of gRPC calls too; default: none.")
-    ] = None,
     retrieval: Annotated[
         str | None, typer.Option(help="Model that retrieves; needed where there are several.")
     ] = None,
@@ -107,7 +104,7 @@ def main(
     from training.serving.models.server_config import RecommendConfig, ServerConfig
 
     setup_logging(log_format)
-    _check_options(ranker, no_ranker, port, grpc_port)
+    _check_options(ranker, no_ranker)
     limit_log()
     access = Access(
         host, tuple(allow_host or ()), None if token_file is None else read_token(token_file), docs
@@ -121,10 +118,10 @@ def main(
     )
     recommend = RecommendConfig(retrieval, ranker, items, blocked, not no_ranker)
     config = ServerConfig(find_place(models), poll, limits, recommend, verify)
-    return run_server(Serving(config, access, grpc_port, log_format), host, port, processes)
+    return run_server(Serving(config, access, log_format), host, port, processes)
 
 
-def _check_options(ranker: str | None, no_ranker: bool, port: int, grpc_port: int | None) -> None:
+def _check_options(ranker: str | None, no_ranker: bool) -> None:
     """Refuses options that contradict each other.
 
     Raises:
@@ -135,12 +132,6 @@ def _check_options(ranker: str | None, no_ranker: bool, port: int, grpc_port: in
             "--ranker names what orders lists, and --no-ranker says that nothing does",
             received=f"--ranker {ranker} --no-ranker",
             fix="leave one of them out",
-        )
-    if grpc_port is not None and grpc_port == port:
-        raise ConfigError(
-            "HTTP and gRPC cannot have one port",
-            received=f"--port {port} --grpc-port {grpc_port}",
-            fix="choose another --grpc-port",
         )
 
 

@@ -41,7 +41,6 @@ EXTRAS = {
     "prometheus_client": "serve",
     "faiss": "serve",
     "orjson": "serve",
-    "grpc": "serve",
     "optuna": "sweep",
     "sqlalchemy": "sweep",
     "hdfs_native": "stores",

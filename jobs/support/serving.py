@@ -45,13 +45,11 @@ class Serving:
     Attributes:
         config: What it serves.
         access: Who may ask.
-        grpc_port: Port of gRPC; None: none.
         log_format: How progress is written.
     """
 
     config: ServerConfig
     access: Access
-    grpc_port: int | None = None
     log_format: LogFormat = LogFormat.TEXT
 
 
@@ -64,8 +62,6 @@ def run_server(serving: Serving, host: str, port: int, processes: int) -> int:
     tell = build_teller(serving.log_format)
     signal.signal(signal.SIGTERM, _stop)  # While models load; later the server ends by itself.
     with bind_socket(host, port) as listener:  # A port that is taken is said before models load.
-        if serving.grpc_port is not None:
-            bind_socket(host, serving.grpc_port, "--grpc-port").close()
         allow_files(serving.config.limits.connections.count)
         if processes == 1:
             return serve(serving, listener, tell)
@@ -97,13 +93,12 @@ def allow_files(connections: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def bind_socket(host: str, port: int, option: str = "--port") -> socket.socket:
+def bind_socket(host: str, port: int) -> socket.socket:
     """Returns a socket at an address, not listening yet.
 
     Args:
         host: The address.
         port: Its port.
-        option: What names the port on the command line.
 
     Raises:
         ConfigError: The address is taken, or not one of this machine.
@@ -119,7 +114,7 @@ def bind_socket(host: str, port: int, option: str = "--port") -> socket.socket:
         raise ConfigError(
             "cannot listen at this address",
             received=f"{host}:{port}: {error.strerror or error}",
-            fix=f"choose another by --host or {option}",
+            fix="choose another by --host or --port",
         ) from error
     return bound
 
@@ -181,23 +176,12 @@ def serve(serving: Serving, listener: socket.socket, tell: Callable[[str], None]
     listener.listen(BACKLOG)
     host, port = listener.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host
-    beside, also = None, ""
-    if serving.grpc_port is not None:
-        from training.serving.prediction_service import run_service
-
-        beside = run_service(
-            server,
-            f"{host}:{serving.grpc_port}",
-            serving.access,
-            shares_port=serving.config.pages is not None,
-        )
-        also = f", by gRPC at {host}:{serving.grpc_port}"
     # What is loaded stays: a collection of what requests leave need not look at it, and the second
     # one tells Python how little else there is, so that it collects that soon.
     gc.collect()
     gc.freeze()
     gc.collect()
-    config = build_config(build_app(server, serving.access, beside), server.limits)
+    config = build_config(build_app(server, serving.access), server.limits)
     runner = uvicorn.Server(config)
 
     def stop(*_: Any) -> None:
@@ -207,7 +191,7 @@ def serve(serving: Serving, listener: socket.socket, tell: Callable[[str], None]
     for number in (signal.SIGTERM, signal.SIGINT):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, stop)
-    tell(f"serving {', '.join(server.store.names)} at http://{host}:{port}{also}")
+    tell(f"serving {', '.join(server.store.names)} at http://{host}:{port}")
     runner.run(sockets=[listener])
     return 0
 

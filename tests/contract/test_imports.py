@@ -30,7 +30,6 @@ TENSORFLOW = {"tensorflow", "keras"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 IMPORT_NAMES = {
     "faiss-cpu": "faiss",
-    "grpcio": "grpc",
     "hdfs-native": "hdfs_native",
     "prometheus-client": "prometheus_client",
     "protobuf": "google",

@@ -5,7 +5,7 @@ What `export.json` says is read once and never changed, and each request needs i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import lru_cache, wraps
 from typing import Any, TypeVar
 
@@ -53,12 +53,6 @@ def once_per_object(find: Callable[[Any], FoundT]) -> Callable[[Any], FoundT]:
 def read_column(item: Mapping[str, Any]) -> InputColumn:
     """Returns an input as `export.json` describes it."""
     return InputColumn.from_json(item)
-
-
-@once_per_object
-def name_items(items: Sequence[Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
-    """Returns what `export.json` says of inputs by their names."""
-    return {item["name"]: item for item in items}
 
 
 @once_per_object

@@ -7,7 +7,7 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Annotated, Any
 from urllib.parse import unquote_to_bytes
@@ -40,31 +40,25 @@ from training.serving.requests.limits import (
 from training.serving.server import Server, encode_json
 
 _TARGET = re.compile(
-    r"(?P<model>[^/:]+)(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?(?::(?P<method>[a-z]+)|(?P<part>/metadata))?"
+    r"(?P<model>[^/:]+)(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?(?P<part>:predict|/metadata)?"
 )
 _Whole = Annotated[int, BeforeValidator(parse_whole)]
-METHODS = ("predict", "classify", "regress")
+PREDICT = ":predict"
 MOST_VERSION = 2**63 - 1
 _log = logging.getLogger("sluice.training.serving")
 
 
-def build_app(
-    server: Server,
-    access: Access | None = None,
-    beside: AbstractAsyncContextManager[object] | None = None,
-) -> FastAPI:
+def build_app(server: Server, access: Access | None = None) -> FastAPI:
     """Builds the application of a server.
 
     Args:
         server: What answers.
         access: Who may ask; None: whoever names a loopback address.
-        beside: What else runs while the application does.
     """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with beside or nullcontext():
-            yield
+        yield
         await asyncio.to_thread(server.close)
 
     access = access or Access()
@@ -120,23 +114,18 @@ def _add_models(app: FastAPI, server: Server) -> None:
 
     @app.post("/v1/models/{target:path}")
     async def post_model(target: str, request: Request) -> Response:
-        method = target.rpartition(":")[2]
-
         async def answer(time_left: asyncio.Timeout) -> bytes:
             found = _match(target, "POST")
-            handler = getattr(server, found["method"])
             version = server.store.get(found["model"], found["version"], found["label"])
             read = await _read_request(request, server, time_left)
-            result: bytes = await handler(version, *read)
-            return result
+            return await server.predict(version, *read)
 
-        return await _answer(server, method if method in METHODS else "unknown", answer)
+        return await _answer(server, "predict" if target.endswith(PREDICT) else "unknown", answer)
 
 
 def _match(target: str, verb: str) -> dict[str, Any]:
     match = _TARGET.fullmatch(target)
-    method = match["method"] if match else None
-    if match is None or (verb == "POST") != (method in METHODS):
+    if match is None or (verb == "POST") != (match["part"] == PREDICT):
         raise RequestError(f"Malformed request: {verb} /v1/models/{target[:200]}")
     parts = match.groupdict()
     if (number := parts["version"]) is not None:

@@ -6,7 +6,7 @@ import logging
 
 KINDS = 1000
 """Kinds of messages that are counted."""
-LOGGERS = ("sluice.training.serving", "uvicorn.error", "asyncio", "grpc._cython.cygrpc")
+LOGGERS = ("sluice.training.serving", "uvicorn.error", "asyncio")
 
 
 class LogLimit(logging.Filter):

@@ -1,4 +1,4 @@
-"""What answers requests, over HTTP and gRPC alike: models, batches, limits, recommendations."""
+"""What answers requests: models, batches, limits, recommendations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from training.serving.models.metrics import Metrics
 from training.serving.models.model_store import ModelStore
 from training.serving.models.served_version import Loading, ServedVersion
 from training.serving.models.server_config import ServerConfig
-from training.serving.requests.examples import parse_examples
 from training.serving.requests.limits import FULL_BODIES, Budget, check_json
 from training.serving.requests.tensors import (
     Arrays,
@@ -80,31 +79,6 @@ class Server:
         del data  # While it waits a request holds its arrays alone.
         outputs = await self.batcher.call(version, signature, inputs)
         return await self.builder.run(_count_bytes(outputs), _encode_predict, outputs, is_row)
-
-    async def classify(self, version: ServedVersion, data: dict[str, Any], size: int) -> bytes:
-        """Answers `:classify`: classes with their scores, for each example."""
-        answer = await self._call_examples(version, data, size, "classify")
-        scores = format_predict({"scores": answer["scores"]}, is_row=False)["outputs"]
-        classes = format_predict({"classes": answer["classes"]}, is_row=False)["outputs"]
-        pairs = zip(classes, scores, strict=True)
-        rows = [[list(pair) for pair in zip(*row, strict=True)] for row in pairs]
-        return encode_json({"results": rows})
-
-    async def regress(self, version: ServedVersion, data: dict[str, Any], size: int) -> bytes:
-        """Answers `:regress`: a value for each example."""
-        answer = await self._call_examples(version, data, size, "regress")
-        return encode_json({"results": format_predict(answer, is_row=False)["outputs"]})
-
-    async def _call_examples(
-        self, version: ServedVersion, data: dict[str, Any], size: int, method: str
-    ) -> Arrays:
-        signature = read_signature_name(data, method)
-        version.require_method(signature, method)
-        holds = version.find_inputs(signature)["inputs"]["holds"]
-        limits = self.limits.request
-        examples = await self.builder.run(size, parse_examples, data, holds, limits)
-        del data
-        return await self.batcher.call(version, signature, {"inputs": examples})
 
     async def recommend(self, data: dict[str, Any], size: int) -> bytes:
         """Answers `/v1/recommend`; arguments as those of `predict`."""

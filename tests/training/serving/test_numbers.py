@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import shutil
@@ -10,26 +9,19 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tensorflow as tf
-from grpc import StatusCode
-from grpc.aio import AioRpcError, insecure_channel
 from starlette.testclient import TestClient
-from tensorflow_serving.apis.model_pb2 import ModelSpec
-from tensorflow_serving.apis.predict_pb2 import PredictRequest
-from tensorflow_serving.apis.prediction_service_pb2_grpc import PredictionServiceStub
 
 from conf.artefacts.export import ExportOptions
 from conf.errors import UpstreamNotReadyError
-from tests.training.number_features import BAD, INF, NAN, ROW, build_number_model
+from tests.training.number_features import BAD, NAN, ROW, build_number_model
 from training.checkpoint.restore import TrainedModel
 from training.export.saved_model import write_export
 from training.export.serving_encoders import FLOAT_NULL_TOKEN
 from training.models.registry import build_model
 from training.serving.app import build_app
 from training.serving.models.server_config import ServerConfig
-from training.serving.prediction_service import run_service
 from training.serving.server import Server
 
 FLOATS = ("price", "cost", "plain", "tastes")
@@ -96,7 +88,6 @@ def example(row: dict) -> bytes:
 def test_numbers_that_are_not_finite_are_refused_by_every_request(client, name, value) -> None:
     rows = [ROW, spoil(name, value)]
     columns = {key: [row[key] for row in rows] for key in ROW}
-    examples = [drop(row, "user_id") for row in rows]
     place = "row 1 (from 0), position [1]" if name == "tastes" else "row 1 (from 0)"
     lone = "row 0 (from 0)"
     scored = [{**drop(row, "movie_id"), "items": [107, 101]} for row in rows]
@@ -104,14 +95,10 @@ def test_numbers_that_are_not_finite_are_refused_by_every_request(client, name, 
         (URL, {"instances": rows}, place),
         (URL, {"inputs": columns}, place),
         (URL, {"signature_name": "score_items", "instances": scored}, place),
-        ("/v1/models/numbers:regress", {"context": {"user_id": 1003}, "examples": examples}, lone),
-        ("/v1/models/numbers:classify", {"examples": examples}, lone),
         ("/v1/recommend",
          {"user": 1003, "features": drop(rows[1], "movie_id", "user_id")}, lone),
     ]  # fmt: skip
     for path, body, where in requests:
-        if "examples" in body and name == "tastes":
-            where = "row 1 (from 0)"  # The values of one feature.
         status, answer = post(client, path, body)
         assert status == 400, (path, answer)
         assert f"input {name} must be finite numbers" in answer["error"]
@@ -175,10 +162,6 @@ def test_null_and_what_is_left_out_are_missing_values(client) -> None:
     assert status == 200
     missing, centre, token, other = [row["click"] for row in answer["predictions"]]
     assert missing == token == centre != other
-    kept = drop(ROW, *tokens)
-    bare = [{**kept, **dict.fromkeys(tokens)}, kept]
-    status, answer = post(client, "/v1/models/numbers:regress", {"examples": bare})
-    assert answer["results"] == pytest.approx([missing] * 2, abs=1e-6)
     status, answer = post(client, URL, {"instances": [
         {**ROW, "tastes": [1.0, None]}, {**ROW, "tastes": [1.0, 1.0]}]})  # fmt: skip
     clicks = [row["click"] for row in answer["predictions"]]
@@ -208,44 +191,6 @@ def test_the_graph_alone_takes_nan_for_missing_as_the_etl_does(models) -> None:
         return float(serve(**given)["click"][0])
 
     assert score(NAN) == score(FLOAT_NULL_TOKEN) == score(1.0)
-
-
-def test_tensors_of_grpc_are_refused_alike(server) -> None:
-    def build(name: str, values: object, dtype: type) -> PredictRequest:
-        spec = ModelSpec(name="numbers", signature_name="serving_default")
-        request = PredictRequest(model_spec=spec)
-        specs = server.store.get("numbers").find_specs("serving_default")
-        for key, value in ROW.items():
-            array = np.array([value, value], specs[key].dtype.as_numpy_dtype)
-            if key == name:
-                array = array.astype(dtype)
-                array.flat[-1] = values
-            request.inputs[key].CopyFrom(tf.make_tensor_proto(array))
-        return request
-
-    kinds = {"price": np.float32, "cost": np.float64, "plain": np.float32, "tastes": np.float32}
-    refused = [(name, build(name, value, kind), "finite numbers") for name, kind in kinds.items()
-               for value in (NAN, INF, -INF)]  # fmt: skip
-    refused += [("cost", build("cost", 1e39, np.float64), "finite numbers"),
-                ("price", build("price", NAN, np.float16), "float32"),
-                ("price", build("price", NAN, np.float64), "float32"),
-                ("user_id", build("user_id", 7, np.float32), "int64")]  # fmt: skip
-
-    async def ask() -> None:
-        service = run_service(server, "127.0.0.1:0")
-        async with service as port, insecure_channel(f"127.0.0.1:{port}") as channel:
-            stub = PredictionServiceStub(channel)
-            answer = await stub.Predict(build("price", FLOAT_NULL_TOKEN, np.float32))
-            assert np.isfinite(tf.make_ndarray(answer.outputs["click"])).all()
-            for name, request, said in refused:
-                with pytest.raises(AioRpcError) as caught:
-                    await stub.Predict(request)
-                assert caught.value.code() == StatusCode.INVALID_ARGUMENT
-                assert f"input {name} must be {said}" in caught.value.details()
-                if said == "finite numbers":
-                    assert "row 1 (from 0)" in caught.value.details()
-
-    asyncio.run(ask())
 
 
 def test_a_score_that_is_no_number_is_a_fault_of_the_server(

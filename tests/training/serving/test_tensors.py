@@ -22,7 +22,6 @@ from training.raw_inputs.value_checks import find_wrong_times
 from training.raw_inputs.written_values import WrittenForm
 from training.serving.lists.row_inputs import read_given
 from training.serving.requests.errors import RequestError
-from training.serving.requests.examples import parse_examples
 from training.serving.requests.limits import RequestLimits
 from training.serving.requests.recommend_request import RecommendRequest
 from training.serving.requests.tensors import check_examples, parse_predict
@@ -77,9 +76,6 @@ def test_times_of_another_unit_are_refused_in_every_way_in(tmp_path, values, sai
         lambda: predict(rows),
         lambda: parse_predict({"inputs": columns}, specs(INPUTS), about(INPUTS)),
         lambda: build_array("hour", values, specs(INPUTS)["hour"], HOUR.to_json()),
-        lambda: parse_examples(
-            {"examples": [{"hour": value} for value in values]}, [HOUR.to_json()], RequestLimits()
-        ),
         lambda: check_examples(examples(values), [HOUR.to_json()]),
     )
     for ask in asks:
@@ -125,9 +121,6 @@ def test_inputs_may_have_the_names_of_the_source_s_columns(tmp_path) -> None:
         assert found.keys() == own.keys()
         for name, values in own.items():
             assert found[name].tolist() == values.tolist()
-    asked = {"examples": [{"user_id": "u1"}]}
-    [example] = parse_examples(asked, [USER.to_json()], RequestLimits())
-    assert "uid" in tf.train.Example.FromString(example).features.feature
     both = {**ROW, "user_id": "u2"}
     with pytest.raises(RequestError, match="uid is made of user_id, and both are given and differ"):
         predict([both])

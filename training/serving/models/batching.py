@@ -20,7 +20,6 @@ from conf.artefacts.export import TOP_K
 from training.index.vector_index import use_one_thread
 from training.serving.models.served_version import ServedVersion
 from training.serving.requests.errors import UNAVAILABLE, RequestError
-from training.serving.requests.examples import count_lists
 from training.serving.requests.limits import (
     EXAMPLE_BYTES,
     WAITING_VALUES,
@@ -31,7 +30,7 @@ from training.serving.requests.limits import (
     SignatureCost,
     check_count,
 )
-from training.serving.requests.tensors import Arrays
+from training.serving.requests.tensors import Arrays, count_lists
 
 ResultT = TypeVar("ResultT")
 

@@ -43,12 +43,6 @@ from training.serving.requests.errors import (
 from training.serving.requests.limits import SignatureCost
 from training.serving.requests.tensors import Arrays, check_examples
 
-METHOD_PREFIX = "tensorflow/serving/"
-
-
-METHOD_WORDS = {"classify": "classification", "regress": "regression"}
-
-
 _AROUND = re.compile(r"Graph execution error|Detected at node|\s*File |<stack traces|\s")
 
 
@@ -160,21 +154,6 @@ class ServedVersion:
                 f"allowed: {', '.join(self._model.inputs)}"
             )
         return self._model.inputs[signature]
-
-    def require_method(self, signature: str, method: str) -> None:
-        """Checks that a signature is one of `classify` or `regress`.
-
-        Raises:
-            RequestError: There is no such signature, or it is of another method.
-        """
-        about = self.card["signatures"].get(signature)
-        if about is None:
-            raise RequestError(f"No signature was found with the name: {signature[:100]}")
-        if (served_method := about.get("method", "predict")) != method:
-            raise RequestError(
-                f"Expected {METHOD_WORDS[method]} signature method_name to be "
-                f"{METHOD_PREFIX}{method}. Was: {METHOD_PREFIX}{served_method}"
-            )
 
     def find_cost(self, signature: str) -> SignatureCost:
         """Returns what makes calls of a signature expensive."""

@@ -19,28 +19,19 @@ NESTING = 32
 """Lists and objects inside each other."""
 EXAMPLE_BYTES = 32
 """Bytes of a serialized Example that count as one value. A list may hold one value a byte: lists
-are counted beside (`count_lists` of `examples`)."""
+are counted beside (`count_lists` of `tensors`)."""
 CATALOGUE_SCORES = 1 << 26
 """Scores of a call that ranks the whole catalogue, rows x items: 256 MB."""
 JOINED_PAIRS = 4096
 """Pairs of rows and candidates of a call that several requests share; more gains nothing."""
 CALL_ITEMS = 20_000
 """Items that a ranking model scores in one call where nothing retrieves them."""
-STREAMS, IDLE_SECONDS, AGE_SECONDS = 256, 300.0, 600.0
-"""gRPC calls of a connection at a time; until one without a call is closed, and until any is."""
-FIELDS = 100
-"""Fields of metadata that a gRPC call may ask for, of which there is one."""
-MOST_AXES = 8
-"""Axes of a tensor of gRPC."""
 SMALL_BYTES = 1 << 16
 """Bodies up to this length are read even where others fill the memory that bodies may take."""
 FULL_BODIES = 32
 """Bodies of the greatest length that may be arriving at a time."""
 PIPELINED = 16
 """Requests of a connection that wait for the answer before theirs; more are not parsed yet."""
-ARRIVING, HURRIED_SECONDS = 64, 0.5
-"""Messages of gRPC that may take their time to arrive; how long the earliest ones have where there
-are more."""
 WAITING_VALUES = 16
 """Requests of the most values whose inputs are held at a time."""
 LENGTH, CANDIDATES = 1000, 5000
@@ -53,7 +44,7 @@ _OTHERS = bytes(set(range(256)) - set(b'[]{}",:'))
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """What one request may ask of a model, by any protocol.
+    """What one request may ask of a model.
 
     Attributes:
         rows: Rows.
@@ -144,12 +135,6 @@ class ServerLimits:
             "idle_seconds": connections.idle_seconds,
             "write_seconds": connections.write_seconds,
             "pipelined_requests": PIPELINED,
-            "grpc_calls": STREAMS,
-            "grpc_arriving_messages": ARRIVING,
-            "grpc_idle_seconds": IDLE_SECONDS,
-            "grpc_age_seconds": AGE_SECONDS,
-            "grpc_metadata_fields": FIELDS,
-            "grpc_axes": MOST_AXES,
         }
 
 
@@ -387,19 +372,6 @@ def check_lists(rows: Iterable[Any], most: int) -> None:
     for values in rows:
         if isinstance(values, list):
             check_count("rows", len(values), most)
-
-
-def check_context(
-    examples: Sequence[Any], context: Mapping[str, Any], limits: RequestLimits
-) -> None:
-    """Refuses examples that are too many, or too many values: each gets a copy of the context.
-
-    Raises:
-        RequestError: They are.
-    """
-    check_count("rows", len(examples), limits.rows)
-    width = sum(len(one) if isinstance(one, list) else 1 for one in context.values())
-    check_count("values of a context, times examples", width * len(examples), limits.values)
 
 
 def describe_list_limits() -> dict[str, int]:

@@ -6,8 +6,7 @@
 A row is an object with a value for each input, or the value itself where there is one input;
 outputs alike. Inputs may have the names of the source's columns. Bytes are `{"b64": "…"}`; text is
 UTF-8; null is a missing value, and of a list the empty one. What is no finite number is refused
-wherever a number is asked for, in tensors of gRPC and serialized Examples too; so are times of
-another unit.
+wherever a number is asked for, in serialized Examples too; so are times of another unit.
 """
 
 from __future__ import annotations
@@ -36,6 +35,8 @@ Arrays = dict[str, np.ndarray]
 Specs = Mapping[str, tf.TensorSpec]
 Inputs = Mapping[str, Mapping[str, Any]]
 """What `export.json` says of each input."""
+PARSED = {"string": tf.string, "int64": tf.int64, "float32": tf.float32, "float64": tf.float32}
+"""Type of a list in an Example, by that of the input."""
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -67,12 +68,8 @@ def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-def read_signature_name(data: Mapping[str, Any], default: str = DEFAULT_SIGNATURE) -> str:
+def read_signature_name(data: Mapping[str, Any]) -> str:
     """Returns the signature that a request names.
-
-    Args:
-        data: The body.
-        default: What is returned where it names none.
 
     Raises:
         RequestError: The name is no text.
@@ -80,7 +77,7 @@ def read_signature_name(data: Mapping[str, Any], default: str = DEFAULT_SIGNATUR
     name = data.get("signature_name")
     if name is not None and not isinstance(name, str):
         raise RequestError(f"'signature_name' must be a string; received {show(name)}")
-    return name or default
+    return name or DEFAULT_SIGNATURE
 
 
 @refuse_values()
@@ -199,6 +196,27 @@ def check_examples(serialized: np.ndarray, holds: Sequence[Mapping[str, Any]]) -
             )
     for name, item in timed.items():
         check_times(name, found[name].values.numpy(), item)
+
+
+def count_lists(serialized: np.ndarray, holds: Sequence[Mapping[str, Any]]) -> int:
+    """Returns the values that each row has once all lists are padded to the longest one.
+
+    Args:
+        serialized: Examples, `[rows]` of bytes.
+        holds: What `export.json` says of the raw inputs.
+
+    Raises:
+        RequestError: A list is of another type, or these are no Examples.
+    """
+    wanted = {
+        item["name"]: tf.io.RaggedFeature(PARSED[item["dtype"]])
+        for item in holds
+        if item["is_list"] and item.get("length") is None
+    }
+    if not wanted:
+        return 0
+    parsed = parse_serialized(serialized, wanted)
+    return sum(int(np.diff(one.row_splits.numpy()).max(initial=0)) for one in parsed.values())
 
 
 def parse_serialized(serialized: np.ndarray, wanted: Mapping[str, Any]) -> dict[str, Any]:
