@@ -69,7 +69,7 @@ def use_own_python() -> None:
     Spark would start the `python3` of the path: another one, if the environment is not active.
     """
     context = SparkContext._active_spark_context
-    if context is None or not context.master.startswith("local"):
+    if context is None or not str(context.master).startswith("local"):
         return
     if context.pythonExec == "python3":  # PySpark's default
         context.pythonExec = sys.executable
