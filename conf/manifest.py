@@ -88,6 +88,7 @@ class RowCounts:
             the log have too.
         late: Rows of the log's files of the run's days that are of earlier days: runs of these do
             not read them.
+        labelled: Of several labels, by label and split, the records that have it.
     """
 
     read: Mapping[str, int]
@@ -103,6 +104,7 @@ class RowCounts:
     short_users: int = 0
     test_in_log: int = 0
     late: int = 0
+    labelled: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,7 @@ _LATER_KEYS = (
     ("counts", "short_users"),
     ("counts", "test_in_log"),
     ("counts", "late"),
+    ("counts", "labelled"),
 )
 
 
@@ -356,6 +359,12 @@ class Manifest:
     def find_label_rate(self, label: str) -> Mapping[str, float]:
         """Returns the mean of a label by split; empty where it is not known."""
         return self.label_rate if label == self.keys.label else self.label_rates.get(label, {})
+
+    def may_lack(self, spec: FeatureSpec) -> bool:
+        """Whether records may lack a label: one of several, a float32 that is NaN then."""
+        is_label = spec.role == "label" and len(self.schema.by_role("label")) > 1
+        is_number = spec.dtype == "float32" and not spec.is_list
+        return is_label and is_number and spec.pad_value is None
 
     def find_feature_lists(self) -> frozenset[str]:
         """Returns the features that stand in the feature lists of SequenceExamples.

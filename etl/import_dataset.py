@@ -36,6 +36,7 @@ from etl.imported.schema import build_schema
 from etl.imported.survey import Survey, Surveyed
 from etl.quality.mistakes import find_not_finite, find_unscaled, refuse_negative_weights
 from etl.quality.statistics import (
+    count_labelled,
     merge_statistics,
     summarize_statistics,
 )
@@ -207,7 +208,14 @@ def _describe(survey: Survey, files: Files, surveyed: Mapping[str, Sequence[Surv
             config=config.resolved(),
             config_sha256=fingerprint(config.resolved()),
         ),
-        counts=RowCounts({"files": events}, {"files": {}}, events, rows, {}),
+        counts=RowCounts(
+            {"files": events},
+            {"files": {}},
+            events,
+            rows,
+            {},
+            labelled=count_labelled(merged, schema),
+        ),
         code_version=read_code_version(),
         statistics_file=statistics_file,
         slots=() if config.writes_anew else features.slots,

@@ -18,7 +18,7 @@ from training.checkpoint.calibrations import (
 )
 from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.restore import load_run
-from training.evaluation.label_metrics import FloatArray, read_weights
+from training.evaluation.label_metrics import FloatArray, find_labelled, read_weights
 from training.evaluation.task_metrics import check_binary, compile_scores
 from training.loop.validation import is_validated, read_validation
 from training.models.calibration import Calibration
@@ -119,13 +119,15 @@ def _fit(
     beside = (*(task.label for task in tasks), *([] if weight is None else [weight]))
     logits: dict[str, list[NDArray[np.float32]]] = {task.name: [] for task in tasks}
     labels: dict[str, list[NDArray[np.bool_]]] = {task.name: [] for task in tasks}
+    known: dict[str, list[NDArray[np.bool_]]] = {task.name: [] for task in tasks}
     weights: list[FloatArray] = []
     for batch in read_validation(config, data, tuple(dict.fromkeys((*model.inputs, *beside)))):
         found = score({name: batch[name] for name in model.inputs})
         for task in tasks:
             logits[task.name].append(np.asarray(found[task.name], np.float32))
             values = np.asarray(batch[task.label]).reshape(-1)
-            check_binary(task, values)
+            known[task.name].append(find_labelled(data.manifest, task.label, values))
+            check_binary(task, values[known[task.name][-1]])
             labels[task.name].append(values > 0.5)
         rows = len(labels[tasks[0].name][-1])
         own = read_weights(batch, weight, rows)
@@ -134,9 +136,10 @@ def _fit(
     fitted, rarer = {}, {}
     for name in logits:
         z, y = np.concatenate([*logits[name], []]), np.concatenate([*labels[name], []])
-        fitted[name] = _fit_task(name, z, y.astype(bool), w)
-        positives = np.count_nonzero(y[w > 0.0])
-        rarer[name] = int(min(positives, np.count_nonzero(w) - positives))
+        own = w * np.concatenate([*known[name], []])
+        fitted[name] = _fit_task(name, z, y.astype(bool), own)
+        positives = np.count_nonzero(y[own > 0.0])
+        rarer[name] = int(min(positives, np.count_nonzero(own) - positives))
     return fitted, len(w), rarer
 
 

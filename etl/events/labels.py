@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from operator import or_
+from operator import and_, or_
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Window
@@ -183,11 +183,7 @@ def _lacks_key(keys: Iterable[str]) -> Column:
 
 
 def add_conversion_label(
-    events: DataFrame,
-    name: str,
-    conversion: ConversionConfig,
-    source: DataFrame,
-    until_ms: int | None,
+    events: DataFrame, name: str, conversion: ConversionConfig, source: DataFrame
 ) -> DataFrame:
     """Adds the label: 1 if a conversion of the same keys came in [event, event + window].
 
@@ -199,10 +195,6 @@ def add_conversion_label(
         name: Column of the label.
         conversion: The rule.
         source: Rows of the conversion source.
-        until_ms: The time up to which labels can be known (`find_until_ms`).
-
-    Returns:
-        The events; samples whose window is not over by the cut-off are none, as `immature`.
     """
     conversions, window_ms = _read_conversions(conversion, source), _window_ms(conversion)
     # A null is no key: conversions that lack one are no event's.
@@ -220,17 +212,12 @@ def add_conversion_label(
     in_time = F.col("__next_ms") - F.col(EVENT_TS_COLUMN) <= window_ms
     # A given event without a time has no window, hence no label.
     timed = F.col(EVENT_TS_COLUMN).isNotNull()
-    labelled = (
+    return (
         merged.withColumn("__next_ms", next_ms)
         .where(F.col(_CONVERTED).isNull())
         .withColumn(name, F.when(timed, F.coalesce(in_time, F.lit(False))).cast("float"))
         .drop("__next_ms", _CONVERTED)
     )
-    if conversion.immature == "keep":
-        return labelled
-    # Positives too: dropping only the others would make the latest events look better.
-    late = is_immature(conversion, until_ms)
-    return leave_out_samples(labelled, F.when(late, F.lit(IMMATURE)))
 
 
 def is_immature(conversion: ConversionConfig, until_ms: int | None) -> Column:
@@ -248,8 +235,10 @@ def add_labels(
     sources: Mapping[str, Source],
     conversions: Mapping[str, ConversionCounts],
 ) -> DataFrame:
-    """Adds the labels, float32. A given event may lack one; another without one is no sample.
+    """Adds the labels, float32. A given event may lack all; another without any is no sample.
 
+    Of several labels one that is not known yet is null: positives too, as leaving out only the
+    others would make the latest events look better.
     Events that lose their record for want of a label stay what happened before others.
 
     Args:
@@ -266,20 +255,41 @@ def add_labels(
             events = _add_label(events, label)
             continue
         source = sources[label.conversion.source].good
-        until_ms = find_until_ms(label.conversion, conversions[label.name])
-        events = add_conversion_label(events, label.name, label.conversion, source, until_ms)
-    return events
+        events = add_conversion_label(events, label.name, label.conversion, source)
+    return _leave_out_unlabelled(events, config.all_labels, conversions)
 
 
 def _add_label(events: DataFrame, label: LabelConfig) -> DataFrame:
     value = F.col(label.column or "")
-    given = F.col(GIVEN_TEST_COLUMN) | F.col(GIVEN_VALIDATION_COLUMN)
-    # An event that is no sample needs no label.
-    lacking = value.isNull() & ~given & F.col(NOT_SAMPLED_COLUMN).isNull()
-    reason = F.when(lacking, F.lit(UNLABELLED))
     rule = _apply_rule(events, label, value).cast("float")
-    labelled = events.withColumn(label.name, F.when(value.isNotNull(), rule))
-    return leave_out_samples(labelled, reason)
+    return events.withColumn(label.name, F.when(value.isNotNull(), rule))
+
+
+def _leave_out_unlabelled(
+    events: DataFrame,
+    labels: Sequence[LabelConfig],
+    conversions: Mapping[str, ConversionCounts],
+) -> DataFrame:
+    if not labels:
+        return events
+    given = F.col(GIVEN_TEST_COLUMN) | F.col(GIVEN_VALIDATION_COLUMN)
+    lacking, reasons, known = [], [], {}
+    for label in labels:
+        late, value = _is_late(label, conversions), F.col(label.name)
+        lacking.append(value.isNull() | late)
+        reasons.append(F.when(late, IMMATURE).when(value.isNull() & ~given, UNLABELLED))
+        known[label.name] = F.when(~late, value)
+    reason = F.when(reduce(and_, lacking), F.coalesce(*reasons))
+    events = leave_out_samples(events, reason)
+    return events.withColumns(known) if len(labels) > 1 else events
+
+
+def _is_late(label: LabelConfig, conversions: Mapping[str, ConversionCounts]) -> Column:
+    conversion = label.conversion
+    if conversion is None or conversion.immature == "keep":
+        return F.lit(False)
+    late = is_immature(conversion, find_until_ms(conversion, conversions[label.name]))
+    return F.coalesce(late, F.lit(False))
 
 
 def _apply_rule(events: DataFrame, label: LabelConfig, value: Column) -> Column:

@@ -267,7 +267,7 @@ def find_constants(
             rule = f"constant feature {spec.name}"
             found.append(_judge(config, "constant", rule, spec.name, what))
     for name in _list_labels(config, nothing_matched):
-        what = describe_constant(statistics.get(name, {}))
+        what = describe_constant(_of_labelled(statistics.get(name, {})))
         if what is not None:
             found.append(_judge(config, "one_class", f"label {name} of one class", name, what))
     return found
@@ -386,11 +386,19 @@ def find_one_class(
     found = []
     for split in ("validation", "test"):
         for label in _list_labels(config, nothing_matched, split):
-            what = describe_constant(statistics.get(split, {}).get(label, {}), split)
+            labelled = _of_labelled(statistics.get(split, {}).get(label, {}))
+            what = describe_constant(labelled, split)
             if what is not None and label not in config.contract.allow.one_class:
                 rule = f"label {label} of one class ({split})"
                 found.append(RuleResult(rule, "warn", False, what, _WANTED["one_class"]))
     return found
+
+
+def _of_labelled(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the statistics of a label in the rows that have it, if there are any."""
+    if not found.get("values"):
+        return found
+    return {**found, "rows": found["values"], "missing": 0}
 
 
 def describe_constant(found: Mapping[str, Any], split: str = "train") -> str | None:

@@ -16,6 +16,8 @@ import pyarrow.types as pt
 
 from conf.errors import InputDataError
 from conf.manifest import WEIGHTED_MEAN
+from conf.schema import FeatureSchema
+from conf.splits import CATALOG, USERS
 from etl.quality.label_statistics import (
     LabelAccumulator,
     LabelFocus,
@@ -269,6 +271,21 @@ def merge_statistics(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 allowed=", ".join(names),
             )
     return {name: _merge_feature(name, [part[name] for part in parts]) for name in names}
+
+
+def count_labelled(
+    statistics: Mapping[str, Mapping[str, Any]], schema: FeatureSchema
+) -> dict[str, dict[str, int]]:
+    """Counts the records that have each of several labels, by label and split."""
+    labels = [spec.name for spec in schema.by_role("label")]
+    return {
+        label: {
+            split: int(found[label]["values"])
+            for split, found in statistics.items()
+            if label in found and split not in (CATALOG, USERS)
+        }
+        for label in (labels if len(labels) > 1 else ())
+    }
 
 
 def summarize_statistics(merged: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,6 +16,7 @@ from etl.events.event_counts import EventCounts
 from etl.events.joins import MATCHED
 from etl.features.plan import FeaturePlan, plan_features
 from etl.quality.contract import BuildChecks
+from etl.quality.statistics import count_labelled
 from etl.records.stage import WrittenRecords
 from etl.sources.bad_rows import SourceCounts
 from etl.stages.build_stages import STAGES
@@ -85,7 +86,10 @@ def _describe(build: Build) -> dict[str, Any]:
         "keys": keys,
         "code_version": read_code_version(),
         "contract": build.checks.to_json(),
-        "counts": _count_outcomes(config, counts, build.event_counts, written.built, build.drawn),
+        "counts": replace(
+            _count_outcomes(config, counts, build.event_counts, written.built, build.drawn),
+            labelled=count_labelled(written.statistics, encoders.plan.schema),
+        ),
         "splits": written.splits,
         "schema": encoders.plan.schema,
         "encoder_files": encoders.files,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import tensorflow as tf
 
 from conf.artefacts.dataset import DatasetPaths, read_manifest, resolve_version
 from conf.errors import InputDataError, UpstreamNotReadyError
@@ -271,12 +272,20 @@ def test_label_bound_has_the_precision_of_its_column(spark, tmp_path):
     assert set(result.manifest.label_rate.values()) == {1.0}
     labels = [spec.name for spec in result.manifest.schema.by_role("label")]
     assert labels == ["label", "stars", "late"]
-    # Times 0 to 2 are train; a label of grades has no rate.
-    late = {"train": pytest.approx(1 / 3), "validation": 1.0, "test": 1.0}
+    # Times 0 to 3 are train and validation; a label of grades has no rate.
+    late = {"train": pytest.approx(1 / 2), "validation": 1.0, "test": 1.0}
     assert result.manifest.label_rates == {"late": late}
-    rows = list(read_split(result.version, result.manifest, "test"))
-    assert [(row["stars"], row["late"]) for row in rows] == [(pytest.approx(4.1), 1.0)]
-    assert result.manifest.counts.dropped == {"unlabelled": 1}
+    # The row without a rating has one of three labels: the other two are absent features.
+    (shard,) = result.manifest.split("test").shards
+    (record,) = tf.data.TFRecordDataset(str(result.version / shard.path)).as_numpy_iterator()
+    written = tf.train.Example.FromString(record).features.feature
+    assert {name for name in labels if name in written} == {"late"}
+    assert result.manifest.counts.labelled == {
+        "label": {"train": 4, "validation": 1, "test": 0},
+        "stars": {"train": 4, "validation": 1, "test": 0},
+        "late": {"train": 4, "validation": 1, "test": 1},
+    }
+    assert result.manifest.counts.dropped == {}
 
 
 def test_quarantine_stays_inside_the_version_and_short_histories_are_counted(spark, tmp_path):

@@ -23,7 +23,7 @@ from training.evaluation.confidence_intervals import (
     compare_rows,
 )
 from training.evaluation.item_index import build_item_index
-from training.evaluation.label_metrics import auc_by_group, read_weights
+from training.evaluation.label_metrics import auc_by_group, find_labelled, read_weights
 from training.evaluation.metrics import FloatArray, IntArray, Per, find_log_losses, measure
 from training.evaluation.own_metrics import build_measures
 from training.evaluation.per_user_ranking import PER_USER, ListScorer, UserReader, read_held_out
@@ -197,9 +197,10 @@ def _compare_ranking(trained: TrainedModel, other: TrainedModel, split: str) -> 
     metrics: dict[str, Any] = {}
     for task in tasks:
         labels = own.labels[task.name]
-        scores = own.scores[task.name], rival.scores[task.name]
+        kept = find_labelled(trained.manifest, task.label, labels)
+        scores = own.scores[task.name][kept], rival.scores[task.name][kept]
         compare = _compare_binary if task.is_binary else _compare_errors
-        found = compare(labels, scores, owners, trained.config.seed, own.weights)
+        found = compare(labels[kept], scores, owners[kept], trained.config.seed, own.weights[kept])
         prefix = "" if task == trained.model.tasks[0] else f"{task.name}/"
         metrics |= {f"{prefix}{name}": vars(difference) for name, difference in found.items()}
     users = len(np.unique(owners))

@@ -578,6 +578,21 @@ def read_weights(features: Features, weight: str | None, rows: int) -> FloatArra
     return weights
 
 
+def find_labelled(manifest: Manifest, label: str, values: NDArray[np.generic]) -> NDArray[np.bool_]:
+    """Returns which rows have a label, `[rows]`: of several labels a row may lack one (NaN).
+
+    Such rows weigh 0 in the label's own task.
+
+    Args:
+        manifest: The rows' dataset version.
+        label: Name of the label.
+        values: `[rows]`.
+    """
+    if manifest.may_lack(manifest.schema[label]):
+        return ~np.isnan(values)
+    return np.ones(len(values), bool)
+
+
 def find_user_ids(manifest: Manifest) -> str | None:
     """Returns the feature whose ids of a vocabulary name the users, or None."""
     user = manifest.keys.user

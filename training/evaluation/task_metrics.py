@@ -26,7 +26,12 @@ from training.evaluation.confidence_intervals import (
     describe_differences,
     find_root_gap,
 )
-from training.evaluation.label_metrics import LabelScores, find_user_ids, read_weights
+from training.evaluation.label_metrics import (
+    LabelScores,
+    find_labelled,
+    find_user_ids,
+    read_weights,
+)
 from training.evaluation.own_metrics import OwnMetric, OwnScores, build_own_metrics
 from training.evaluation.slices import Slicing, plan_slicings
 from training.input.batches import Batch, Features, build_eval_dataset, read_batches
@@ -165,9 +170,13 @@ class TaskScores:
     @property
     def inputs(self) -> tuple[str, ...]:
         """Features that are read."""
-        others = [name for scores in self._scores.values() for name in scores.inputs]
-        others += [name for slices in self._slices.values() for name in slices.inputs]
-        return tuple(dict.fromkeys((*self._model.inputs, *others)))
+        return tuple(dict.fromkeys((*self._model.inputs, *self._measured)))
+
+    @property
+    def _measured(self) -> list[str]:
+        """Those that metrics read."""
+        names = [name for scores in self._scores.values() for name in scores.inputs]
+        return names + [name for slices in self._slices.values() for name in slices.inputs]
 
     def update(self, batch: Batch) -> None:
         """Adds the rows of a batch.
@@ -178,17 +187,27 @@ class TaskScores:
         given = {name: batch[name] for name in self._model.inputs if name in batch}
         logits = self._score(given)
         before = self._score_before(given) if self._before else {}
-        for name, uncalibrated in self._before.items():
-            uncalibrated.update(batch, np.asarray(before[name], np.float32))
         for task in self._model.tasks:
             scores = np.asarray(logits[task.name], np.float32)
             check_scores(task, scores)
+            own, rows = self._keep_labelled(task, batch)
             if task.is_binary:
-                check_binary(task, np.asarray(batch[task.label]))
-            self._scores[task.name].update(batch, scores)
-            self._slices[task.name].update(batch, scores)
+                check_binary(task, np.asarray(own[task.label]))
+            if task.name in self._before:
+                uncalibrated = np.asarray(before[task.name], np.float32)
+                self._before[task.name].update(own, uncalibrated[rows])
+            self._scores[task.name].update(own, scores[rows])
+            self._slices[task.name].update(own, scores[rows])
             if task.name in self._own:
-                self._add_own(task, batch, scores)
+                self._add_own(task, own, scores[rows])
+
+    def _keep_labelled(self, task: Task, batch: Batch) -> tuple[Batch, NDArray[np.intp] | slice]:
+        """Returns what is measured of the rows that have a task's label, and their places."""
+        known = find_labelled(self._manifest, task.label, np.asarray(batch[task.label]))
+        if known.all():
+            return batch, slice(None)
+        rows = np.flatnonzero(known)
+        return {name: tf.gather(batch[name], rows) for name in self._measured}, rows
 
     def _add_own(self, task: Task, batch: Batch, scores: NDArray[np.float32]) -> None:
         weights = read_weights(batch, self._manifest.find_weight(), len(scores))

@@ -149,6 +149,12 @@ def build_sparse(ids: tf.RaggedTensor, weights: tf.RaggedTensor, size: int) -> t
     return tf.sparse.reorder(tf.SparseTensor(indices, weights.values, shape))
 
 
+def mask_unlabelled(labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns labels, 0 where a row lacks its own (NaN), and which rows have one; same shape."""
+    is_known = ~tf.math.is_nan(labels)
+    return tf.where(is_known, labels, tf.zeros_like(labels)), is_known
+
+
 _Select = Sequence[str] | None
 
 

@@ -12,6 +12,9 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
+import numpy as np
+import tensorflow as tf
+
 from conf.errors import ConfigError, TooFewRowsError
 from conf.manifest import Manifest
 from conf.metrics import LOSS_METRIC
@@ -20,7 +23,7 @@ from conf.training.input import FilterConfig, describe_conditions
 from conf.training.models import RankingConfig
 from conf.training.train import TrainConfig
 from training.evaluation.evaluate import FullRanking, evaluate_full
-from training.evaluation.label_metrics import LabelScores, find_user_ids
+from training.evaluation.label_metrics import LabelScores, find_labelled, find_user_ids
 from training.evaluation.own_metrics import (
     build_measures,
     build_own_metrics,
@@ -240,6 +243,10 @@ def _build_scoring(
             evaluation_filter=config.evaluation.filter, binary_labels=(label,),
         )  # fmt: skip
         for batch in islice(read_batches(dataset, *where, "train"), batches):
+            known = find_labelled(data.manifest, label, np.asarray(batch[label]))
+            if not known.all():
+                own = tf.ragged.boolean_mask(batch[label][:, tf.newaxis], known[:, np.newaxis])
+                batch = {**batch, label: own}
             scores.update(batch, score_pairs(towers, batch))
         found = scores.result(None) or {}
         metrics = {LOSS_METRIC: found.get("log_loss"), "auc": found.get("auc")}

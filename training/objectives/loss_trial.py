@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from conf.errors import ConfigError
+from training.input.batches import mask_unlabelled
 from training.models.model import find_feature
 from training.networks.own_code import Fault, call_reported
 from training.objectives.own_loss import OwnLoss
@@ -45,6 +46,8 @@ def check_loss(
         counted = np.repeat(np.arange(rows)[:, np.newaxis] > 0, compared, axis=1)
         others = [tf.constant(drawn, tf.float32), tf.constant(counted)]
 
+    if label is not None and train.manifest.may_lack(train.manifest.schema[label]):
+        batch = {**batch, label: mask_unlabelled(batch[label])[0]}
     labels = [] if label is None else [batch[label], _swap(batch[label])]
 
     @tf.function(autograph=False)

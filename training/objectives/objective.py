@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -13,7 +13,7 @@ from conf.paths import ReadablePath
 from conf.training.input import InputConfig
 from conf.training.models import ModelConfig, RankingConfig
 from conf.training.objectives import BinaryConfig, DrawnNegativesConfig, SoftmaxConfig
-from training.input.batches import Batch
+from training.input.batches import Batch, mask_unlabelled
 from training.models.model import Model
 from training.models.ranking import RankingModel, Task
 from training.models.retrieval import RetrievalModel, score_rows
@@ -113,16 +113,24 @@ class BinaryCrossEntropy:
     Args:
         label: Name of the label feature.
         loss: A formula of one's own in its place, or None.
+        may_lack: Whether rows may lack the label (NaN): they weigh 0.
     """
 
-    def __init__(self, label: str, loss: OwnLoss | None = None) -> None:
+    def __init__(self, label: str, loss: OwnLoss | None = None, may_lack: bool = False) -> None:
         beside = () if loss is None else loss.inputs
         self.inputs: tuple[str, ...] = tuple(dict.fromkeys((label, *beside)))
         self.binary_labels: tuple[str, ...] = (label,)
-        self._label, self._loss = label, loss
+        self._label, self._loss, self._may_lack = label, loss, may_lack
 
     def __call__(self, model: RetrievalModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
         """Returns the loss of each row, `[local_batch]`."""
+        if self._may_lack:
+            return compute_where_known(
+                lambda labelled: self._compute(model, labelled, training), batch, self._label
+            )
+        return self._compute(model, batch, training)
+
+    def _compute(self, model: RetrievalModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
         if self._loss is not None:
             users = model.embed_users(batch, training)
             logits = score_rows(users, model.embed_items(batch, training))
@@ -135,6 +143,15 @@ class BinaryCrossEntropy:
         )
 
 
+def compute_where_known(
+    compute: Callable[[Batch], tf.Tensor], batch: Batch, label: str
+) -> tf.Tensor:
+    """Returns losses of rows, 0 where a row lacks the label: it weighs nothing."""
+    labels, is_known = mask_unlabelled(batch[label])
+    losses = compute({**batch, label: labels})
+    return tf.where(tf.reshape(is_known, tf.shape(losses)), losses, tf.zeros_like(losses))
+
+
 class TaskLosses:
     """Sum of the losses of a ranking model's tasks, each by its weight.
 
@@ -142,6 +159,7 @@ class TaskLosses:
         tasks: The tasks.
         notes: What to tell those who train.
         losses: Formulas of one's own, by task.
+        may_lack: Labels that rows may lack (NaN): they weigh 0 in their task, as `Weighted` has it.
     """
 
     def __init__(
@@ -149,8 +167,10 @@ class TaskLosses:
         tasks: Sequence[Task],
         notes: Sequence[str] = (),
         losses: Mapping[str, OwnLoss] | None = None,
+        may_lack: Collection[str] = (),
     ) -> None:
         self.notes, self._losses = tuple(notes), dict(losses or {})
+        self._may_lack = frozenset(may_lack)
         labels = [task.label for task in tasks]
         beside = [name for loss in self._losses.values() for name in loss.inputs]
         self.inputs: tuple[str, ...] = tuple(dict.fromkeys((*labels, *beside)))
@@ -160,10 +180,15 @@ class TaskLosses:
     def __call__(self, model: RankingModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
         """Returns the loss of each row, `[local_batch]`."""
         logits = model.compute_logits(batch, training)
-        losses = [
-            task.weight * self._compute(task, logits[task.name], batch) for task in self._tasks
-        ]
+        losses = [task.weight * self._weigh(task, logits[task.name], batch) for task in self._tasks]
         return tf.add_n(losses)
+
+    def _weigh(self, task: Task, logits: tf.Tensor, batch: Batch) -> tf.Tensor:
+        if task.label not in self._may_lack:
+            return self._compute(task, logits, batch)
+        return compute_where_known(
+            lambda labelled: self._compute(task, logits, labelled), batch, task.label
+        )
 
     def _compute(self, task: Task, logits: tf.Tensor, batch: Batch) -> tf.Tensor:
         own = self._losses.get(task.name)
@@ -262,7 +287,9 @@ def build_objective(
     built: Objective
     if isinstance(model, RankingModel):
         losses = _build_task_losses(config, train, model.tasks)
-        built = TaskLosses(model.tasks, _check_logits(config, model), losses)
+        labels = [manifest.schema[task.label] for task in model.tasks]
+        may_lack = [label.name for label in labels if manifest.may_lack(label)]
+        built = TaskLosses(model.tasks, _check_logits(config, model), losses, may_lack)
     elif isinstance(model, RetrievalModel):
         built = _build_retrieval(config, train, model)
     else:
@@ -321,4 +348,4 @@ def _build_retrieval(config: ModelConfig, train: TrainRows, model: RetrievalMode
     if objective.loss is not None:
         own = build_label_loss(objective.loss, "model.objective.loss")
         check_loss(own, train, label=label)
-    return BinaryCrossEntropy(label, own)
+    return BinaryCrossEntropy(label, own, train.manifest.may_lack(train.manifest.schema[label]))

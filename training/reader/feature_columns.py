@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from conf.errors import InputDataError, did_you_mean
 from conf.manifest import Manifest
@@ -44,11 +46,13 @@ class FeatureColumn:
         spec: Its spec.
         is_ragged: Whether it stays a list of any length (scalars among them may be absent).
         is_sequence: Whether it stands in the feature lists of a SequenceExample.
+        may_lack: Whether it is a label that records may lack, NaN then.
     """
 
     spec: FeatureSpec
     is_ragged: bool
     is_sequence: bool = False
+    may_lack: bool = False
 
     @property
     def name(self) -> str:
@@ -86,6 +90,8 @@ class FeatureColumn:
     @property
     def absent(self) -> int | float | str | None:
         """What a scalar is where the record lacks it; None refuses the record."""
+        if self.may_lack:
+            return math.nan
         return OOV_ID if self.spec.vocabulary_size is not None else self.spec.pad_value
 
     @property
@@ -118,6 +124,7 @@ def plan_columns(
             spec,
             spec.name in ragged or (spec.is_ragged and spec.max_len is None),
             spec.name in lists,
+            manifest.may_lack(spec),
         )
         for spec in specs
     )
@@ -204,6 +211,8 @@ def fill_absent(column: FeatureColumn, array: pa.Array, where: str) -> pa.Array:
     spec = column.spec
     if column.is_ragged:
         return array.fill_null([]) if array.null_count else array
+    if column.may_lack and pc.any(pc.is_nan(array)).as_py():
+        raise _unfit(column, where, "NaN", "a number, or none")
     if not spec.is_list:
         if not array.null_count:
             return array
@@ -229,7 +238,7 @@ def check_binary(name: str, array: pa.Array, where: str) -> None:
     Raises:
         InputDataError: There is one; names the feature and the value.
     """
-    values = array.to_numpy(zero_copy_only=False)
+    values = array.drop_null().to_numpy(zero_copy_only=False)
     bad = (values != 0) & (values != 1)
     if bad.any():
         raise InputDataError(

@@ -350,10 +350,10 @@ class _Filling:
         """The values of a column as the schema has them."""
         if column.is_sequence:
             array = join_steps(array)
-        if array.null_count or column.is_fixed_list:
-            array = fill_absent(column, array, where)
         if column.name in self._plan.binary_labels:
             check_binary(column.name, array, where)
+        if array.null_count or column.is_fixed_list or column.may_lack:
+            array = fill_absent(column, array, where)
         return array
 
     def build(self) -> DecodedRows:

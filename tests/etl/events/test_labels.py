@@ -12,6 +12,7 @@ from etl.sources.source import Source
 from tests.etl.logs import frame, log_config
 
 HOUR = 3600
+HOUR_MS = HOUR * 1000
 TYPES = {"user": "bigint", "item": "bigint", "action": "string", "dwell": "float", "ts": "bigint"}
 
 
@@ -180,6 +181,55 @@ def test_conversions_count_within_the_window_and_recent_events_wait(spark):
             "unknown_as_0": 1,
         }
     }
+
+
+def test_of_several_labels_a_row_needs_one(spark):
+    """What is null, or no conversion is known of yet, is no label; a row without any is dropped."""
+    rows = [
+        # item, action, dwell, hour: the window of 10 hours is over by hour 100
+        (1, "buy", 4.0, 0), (2, "view", None, 0), (3, None, 2.0, 95), (4, None, None, 0),
+        (5, None, None, 95), (6, "view", 1.0, 95),
+    ]  # fmt: skip
+    events = frame(
+        spark,
+        TYPES,
+        [
+            {
+                "user": 1,
+                "item": i,
+                "action": action,
+                "dwell": dwell,
+                "__event_ts_ms": hour * HOUR_MS,
+            }
+            for i, action, dwell, hour in rows
+        ],
+    ).drop("label")
+    events = events.unionByName(
+        frame(spark, TYPES, [{"user": 1, "item": 7, "__given_test": True}]).drop("label")
+    )
+    labels = [
+        {"name": "bought", "column": "action", "equals": "buy"},
+        {"name": "dwell", "column": "dwell", "graded": True},
+        {"name": "ordered", "conversion": {**CONVERSION, "until_ts": 100 * HOUR}},
+    ]
+    sources = of_orders(spark, [(1, 1, 2), (1, 6, 96), (1, 5, 96)])
+    config = log_config(labels=labels)
+    counts = count_conversions(events, config, sources)
+    found = {row["item"]: row for row in add_labels(events, config, sources, counts).collect()}
+    names = [label["name"] for label in labels]
+    assert {item: tuple(row[name] for name in names) for item, row in found.items()} == {
+        1: (1, 4, 1), 2: (0, None, 0), 3: (None, 2, None), 4: (None, None, 0),
+        5: (None, None, None), 6: (0, 1, None), 7: (None, None, None),
+    }  # fmt: skip
+    # A given event may lack all of them.
+    assert {i: row["__skip"] for i, row in found.items() if row["__skip"]} == {5: "unlabelled"}
+    two = log_config(labels=labels[:2])
+    found = {row["item"]: row["__skip"] for row in add_labels(events, two, {}, {}).collect()}
+    assert {i for i, why in found.items() if why == "unlabelled"} == {4, 5}
+    alone = log_config(label=labels[2])
+    counts = count_conversions(events, alone, sources)
+    rows = add_labels(events, alone, sources, counts).collect()
+    assert {r["item"] for r in rows if r["__skip"] == "immature"} == {3, 5, 6}
 
 
 CONVERSION = {
