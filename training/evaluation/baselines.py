@@ -18,11 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.errors import ConfigError
+from conf.splits import TRAIN
+from conf.training.input import FilterConfig, InputConfig
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import BLOCK_CELLS, ItemIds, read_cells, take_top
 from training.evaluation.metrics import MISSING, FloatArray, IntArray, Pairs
 from training.evaluation.per_user_ranking import UserBatch, rank_in_lists
-from training.evaluation.protocols import carries_seen, learns_label
+from training.evaluation.protocols import carries_seen, find_relevance, learns_label
 from training.input.train_counts import (
     find_counted_keys,
     read_train_counts,
@@ -47,7 +49,7 @@ def read_popularity(trained: TrainedModel, ids: IntArray) -> IntArray:
     """Reads how popular items are in the rows that a run was trained on.
 
     What the run's objective takes for a positive counts: of a binary one events with a label above
-    0, else every event. Drawn negatives never do.
+    0, else every event. Drawn negatives never do, nor rows of weight 0 where they are no positives.
 
     Args:
         trained: The run.
@@ -60,9 +62,19 @@ def read_popularity(trained: TrainedModel, ids: IntArray) -> IntArray:
         InputDataError: The counts or a record are damaged.
     """
     where = trained.version_dir, trained.manifest
-    counts = read_train_counts(*where, "item", trained.config.input)
+    counts = read_train_counts(*where, "item", _leave_out_untaught(trained))
     by_label = learns_label(trained.config.model)
     return counts.place(counts.positives if by_label else counts.events, ids)
+
+
+def _leave_out_untaught(trained: TrainedModel) -> InputConfig:
+    """How train is read, without the rows of weight 0 that `find_relevance` takes for none."""
+    config, weight = trained.config.input, find_relevance(trained.config, trained.manifest).weight
+    found = trained.manifest.statistics.get(TRAIN, {}).get(weight or "", {})
+    if weight is None or not found.get("zeros"):
+        return config
+    taught = FilterConfig(feature=weight, op=">", value=0)
+    return config.model_copy(update={"filter": (*config.filter, taught)})
 
 
 @dataclass(frozen=True)
@@ -179,7 +191,8 @@ def _read_cells(trained: TrainedModel, items: ItemIds) -> Pairs:
     by_label = learns_label(trained.config.model)
     kept, pending = (np.zeros(0, np.int64), np.zeros(0, np.int64)), 0
     parts = [kept]
-    for owners, ids in read_train_pairs(*where, trained.config.input, positives=by_label):
+    config = _leave_out_untaught(trained)
+    for owners, ids in read_train_pairs(*where, config, positives=by_label):
         columns = items.columns_of(ids)
         known = (columns != MISSING) & is_named(owners, named)
         parts.append((owners[known], columns[known]))

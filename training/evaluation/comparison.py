@@ -30,6 +30,7 @@ from training.evaluation.per_user_ranking import PER_USER, ListScorer, UserReade
 from training.evaluation.protocols import (
     FULL_UNSEEN,
     RankingReader,
+    Relevance,
     describe_filter,
     find_relevance,
     find_relevant_rows,
@@ -118,7 +119,7 @@ def _compare_retrieval(trained: TrainedModel, other: TrainedModel, split: str) -
     per: Per = (trained.config.evaluation.per or ("event",))[0]
     measure_rows = _measure_users if per == "user" else _measure_events
     # Of both runs the same rows count, whatever the second one's objective is.
-    relevance = find_relevance(trained.config.model, trained.manifest, split)
+    relevance = find_relevance(trained.config, trained.manifest, split)
     rows, rival = (measure_rows(one, split, relevance) for one in (trained, other))
     owners = number_owners(trained, np.concatenate(rows.owners))
     protocol = headline_protocol(trained.manifest, trained.config.evaluation.mask_seen, split)
@@ -133,7 +134,7 @@ def _compare_retrieval(trained: TrainedModel, other: TrainedModel, split: str) -
     }
 
 
-def _measure_events(trained: TrainedModel, split: str, relevance: str | None) -> MeasuredRows:
+def _measure_events(trained: TrainedModel, split: str, relevance: Relevance) -> MeasuredRows:
     model, config = require_retrieval(trained.model), trained.config.evaluation
     where = (trained.version_dir, trained.manifest)
     protocol = headline_protocol(trained.manifest, config.mask_seen, split)
@@ -148,7 +149,7 @@ def _measure_events(trained: TrainedModel, split: str, relevance: str | None) ->
     for batch in reader.read(
         split,
         seen=protocol == FULL_UNSEEN,
-        optional=() if relevance is None else (relevance,),
+        optional=relevance.inputs,
         evaluation_filter=config.filter,
     ):
         scores = scorer.scores(batch.features, batch.rows)
@@ -161,7 +162,7 @@ def _measure_events(trained: TrainedModel, split: str, relevance: str | None) ->
     return rows
 
 
-def _measure_users(trained: TrainedModel, split: str, relevance: str | None) -> MeasuredRows:
+def _measure_users(trained: TrainedModel, split: str, relevance: Relevance) -> MeasuredRows:
     model: RetrievalModel = require_retrieval(trained.model)
     config = trained.config.evaluation
     index = build_item_index(model, trained.version_dir, trained.manifest, config.batch_size)

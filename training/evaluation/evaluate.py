@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,7 @@ from training.evaluation.protocols import (
     HeldOutRows,
     RankingBatch,
     RankingReader,
+    Relevance,
     UniformNegatives,
     carries_seen,
     count_missing,
@@ -96,7 +97,7 @@ class FullRanking:
         held_out: Ranks these rows of train alone.
         batches: How many batches are ranked, the first ones; None: all.
         evaluation_filter: What rows must pass.
-        relevance: Label that says which rows count (`find_relevance`); None: all do.
+        relevance: What says which rows count (`find_relevance`).
     """
 
     measures: RankMeasures
@@ -105,7 +106,7 @@ class FullRanking:
     held_out: HeldOutRows | None = None
     batches: int | None = None
     evaluation_filter: tuple[FilterConfig, ...] = ()
-    relevance: str | None = None
+    relevance: Relevance = field(default_factory=Relevance)
 
 
 def evaluate_full(
@@ -136,14 +137,14 @@ def evaluate_full(
         protocol = FULL_UNSEEN
     index = build_item_index(model, version_dir, manifest, batch_size)
     scorer = ModelScorer(model, index)
-    reader = RankingReader(version_dir, manifest, index, tuple(model.user_inputs), batch_size)
     means, relevance = RankingMeans(ranking.measures), ranking.relevance
+    reader = RankingReader(version_dir, manifest, index, tuple(model.user_inputs), batch_size)
     rows = reader.read(
         split,
         seen=protocol == FULL_UNSEEN,
         held_out=held_out,
         evaluation_filter=ranking.evaluation_filter,
-        optional=() if relevance is None else (relevance,),
+        optional=relevance.inputs,
     )
     # Of a large catalogue a block has fewer rows than a batch: rows are counted, not blocks.
     left = math.inf if ranking.batches is None else ranking.batches * batch_size
@@ -279,7 +280,7 @@ class _Evaluation:
         self.pool = _CandidatePool()
         self.users = _UserCount(manifest, self.groups)
         self.oov_targets = 0
-        self.relevance = find_relevance(trained.config.model, manifest, split)
+        self.relevance = find_relevance(trained.config, manifest, split)
         self.irrelevant = 0
 
     def _build_labels(self) -> LabelScores | None:
@@ -316,9 +317,15 @@ class _Evaluation:
             seen=True,
             negatives=negatives,
             given=self.given,
-            optional=(self.labels.label,) if self.labels else (),
+            optional=self._list_optional(),
             evaluation_filter=config.filter,
         )
+
+    def _list_optional(self) -> tuple[str, ...]:
+        """Scalars that records may lack; label metrics read the weight of each row."""
+        if self.labels is None:
+            return self.relevance.inputs
+        return (self.labels.label, *(n for n in self.relevance.inputs if n != self.labels.weight))
 
     def update(self, batch: RankingBatch) -> None:
         self.oov_targets += count_missing(batch)
@@ -416,7 +423,7 @@ class _UserEvaluation:
         scorers, k = _build_ease(trained, ease, self.index), max(*config.ks, LIST_LENGTH)
         inputs = (*model.user_inputs, *(slicing.feature for slicing in slicings))
         inputs += tuple(scorer.seen for scorer in scorers)
-        relevance = find_relevance(trained.config.model, manifest, split)
+        relevance = find_relevance(trained.config, manifest, split)
         held_out = read_held_out(trained, split, self.index, relevance)
         self.reader = UserReader(trained, split, self.index, inputs, config.mask_seen, held_out)
         self.scorer = ListScorer(model, self.index, k)

@@ -28,6 +28,7 @@ from training.evaluation.item_index import (
 )
 from training.evaluation.metrics import MISSING, FloatArray, IntArray, Pairs
 from training.evaluation.protocols import (
+    Relevance,
     carries_seen,
     find_relevant_rows,
     require_relevant,
@@ -89,7 +90,7 @@ class HeldOutItems:
 
 
 def read_held_out(
-    trained: TrainedModel, split: str, items: ItemIds, relevance: str | None
+    trained: TrainedModel, split: str, items: ItemIds, relevance: Relevance | None
 ) -> HeldOutItems:
     """Reads the items of each user in a split, of the records that pass `evaluation.filter`.
 
@@ -97,7 +98,7 @@ def read_held_out(
         trained: The run and its dataset.
         split: Name of the split.
         items: The catalogue.
-        relevance: Label that says which records count (`find_relevance`); None: all do.
+        relevance: What says which records count (`find_relevance`); None: all do.
 
     Raises:
         ConfigError: The dataset has no users or no seen items, or no split is before this one.
@@ -109,14 +110,14 @@ def read_held_out(
     user, item = manifest.require_key("user"), manifest.require_key("item")
     named_ids = find_named_ids(version_dir, manifest, user)
     config = trained.config.evaluation
-    labels = () if relevance is None else (relevance,)
+    relevance = relevance or Relevance()
     dataset = build_eval_dataset(
         version_dir,
         manifest,
         split,
         config.batch_size,
-        (user, item, *labels),
-        labels,
+        (user, item, *relevance.inputs),
+        relevance.inputs,
         config.filter,
     )
     users, columns = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]

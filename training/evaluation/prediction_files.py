@@ -40,6 +40,7 @@ from training.evaluation.per_user_ranking import (
     spread_ranks,
 )
 from training.evaluation.protocols import (
+    Relevance,
     describe_filter,
     find_relevance,
     find_relevant_rows,
@@ -148,7 +149,7 @@ def measure_lists(
             fix="write longer lists (`predict --k`), or measure smaller cut-offs",
         )
     items = _read_catalog(trained)
-    relevance = find_relevance(trained.config.model, trained.manifest, split)
+    relevance = find_relevance(trained.config, trained.manifest, split)
     if key == "row":
         names, held_out = None, _read_targets(trained, split, items, relevance)
     else:
@@ -263,13 +264,13 @@ def _read_catalog(trained: TrainedModel) -> ItemIds:
 
 
 def _read_targets(
-    trained: TrainedModel, split: str, items: ItemIds, relevance: str | None
+    trained: TrainedModel, split: str, items: ItemIds, relevance: Relevance
 ) -> HeldOutItems:
     """Returns the item of each row of a split; rows are named by their numbers, from 1."""
-    key, labels = trained.manifest.require_key("item"), () if relevance is None else (relevance,)
+    key, read = trained.manifest.require_key("item"), relevance.inputs
     where, size = (trained.version_dir, trained.manifest), trained.config.evaluation.batch_size
     columns, relevant = [], []
-    dataset = build_eval_dataset(*where, split, size, (key, *labels), labels)
+    dataset = build_eval_dataset(*where, split, size, (key, *read), read)
     for batch in read_batches(dataset, *where, split):
         columns.append(items.columns_of(np.asarray(batch[key], np.int64)))
         relevant.append(find_relevant_rows(batch, len(columns[-1]), relevance))

@@ -26,7 +26,8 @@ from conf.paths import ReadablePath
 from conf.splits import TRAIN
 from conf.training.input import FilterConfig, InputConfig, describe_conditions
 from conf.training.models import ModelConfig
-from conf.training.objectives import BinaryConfig
+from conf.training.objectives import BinaryConfig, ItemSettings
+from conf.training.train import TrainConfig
 from training.evaluation.item_index import BLOCK_CELLS, ItemIndex, read_cells
 from training.evaluation.metrics import (
     MISSING,
@@ -45,7 +46,7 @@ from training.input.batches import (
 from training.input.train_counts import find_counted_keys
 from training.objectives.user_items import KnownItems, read_user_items
 from training.reader.feature_columns import ROLE_OF_SPLIT
-from training.reader.filters import EVALUATION_FILTER
+from training.reader.filters import EVALUATION_FILTER, find_passing
 from training.reader.training_data import TrainingData
 
 
@@ -400,22 +401,58 @@ def count_missing(batch: RankingBatch) -> int:
     return int(np.count_nonzero(batch.targets == MISSING))
 
 
+@dataclass(frozen=True)
+class Relevance:
+    """What says that a row's item is relevant: that such a row trains as a positive.
+
+    Attributes:
+        conditions: What its labels must pass; records may lack these.
+        weight: Feature of the rows' weights, as a row of weight 0 teaches nothing; None: none.
+    """
+
+    conditions: tuple[FilterConfig, ...] = ()
+    weight: str | None = None
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Features that are read; records may lack them."""
+        names = [item.feature for item in self.conditions]
+        return tuple(dict.fromkeys((*names, *([] if self.weight is None else [self.weight]))))
+
+    def describe(self) -> str:
+        """Returns in words what rows must pass."""
+        asked = [item.model_dump(mode="json") for item in self.conditions]
+        asked += [{"feature": self.weight, "op": ">", "value": 0}] if self.weight else []
+        return describe_conditions(asked)
+
+
 def find_relevant_rows(
-    features: Mapping[str, Any], rows: int, relevance: str | None
+    features: Mapping[str, Any], rows: int, relevance: Relevance
 ) -> NDArray[np.bool_]:
-    """Returns which rows' items are relevant, `[rows]`: of rows without the label none is.
+    """Returns which rows' items are relevant, `[rows]`.
 
     Args:
-        features: A batch; it has the label, as records may lack it or not.
+        features: A batch; what `relevance` reads is `[rows]`, or ragged where records may lack it.
         rows: Its rows.
-        relevance: The label (`find_relevance`); None: every row's is.
+        relevance: What says it (`find_relevance`).
     """
-    if relevance is None:
-        return np.ones(rows, bool)
-    labels = features[relevance]
-    if isinstance(labels, tf.RaggedTensor):
-        labels = labels.to_tensor(default_value=0, shape=[None, 1])[:, 0]
-    return np.asarray(labels) > 0
+    relevant = np.ones(rows, bool)
+    for item in relevance.conditions:
+        relevant &= find_passing(item, *_read_optional(features[item.feature], 0))
+    if relevance.weight is None:
+        return relevant
+    weights, _ = _read_optional(features[relevance.weight], 1)
+    return relevant & (weights > 0)
+
+
+def _read_optional(values: Any, default: int) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Returns the value of each row, and which rows lack it."""
+    if isinstance(values, tf.RaggedTensor):
+        is_absent = values.row_lengths().numpy() == 0
+        padded = values.to_tensor(default_value=default, shape=[None, 1])
+        return padded[:, 0].numpy(), is_absent
+    found = np.asarray(values).reshape(-1)
+    return found, np.zeros(len(found), bool)
 
 
 def learns_label(model: ModelConfig) -> bool:
@@ -424,21 +461,37 @@ def learns_label(model: ModelConfig) -> bool:
     return isinstance(objective, BinaryConfig) and objective.reads_label
 
 
-def find_relevance(model: ModelConfig, manifest: Manifest, split: str) -> str | None:
-    """Returns the label that says which rows of a split are relevant; None: all are.
+def find_relevance(config: TrainConfig, manifest: Manifest, split: str = TRAIN) -> Relevance:
+    """Returns what says which rows of a split are relevant; without a condition all are.
 
-    What the run's objective takes for a positive is: an item that was shown and not taken is what
-    a binary one learns to rank below others. Of a split with drawn negatives these are none.
+    What trains as a positive is. An item that was shown and not taken is what a binary objective
+    learns to rank below others; another one takes each row that it reads for a positive, and does
+    not read rows whose label `input` leaves out. Of a split with drawn negatives these are none.
     """
-    tells = learns_label(model) or bool(manifest.counts.drawn.get(split))
-    return manifest.keys.label if tells else None
+    objective, label = getattr(config.model, "objective", None), manifest.keys.label
+    if isinstance(objective, ItemSettings) and objective.positives == "every_row":
+        return Relevance()
+    asked = _list_label_conditions(config.input, manifest)
+    if label is not None and (learns_label(config.model) or manifest.counts.drawn.get(split)):
+        asked = [FilterConfig(feature=label, op=">", value=0), *asked]
+    return Relevance(tuple(asked), manifest.find_weight())
 
 
-def require_relevant(relevance: str | None, rows: int, irrelevant: int) -> None:
+def _list_label_conditions(config: InputConfig, manifest: Manifest) -> list[FilterConfig]:
+    labels = [spec.name for spec in manifest.schema.by_role("label")]
+    asked = [item for item in config.filter if item.feature in labels]
+    balance = config.class_balance
+    if balance is not None and balance.feature in labels:
+        drawn = tuple(value for value, share in balance.shares.items() if share)
+        asked.append(FilterConfig(feature=balance.feature, op="in", value=drawn))
+    return asked
+
+
+def require_relevant(relevance: Relevance, rows: int, irrelevant: int) -> None:
     """Refuses a split none of whose rows has a relevant item.
 
     Args:
-        relevance: Label that says which are (`find_relevance`); None: all are.
+        relevance: What says which are (`find_relevance`).
         rows: Rows that are.
         irrelevant: Rows that are not.
 
@@ -447,9 +500,9 @@ def require_relevant(relevance: str | None, rows: int, irrelevant: int) -> None:
     """
     if not rows:
         raise InputDataError(
-            f"no row has a relevant item: {relevance} is 0 in each",
+            "no row has a relevant item: none would train as a positive",
             received=f"{irrelevant:,} rows",
-            allowed=f"rows whose {relevance} is above 0",
-            fix="measure another split, or more of it (fit.validation.batches), or train by an "
-            "objective that reads no label",
+            allowed=f"a row with {relevance.describe()}",
+            fix="measure another split, or more of it (fit.validation.batches), or say that every "
+            "row counts: model.objective.positives=every_row",
         )

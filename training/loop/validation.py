@@ -170,7 +170,7 @@ def _build_ranking(config: TrainConfig, data: TrainingData, batches: int | None)
         held_out,
         batches,
         evaluation_filter,
-        find_relevance(config.model, data.manifest, split),
+        find_relevance(config, data.manifest, split),
     )
 
     def validate(model: Model) -> dict[str, float]:

@@ -63,11 +63,7 @@ class RowFilter:
         """
         kept = np.ones(batch.num_rows, bool)
         for config in self.filters:
-            values, is_absent = self._values(batch, config.feature, where)
-            passed = _compare(values, config)
-            if is_absent is not None:
-                passed = np.where(is_absent, config.op in ("!=", "not_in"), passed)
-            kept &= passed
+            kept &= find_passing(config, *self._values(batch, config.feature, where))
         if self.held_out is not None:
             keys = [self._values(batch, name, where)[0] for name in self.held_out.key]
             hashed = hash_together(keys)
@@ -154,10 +150,20 @@ def _require_features(manifest: Manifest, filters: Sequence[FilterConfig], setti
             )
 
 
+def find_passing(
+    config: FilterConfig, values: np.ndarray, is_absent: np.ndarray | None = None
+) -> np.ndarray:
+    """Returns which values pass, bool `[rows]`; absent ones pass `!=` and `not_in` alone."""
+    passed = _compare(values, config)
+    if is_absent is None:
+        return passed
+    return np.where(is_absent, config.op in ("!=", "not_in"), passed)
+
+
 def passes(config: InputConfig, feature: str, value: float) -> bool:
     """Returns whether rows with a value of a number pass the filters of that feature."""
     own = [item for item in config.filter if item.feature == feature]
-    return all(bool(_compare(np.array([value]), item)[0]) for item in own)
+    return all(bool(find_passing(item, np.array([value]))[0]) for item in own)
 
 
 def hash_keys(values: np.ndarray) -> np.ndarray:

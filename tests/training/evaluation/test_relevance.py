@@ -1,4 +1,4 @@
-"""What a binary objective takes for a negative is relevant nowhere."""
+"""What does not train as a positive is relevant nowhere."""
 
 from __future__ import annotations
 
@@ -7,17 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
 from conf.artefacts.dataset import read_manifest
 from conf.errors import InputDataError
+from conf.manifest import MANIFEST_FILE, Manifest, SplitInfo
+from conf.schema import FeatureSchema, FeatureSpec
+from conf.storage.atomic_output import write_text_atomic
 from conf.training.input import FilterConfig
 from conf.training.train import TrainConfig
-from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
+from tests.training.tiny_dataset import TinyConfig, describe_shard, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel
+from training.evaluation.baselines import read_popularity
 from training.evaluation.comparison import compare_runs
 from training.evaluation.evaluate import FullRanking, evaluate_full, evaluate_split
+from training.evaluation.item_index import build_item_index
 from training.evaluation.metrics import RankMeasures
 from training.evaluation.prediction_files import measure_lists
+from training.evaluation.protocols import Relevance
+from training.loop.validation import build_validate
 from training.models.registry import build_model
 from training.models.retrieval import require_retrieval
 from training.reader.training_data import TrainingData
@@ -107,8 +115,9 @@ def test_validation_without_a_positive_row_says_so(version: Path) -> None:
     trained = build_run(version, BINARY)
     data = TrainingData(version, trained.manifest)
     ranking = FullRanking(
-        RankMeasures((3,)), True, 8, evaluation_filter=negative, relevance="label", batches=1
-    )
+        RankMeasures((3,)), True, 8, evaluation_filter=negative, batches=1,
+        relevance=Relevance((FilterConfig(feature="label", op=">", value=0),)),
+    )  # fmt: skip
     with pytest.raises(InputDataError, match="no row has a relevant item") as caught:
         evaluate_full(require_retrieval(trained.model), data, "validation", ranking)
     assert caught.value.received == "8 rows"
@@ -118,7 +127,93 @@ def test_a_split_without_a_positive_row_is_refused(version: Path) -> None:
     negative = {"filter": [{"feature": "label", "value": 0}]}
     for per in ("event", "user"):
         trained = build_run(version, BINARY, per=[per], **negative)
-        with pytest.raises(InputDataError, match="no row has a relevant item: label is 0"):
+        with pytest.raises(InputDataError, match="no row has a relevant item"):
             evaluate_split(trained, "test")
-        with pytest.raises(InputDataError, match="no row has a relevant item: label is 0"):
+        with pytest.raises(InputDataError, match="no row has a relevant item"):
             compare_runs(trained, trained, "test")
+
+
+CLICKS = {"filter": [{"feature": "label", "value": 1}]}
+BALANCED = {"class_balance": {"feature": "label", "shares": {0: 0.0, 1: 1.0}}}
+
+
+def count_relevant(run: TrainedModel, split: str = "test") -> tuple[int, int]:
+    found = evaluate_split(run, split)
+    return int(found["rows"]), int(found["rows_not_relevant"])
+
+
+def with_input(run: TrainedModel, model: dict[str, Any] | None = None, **settings) -> TrainedModel:
+    changed = {**run.config.resolved(), "input": settings, **({"model": model} if model else {})}
+    return replace(run, config=TrainConfig.model_validate(changed))
+
+
+@pytest.mark.parametrize("settings", [CLICKS, BALANCED])
+def test_what_the_input_leaves_out_by_its_label_is_relevant_nowhere(
+    version: Path, settings: dict[str, Any]
+) -> None:
+    run = build_run(version, SOFTMAX, per=["event"])
+    every, (clicks, _) = count_rows(run), count_relevant(build_run(version, BINARY, per=["event"]))
+    trained = with_input(run, **settings)
+    assert count_relevant(trained) == (clicks, every - clicks)
+    found = build_validate(trained.config, TrainingData(version, run.manifest))
+    alone = with_input(build_run(version, SOFTMAX, **POSITIVE))
+    wanted = build_validate(alone.config, TrainingData(version, run.manifest))
+    assert found is not None
+    assert wanted is not None
+    assert found(run.model) == wanted(run.model)
+    per_user = with_input(build_run(version, SOFTMAX, per=["user"]), **settings)
+    binary = build_run(version, BINARY, per=["user"])
+    assert count_relevant(per_user) == count_relevant(binary)
+    assert compare_runs(trained, run, "test")["rows_not_relevant"] == every - clicks
+    every_row = {"name": "mf", "objective": {"kind": "sampled_softmax", "positives": "every_row"}}
+    assert count_relevant(with_input(run, every_row, **settings)) == (every, 0)
+
+
+def test_other_conditions_of_the_input_do_not_reach_evaluation(version: Path) -> None:
+    run = build_run(version, SOFTMAX, per=["event"])
+    others = {"filter": [{"feature": "movie_id", "op": "<", "value": 5}]}
+    assert count_relevant(with_input(run, **others)) == (count_rows(run), 0)
+    both = {"filter": [*others["filter"], *CLICKS["filter"]]}
+    assert count_relevant(with_input(run, **both)) == count_relevant(with_input(run, **CLICKS))
+
+
+def test_rows_of_weight_0_are_relevant_nowhere_and_make_nothing_popular(tmp_path: Path) -> None:
+    """Rows of label 0 weigh nothing, as `weights.negative: 0` builds them."""
+    version = write_tiny_dataset(tmp_path, config=CONFIG)
+    manifest = weigh_labels(version)
+    run = build_run(version, SOFTMAX, per=["event"])
+    clicks = count_relevant(build_run(version, BINARY, per=["event"]))
+    assert run.manifest == manifest
+    assert count_relevant(run) == clicks
+    plain = replace(run, manifest=replace(manifest, statistics={}))
+    ids = build_item_index(require_retrieval(run.model), version, manifest, 64).ids
+    popular, every = read_popularity(run, ids), read_popularity(plain, ids)
+    assert popular.sum() < every.sum()
+    taught = with_input(replace(plain), **CLICKS)
+    assert popular.tolist() == read_popularity(taught, ids).tolist()
+
+
+def weigh_labels(version: Path) -> Manifest:
+    """Gives each row its label as its weight."""
+    manifest, splits = read_manifest(version), []
+    for split in manifest.splits:
+        shards = []
+        for shard in split.shards:
+            path = version / shard.path
+            records = [bytes(r.numpy()) for r in tf.data.TFRecordDataset(str(path))]
+            with tf.io.TFRecordWriter(str(path)) as writer:
+                for record in records:
+                    example = tf.train.Example.FromString(record)
+                    features = example.features.feature
+                    if "label" in features:
+                        features["weight"].float_list.value[:] = features["label"].float_list.value
+                    writer.write(example.SerializeToString())
+            shards.append(describe_shard(version, shard.path, shard.rows))
+        splits.append(SplitInfo(split.name, tuple(shards)))
+    specs = (*manifest.schema.features, FeatureSpec("weight", "float32", "weight"))
+    statistics = {"train": {"weight": {"zeros": 1}}}
+    changed = replace(
+        manifest, splits=tuple(splits), schema=FeatureSchema(specs), statistics=statistics
+    )
+    write_text_atomic(version / MANIFEST_FILE, changed.dumps())
+    return changed
