@@ -189,9 +189,9 @@ def describe_filter(metrics: Mapping[str, Any]) -> str | None:
 
 
 def describe_not_relevant(metrics: Mapping[str, Any]) -> str | None:
-    """Returns how many rows the label leaves out of a ranking; None where it leaves none."""
+    """Returns how many rows are no positives, which are not ranked; None where all are."""
     count = metrics.get("rows_not_relevant")
-    return f"{count:,} rows are not relevant by their label: not ranked" if count else None
+    return f"{count:,} rows are not relevant by label or weight: not ranked" if count else None
 
 
 def describe_split(metrics: Mapping[str, Any]) -> str:

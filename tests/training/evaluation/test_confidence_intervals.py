@@ -29,6 +29,7 @@ from training.evaluation.confidence_intervals import (
 )
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.label_metrics import LabelScores, StreamedAUC
+from training.evaluation.protocols import Relevance
 from training.evaluation.task_metrics import ErrorScores
 
 
@@ -252,7 +253,7 @@ def test_an_evaluation_holds_the_paired_difference_of_every_metric(
                 gap = systems["model"][metric] - systems[rival][metric]
                 assert interval["difference"] == pytest.approx(gap, abs=1e-12)
                 assert interval["low"] <= interval["difference"] <= interval["high"]
-    rows = _measure_events(trained, "test", None)
+    rows = _measure_events(trained, "test", Relevance())
     own = np.concatenate(rows.values["mrr"])
     owners = number_owners(trained, np.concatenate(rows.owners))
     spread = compare_means(own, np.zeros(len(own)), owners, config.seed)

@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError, InputDataError
-from conf.manifest import Manifest
+from conf.manifest import Manifest, SplitInfo
 from conf.training.train import TrainConfig
-from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
+from tests.training.tiny_dataset import TinyConfig, describe_shard, write_tiny_dataset
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
 from training.evaluation import protocols
@@ -299,6 +299,7 @@ def test_rows_without_a_label_are_ranked_but_not_scored(
     """Every second row of each shard keeps its label, or none does."""
     version = Path(shutil.copytree(tiny_version, tmp_path / "v"))
     labels: list[float] = []
+    shards = []
     for shard in tiny_manifest.split("test").shards:
         path = str(version / shard.path)
         records = [tf.train.Example.FromString(r.numpy()) for r in tf.data.TFRecordDataset(path)]
@@ -309,7 +310,10 @@ def test_rows_without_a_label_are_ranked_but_not_scored(
                 else:
                     del example.features.feature["label"]
                 writer.write(example.SerializeToString())
-    report = evaluate_split(_trained(version, tiny_manifest), "test")
+        shards.append(describe_shard(version, shard.path, shard.rows))
+    splits = [s for s in tiny_manifest.splits if s.name != "test"]
+    manifest = replace(tiny_manifest, splits=(*splits, SplitInfo("test", tuple(shards))))
+    report = evaluate_split(_trained(version, manifest), "test")
     whole = evaluate_split(_trained(tiny_version, tiny_manifest), "test")
     assert report["protocols"] == whole["protocols"]
     if keep:
