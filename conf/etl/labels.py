@@ -26,8 +26,8 @@ class ConversionConfig(Strict):
     within_hours: float = Field(gt=0, description="Attribution window, from the event on.")
     immature: Literal["drop", "keep"] = Field(
         "drop",
-        description="Events whose window ends after `until_ts`: no samples, or with what is known: "
-        "1 if a conversion came, else 0.",
+        description="Events whose window ends after `until_ts`: no samples (of several labels "
+        "without this one), or with what is known: 1 if a conversion came, else 0.",
     )
     until_ts: int | None = Field(
         None,

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -267,25 +266,6 @@ def test_no_circle_of_imports():
     paths = {dotted(path): path for package in PACKAGES for path in modules(package)}
     graph = {name: set(local_imports(path, paths)) - {name} for name, path in paths.items()}
     assert len(list(TopologicalSorter(graph).static_order())) == len(paths)
-
-
-MOST_IMPORTS, MOST_MODULES = 20, 15
-
-
-def test_no_module_imports_more_than_a_reader_can_hold():
-    paths = {dotted(path): path for package in PACKAGES for path in modules(package)}
-    counts = {name: len(set(local_imports(path, paths)) - {name}) for name, path in paths.items()}
-    assert {name: count for name, count in counts.items() if count > MOST_IMPORTS} == {}
-
-
-def test_no_folder_has_more_modules_than_a_reader_can_hold():
-    folders = Counter(
-        path.parent.relative_to(ROOT).as_posix()
-        for package in PACKAGES
-        for path in modules(package)
-        if path.name != "__init__.py"
-    )
-    assert {name: count for name, count in folders.items() if count > MOST_MODULES} == {}
 
 
 def read_folders() -> dict[str, dict[str, tuple[str, str]]]:

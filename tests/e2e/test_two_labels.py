@@ -29,15 +29,15 @@ NAMES = ("user", "item", "device")
 
 
 def write_log(path: Path, rows: int = 4000) -> None:
-    """Every fourth item is clicked; likes go by the user, and are rarer."""
+    """Every fourth item is clicked; likes go by the user, are rarer, and not always known."""
     rng = np.random.default_rng(5)
     lines = ["time,user,item,device,click,like"]
     for row in range(rows):
         user, item = int(rng.integers(60)), int(rng.integers(40))
         click = rng.random() < (0.7 if item % 4 == 0 else 0.2)
         like = rng.random() < (0.5 if user % 3 == 0 else 0.05)
-        device = ("phone", "desk")[row % 2]
-        lines.append(f"{1_767_225_600 + row},u{user},i{item},{device},{click:d},{like:d}")
+        device, known = ("phone", "desk")[row % 2], f"{like:d}" if row % 3 else ""
+        lines.append(f"{1_767_225_600 + row},u{user},i{item},{device},{click:d},{known}")
     path.write_text("\n".join(lines) + "\n")
 
 
@@ -47,7 +47,8 @@ def built(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
     write_log(folder / "log.csv")
     columns = [{"name": "time", "type": "int64"}]
     columns += [{"name": name, "type": "string"} for name in NAMES]
-    columns += [{"name": name, "type": "int64"} for name in ("click", "like")]
+    columns += [{"name": "click", "type": "int64"}]
+    columns += [{"name": "like", "type": "int64", "nullable": True}]
     roles = {"user": "user", "item": "item", "device": "context"}
     config = {
         "name": "two",
@@ -73,6 +74,12 @@ def test_the_log_s_labels_differ(built: BuildResult) -> None:
     manifest = built.manifest
     assert 0.25 < manifest.find_label_rate("clicked")["train"] < 0.4
     assert 0.15 < manifest.find_label_rate("liked")["train"] < 0.3
+    clicked, liked = (manifest.counts.labelled[name] for name in ("clicked", "liked"))
+    assert clicked == {name: manifest.counts.kept[name] for name in clicked}
+    assert {name: round(3 * liked[name] / clicked[name]) for name in liked} == dict.fromkeys(
+        ("train", "validation", "test"), 2
+    )
+    assert manifest.counts.dropped == {}
 
 
 @pytest.mark.parametrize("network", ["shared_bottom", "mmoe"])
@@ -93,6 +100,8 @@ def test_both_tasks_are_learned_and_served_as_trained(
     found = read_json(run / "metrics.json")["tasks"]
     assert found["click"]["auc"] > 0.6
     assert found["like"]["auc"] > 0.6
+    test = built.manifest.counts.labelled["liked"]["test"]
+    assert found["like"]["rows"] == test < found["click"]["rows"]
 
     trained = load_run(run)
     expected = {network: predict_test_split(trained)}

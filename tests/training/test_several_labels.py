@@ -21,6 +21,7 @@ from training.checkpoint.restore import TrainedModel, load_run
 from training.evaluation.comparison import compare_runs
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.metrics import auc, find_log_losses
+from training.evaluation.task_metrics import summarize_tasks
 from training.fit import fit_run
 from training.input.batches import Batch, build_eval_dataset, build_train_dataset, read_batches
 from training.models.ranking import RankingModel
@@ -232,3 +233,10 @@ def test_without_several_labels_a_record_must_have_its_own(tmp_path: Path) -> No
     dataset = build_eval_dataset(version, alone, "test", 8, ["label"])
     with pytest.raises(InputDataError, match=r"'label'[\s\S]*no value"):
         list(read_batches(dataset, version, alone, "test"))
+
+
+def test_a_task_without_a_row_has_no_part_in_the_loss(trained: TrainedModel) -> None:
+    assert isinstance(trained.model, RankingModel)
+    found = {"click": {"rows": 2, "log_loss": 0.5}, "stars": {}}
+    assert summarize_tasks(trained.model, found)["loss"] == 0.5
+    assert np.isnan(summarize_tasks(trained.model, {"click": {}, "stars": {}})["loss"])

@@ -359,7 +359,7 @@ def summarize_tasks(
     `like/auc`, and `loss` is then the weighted sum over tasks.
     """
     metrics: dict[str, float] = {}
-    losses = 0.0
+    losses = []
     for number, task in enumerate(model.tasks):
         found = results[task.name]
         prefix = f"{task.name}/" if number else ""
@@ -368,8 +368,9 @@ def summarize_tasks(
         values["gauc"] = (found.get("gauc") or {}).get("value")
         metrics |= {f"{prefix}{name}": v for name, v in values.items() if v is not None}
         loss = found.get("log_loss") if task.is_binary else np.square(found.get("rmse", np.nan))
-        losses += task.weight * float(np.nan if loss is None else loss)
-    return {"loss": losses, **metrics}
+        if "rows" in found:  # Others have no row with their label.
+            losses.append(task.weight * float(np.nan if loss is None else loss))
+    return {"loss": sum(losses) if losses else np.nan, **metrics}
 
 
 def evaluate_tasks(

@@ -22,7 +22,7 @@ from training.input.carried_errors import carry, input_errors
 from training.reader.batch_reader import open_batches
 from training.reader.damage import InputCounts, warn_unlisted
 from training.reader.feature_columns import plan_columns
-from training.reader.shards import compare_begun
+from training.reader.shards import ShardReader, compare_begun
 from training.reader.shuffle_buffer import read_epoch
 from training.reader.split_source import InputOptions, SplitSource, count_rows
 
@@ -217,6 +217,22 @@ def test_what_lies_behind_the_part_that_is_read_is_compared(
     mix = [{"dataset": str(rewritten), "weight": 0.01}]
     with pytest.raises(InputDataError, match=r"part-00001.tfrecord is not the file"):
         read(tiny_version, tiny_manifest, mix=mix, take=200)
+
+
+def test_a_shard_that_is_read_in_part_is_read_through_once(
+    tiny_version: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared, compare = [], ShardReader.compare
+
+    def count(reader: ShardReader) -> None:
+        compared.append(Path(reader._shard.path).name)
+        compare(reader)
+
+    monkeypatch.setattr(ShardReader, "compare", count)
+    reader = open_batches(tiny_version, 8, take=200, shuffle=False)
+    for _ in range(3):  # What is read to its end is compared each time, at no cost.
+        assert sum(1 for _ in reader) == 25
+    assert sorted(compared) == [*["part-00000.tfrecord"] * 3, "part-00001.tfrecord"]
 
 
 def test_each_worker_compares_the_files_of_its_ranges(rewritten: Path) -> None:
