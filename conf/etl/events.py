@@ -182,8 +182,9 @@ class UserHistoryConfig(Strict):
     """One history: the user's items of some behaviours strictly before the event, latest first.
 
     Ties in time are ordered by the place in the input; where `where` or `columns` read a label, or
-    what it is made of, events of one time do not see one another. The items stand in column `name`,
-    each of `columns` in `<name>_<column>`: lists of one length, aligned.
+    what it is made of, events of one time do not see one another. Beside a label by conversions
+    any column may. The items stand in column `name`, each of `columns` in `<name>_<column>`: lists
+    of one length, aligned.
     """
 
     name: Name = Field(description="Name of the list column.")

@@ -65,7 +65,7 @@ class SplitConfig(Strict):
     `validation_users` users (chosen by a hash of their id; None: all), are validation, the rest
     train. `temporal`: events from `validation_from_ts`/`test_from_ts` on; or the last `test` and
     the `validation` before it, such as `1 day` each, counted back from the end of the run's last
-    day, without `--date` from the end of the log's last day (hour, where `test` is in hours); or
+    day, without `--date` from the end of the last sample's day (hour, where `test` is in hours); or
     the last fractions in time, of the run's own days where it has some. `hash`: by a hash of
     `key`, so that all rows of a key stay together. `sliding`: window number `window` of a
     backtest, each `step_days` later than the one before: `train_days`, then `validation_days` if

@@ -2,7 +2,8 @@
 
 Events that are no samples stay in histories, but have no record. A condition is Spark's SQL. Its
 form, columns and types are checked before Spark is started: what Spark would fail at for the values
-of a row, a division by 0 or a text that is no number, is refused by its type.
+of a row, a division by 0 or a text that is no number, is refused by its type, and so is a regular
+expression that Java does not compile.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from conf.errors import ConfigError, did_you_mean
 from conf.etl.build import BuildConfig
+from conf.etl.java_patterns import count_groups
 from conf.etl.sources import SPARK_TYPES
 
 if TYPE_CHECKING:
@@ -74,6 +76,7 @@ def _check(where: _Where, types: Mapping[str, str]) -> None:
                            f"its type is {kind}; compare it with something")  # fmt: skip
     _check_divisions(where, condition)
     _check_comparisons(where, typed)
+    _check_patterns(where, condition)
 
 
 def find_where_columns(config: BuildConfig, text: str | None) -> list[str]:
@@ -179,6 +182,23 @@ def _check_comparisons(where: _Where, typed: exp.Expr) -> None:
                 f"{_show(part)}",
                 fix=f"write {cast}, a number without quotes, or a text in quotes",
             )
+
+
+def _check_patterns(where: _Where, condition: exp.Expr) -> None:
+    from sqlglot import exp
+
+    readers = (exp.RegexpLike, exp.RegexpExtract, exp.RegexpExtractAll, exp.RegexpReplace,
+               exp.RegexpCount, exp.RegexpSubstr, exp.RegexpInstr, exp.RegexpSplit)  # fmt: skip
+    for part in condition.find_all(*readers):
+        if isinstance(part.expression, (exp.Literal, exp.RawString)):
+            try:
+                count_groups(part.expression.name)
+            except ValueError as error:
+                said = str(error).removeprefix("pattern: ")
+                raise ConfigError(
+                    f"{where.key} fails at {_show(part)}: {said}",
+                    fix="write a regular expression of Java's",
+                ) from error
 
 
 def _list_sides(part: exp.Expr) -> list[exp.Expr]:

@@ -66,7 +66,7 @@ def end_of_days(dates: DateRange | None) -> int | None:
 
 
 def end_of_log(split: SplitConfig, newest_ms: int) -> int:
-    """Returns the end of the day, or of the hour where test is in hours, of the newest event."""
+    """Returns the end of the day, or of the hour where test is in hours, of the newest sample."""
     step = _HOUR_MS if split.test is not None and "hour" in split.test else _DAY_MS
     return (newest_ms // step + 1) * step
 

@@ -61,16 +61,19 @@ def all_histories(config: BuildConfig) -> tuple[UserHistoryConfig, ...]:
 
 
 def reads_label(config: BuildConfig, columns: Collection[str]) -> bool:
-    """Returns whether event columns tell a declared label, or what it is made of."""
+    """Returns whether event columns tell a declared label, or what it is made of.
+
+    Any may tell a conversion, which counts from the event's own time on: the log can hold it too.
+    """
+    if columns and any(label.conversion for label in config.all_labels):
+        return True
     told = {
         origin
         for label in config.all_labels
         if label.column is not None
         for origin in _find_origins(config, label.column)
     }
-    sources = {label.conversion.source for label in config.all_labels if label.conversion}
-    found = {origin for column in columns for origin in _find_origins(config, column)}
-    return not told.isdisjoint(found) or any(source in sources for source, _ in found)
+    return any(not told.isdisjoint(_find_origins(config, column)) for column in columns)
 
 
 def _find_origins(config: BuildConfig, column: str) -> set[tuple[str, str]]:

@@ -77,6 +77,13 @@ def test_a_file_that_does_not_read_to_its_end_is_refused(spark, tmp_path):
         ("array(1)[number + 5] > 1", "index 5"),
         ("regexp_extract(text, '(a', 1) = 'a'", "'(a'"),
         ("assert_true(number > 1) is null", "is not true"),
+        ("text rlike concat('(', text)", "'(abc'"),
+        ("split(text, concat('[', text))[0] = 'a'", "Unclosed character class"),
+        ("format_string('%d', text) = 'a'", "d != "),
+        ("date_format(timestamp_seconds(number), 'YYYY') = '1970'", "'YYYY'"),
+        ("to_date(text, 'EEE') is null", "'EEE'"),
+        (r"text like concat('a\\', text)", "escape character"),
+        ("to_number(text, '99') = 1", "does not match the format"),
     ],
 )
 @pytest.mark.parametrize("in_python", [False, True])

@@ -35,8 +35,13 @@ _UNREADABLE = re.compile(
     r"Encountered error while reading file (?P<path>\S+?)\.(?:\s|$)"
 )
 # SQL's class 22: a value that an expression cannot take, as of a cast or a division by 0; what
-# `raise_error` and `assert_true` say has a class of Spark's own.
-_OF_A_VALUE = re.compile(r"\[[A-Z][\w.]+\] (?P<text>[^\n]*?)\.? *SQLSTATE: (?:22\w{3}|P0001)")
+# `raise_error` and `assert_true` say, and patterns, have classes of Spark's own, or are Java's.
+_OF_A_VALUE = re.compile(
+    r"\[[A-Z][\w.]+\] (?P<value>[^\n]*?)\.? *SQLSTATE: (?:22\w{3}|P0001)"
+    r"|\[INVALID_FORMAT\.\w+\] (?P<form>[^\n]*?)\.? *SQLSTATE: "
+    r"|(?P<time>Fail to recognize '[^\n]*' pattern in the DateTimeFormatter)"
+    r"|java\.util\.(?:regex\.)?\w*(?:PatternSyntax|Format)\w*Exception: (?P<java>[^\n]*)"
+)
 
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<name>[\w.]+)'")
 _OWN_PACKAGES = ("conf", "etl", "jobs", "training")
@@ -110,7 +115,7 @@ def translate_failure(error: BaseException) -> SluiceError | None:
         )
     if of_a_value := _OF_A_VALUE.search(text):
         return InputDataError(
-            f"Spark cannot evaluate a row: {of_a_value['text']}",
+            f"Spark cannot evaluate a row: {of_a_value[of_a_value.lastgroup or 0]}",
             fix="correct the value, or write in `events.where` what gives null for it, such as "
             "try_cast, try_divide or nullif; nothing was published",
         )

@@ -227,6 +227,30 @@ def test_clicks_that_are_noise_cannot_be_told_from_the_gaps(spark):
     assert min(min(row["ages"], default=1.0) for row in rows) >= 1.0
 
 
+def test_a_purchase_that_the_log_holds_too_is_not_in_the_history_of_the_view_it_came_with(spark):
+    keys = {"user": "user", "item": "item"}
+    conversion = {"source": "orders", "keys": keys, "time": "ts", "within_hours": 1}
+    log = behaviour_config().model_dump()["sources"]["log"]
+    bought = {"name": "bought", "where": {"column": "action", "one_of": ["buy"]}, "max_len": 3}
+    config = behaviour_config(
+        sources={"log": log, "orders": log},
+        events={**behaviour_config().events.model_dump(), "where": "action = 'view'"},
+        histories=[bought],
+        label={"conversion": {**conversion, "immature": "keep"}},
+    )
+    events = [
+        Event(1, 4, "buy", 0.5, 10), Event(1, 4, "view", 0.5, 10), Event(1, 7, "view", 0.5, 20),
+    ]  # fmt: skip
+    sources = {
+        name: memory_source(spark, config, name, [event.row() for event in rows])
+        for name, rows in {"log": events, "orders": events[:1]}.items()
+    }
+    frame = kept(prepare_events(config, sources).frame)
+    rows = add_histories(frame, config).where("action = 'view'").collect()
+    found = {row["item"]: (row["label"], row["bought"]) for row in rows}
+    assert found == {4: (1.0, []), 7: (0.0, [4])}
+
+
 def test_ties_in_time_are_counted_and_plain_histories_keep_the_order_of_the_file(spark):
     config = behaviour_config(history={"max_len": 9}, label=LABEL)
     events = [Event(1, item, "view", 1.0, item // 3) for item in range(7)] + [
@@ -264,8 +288,11 @@ def log_with(*more: dict[str, Any]) -> dict[str, Any]:
         ({"column": "liked", "at_least": 1}, ["action"], False),
         ({"conversion": {"source": "orders", "keys": {"order": "number"}, "time": "at",
                          "within_hours": 1}}, ["at"], True),
+        # The log may hold the conversion too.
         ({"conversion": {"source": "orders", "keys": {"order": "number"}, "time": "at",
-                         "within_hours": 1}}, ["action"], False),
+                         "within_hours": 1}}, ["action"], True),
+        ({"conversion": {"source": "orders", "keys": {"order": "number"}, "time": "at",
+                         "within_hours": 1}}, [], False),
         (None, ["action"], False),
     ],
 )  # fmt: skip

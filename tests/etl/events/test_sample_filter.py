@@ -35,6 +35,10 @@ def check(text: str) -> None:
         ("action <=> -1", "try_cast(action AS BIGINT)"),
         ("price > 1 and nullif(action, 0) is null", "try_cast(action AS BIGINT)"),
         ("case action when 1 then true else false end", "try_cast(action AS BIGINT)"),
+        ("action rlike '('", "that it ends there"),
+        ("not regexp_like(action, '(?P<a>x)')", "a named group is (?<name>…)"),
+        ("regexp_extract(action, r'[a', 1) = 'x' and item > 1", "that it ends there"),
+        ("split(action, '*')[0] = 'x'", "'*'"),
     ],
 )
 def test_what_fails_at_some_values_is_refused_with_what_does_not(text, instead):
@@ -54,6 +58,8 @@ def test_what_fails_at_some_values_is_refused_with_what_does_not(text, instead):
         "length(action) > 3 and action like '%a/b%' and action is not null",
         "case when item > 3 then action = 'buy' else false end",
         "coalesce(action, 'x') = 'x' and nullif(item, 0) is null and 'a' < action",
+        r"action rlike '^\\(\\d+\\)$' or action regexp r'\[x' or action rlike concat('(', action)",
+        "split(action, '[|]')[0] = 'x' and regexp_replace(action, '(?i)a', 'b') = 'b'",
     ],
 )
 def test_other_conditions_pass(text):

@@ -62,7 +62,7 @@ def test_durations_count_back_from_the_end_of_the_days():
         "validation": ["2026-01-29T00:00", "2026-01-30T00:00"],
         "test": ["2026-01-30T00:00", None],
     }
-    # Of a log without days: from the end of its last day, or hour.
+    # Of a log without days: from the end of the day, or hour, of its last sample.
     newest_ms = (JAN_29_S + 6 * HOUR_S + 1) * 1000
     for test, first in (("1 day", JAN_29_S), ("2 hours", JAN_29_S + 5 * HOUR_S)):
         made = config(validation=False, test=test)
