@@ -18,7 +18,7 @@ from etl.quality.contract import BuildChecks, check_wall_clock
 from etl.quality.figures import Figure
 from etl.quality.version_view import view_current
 from etl.records.jvm_connector import check_connector
-from etl.sources.session_settings import changed_settings, choose_partitions, in_utc
+from etl.sources.session_settings import changed_settings, choose_partitions, with_read_settings
 from etl.sources.snapshot import RunInputs, check_inputs_unchanged, find_unwatched, read_inputs
 from etl.stages.run_stages import check_config, run_stages
 from etl.stages.stage import BuildInputs, StageClock
@@ -61,7 +61,7 @@ class BuildResult:
 
 
 @known_failures()
-@in_utc
+@with_read_settings
 def build_dataset(
     spark: SparkSession,
     config: BuildConfig,

@@ -33,6 +33,11 @@ from conf.storage.table_files import (
     without_views,
 )
 from etl.tfrecord.commit.local_view import list_complete
+from etl.tfrecord.files.partitions import (
+    infer_partition_types,
+    parse_partition_path,
+    parse_partition_value,
+)
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import TableWriter, infer_table_schema, read_table_batches
 from etl.tfrecord.types.column_policies import TypeOptions
@@ -102,13 +107,16 @@ class ConvertOptions:
         shard: Record type of TFRecord files, read or written; compression of written ones.
         policies: How columns become features.
         text: How CSV is read and written.
-        types: Type by column name, over what a CSV or TFRecord input is inferred to hold.
+        types: Type by column name, over what a CSV or TFRecord input is inferred to hold, or the
+            values of folders.
+        folder: Folder of the input: its `<column>=<value>` folders give what its files lack.
     """
 
     shard: ShardOptions = field(default_factory=ShardOptions)
     policies: TypeOptions = field(default_factory=TypeOptions)
     text: TextOptions = TextOptions()
     types: Mapping[str, pa.DataType] = field(default_factory=dict)
+    folder: Path | None = None
 
 
 class Stream(NamedTuple):
@@ -116,6 +124,13 @@ class Stream(NamedTuple):
 
     schema: pa.Schema
     batches: Iterator[pa.RecordBatch]
+
+
+class Parts(NamedTuple):
+    """Rows to come: the schema of all batches, and those of each file."""
+
+    schema: pa.Schema
+    files: Iterator[Iterator[pa.RecordBatch]]
 
 
 class Converted(NamedTuple):
@@ -271,26 +286,63 @@ def _are_whole(values: pa.Array) -> bool:
     return pc.all(pc.equal(pc.floor(numbers), numbers)).as_py() is not False
 
 
+_FOLDER_TYPES: Mapping[str, pa.DataType] = {
+    "int": pa.int64(),
+    "bigint": pa.int64(),
+    "double": pa.float64(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us"),
+    "string": pa.string(),
+}
+
+
 def _open_stream(files: Sequence[Path], source: Format, options: ConvertOptions) -> Stream:
-    if source == "tfrecord":
-        return _open_tfrecord(files, options)
-    if options.types and source == "parquet":
-        raise ConfigError(
-            "types are given for columns that have their own",
-            received=f"--types {', '.join(options.types)}",
-            allowed="--types for CSV and TFRecord inputs",
-        )
-    open_file = _open_csv if source == "csv" else _open_parquet
-    first = open_file(files[0], options)
+    folders = [_read_folders(file, options.folder) for file in files]
+    inferred, types = dict(infer_partition_types(folders)), options.types
+    open_parts = _open_tfrecord if source == "tfrecord" else partial(_open_each, source)
+    parts = open_parts(files, options, list(inferred))
+    added = {
+        name: types.get(name) or _folder_type(kind)
+        for name, kind in inferred.items()
+        if name not in parts.schema.names
+    }
+    schema = pa.schema([*parts.schema, *map(pa.field, added, added.values())])
 
     def read() -> Iterator[pa.RecordBatch]:
-        yield from first.batches
-        for path in files[1:]:
-            other = open_file(path, options)
-            _require_schema(path, other.schema, first.schema)
-            yield from other.batches
+        for folder, batches in zip(folders, parts.files, strict=True):
+            values = [parse_partition_value(n, folder[n], kind) for n, kind in added.items()]
+            for batch in batches:
+                columns = [pa.repeat(value, batch.num_rows) for value in values]
+                yield pa.RecordBatch.from_arrays([*batch.columns, *columns], schema=schema)
 
-    return Stream(first.schema, read())
+    return Stream(schema, read())
+
+
+def _folder_type(kind: str) -> pa.DataType:
+    if kind in _FOLDER_TYPES:
+        return _FOLDER_TYPES[kind]
+    return pa.decimal128(int(kind.removeprefix("decimal(").removesuffix(",0)")), 0)
+
+
+def _read_folders(file: Path, root: Path | None) -> Mapping[str, str | None]:
+    return {} if root is None else parse_partition_path(file.parent.relative_to(root).as_posix())
+
+
+def _open_each(
+    source: Format, files: Sequence[Path], options: ConvertOptions, folders: Sequence[str]
+) -> Parts:
+    """Opens Parquet or CSV files, of the columns of the first."""
+    open_file = _open_csv if source == "csv" else _open_parquet
+    first = open_file(files[0], options, folders)
+
+    def read() -> Iterator[Iterator[pa.RecordBatch]]:
+        yield first.batches
+        for path in files[1:]:
+            other = open_file(path, options, folders)
+            _require_schema(path, other.schema, first.schema)
+            yield other.batches
+
+    return Parts(first.schema, read())
 
 
 def _require_schema(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
@@ -324,14 +376,13 @@ def _reading(path: Path, kind: str) -> Iterator[None]:
         ) from error
 
 
-def _open_tfrecord(files: Sequence[Path], options: ConvertOptions) -> Stream:
-    record_type, slots = options.shard.record_type, _find_slots(files)
-    schema = None
-    if options.types:
-        inferred = infer_table_schema(files, record_type, slots)
-        _require_columns(options.types, inferred.names, files[0])
-        schema = pa.schema([(f.name, options.types.get(f.name, f.type)) for f in inferred])
-    return Stream(*read_table_batches(files, schema=schema, record_type=record_type, slots=slots))
+def _open_tfrecord(files: Sequence[Path], options: ConvertOptions, folders: Sequence[str]) -> Parts:
+    record_type, slots, types = options.shard.record_type, _find_slots(files), options.types
+    schema = infer_table_schema(files, record_type, slots)
+    _require_columns(types, [*schema.names, *folders], files[0])
+    schema = pa.schema([(f.name, types.get(f.name, f.type)) for f in schema])
+    read = partial(read_table_batches, schema=schema, record_type=record_type, slots=slots)
+    return Parts(schema, (read([file])[1] for file in files))
 
 
 def _require_columns(types: Mapping[str, pa.DataType], names: Sequence[str], path: Path) -> None:
@@ -353,9 +404,16 @@ def _find_slots(files: Sequence[Path]) -> tuple[PackedSlot, ...]:
     return slots.pop()
 
 
-def _open_parquet(path: Path, options: ConvertOptions) -> Stream:
+def _open_parquet(path: Path, options: ConvertOptions, folders: Sequence[str]) -> Stream:
     with _reading(path, "Parquet"):
         file = open_parquet(path)
+    typed = [n for n in options.types if n not in folders or n in file.schema_arrow.names]
+    if typed:
+        raise ConfigError(
+            "types are given for columns that have their own",
+            received=f"--types {', '.join(typed)}",
+            allowed="--types for CSV and TFRecord inputs, and for columns of folders",
+        )
 
     def read() -> Iterator[pa.RecordBatch]:
         with file, _reading(path, "Parquet"):
@@ -364,7 +422,7 @@ def _open_parquet(path: Path, options: ConvertOptions) -> Stream:
     return Stream(plain_schema(file.schema_arrow.remove_metadata()), read())
 
 
-def _open_csv(path: Path, options: ConvertOptions) -> Stream:
+def _open_csv(path: Path, options: ConvertOptions, folders: Sequence[str]) -> Stream:
     """Opens a file with a header; types not given are inferred from its first block."""
     types, text = options.types, options.text
     _require_text_compression(path)
@@ -378,7 +436,7 @@ def _open_csv(path: Path, options: ConvertOptions) -> Stream:
             received=", ".join(map(repr, twice)),
             fix="give them names of their own in the file's first line",
         )
-    _require_columns(types, names, path)
+    _require_columns(types, [*names, *folders], path)
     given = {name: pa.string() if is_list(kind) else kind for name, kind in types.items()}
     form = CsvForm(
         separator,

@@ -40,7 +40,7 @@ from etl.rows_to_score_files import (
     write_row_files,
 )
 from etl.sources.bad_rows import check_bad_rows, check_columns
-from etl.sources.session_settings import changed_settings, choose_partitions, in_utc
+from etl.sources.session_settings import changed_settings, choose_partitions, with_read_settings
 from etl.sources.snapshot import check_inputs_unchanged, read_inputs
 from etl.unlabelled_rows import choose_columns, label_columns, leave_out_labels
 
@@ -73,7 +73,7 @@ class WrittenRows:
     columns: tuple[str, ...]
 
 
-@in_utc
+@with_read_settings
 def write_rows_to_score(
     spark: SparkSession, config: BuildConfig, dates: DateRange | None, target: Path
 ) -> WrittenRows:

@@ -80,6 +80,7 @@ def main(
         policies=parse_type_options(_parse_policies(option or ())),
         text=TextOptions(_parse_separator(separator), list_separator, tuple(null or ())),
         types=_parse_types(types),
+        folder=source if source.is_dir() else None,
     )
     target = _parse_format(target_format) or detect_format(output)
     read_as = read_as or detect_format(files[0])

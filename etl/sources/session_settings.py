@@ -14,7 +14,16 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_IN_UTC = {"spark.sql.session.timeZone": "UTC"}
+_READ_SETTINGS = {
+    # Spark takes text without a zone, dates and times without a zone for those of the session's
+    # zone: the same log would give other times on another machine.
+    "spark.sql.session.timeZone": "UTC",
+    # Else times in text lose the zone that they name.
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",
+    # Else the rows of a file that is damaged or gone are missing without a word.
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.sql.files.ignoreMissingFiles": "false",
+}
 
 
 _PARTITIONS = "spark.sql.shuffle.partitions"
@@ -65,19 +74,17 @@ def changed_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterat
                 spark.conf.set(key, old)
 
 
-def in_utc(
+def with_read_settings(
     work: Callable[Concatenate[SparkSession, P], R],
 ) -> Callable[Concatenate[SparkSession, P], R]:
-    """Runs a function of a session while the session's time zone is UTC.
+    """Runs a function of a session while the session reads sources as they are, times in UTC.
 
-    Spark takes text without a zone, dates and times without a zone for those of the session's
-    zone: the same log would give other times on another machine. Frames that are made in the
-    function must be read in it too.
+    Frames that are made in the function must be read in it too.
     """
 
     @functools.wraps(work)
     def run(spark: SparkSession, *args: P.args, **kwargs: P.kwargs) -> R:
-        with changed_settings(spark, _IN_UTC):
+        with changed_settings(spark, _READ_SETTINGS):
             return work(spark, *args, **kwargs)
 
     return run

@@ -298,6 +298,8 @@ def line_faults(config: SourceConfig, header: bytes | None) -> list[Fault]:
     # Spaces alone come before all that can be seen: few lines need to be trimmed.
     line = F.col(LINE_COLUMN)
     faults.append(((line < "!") & (F.trim(line) == ""), "empty_line"))
+    # UTF-16 in the place of another encoding, or what a crash left of a log.
+    faults.append((F.contains(RAW_COLUMN, F.lit("\0")), "nul_byte"))
     if config.encoding == "utf-8":
         faults.append((~F.is_valid_utf8(RAW_COLUMN), "not_utf8"))
     elif config.encoding != "latin-1":

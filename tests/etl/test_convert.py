@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 import gzip
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from conf.errors import ConfigError, InputDataError
 from etl.convert import (
+    FORMATS,
     ConvertOptions,
     TextOptions,
     convert_files,
@@ -414,3 +416,57 @@ def test_text_is_compressed_where_the_name_says_so(parquet, tmp_path):
     options = ConvertOptions(types={"score": pa.float32(), "tags": pa.list_(pa.string())})
     convert_files([output], "csv", back, "parquet", options)
     assert pq.read_table(back).equals(TABLE)
+
+
+FOLDERS = ("land=a%2Fb/h=08", "land=__HIVE_DEFAULT_PARTITION__/h=11", "land=NO/h=00")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize(
+    ("types", "hours"), [({}, [0, 11, 8]), ({"h": pa.string()}, ["00", "11", "08"])]
+)
+def test_folders_give_columns_that_their_files_lack(tmp_path, kind, types, hours):
+    for number, name in enumerate(FOLDERS):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        pq.write_table(pa.table({"id": [number], "x": [0.5]}), tmp_path / "one.parquet")
+        convert([tmp_path / "one.parquet"], tmp_path / "in" / name / f"data.{kind}")
+    files, output = list_inputs(tmp_path / "in", None), tmp_path / "out.parquet"
+
+    convert(files, output, types=types, folder=tmp_path / "in")
+
+    assert pq.read_table(output).to_pydict() == {
+        "id": [2, 1, 0], "x": [0.5] * 3, "land": ["NO", None, "a/b"], "h": hours
+    }  # fmt: skip
+
+
+def test_a_column_of_the_files_goes_before_that_of_their_folders(tmp_path):
+    (tmp_path / "in" / "year=2024").mkdir(parents=True)
+    file, output = tmp_path / "in" / "year=2024" / "0.parquet", tmp_path / "out.parquet"
+    pq.write_table(pa.table({"id": [1], "year": ["24"]}), file)
+
+    convert([file], output, folder=tmp_path / "in")
+
+    assert pq.read_table(output).to_pydict() == {"id": [1], "year": ["24"]}
+    with pytest.raises(ConfigError, match="year"):
+        convert([file], output, folder=tmp_path / "in", types={"year": pa.int64()})
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "value"),
+    [
+        ("2024-01-31", pa.date32(), datetime.date(2024, 1, 31)),
+        ("2024-01-31 05%3A00%3A00", pa.timestamp("us"), datetime.datetime(2024, 1, 31, 5)),
+        ("1.5", pa.float64(), 1.5),
+        ("3000000000", pa.int64(), 3_000_000_000),
+        ("9" * 21, pa.decimal128(21, 0), decimal.Decimal("9" * 21)),
+    ],
+)
+def test_values_of_folders_have_the_type_that_spark_infers(tmp_path, name, kind, value):
+    (tmp_path / "in" / f"p={name}").mkdir(parents=True)
+    file, output = tmp_path / "in" / f"p={name}" / "0.parquet", tmp_path / "out.parquet"
+    pq.write_table(pa.table({"id": [1]}), file)
+
+    convert([file], output, folder=tmp_path / "in")
+
+    table = pq.read_table(output, partitioning=None)
+    assert (table.schema.field("p").type, table["p"][0].as_py()) == (kind, value)

@@ -11,16 +11,18 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import PurePosixPath
 from typing import Literal, Protocol
 
 from conf.errors import ConfigError, InternalError, UpstreamNotReadyError
 from etl.tfrecord.commit.output_manifest import (
+    COMMIT_FILE,
     OutputManifest,
     OutputShard,
     TaskShard,
     merge_description,
 )
-from etl.tfrecord.files.data_files import changed_partitions, index_path
+from etl.tfrecord.files.data_files import changed_partitions, index_path, list_folders
 from etl.tfrecord.files.partitions import Partition, read_partition
 
 SaveMode = Literal["append", "overwrite", "errorifexists", "ignore"]
@@ -249,6 +251,17 @@ def check_baseline(
 
 def _folder(path: str) -> str:
     return path.rpartition("/")[0]
+
+
+def list_side_files(shards: Sequence[str]) -> list[str]:
+    """Side files that shards may have, and marks of the folders around them.
+
+    Partitions may have been written one by one, each as a directory of its own.
+    """
+    marks = [f"{k}/{mark}" for k in list_folders(shards) for mark in (SUCCESS_FILE, COMMIT_FILE)]
+    paths = map(PurePosixPath, shards)
+    places = [(folder, path.relative_to(folder)) for path in paths for folder in path.parents]
+    return [*marks, *(str(folder / index_path(str(name))) for folder, name in places)]
 
 
 def plan_moves(results: Sequence[TaskResult]) -> dict[str, str]:

@@ -28,6 +28,7 @@ from etl.tfrecord.commit.commit_plan import (
     TaskResult,
     check_attempts,
     list_shards,
+    list_side_files,
     plan_commit,
     plan_moves,
     take_baseline,
@@ -45,7 +46,6 @@ from etl.tfrecord.commit.output_manifest import (
     read_output_manifest,
 )
 from etl.tfrecord.files.data_files import (
-    index_path,
     list_folders,
     make_folders,
 )
@@ -333,12 +333,12 @@ def _publish_locked(
     manifest, old = plan_commit(root, plan, baseline, view, shards)
     text = manifest.dumps()  # may fail, so before any change
     marks = [name for name in (SUCCESS_FILE, COMMIT_FILE) if (root / name).exists()]
-    sides = [index_path(name) for name in old if (root / index_path(name)).exists()]
+    sides = [name for name in list_side_files(old) if (root / name).exists()]
     links = []
     if plan.mode == "overwrite":
         links = _find_links(root, [*old, *moves], set(view.data_keys) - set(old))
-    files = [name for name in old if not any(name.startswith(f"{link}/") for link in links)]
-    change = ReplacementPlan([*marks, *files, *links, *sides], [*moves, COMMIT_FILE])
+    files = [n for n in (*old, *sides) if not any(n.startswith(f"{link}/") for link in links)]
+    change = ReplacementPlan([*marks, *files, *links], [*moves, COMMIT_FILE])
     with replace_files(root, plan.job_id, change):
         for name, attempt in moves.items():
             (temporary / attempt).replace(root / name)

@@ -29,6 +29,7 @@ from etl.tfrecord.commit.commit_plan import (
     TaskResult,
     check_attempts,
     list_shards,
+    list_side_files,
     plan_commit,
     plan_moves,
     refuse_output,
@@ -41,7 +42,7 @@ from etl.tfrecord.commit.output_manifest import (
     OutputShard,
     merge_description,
 )
-from etl.tfrecord.files.data_files import index_path, refuse_missing
+from etl.tfrecord.files.data_files import refuse_missing
 
 JOB_FILE = ".job.json"
 
@@ -326,7 +327,7 @@ def _plan_commit(
     if plan.keeps_shards:
         _refuse_unlisted(storage, view)
     manifest, old = plan_commit(storage.uri, plan, baseline, view, shards)
-    sides = [index_path(key) for key in old if index_path(key) in view.objects]
+    sides = [key for key in list_side_files(old) if key in view.objects]
     return manifest, old + sides
 
 

@@ -194,6 +194,34 @@ def infer_partition_types(
     )  # fmt: skip
 
 
+def parse_partition_value(name: str, text: str | None, target: pa.DataType) -> pa.Scalar:
+    """Reads a partition value as a type; timestamps without a zone are UTC.
+
+    Raises:
+        InputDataError: The text does not fit the type.
+    """
+    if text is None:
+        return pa.scalar(None, target)
+    try:
+        if pa.types.is_timestamp(target) and target.tz is not None:
+            moment = pa.scalar(text.strip()).cast(pa.timestamp(target.unit))
+            return pa.scalar(moment.value, target)
+        is_text = pa.types.is_string(target) or pa.types.is_binary(target)
+        plain = text if is_text else text.strip().removeprefix("+")
+        if pa.types.is_decimal(target):  # also 1e3, which Spark takes for a whole number
+            return (
+                pa.scalar(plain).cast(pa.float64() if "e" in plain.lower() else target).cast(target)
+            )
+        return pa.scalar(plain).cast(target)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise InputDataError(
+            f"a value of partition column {name!r} does not fit its type",
+            received=repr(text),
+            allowed=str(target),
+            fix="give the column another type in the schema, for example string",
+        ) from error
+
+
 _ALLOWED = "boolean, integers, decimal, date, timestamp and string columns"
 
 PartitionValues = tuple[str | None, ...]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JJavaError
 
 from conf.errors import InputDataError
 from conf.etl.sources import SourceConfig
 from etl.sources.bad_rows import check_bad_rows, count_rows
 from etl.sources.files import find_files
 from etl.sources.read import read_source
+from etl.sources.session_settings import with_read_settings
 from etl.sources.source import ORDER_COLUMN
+from tests.etl.sources.inputs import INT, declare, good, read
 
 COLUMNS = [
     {"name": "id", "type": "int64", "minimum": 1},
@@ -225,3 +229,24 @@ def test_each_value_is_parsed_once_whatever_is_asked_for(spark, tmp_path):
         plan = frame._jdf.queryExecution().optimizedPlan().toString()
         assert plan.count("split(") == 2  # The line, and the list in it.
         assert plan.count("try_cast(") == 2  # Both numbers.
+
+
+def test_settings_of_a_session_neither_hide_damage_nor_drop_the_zones_of_times(spark, tmp_path):
+    session = spark.newSession()
+    session.conf.set("spark.sql.files.ignoreCorruptFiles", "true")
+    session.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    lines = [f"{n},2024-01-01T10:00:00+05:30" for n in range(5000)]
+    packed = gzip.compress("\n".join(lines).encode())
+    columns = [INT, {"name": "at", "type": "timestamp"}]
+    collect = with_read_settings(
+        lambda session, path: good(
+            read(session, tmp_path, declare(*columns, path=path, format="csv"))
+        )
+    )
+    (tmp_path / "whole.gz").write_bytes(packed)
+    (tmp_path / "cut.gz").write_bytes(packed[: len(packed) // 2])
+
+    assert collect(session, "whole.gz") == [(n, 1704083400000) for n in range(5000)]
+    with pytest.raises(Py4JJavaError, match=r"EOFException|Unexpected end"):
+        collect(session, "cut.gz")
+    assert session.conf.get("spark.sql.files.ignoreCorruptFiles") == "true"

@@ -16,7 +16,7 @@ from etl.sources.bad_rows import count_rows
 from etl.sources.read import read_source
 from etl.sources.source import ORDER_COLUMN, Source
 from etl.sources.text_files import header_names
-from tests.etl.sources.inputs import declare, outcomes
+from tests.etl.sources.inputs import INT, declare, outcomes
 from tests.etl.sources.inputs import read as inputs_read
 
 COLUMNS = [{"name": "id", "type": "int64"}, {"name": "kind", "type": "string"}]
@@ -167,6 +167,17 @@ def test_by_name_headers_that_cannot_be_meant_are_refused(spark, tmp_path, conte
 
 
 TEXT = {"name": "text", "type": "string"}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "windows-1251"])
+def test_lines_of_utf16_and_blocks_that_a_crash_left_are_bad_rows(spark, tmp_path, encoding):
+    lines = ["1,a\n2,b\n".encode("utf-16-le"), b"\n3,c\n\0\0\0\0 4,d\n5,e\0\0\n"]
+    (tmp_path / "in").write_bytes(b"".join(lines))
+    config = declare(INT, TEXT, format="csv", encoding=encoding)
+
+    found = outcomes(inputs_read(spark, tmp_path, config))
+
+    assert found == ["nul_byte", "nul_byte", "nul_byte", (3, "c"), "nul_byte", "nul_byte"]
 
 
 @pytest.mark.parametrize(

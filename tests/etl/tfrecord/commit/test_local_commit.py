@@ -161,6 +161,35 @@ def test_files_behind_a_link_that_others_stay_in_are_replaced_there(tmp_path: Pa
     assert list_data_files(far, is_recursive=True) == [shard, "q=2/old"]
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_marks_of_partitions_that_were_written_one_by_one_go_with_their_files(
+    tmp_path: Path, dynamic: bool, fails: bool, monkeypatch
+) -> None:
+    for value in (1, 2):
+        part = tmp_path / f"p={value}"
+        begin_job(part, plan("one"), None)
+        publish(part, plan("one"), [write_task(part, "one", index=True)])
+    before = inodes(tmp_path)
+    job = plan("two", dynamic=dynamic, by="p")
+    begin_job(tmp_path, job, None)
+
+    if fails:
+        monkeypatch.setattr(local_commit, "write_text_atomic", lambda path, text: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            write_partitioned(tmp_path, "two", [1], job)
+        discard_temporary(tmp_path, "two")
+        assert inodes(tmp_path) == before
+        return
+    write_partitioned(tmp_path, "two", [1], job)
+
+    one = "part-0-one-c000.tfrecord"
+    stays = {f"p=2/{one}", f"p=2/_index/{one}.idx"} if dynamic else set()
+    assert visible(tmp_path) == {"p=1/part-0-two-c000.tfrecord", *stays}
+    assert not MARKS & {path.name for path in (tmp_path / "p=1").iterdir()}
+    assert (tmp_path / "p=2").exists() == dynamic
+
+
 def test_an_append_adds_to_a_linked_partition(tmp_path: Path) -> None:
     root = tmp_path / "out"
     far = link_partition(root, "p=1", "part-r-0")

@@ -89,6 +89,18 @@ def test_what_readers_take_makes_way_and_the_rest_stays(store: FakeStore, root: 
 
 
 @OBJECT_COMMIT_MARK
+def test_marks_of_partitions_that_were_written_one_by_one_go_with_their_files(
+    store: FakeStore, root: Storage
+) -> None:
+    for value in (1, 2):
+        Job(root.child(f"d={value}"), "overwrite", ["a"]).run()
+    assert {"d=1/_SUCCESS", f"d=2/{COMMIT_FILE}"} < store.objects(root.root)
+    Job(root, "overwrite", ["d=2/c"]).run()
+    assert read_words(root) == ["d=2/c"]
+    assert leftovers(root, store.objects(root.root)) == []
+
+
+@OBJECT_COMMIT_MARK
 def test_a_partition_is_replaced_however_its_keys_are_spelled(root: Storage) -> None:
     Job(root, "append", ["d=%31/a", "d=2/b", "d=1/e=1/c"]).run()
     Job(root, "overwrite", ["d=1/x"], replaces_partitions=True).run()

@@ -437,7 +437,7 @@ def test_a_cut_file_is_read_as_far_as_it_goes_where_that_is_wanted(spark, tmp_pa
 def test_an_append_beside_a_lost_shard_is_refused(spark, tmp_path: Path) -> None:
     datasource_damage_write(spark.range(0, 10, 1, 2), tmp_path / "out")
     sorted((tmp_path / "out").glob("part-*"))[0].unlink()
-    with pytest.raises(Exception, match="is missing, but its manifest lists it"):
+    with pytest.raises(Exception, match="is missing"):
         datasource_damage_write(spark.range(5), tmp_path / "out", "append")
 
 

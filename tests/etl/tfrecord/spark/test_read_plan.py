@@ -17,11 +17,11 @@ from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.codec.framing import CorruptRecordError
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE, OutputManifest
 from etl.tfrecord.files.data_files import DataFile
+from etl.tfrecord.files.partitions import parse_partition_value
 from etl.tfrecord.spark.input_files import InputListing, list_input_files
 from etl.tfrecord.spark.options import parse_read_options
 from etl.tfrecord.spark.read_plan import (
     build_schema,
-    parse_partition_value,
     parse_simple_type,
     plan_read,
     prune_files,
