@@ -78,6 +78,7 @@ BUILDS = {
     "unread": lambda x: Unread()(x),
     "counted": lambda x: Counted()(x),
     "centred": lambda x: Centred()(x),
+    "float64": lambda x: keras.layers.Dense(5, dtype="float64")(x),
     "batch": lambda x: keras.layers.BatchNormalization()(x),
 }
 BUILDS["spectral"] = STANDING["SpectralNormalization"]
@@ -99,6 +100,7 @@ BUILDS["spectral"] = STANDING["SpectralNormalization"]
         ("unread", Setting("float16", replicas=2)),
         ("counted", Setting(replicas=2)),
         ("centred", Setting()),
+        ("float64", Setting("float16")),
         ("batch", Setting("bfloat16")),
     ],
 )
