@@ -56,6 +56,8 @@ from training.reader.training_data import TrainingData
 LISTS_AT_ONCE = 4096
 UNKNOWN = -1
 _MOST_ROWS = 2**63
+# What no vocabulary has, such as null, is an unknown user or item.
+_KEYS = (str, int, float, type(None))
 
 
 @dataclass(frozen=True)
@@ -358,10 +360,12 @@ def _parse(path: Path, number: int, row: str | dict[str, Any]) -> dict[str, Any]
         entry = json.loads(row) if isinstance(row, str) else row
         items, scores = entry["items"], entry.get("scores") or ()
         is_list = isinstance(items, list) and len(scores) in (0, len(items))
+        are_keys = all(type(key) in _KEYS for key in [*items, entry.get("user")])
         # Of a truth value `type` is bool, of NaN the order is none.
         are_numbers = all(type(s) in (int, float) and math.isfinite(s) for s in scores)
         row_number = entry.get("row", 0)
-        if is_list and are_numbers and type(row_number) is int and row_number < _MOST_ROWS:
+        is_row = type(row_number) is int and row_number < _MOST_ROWS
+        if is_list and are_keys and are_numbers and is_row:
             return dict(entry)
     except (ValueError, KeyError, TypeError, OverflowError):
         pass

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
+import keras
 import tensorflow as tf
 
 from training.embedding.lazy_optimizer import sum_repeated_rows
@@ -79,12 +80,13 @@ def clip_global_norm(
         None if s is None else tf.IndexedSlices(s.values * factor, s.indices, s.dense_shape)
         for s in tables
     ]
-    return scaled, [gradient * factor for gradient in dense]
+    return scaled, [keras.ops.multiply(gradient, factor) for gradient in dense]
 
 
 def square_dense(gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Returns the squared norm of each gradient of a dense weight, summed over replicas first."""
-    return [tf.reduce_sum(tf.square(gradient)) for gradient in _sum_replicas(gradients)]
+    summed = [tf.cast(gradient, tf.float32) for gradient in _sum_replicas(gradients)]
+    return [tf.reduce_sum(tf.square(gradient)) for gradient in summed]
 
 
 def square_rows(slices: tf.IndexedSlices, *, are_unique: bool) -> tf.Tensor:
@@ -194,4 +196,4 @@ def _multiply(gradient: Gradient, factor: tf.Tensor) -> Gradient:
         return None
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
-    return gradient * factor
+    return keras.ops.multiply(gradient, factor)

@@ -154,15 +154,18 @@ class TrainingPass:
 
 
 class _PassScope(keras.StatelessScope):
-    """Keeps what layers assign; the gradient by a trained weight is that by its newest value."""
+    """Keeps what layers assign, without gradients of what that is made of, as variables do.
+
+    The gradient by a trained weight is that by its newest value.
+    """
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         """Sets what a variable is from here on."""
         variable, value = update
         before = self.get_current_value(variable)
+        value = tf.stop_gradient(value)
         if variable.trainable and before is not None:
-            # Zero, with the gradient of one.
-            value = tf.stop_gradient(value) + (before - tf.stop_gradient(before))
+            value += before - tf.stop_gradient(before)  # Zero, with the gradient of one.
         super().add_update((variable, value))
 
 

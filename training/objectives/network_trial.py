@@ -72,7 +72,7 @@ def check_networks(config: ModelConfig, model: Model, train: TrainRows) -> None:
         for outputs in (trained, call_reported(fault, _infer, own.network, known)):
             _check_outputs(own, outputs, batch, rows)
         _check_gradients(own, gradients, batch, rows)
-        _check_graph(own, known)
+        _check_graph(own, fault, known)
         # The last ones: what is drawn by a row's place is other numbers there.
         half = {name: tensor[rows // 2 :] for name, tensor in known.items()}
         if rows > 1:
@@ -177,11 +177,11 @@ def _moves_drawn(network: Network) -> bool:
     return _is_any([tf.convert_to_tensor(g) for g in gradients if g is not None])
 
 
-def _check_graph(own: _OwnNetwork, inputs: _Inputs) -> None:
+def _check_graph(own: _OwnNetwork, fault: Fault, inputs: _Inputs) -> None:
     """Refuses what neither a checkpoint nor an export holds."""
     specs = {name: tf.TensorSpec([None, *t.shape[1:]], t.dtype) for name, t in inputs.items()}
     infer = tf.function(lambda given: _infer(own.network, given), autograph=False)
-    graph = infer.get_concrete_function(specs).graph
+    graph = call_reported(fault, infer.get_concrete_function, specs).graph
     strategy, known = tf.distribute.get_strategy(), set()
     for variable in own.network.keras_model.variables:
         known |= {id(v) for v in strategy.experimental_local_results(variable.value)}

@@ -408,6 +408,8 @@ def test_lists_of_rows_are_measured_against_their_items(
         ([{"row": 2**70, "items": [101]}], InputDataError, "row 1: not a ranked list"),
         ([{"row": 1, "items": [101], "scores": [10**400]}], InputDataError, "not a ranked list"),
         (["words"], InputDataError, "row 1: not a ranked list"),
+        ([{"user": 1000, "items": [{"item": 101}]}], InputDataError, "row 1: not a ranked list"),
+        ([{"user": [1000], "items": [101]}], InputDataError, "row 1: not a ranked list"),
     ],
 )
 def test_files_that_are_no_lists_are_refused(

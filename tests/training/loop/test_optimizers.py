@@ -49,6 +49,14 @@ def test_small_gradients_are_not_scaled() -> None:
     assert weights[0].numpy() == pytest.approx(0.3)
 
 
+def test_clips_weights_of_several_types_together() -> None:
+    dense = [tf.constant([3.0]), tf.constant([4.0], tf.float64), tf.constant([0.0], tf.float16)]
+    _, clipped = clip_global_norm([], dense, 1.0)
+    np.testing.assert_allclose(
+        tf.concat([tf.cast(c, tf.float32) for c in clipped], 0), [0.6, 0.8, 0.0], rtol=1e-6
+    )
+
+
 def test_values_are_clipped_after_the_sum_over_replicas() -> None:
     strategy = build_strategy(DevicesConfig(cpu_replicas=2))
 

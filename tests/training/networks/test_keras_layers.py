@@ -43,6 +43,18 @@ class Counted(keras.layers.Layer):
         return x
 
 
+class Centred(keras.layers.Layer):
+    """Takes off a moving mean that it has just set, which is no function of the batch to `fit`."""
+
+    def build(self, shape: tuple[int, ...]) -> None:
+        self.mean = self.add_weight(shape=shape[-1:], trainable=False, name="mean")
+
+    def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
+        if training:
+            self.mean.assign(0.5 * self.mean + 0.5 * keras.ops.mean(x, axis=0))
+        return x - self.mean
+
+
 # Of weights that no output depends on, by Keras.
 pytestmark = pytest.mark.filterwarnings("ignore:Gradients do not exist")
 TOLERANCES = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 1e-2}
@@ -65,6 +77,8 @@ BUILDS = {
     "embedding": lambda x: keras.layers.Embedding(9, 3, embeddings_constraint="unit_norm")(ids(x)),
     "unread": lambda x: Unread()(x),
     "counted": lambda x: Counted()(x),
+    "centred": lambda x: Centred()(x),
+    "float64": lambda x: keras.layers.Dense(5, dtype="float64")(x),
     "batch": lambda x: keras.layers.BatchNormalization()(x),
 }
 BUILDS["spectral"] = STANDING["SpectralNormalization"]
@@ -85,6 +99,8 @@ BUILDS["spectral"] = STANDING["SpectralNormalization"]
         ("unread", Setting("float16")),
         ("unread", Setting("float16", replicas=2)),
         ("counted", Setting(replicas=2)),
+        ("centred", Setting()),
+        ("float64", Setting("float16")),
         ("batch", Setting("bfloat16")),
     ],
 )

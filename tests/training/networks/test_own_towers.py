@@ -110,6 +110,13 @@ class Python(keras.layers.Layer):
 def python(inputs, output_dim):
     return Python()(projected(inputs, output_dim))
 
+class Anew(keras.layers.Layer):
+    def call(self, x):
+        return keras.layers.Dense(x.shape[-1])(x)
+
+def anew(inputs, output_dim):
+    return Anew()(projected(inputs, output_dim))
+
 class Trained(keras.layers.Layer):
     def call(self, x, training=False):
         if training:
@@ -233,6 +240,10 @@ def test_a_tower_reads_each_position(kind: Any, tiny_manifest: Manifest) -> None
         ({"user_tower": own("untracked")}, r"variables that Keras does not know.*\(\d+,\)"),
         ({"user_tower": own("measured")}, "Keras metrics in its layers.*received: size"),
         ({"item_tower": own("python")}, "calls Python in each step"),
+        (
+            {"item_tower": own("anew")},
+            "own_towers:anew fails on the first 16 rows.*tf.Variable is only created once",
+        ),
         ({"user_tower": own("trained")}, r"first 16 rows.*own_towers\.py:\d+.*not in training"),
         ({"item_tower": own("zero")}, "item tower own_towers:zero has no gradient"),
         ({"item_tower": own("twice")}, "received: 32 of 16 rows"),
