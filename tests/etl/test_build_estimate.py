@@ -108,7 +108,7 @@ def test_rows_and_conditions_of_any_format(tmp_path, file):
     plain = estimate(log_config(tmp_path, file, source=source))
     assert is_near(plain.rows["log"], ROWS)
     assert plain.records == plain.rows["log"]
-    where = {"where": "device <> 'tv' and ts % 2 = 0"}
+    where = {"where": "device <> 'tv' and ts & 1 = 0"}
     found = estimate(log_config(tmp_path, file, source=source, events=where))
     assert is_near(found.records, ROWS * 0.3 * 0.5)
     labelled = estimate(log_config(tmp_path, file, source=source,

@@ -27,13 +27,13 @@ from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
 from conf.encoders.bags import VectorBytes
 from conf.encoders.hashing import Hash
 from conf.errors import InputDataError
-from conf.manifest import DatasetKeys, ShardInfo, SplitInfo
+from conf.manifest import DatasetKeys, SplitInfo
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.train import TrainConfig
 from etl.encoders.pipeline import read_pipeline
 from tests.contract.skew.encoder_plans import plan_feature, write_tokens
 from tests.machine import examples
-from tests.training.tiny_dataset import write_shard, write_tiny_dataset
+from tests.training.tiny_dataset import describe_shard, write_shard, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel
 from training.export.saved_model import write_export
 from training.models.registry import build_model
@@ -170,7 +170,7 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ways]:
     catalog = [{"item": number} for number in range(2, items.size)]
     path = root / "v" / "catalog.tfrecord"
     write_shard(path, catalog, FeatureSchema(tuple(s for s in specs if s.role == "item")))
-    shard = ShardInfo(path.name, len(catalog), path.stat().st_size, "00000000")
+    shard = describe_shard(path.parent, path.name, len(catalog))
     lengths = {"length": {"max": LONGEST}}
     manifest = replace(
         base, schema=schema, splits=(SplitInfo("catalog", (shard,)),), encoder_files=(),
