@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import csv
 
-from conf.artefacts.dataset import find_manifest
+from conf.artefacts.dataset import find_manifest, find_version
 from conf.errors import ConfigError, InputDataError, did_you_mean
 from conf.schema import PackedSlot
 from conf.storage.atomic_output import atomic_file
@@ -33,6 +33,7 @@ from conf.storage.table_files import (
     without_views,
 )
 from etl.tfrecord.commit.local_view import list_complete
+from etl.tfrecord.files.data_files import refuse_missing
 from etl.tfrecord.files.partitions import (
     infer_partition_types,
     parse_partition_path,
@@ -160,6 +161,18 @@ def detect_format(path: Path) -> Format:
     )
 
 
+def _refuse_gone(folder: Path) -> None:
+    """Refuses a folder of a dataset version of which a listed shard is gone."""
+    inside = folder.absolute() / "shard"
+    version, manifest = find_version(inside), find_manifest(inside)
+    if version is None or manifest is None:
+        return
+    listed = [version / shard.path for split in manifest.splits for shard in split.shards]
+    below = [shard for shard in listed if shard.is_relative_to(inside.parent)]
+    names = {str(shard.relative_to(inside.parent)): shard.is_file() for shard in below}
+    refuse_missing(folder, names, [name for name, is_there in names.items() if is_there])
+
+
 def list_inputs(path: Path, file_format: Format | None) -> list[Path]:
     """Lists the files of an input in the order of their names.
 
@@ -169,10 +182,11 @@ def list_inputs(path: Path, file_format: Format | None) -> list[Path]:
 
     Raises:
         ConfigError: Nothing is there, or a directory holds several formats.
-        InputDataError: A file that the directory's manifest lists is gone.
+        InputDataError: A file that the directory's or the version's manifest lists is gone.
     """
     if path.is_file():
         return [path]
+    _refuse_gone(path)
     files = sorted(path / name for name in list_complete(path))
     if not files:
         raise ConfigError(

@@ -25,6 +25,7 @@ from etl.convert import (
 from etl.tfrecord.commit.output_manifest import OutputManifest, OutputShard
 from etl.tfrecord.table import read_table, write_table
 from etl.tfrecord.types.column_policies import parse_type_options
+from tests.datasets import build_manifest
 
 
 def convert(files, output, **options):
@@ -114,6 +115,18 @@ def test_a_folder_gives_the_files_that_the_format_reads(tmp_path):
     manifest = OutputManifest("Example", None, (), {}, (), (shard,))
     (folder / "_sluice_commit.json").write_text(manifest.dumps())
     with pytest.raises(InputDataError, match=r"gone\.tfrecord is missing"):
+        list_inputs(folder, "tfrecord")
+
+
+def test_a_listed_shard_of_a_version_that_is_gone_is_refused(tmp_path):
+    folder = tmp_path / "train"
+    folder.mkdir()
+    (tmp_path / "manifest.json").write_text(build_manifest("v").dumps())
+    for name in ("part-0", "part-1"):
+        write_table(pa.table({"x": [1]}), folder / name)
+    assert len(list_inputs(folder, "tfrecord")) == 2
+    (folder / "part-0").unlink()
+    with pytest.raises(InputDataError, match="part-0 is missing"):
         list_inputs(folder, "tfrecord")
 
 
