@@ -30,9 +30,12 @@ def load_parquet(spark: SparkSession, reader: DataFrameReader, paths: Sequence[s
     """
     try:
         schema = reader.load(list(paths)).schema
-    except (PySparkException, Py4JJavaError):
+    except (PySparkException, Py4JJavaError) as error:
         files = spark.read.format("text").load(list(paths)).inputFiles()
-        schema, _ = read_footer(spark, min(files))
+        try:
+            schema, _ = read_footer(spark, min(files))
+        except Py4JJavaError:  # no Parquet file: what Spark says of it is known to callers
+            raise error from None
     return reader.schema(widen_decimals(schema)).load(list(paths))
 
 
