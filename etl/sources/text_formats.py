@@ -363,7 +363,9 @@ def parse_json_lines(
     paths = [column.field_name for column in config.columns]
     keys = dict.fromkeys(key for path in paths for key in (path, *(h for h, _ in split_path(path))))
     schema = ", ".join(f"{quote_name(key)} string" for key in (*keys, _CORRUPT))
-    options = {"columnNameOfCorruptRecord": _CORRUPT, "allowSingleQuotes": "false"}
+    # A bare NaN would become the text "NaN".
+    options = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
+    options["columnNameOfCorruptRecord"] = _CORRUPT
     parsed = lines.withColumn(_OBJECT, F.from_json(LINE_COLUMN, schema, options))
     columns: dict[str, ParsedColumn] = {}
     for column in config.columns:

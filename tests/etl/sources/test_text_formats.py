@@ -318,6 +318,8 @@ def test_each_line_is_a_row_or_has_its_reason(spark, tmp_path):
         '[{"id": 14}]',
         "",
         "null",
+        '{"id": 15, "who": {"user": {"id": NaN}}}',
+        '{"id": 16, "tags": ["x", NaN]}',
     ]
     (tmp_path / "in").write_text("\n".join(lines) + "\n")
     assert outcomes(read(spark, tmp_path, declare(*COLUMNS, format="json"))) == [
@@ -335,6 +337,8 @@ def test_each_line_is_a_row_or_has_its_reason(spark, tmp_path):
         "malformed_json",
         "malformed_json",
         "empty_line",
+        "malformed_json",
+        "malformed_json",
         "malformed_json",
     ]
 
