@@ -18,7 +18,7 @@ from pyspark.sql import types as T
 from conf.dates import DateRange
 from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.etl.sources import DATE_FIELD, ColumnConfig, DaysConfig
-from conf.local_paths import is_hidden
+from conf.local_paths import is_data_path
 from etl.sources.source import REASON_COLUMN
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ def _match_days(
 
 def _is_hidden_match(path: str, match: str) -> bool:
     above = path.split(DATE_FIELD)[0].rpartition("/")[0]
-    *folders, name = Path(match).parts[len(Path(above).parts) :]
-    return is_hidden(name) or any(is_hidden(folder, is_folder=True) for folder in folders)
+    parts = Path(match).parts[len(Path(above).parts) :]
+    return not is_data_path("/".join(parts), is_recursive=True)
 
 
 def _parse_day(text: str, written: str) -> datetime.date | None:

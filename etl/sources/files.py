@@ -12,7 +12,7 @@ from pathlib import Path
 from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError
 from conf.etl.sources import DaysConfig, SourceConfig
-from conf.local_paths import is_hidden, list_visible_files, local_path
+from conf.local_paths import is_data_path, is_hidden, list_visible_files, local_path
 from conf.manifest import InputFile
 from etl.sources.days import (
     check_empty_days,
@@ -262,21 +262,19 @@ def _expand(pattern: Path, root: Path) -> Found:
     matches = glob.glob(str(pattern), root_dir=root)  # noqa: PTH207 (absolute, or below root)
 
     def matched_parts(match: Path) -> list[str]:
-        """What the pattern left open; a folder that it names itself may be hidden."""
-        pairs = zip(match.parts, pattern.parts, strict=True)
-        return [part for part, asked in pairs if glob.has_magic(asked)]
+        """The name, and folders that the pattern left open: one that it names may be hidden."""
+        pairs = zip(match.parts[:-1], pattern.parts[:-1], strict=True)
+        return [*(part for part, asked in pairs if glob.has_magic(asked)), match.name]
 
-    return _visible(
-        (root / match, (*matched_parts(match), match.name)) for match in map(Path, matches)
-    )
+    return _visible((root / match, matched_parts(match)) for match in map(Path, matches))
 
 
-def _visible(entries: Iterable[tuple[Path, Iterable[str]]]) -> Found:
+def _visible(entries: Iterable[tuple[Path, Sequence[str]]]) -> Found:
     """Files, links resolved, none of whose given name parts is hidden; the first name counts."""
     found: Found = {}
     for entry, parts in sorted(entries):
-        hidden = (is_hidden(part, is_folder=part != entry.name) for part in parts)
-        if entry.is_file() and not any(hidden):
+        is_shown = not parts or is_data_path("/".join(parts), is_recursive=True)
+        if is_shown and entry.is_file():
             resolved = entry.resolve()
             if not is_hidden(resolved.name):
                 found.setdefault(resolved, entry)
