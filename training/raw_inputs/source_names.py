@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from training.raw_inputs.input_columns import InputColumn
@@ -59,6 +60,13 @@ class SourceNames:
         paired = {name: columns for name, columns in pairs.items() if columns}
         return cls(find_sources(said), paired, alike)
 
+    @cached_property
+    def shared(self) -> tuple[str, ...]:
+        """Inputs whose values may stand under the name of another input."""
+        own = self.sources.items()
+        renamed = [name for name, column in own if column != name and column in self.sources]
+        return tuple(dict.fromkeys((*renamed, *self.alike, *self.paired)))
+
     def list_names(self, name: str) -> list[str]:
         """Returns the names that the values of an input may have, the first choice first."""
         own = [name, self.sources.get(name, name)]
@@ -95,7 +103,7 @@ def name_inputs(
     Raises:
         RawValueError: An input and its column are given, and differ.
     """
-    if given.keys() == set(names) and None not in given.values():
+    if given.keys() == set(names) and all(given.get(n, n) is not None for n in columns.shared):
         return given
     rows = name_columns({name: [value] for name, value in given.items()}, names, columns, where)
     return {name: value for name, [value] in rows.items()}
@@ -108,7 +116,7 @@ def name_columns(
 
     Arguments and what is raised are those of `name_inputs`.
     """
-    if given.keys() == set(names) and not any(map(_has_null, given.values())):
+    if given.keys() == set(names) and not any(_has_null(given.get(n)) for n in columns.shared):
         return given
     found: dict[str, Any] = {}
     for name in names:
