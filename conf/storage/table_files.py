@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -64,6 +65,8 @@ class CsvForm:
         nulls: Fields that are null beside the empty one.
         quoted_nulls: Whether they are within quotes too.
         empty_lines: Whether a line without anything is a row of an only column.
+        is_line_wise: Whether a row is a line, as builds read it: no field spans lines, and where
+            tabs separate there are no quotes. What another reader would take otherwise is refused.
         block_bytes: Bytes that are read at a time.
     """
 
@@ -73,7 +76,13 @@ class CsvForm:
     nulls: Sequence[str] = ()
     quoted_nulls: bool = False
     empty_lines: bool = False
+    is_line_wise: bool = False
     block_bytes: int = 1 << 20
+
+    @property
+    def has_quotes(self) -> bool:
+        """Whether fields may stand in quotes."""
+        return not self.is_line_wise or self.separator != "\t"
 
     def open(self, source: Path | _Ended) -> csv.CSVStreamingReader:
         """Opens a file, or its bytes."""
@@ -82,6 +91,7 @@ class CsvForm:
             csv.ReadOptions(use_threads=False, block_size=self.block_bytes),
             csv.ParseOptions(
                 delimiter=self.separator,
+                quote_char='"' if self.has_quotes else False,
                 newlines_in_values=True,
                 ignore_empty_lines=not self.empty_lines,
             ),
@@ -110,9 +120,9 @@ class LongNumberError(pa.ArrowInvalid):
         self.column = column
 
 
-def read_csv_names(path: Path, separator: str = ",") -> list[str]:
+def read_csv_names(path: Path, separator: str = ",", *, is_line_wise: bool = False) -> list[str]:
     """Reads the names of the columns in the first line of a CSV file."""
-    with CsvForm(separator).open(path) as reader:
+    with CsvForm(separator, is_line_wise=is_line_wise).open(path) as reader:
         return list(reader.schema.names)
 
 
@@ -125,8 +135,8 @@ def open_csv(path: Path, names: Sequence[str], form: CsvForm) -> CsvRows:
         form: How it is read.
 
     Raises:
-        pa.ArrowInvalid: A row has other columns, a value another type, or a quote has no end; the
-            batches raise it too.
+        pa.ArrowInvalid: A row has other columns, a value another type, a quote has no end, or a
+            line is none of a line-wise file; the batches raise it too.
     """
     wanted = list(form.columns or names)
     # A quote without an end takes the rest of the file into the last column.
@@ -181,6 +191,7 @@ class _Ended:
         end = _END if columns == 1 and not form.empty_lines else ""
         self._row = f"{end}{form.separator * (columns - 1)}\n".encode()
         self._next: bytes | None = None
+        self._lines = _Lines(form) if form.is_line_wise else None
         self.closed = False
 
     def read(self, size: int) -> bytes:
@@ -188,6 +199,8 @@ class _Ended:
         most = size - len(self._row) - 1
         before = self._file.read(most) if self._next is None else self._next
         self._next = self._file.read(most) if before else b""
+        if self._lines is not None:
+            self._lines.check(before, is_last=not self._next)
         if self._next or not before:
             return before
         return before + (b"" if before[-1:] in b"\r\n" else b"\n") + self._row
@@ -196,6 +209,32 @@ class _Ended:
         """Closes the file."""
         self._file.close()
         self.closed = True
+
+
+class _Lines:
+    """Looks for lines of a line-wise file that another reader of quotes would take otherwise."""
+
+    def __init__(self, form: CsvForm) -> None:
+        mark = re.escape(form.separator)
+        quoted = '"(?:[^"]|"")*+"|' if form.has_quotes else ""
+        field = f'(?:{quoted}(?!")[^{mark}]*+)'
+        self._line = re.compile(f"{field}(?:{mark}{field})*+".encode())
+        self._wrong = (
+            "a quote does not end in its field; one with a line break is read from Parquet"
+            if form.has_quotes
+            else "a quote before a field, and .tsv has none; name a file with them and commas .csv"
+        )
+        self._rest, self._done = b"", 0
+
+    def check(self, read: bytes, *, is_last: bool) -> None:
+        """Looks at the next bytes of the file."""
+        lines = (self._rest + read).splitlines(keepends=True)
+        self._rest = b"" if is_last or not lines else lines.pop()
+        for number, line in enumerate(lines, self._done + 1):
+            if b'"' in line and not self._line.fullmatch(line.rstrip(b"\r\n")):
+                text = line[:100].decode(errors="replace").rstrip()
+                raise pa.ArrowInvalid(f"line {number}, {text!r}: {self._wrong}")
+        self._done += len(lines)
 
 
 def _without_end(reader: csv.CSVStreamingReader, last: str) -> Iterator[pa.RecordBatch]:

@@ -175,7 +175,7 @@ def check_parts(found: NumberedInput, names: Iterable[str]) -> None:
 def _read(session: SparkSession, kind: str, source: SparkInput) -> DataFrame:
     options: dict[str, str] = {}
     if kind in ("csv", "tsv"):
-        options = _TEXT | ({"sep": "\t"} if kind == "tsv" else {})
+        options = _TEXT | ({"sep": "\t", "quote": ""} if kind == "tsv" else {})
     names = {"tsv": "csv", "jsonl": "text"}
     reader = session.read.format(names.get(kind, kind)).options(**{**options, **source.options})
     if kind == "parquet":
@@ -184,20 +184,25 @@ def _read(session: SparkSession, kind: str, source: SparkInput) -> DataFrame:
 
 
 def _refuse_bad_quotes(session: SparkSession, kind: str, source: SparkInput) -> None:
-    """Refuses what Spark reads as text with quotes, or without: a quote that does not end."""
+    """Refuses what `predict` refuses: a quote that does not end, any that begins a tsv field."""
     if kind not in ("csv", "tsv") or source.options:
         return
     from pyspark.sql import functions as F
 
     form = {"format": "csv", "path": "-", "columns": [{"name": "x", "type": "string"}]}
-    form |= {"separator": "\t"} if kind == "tsv" else {}
     lines = session.read.text(list(source.paths)).select("value", "_metadata.file_path")
-    bad = lines.where(has_bad_quotes(F.col("value"), SourceConfig.model_validate(form)))
-    if (first := bad.head()) is not None:
+    if kind == "tsv":
+        bad = F.col("value").rlike('(^|\t)"')
+    else:
+        bad = has_bad_quotes(F.col("value"), SourceConfig.model_validate(form))
+    if (first := lines.where(bad).head()) is not None:
         raise InputDataError(
-            "a line of the input has a quote that does not end in its field",
+            "a line of the input has a quote "
+            + ("before a field" if kind == "tsv" else "that does not end in its field"),
             received=f"{unquote(first['file_path'])}: {first['value'][:200]!r}",
-            fix="correct the line; a field with line breaks in it is read from Parquet",
+            fix=".tsv is read without quotes; name a file with quotes and commas .csv"
+            if kind == "tsv"
+            else "correct the line; a field with line breaks in it is read from Parquet",
         )
 
 

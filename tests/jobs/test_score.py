@@ -216,6 +216,21 @@ def test_a_quote_without_an_end_is_refused(spark, tmp_path, line) -> None:
     assert repr(line) in refused.value.received
 
 
+def test_tabs_separate_without_quotes_as_predict_reads_them(spark, tmp_path) -> None:
+    rows = tmp_path / "a.tsv"
+    rows.write_text('a\tb\n5" pipe\tx\nsay "x\ty"\n')
+    found = open_input(spark.newSession(), SparkInput((str(rows),)))
+    column = InputColumn("a", "a", "a", "string", False, None, None, None)
+    [own] = RawReader(RawFile(rows), [column]).read(9)
+    assert [row["a"].encode() for row in found.frame.collect()] == own.inputs["a"].tolist()
+    rows.write_text('a\tb\n1\t"x"\n')
+    with pytest.raises(InputDataError, match="a quote before a field"):
+        open_input(spark.newSession(), SparkInput((str(rows),)))
+    with pytest.raises(InputDataError, match="cannot be read") as refused:
+        list(RawReader(RawFile(rows), [column]).read(9))
+    assert "line 2" in refused.value.received
+
+
 def test_columns_of_parquet_that_spark_does_not_read_are_left_out(spark, tmp_path) -> None:
     columns = {
         "id": [1],

@@ -232,10 +232,11 @@ def read_table(path: Path, texts: Iterable[str] = ()) -> pa.Table:
 
 
 def _read_csv(path: Path, separator: str, texts: Iterable[str]) -> pa.Table:
-    names = read_csv_names(path, separator)
+    names = read_csv_names(path, separator, is_line_wise=True)
     types = dict.fromkeys((names[0], *texts), pa.string())
     try:
-        rows = open_csv(path, names, CsvForm(separator, types, quoted_nulls=True))
+        form = CsvForm(separator, types, quoted_nulls=True, is_line_wise=True)
+        rows = open_csv(path, names, form)
         return pa.Table.from_batches(rows.batches, rows.schema)
     except LongNumberError as error:
         return _read_csv(path, separator, (*types, error.column))

@@ -179,12 +179,13 @@ class RawReader:
         return "\t" if self._kind == ".tsv" else ","
 
     def _find_csv(self) -> list[str]:
-        return read_csv_names(self.file.path, self._separator)
+        return read_csv_names(self.file.path, self._separator, is_line_wise=True)
 
     def _read_csv(self, batch_size: int) -> Iterator[Columns]:
         found = self._find_csv()
         names = self._choose(found)
-        form = CsvForm(self._separator, dict.fromkeys(found, pa.string()), names)
+        types = dict.fromkeys(found, pa.string())
+        form = CsvForm(self._separator, types, names, is_line_wise=True)
         for batch in regroup(open_csv(self.file.path, found, form).batches, batch_size):
             columns = decode_columns(batch, names)
             keys = {name: _clean_keys(columns[name]) for name in self._key_names if name in names}

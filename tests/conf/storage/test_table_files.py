@@ -133,6 +133,39 @@ def test_an_only_column(tmp_path, empty_lines, rows) -> None:
         read(write(tmp_path, 'x\na\n"b\n'), empty_lines=empty_lines)
 
 
+@pytest.mark.parametrize("block_bytes", [64, 1 << 20])
+@pytest.mark.parametrize(
+    ("separator", "lines", "wrong"),
+    [
+        (",", ['1,5" pipe', '2,"a ""b"", c"', '"3",""', "4,"], None),
+        (",", ["1,x", '2,"x', '3,y"', "4,z"], "line 3"),
+        (",", ["1,x", '2,"x"y'], "line 3"),
+        ("\t", ['1\t5" pipe', "2\t", "3\tx,y"], None),
+        ("\t", ['1\tsay "x', '2\ty"'], None),
+        ("\t", ["1\tx", '2\t"x', '3\ty"'], "line 3"),
+        ("\t", ["1\tx", '2\t"x"'], "line 3"),
+    ],
+)
+def test_a_row_of_a_line_wise_file_is_a_line(
+    tmp_path, separator, lines, wrong, block_bytes
+) -> None:
+    path = write(tmp_path, "\r\n".join([f"id{separator}name", *["0" + separator] * 40, *lines]))
+    names = read_csv_names(path, separator, is_line_wise=True)
+    types = dict.fromkeys(names, pa.string())
+    form = CsvForm(separator, types, ["id"], is_line_wise=True, block_bytes=block_bytes)
+
+    def read_ids() -> list[str]:
+        return [
+            one for batch in open_csv(path, names, form).batches for one in batch[0].to_pylist()
+        ]
+
+    if wrong is None:
+        assert read_ids()[40:] == [line.split(separator)[0].strip('"') for line in lines]
+        return
+    with pytest.raises(pa.ArrowInvalid, match=wrong.replace("3", "43")):
+        read_ids()
+
+
 def test_a_row_of_another_type_is_named(tmp_path) -> None:
     with pytest.raises(pa.ArrowInvalid, match="Row #3: CSV conversion error to int64"):
         read(write(tmp_path, "id\n1\nx\n"), types={"id": pa.int64()})

@@ -84,8 +84,9 @@ def test_text_of_numbers_is_read_as_the_build_reads_it(tmp_path) -> None:
 def test_a_quote_without_an_end_is_refused(tmp_path) -> None:
     path = write(tmp_path, "csv", [GOOD, GOOD])
     path.write_text(path.read_text() + '1,2,3,"4\n')
-    with pytest.raises(InputDataError, match="within quotes"):
+    with pytest.raises(InputDataError) as refused:
         read(path)
+    assert "line 4" in refused.value.received
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path) -> None:
