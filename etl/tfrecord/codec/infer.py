@@ -263,7 +263,7 @@ class FeatureCollector:
         if self._record_type == "ByteArray":
             return [BYTE_ARRAY_FEATURE]
         if names is None:
-            self._refuse_other_messages()
+            self.refuse_other_messages()
         features: list[WireFeature] = []
         for is_sequence, collector in enumerate(self._maps):
             for key, found in collector.found.items():
@@ -291,12 +291,18 @@ class FeatureCollector:
             seen.add(feature.name)
         return features
 
-    def _refuse_other_messages(self) -> None:
+    def refuse_other_messages(self, known: Iterable[str] = ()) -> None:
         """Refuses files that are read without a value: most messages parse as an Example.
 
         A file of empty records beside others has as many rows of nulls.
+
+        Args:
+            known: Names of features that such records may hold.
+
+        Raises:
+            InputDataError: There is such a file.
         """
-        valued = {
+        valued = {name.encode() for name in known} | {
             key
             for collector in self._maps
             for key, found in collector.found.items()

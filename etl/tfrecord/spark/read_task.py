@@ -146,7 +146,7 @@ class DamageLog:
         write_text_atomic(lines, "".join(json.dumps(asdict(bad)) + "\n" for bad in self.ranges))
 
 
-_CASE_CHECK_RECORDS = 1000
+_LOOKED_AT_RECORDS = 1000
 
 
 class ReadTask:
@@ -168,8 +168,18 @@ class ReadTask:
 
         Raises:
             CorruptRecordError: The file is damaged; names it and the byte offset.
-            InputDataError: A feature does not fit its column.
+            InputDataError: A feature does not fit its column, or the file is gone.
         """
+        try:
+            yield from self._read(split)
+        except FileNotFoundError as error:
+            raise InputDataError(
+                "a file is gone since it was listed",
+                received=split.path,
+                fix="load its folder again; create a view of it anew",
+            ) from error
+
+    def _read(self, split: FileSplit) -> Iterator[pa.RecordBatch]:
         origin = f"the file from byte {split.start} on" if split.start else "the file"
         for first_record, batch in self._decode(split):
             with locate_rows(batch, first_record, origin):
@@ -192,7 +202,7 @@ class ReadTask:
         if self._options.on_corrupt == "fail":
             for block in read():
                 batch = _explain(decoder.decode_block, block, name)
-                self._check_case(block, batch, name)
+                self._check_absent(block, batch, name)
                 yield block.first_record, batch
             return
         with DamageLog(split.path, split.start, self._options.quarantine) as log:
@@ -201,17 +211,17 @@ class ReadTask:
                 for bad in malformed:
                     log.add(_framed_range(block, bad.record, bad.reason))
                 if not malformed:
-                    self._check_case(block, batch, name)
+                    self._check_absent(block, batch, name)
                 yield None if log.ranges else block.first_record, batch
 
-    def _check_case(self, block: RecordBlock, batch: pa.RecordBatch, name: str) -> None:
-        """Refuses to take a feature for absent that is there in another case.
+    def _check_absent(self, block: RecordBlock, batch: pa.RecordBatch, name: str) -> None:
+        """Refuses to take a feature for absent that is there in another case, or in other messages.
 
         Spark's names do not differ by case, those of features do. Records hold few names, so the
         first ones of a block are enough.
 
         Raises:
-            InputDataError: There is such a feature.
+            InputDataError: There is such a feature, or the records are no Examples.
         """
         if not batch.num_rows:
             return
@@ -220,8 +230,9 @@ class ReadTask:
         if not self._suspects:
             return
         collector = FeatureCollector(self._plan.record_type)
-        few = block.index[:_CASE_CHECK_RECORDS]
+        few = block.index[:_LOOKED_AT_RECORDS]
         collector.update(RecordBlock(block.data, few, block.offset, block.first_record), name)
+        collector.refuse_other_messages(feature.name for feature in self._plan.features)
         present = collector.names()
         for column in sorted(self._suspects - set(present)):
             spellings = find_name(column, present)

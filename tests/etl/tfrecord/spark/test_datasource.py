@@ -15,7 +15,7 @@ import tensorflow as tf
 from pyspark.errors import PySparkException
 from pyspark.sql import types as T
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.codec.framing import BadRange
 from etl.tfrecord.spark.datasource import TFRecordDataSource, register_tfrecord
 from etl.tfrecord.spark.failures import translate_failure
@@ -286,6 +286,10 @@ def test_a_table_whose_columns_are_given_is_refused_where_it_is_used(spark, tmp_
         spark.sql("drop table t")
     spark.sql(f"create temporary view v using sluice options (path '{tmp_path}')")
     assert sorted(row.id for row in spark.table("v").collect()) == [0, 1, 2]
+    write(spark.range(4), tmp_path)
+    with pytest.raises(PySparkException) as refused:
+        spark.table("v").collect()
+    assert isinstance(translate_failure(refused.value), InputDataError)
     spark.catalog.dropTempView("v")
 
 

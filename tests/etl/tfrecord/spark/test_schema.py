@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import tensorflow as tf
 from pyspark.errors import PySparkException
 from pyspark.ml.linalg import DenseVector, MatrixUDT, Vectors, VectorUDT
 from pyspark.sql import Row
@@ -243,3 +244,16 @@ def test_a_feature_in_another_case_is_never_taken_for_absent(spark, tmp_path: Pa
     for lenient in ("skip", "fail"):
         found = read.option("onCorrupt", lenient).schema("x int, absent int").load(str(tmp_path))
         assert found.collect() == [Row(x=2, absent=None)]
+
+
+def test_other_messages_are_not_read_as_nulls(spark, tmp_path: Path) -> None:
+    example = b"\n\t\n\x07\n\x01x\x12\x02\x1a\x00"  # an Example whose `x` has no value
+    lists = b"\n" + bytes([len(example)]) + example  # ExampleListWithContext
+    for name, record in (("example", example), ("lists", lists), ("empty", b"")):
+        with tf.io.TFRecordWriter(str(tmp_path / name)) as writer:
+            writer.write(record)
+    read = spark.read.format(FORMAT).schema("x int")
+    for name in ("example", "empty"):
+        assert read.load(str(tmp_path / name)).collect() == [Row(x=None)]
+    with pytest.raises(PySparkException, match="lists hold no feature"):
+        read.load(str(tmp_path / "lists")).collect()
