@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from training.raw_inputs.input_columns import InputColumn
@@ -42,30 +41,25 @@ class SourceNames:
         sources: The column of each input, by the input's name (`find_sources`).
         paired: By the name of an input the columns whose text has its values as second ones.
         alike: By the name of an input the others that are the same values of the same column.
+        shared: Inputs whose values may stand under the name of another input.
     """
 
     sources: Mapping[str, str]
     paired: Mapping[str, Sequence[str]]
     alike: Mapping[str, Sequence[str]]
+    shared: Sequence[str]
 
     @classmethod
     def build(cls, about: Iterable[Mapping[str, Any]]) -> SourceNames:
         """Builds them of what `export.json` says of the inputs."""
         said = [item for item in about if "column" in item]
-        alike = _find_alike(said)
-        if not any(item.get("written") for item in said):
-            return cls(find_sources(said), {}, alike)
-        inputs = [InputColumn.from_json(item) for item in said]
-        pairs = {item.name: find_paired(item, inputs) for item in inputs}
-        paired = {name: columns for name, columns in pairs.items() if columns}
-        return cls(find_sources(said), paired, alike)
-
-    @cached_property
-    def shared(self) -> tuple[str, ...]:
-        """Inputs whose values may stand under the name of another input."""
-        own = self.sources.items()
-        renamed = [name for name, column in own if column != name and column in self.sources]
-        return tuple(dict.fromkeys((*renamed, *self.alike, *self.paired)))
+        sources, alike, paired = find_sources(said), _find_alike(said), {}
+        if any(item.get("written") for item in said):
+            inputs = [InputColumn.from_json(item) for item in said]
+            pairs = {item.name: find_paired(item, inputs) for item in inputs}
+            paired = {name: columns for name, columns in pairs.items() if columns}
+        renamed = [name for name, own in sources.items() if own != name and own in sources]
+        return cls(sources, paired, alike, tuple(dict.fromkeys((*renamed, *alike, *paired))))
 
     def list_names(self, name: str) -> list[str]:
         """Returns the names that the values of an input may have, the first choice first."""
