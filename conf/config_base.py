@@ -38,8 +38,13 @@ class Strict(BaseModel):
     def _refuse_truth_for_number(cls, data: Any) -> Any:
         """Refuses `true` (and `yes`, `on`) where a number belongs: it would be read as 1."""
         for name, value in data.items() if isinstance(data, Mapping) else ():
-            if isinstance(value, bool) and _is_number_alone(cls, name):
-                raise ValueError(f"{name} must be a number, not a truth value; received {value}")
+            values = value if isinstance(value, list | tuple) else [value]
+            truth = next((one for one in values if isinstance(one, bool)), None)
+            if truth is not None and _is_number_alone(cls, name):
+                raise ValueError(
+                    f"{name} must be a number, not a truth value; received {truth}: YAML reads "
+                    "yes, no, on and off so; quote them where they are words"
+                )
         return data
 
 
@@ -56,7 +61,7 @@ def _is_number_alone(model: type[BaseModel], name: str) -> bool:
 def _list_kinds(annotation: Any) -> Iterator[Any]:
     """The types that a value may have, of the members of unions and literals too."""
     origin = get_origin(annotation)
-    if origin in (Union, types.UnionType):
+    if origin in (Union, types.UnionType, tuple):
         for member in get_args(annotation):
             yield from _list_kinds(member)
     elif origin is Annotated:

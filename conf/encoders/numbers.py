@@ -34,14 +34,15 @@ class Bucketize(Operation):
     boundaries: tuple[float, ...]
 
     def round_boundaries(self, is_float32: bool) -> tuple[float, ...]:
-        """Returns the boundaries in the values' own precision: 0.7 as float32 is not below 0.7.
+        """Returns the boundaries as the values are read: 0.7 as float32 is not below 0.7.
+
+        Like values, boundaries nearer to 0 than `LEAST_NUMBER` are 0.
 
         Args:
             is_float32: Whether the values are; a boundary beyond float32 is above all of them.
         """
-        if not is_float32:
-            return self.boundaries
-        return tuple(c_float(boundary).value for boundary in self.boundaries)
+        own = (c_float(one).value if is_float32 else one for one in self.boundaries)
+        return tuple(0.0 if abs(one) < LEAST_NUMBER else one for one in own)
 
     @property
     def output(self) -> OperationOutput:

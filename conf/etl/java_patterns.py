@@ -23,9 +23,10 @@ def check_time_pattern(written: str) -> None:
     """Refuses a pattern of times that Spark does not parse texts by.
 
     Raises:
-        ValueError: It holds something else, such as `YYYY`, `EEE`, `%Y` or a bare `T`.
+        ValueError: It holds something else, such as `YYYY`, `EEE`, `%Y` or a bare `T`, or its parts
+            do not fit each other: minutes without hours (`yyyy-mm-dd`), a part twice.
     """
-    is_open = 0
+    is_open, required, letters = 0, "", set()
     for token in _TIME_TOKEN.finditer(written):
         text, letter = token[0], token[1]
         is_open += {"[": 1, "]": -1}.get(text, 0)
@@ -37,6 +38,25 @@ def check_time_pattern(written: str) -> None:
                 "letters, such as yyyy-MM-dd HH:mm:ss.SSS, other letters in quotes ('T'), or "
                 "epoch_s, epoch_ms, epoch_us"
             )
+        letters.add(letter)
+        required += "" if is_open else letter or ""
+    _check_parts(written, required, letters)
+
+
+def _check_parts(written: str, required: str, letters: set[str | None]) -> None:
+    """Refuses parts that make another time than is meant: Spark reads `yyyy-mm-dd` as January."""
+    twice = next((part for part in "yMdHhKkmsSa" if required.count(part) > 1), None)
+    if twice is not None:
+        wrong = f"{twice} twice: MM is the month, mm are minutes, ss seconds, SSS fractions"
+    elif "m" in letters and not letters & set("HhKk"):
+        wrong = "minutes (m) without an hour: MM is the month"
+    elif letters & set("hK") and "a" not in letters:
+        wrong = "an hour of 12 (h) without a: HH is the hour of the day"
+    elif "S" in letters and "s" not in letters:
+        wrong = "fractions (S) without seconds: ss are seconds"
+    else:
+        return
+    raise ValueError(f"timestamp_format {written!r} has {wrong}")
 
 
 _FLAGS = "[idmsuxU]*"

@@ -59,8 +59,8 @@ class CsvForm:
 
     Attributes:
         separator: Between columns.
-        types: By column; of others Arrow infers them from the first block, but for whole numbers
-            that no float64 holds, such as 64-bit hashes: these are text.
+        types: By column; of others Arrow infers them from the first block, but for numbers that
+            would become others, such as 64-bit hashes, `0xff` or `1e400`: these are text.
         columns: Those to read; None: all.
         nulls: Fields that are null beside the empty one.
         quoted_nulls: Whether they are within quotes too.
@@ -113,10 +113,13 @@ class CsvRows(NamedTuple):
 
 
 class LongNumberError(pa.ArrowInvalid):
-    """A column of real numbers holds a whole number that none of them is."""
+    """A column of numbers holds text that would become another number."""
 
     def __init__(self, column: str) -> None:
-        super().__init__(f"column {column!r}: real numbers first, then whole numbers beyond 2^53")
+        super().__init__(
+            f"column {column!r}: numbers first, then text that would become other numbers, such as "
+            "0xff, 1e400, or beside fractions whole numbers beyond 2^53"
+        )
         self.column = column
 
 
@@ -143,34 +146,46 @@ def open_csv(path: Path, names: Sequence[str], form: CsvForm) -> CsvRows:
     form = replace(form, columns=list(dict.fromkeys([*wanted, names[-1]])))
     with form.open(path) as reader:
         inferred = {f.name: f.type for f in reader.schema if f.name not in form.types}
-    floats = {name for name, kind in inferred.items() if pa.types.is_float64(kind)}
-    texts = floats | {name for name, kind in inferred.items() if pa.types.is_null(kind)}
-    types = {name: pa.string() if name in texts else kind for name, kind in inferred.items()}
+    numbers = {n: k for n, k in inferred.items() if pa.types.is_integer(k) or k == pa.float64()}
+    is_text = numbers.keys() | {name for name, kind in inferred.items() if pa.types.is_null(kind)}
+    types = {name: pa.string() if name in is_text else kind for name, kind in inferred.items()}
     form = replace(form, types={**types, **form.types})
     reader = form.open(_Ended(path, len(names), form))
     batches = _without_end(reader, names[-1])
     first = next(batches)
-    floats -= {name for name in floats if holds_long_number(first.column(name))}
-    schema = pa.schema(
-        [(n, pa.float64() if n in floats else reader.schema.field(n).type) for n in wanted]
-    )
+    numbers = {n: k for n, k in numbers.items() if not _holds_other_number(first.column(n), k)}
+    schema = pa.schema([(n, numbers.get(n, reader.schema.field(n).type)) for n in wanted])
 
     def rows() -> Iterator[pa.RecordBatch]:
         with reader:
             for batch in chain((first,), batches):
-                columns = [_read_column(name, batch, name in floats) for name in wanted]
+                columns = [_read_column(name, batch, numbers.get(name)) for name in wanted]
                 yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     return CsvRows(schema, rows())
 
 
-def _read_column(name: str, batch: pa.RecordBatch, is_float: bool) -> pa.Array:
+def _read_column(name: str, batch: pa.RecordBatch, kind: pa.DataType | None) -> pa.Array:
     column = batch.column(name)
-    if not is_float:
+    if kind is None:
         return column
-    if holds_long_number(column):
+    if _holds_other_number(column, kind):
         raise LongNumberError(name)
-    return pc.ascii_trim_whitespace(column).cast(pa.float64())
+    return pc.ascii_trim_whitespace(column).cast(kind)
+
+
+def _holds_other_number(texts: pa.Array, kind: pa.DataType) -> bool:
+    """Whether text would become another number: hexadecimal, whole beyond 2^53, out of range."""
+    if pc.any(pc.match_substring_regex(texts, r"^\s*[+-]?0[xX]")).as_py():
+        return True
+    if pa.types.is_integer(kind):
+        return False
+    if holds_long_number(texts):
+        return True
+    numbers = pc.ascii_trim_whitespace(texts).cast(kind)
+    is_far = pc.and_(pc.is_inf(numbers), pc.match_substring_regex(texts, "[0-9]"))
+    is_near = pc.and_(pc.equal(numbers, 0.0), pc.match_substring_regex(texts, "^[^eE]*[1-9]"))
+    return bool(pc.any(pc.or_(is_far, is_near)).as_py())
 
 
 def holds_long_number(texts: pa.Array) -> bool:

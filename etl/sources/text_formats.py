@@ -70,7 +70,8 @@ def _entry_faults(column: ColumnConfig, pair: PairConfig, entries: Column) -> tu
 
 
 # A time of day alone would be taken for one of today.
-_STARTS_WITH_DATE = r"^\s*[+-]?\d{4,6}-\d"
+# Spark takes `BST` for a zone of Bangladesh and `CST` for Chicago's: no such word ends ISO 8601.
+_IS_ISO = r"^\s*[+-]?\d{4,6}-\d(?!.*(?<![A-Za-z/_+-])(?!(?:UTC|GMT|UT)\s*$)[A-Za-z]{2,}\s*$)"
 
 
 def parse_column(column: ColumnConfig, text: Column) -> dict[str, ParsedColumn]:
@@ -123,7 +124,7 @@ def split_list(column: ColumnConfig, text: Column) -> Column:
 def parse_timestamp(text: Column, written: str | None) -> Column:
     """Reads a timestamp as milliseconds since 1970, UTC."""
     if written is None:
-        return F.unix_millis(F.when(text.rlike(_STARTS_WITH_DATE), text.try_cast("timestamp")))
+        return F.unix_millis(F.when(text.rlike(_IS_ISO), text.try_cast("timestamp")))
     if written in EPOCH_UNITS:
         whole = epoch_millis(text.try_cast("bigint"), written)
         return F.coalesce(whole, fraction_millis(F.when(text.rlike(_DECIMAL), text), written))
@@ -338,6 +339,11 @@ def _list(column: ColumnConfig, number: int, colons: int) -> ParsedColumn:
 _OBJECT = "__object"
 _CORRUPT = "__corrupt"
 _TEXTS = r'"(?:[^"\\]|\\.)*+"'
+# An escape of half a character, such as \ud800 alone, which would become a question mark.
+_HALF = (
+    r"(?<!\\)(?:\\\\)*+(?:\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F])"
+)
 # Nothing stands between the end of an object and the start of another but a comma.
 _TWO_OBJECTS = r"\}\s*+\{"
 
@@ -377,7 +383,7 @@ def parse_json_lines(
     bare = F.regexp_replace(line, _TEXTS, "")
     several = line.rlike(_TWO_OBJECTS) & bare.rlike(_TWO_OBJECTS)
     whole = F.startswith(line, F.lit("{")) & F.endswith(line, F.lit("}"))
-    corrupt = F.col(_OBJECT)[_CORRUPT].isNotNull()
+    corrupt = F.col(_OBJECT)[_CORRUPT].isNotNull() | line.rlike(_HALF)
     new = F.array_except(F.json_object_keys(LINE_COLUMN), F.array(*map(F.lit, keys)))
     return parsed, columns, [(corrupt | ~whole | several, "malformed_json")], new
 

@@ -21,7 +21,8 @@ def _multi_hot(operation: MultiHot, inputs: Sequence[RawValues], resources: Reso
     # Padding is no class, and neither is -1.
     classes = tf.where(tf.equal(ids, PAD_ID), tf.cast(-1, tf.int64), ids)
     if not operation.is_weighted:
-        return tf.reduce_max(tf.one_hot(classes, operation.size, dtype=tf.float32), axis=1)
+        hot = tf.one_hot(classes, operation.size, dtype=tf.float32)
+        return tf.maximum(tf.reduce_max(hot, axis=1), 0.0)  # Of lists without a value it is -inf.
     numbers = tf.reshape(inputs[1].numbers, tf.shape(classes))
     weights = tf.where(tf.math.is_nan(numbers), tf.zeros_like(numbers), numbers)
     # Not a product: infinity times 0 is no number.

@@ -352,7 +352,8 @@ def _formatter(data_type: pa.DataType) -> Callable[..., str]:
 
 
 def _format_timestamp(value: datetime.datetime) -> str:
-    """Local time of the session's zone, which the batch carries, without trailing zeros."""
+    """Time as it is read back, in UTC where it has a zone, without trailing zeros."""
+    value = value if value.tzinfo is None else value.astimezone(datetime.UTC)
     text = value.replace(tzinfo=None).isoformat(" ")
     return text.rstrip("0") if value.microsecond else text
 

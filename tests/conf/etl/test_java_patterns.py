@@ -15,8 +15,9 @@ from conf.etl.sources import SourceConfig
 
 TIMES = [
     "yyyy-MM-dd", "yyyy-MM-dd'T'HH:mm:ss.SSSXXX", "dd.MM.yyyy", "yyyyMMddHHmmssSSS", "yy/M/d H:m",
-    "dd/MMM/yyyy:HH:mm:ss Z", "MMMM d, y G", "h:mm a", "D yyyy", "[yyyy-MM-dd][.SSS]", "'o''clock'",
-    "yyyy''SSS", "yyyy年MM月dd日", "HH:mm VV", "HH:mm zzzz", "kk:mm OOOO",
+    "dd/MMM/yyyy:HH:mm:ss Z", "MMMM d, y G", "h:mm a", "D yyyy", "[yyyy-MM-dd][ HH:mm:ss.SSS]",
+    "'o''clock'", "yyyy''MM", "[yyyy/MM/dd][dd.MM.yyyy]", "yyyy年MM月dd日", "HH:mm VV",
+    "HH:mm zzzz", "kk:mm OOOO",
 ]  # fmt: skip
 NO_TIMES = [
     "YYYY-MM-dd", "EEE MMM dd HH:mm:ss yyyy", "%Y-%m-%d", "%d/%m/%y %H:%M", "yyyy-MM-ddTHH:mm:ss",
@@ -47,6 +48,15 @@ def test_others_are_refused_in_a_line(written):
     with pytest.raises(ValueError, match="Spark does not parse") as refused:
         check_time_pattern(written)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["yyyy-mm-dd", "dd/mm/yyyy", "yyyy-MM-dd HH:mm:SS", "yyyy-MM-dd HH:MM:ss", "yyyy-MM-dd hh:mm"],
+)
+def test_parts_that_make_another_time_are_refused(written):
+    with pytest.raises(ValueError, match="timestamp_format"):
+        check_time_pattern(written)
 
 
 def count_or_none(pattern: str) -> int | None:

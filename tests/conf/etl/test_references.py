@@ -38,6 +38,12 @@ def data(tmp_path) -> dict[str, Any]:
         ("split.test_source", "", "goes with `strategy: given`"),
         ("features.0.max_len", True, "must be a number, not a truth value"),
         ("history.min_len", False, "must be a number, not a truth value"),
+        ("label", {"column": "rating", "one_of": [5, True]}, "must be a number, not a truth value"),
+        (
+            "contract.rules",
+            [{"kind": "domain", "feature": "label", "one_of": [False, "SE"]}],
+            "must be a number, not a truth value",
+        ),
         ("sources.ratings.columns.3.minimum", True, "must be a number, not a truth value"),
         ("sources.ratings.columns.3.maximum", float("nan"), "finite"),
         ("label.at_least", float("inf"), "finite"),

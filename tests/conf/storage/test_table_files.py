@@ -86,6 +86,21 @@ def test_whole_numbers_that_no_float_holds_are_text(tmp_path, end) -> None:
     assert given["a"].to_pylist() == [float(HASHES[0])]
 
 
+@pytest.mark.parametrize("text", ["0xDEADBEEF00000001", "-0X1", "47583311587E590003", "-1e-400"])
+@pytest.mark.parametrize("others", [["1"], ["0.5"]])
+def test_text_that_would_become_another_number_is_text(tmp_path, others, text) -> None:
+    found = read(write(tmp_path, "\n".join(["a", *others, text, ""])))
+    assert found["a"].to_pylist() == [*others, text]
+    late = write(tmp_path, "a\n" + f"{others[0]}\n" * 500 + f"{text}\n")
+    with pytest.raises(pa.ArrowInvalid):
+        read(late, block_bytes=1000)
+
+
+def test_numbers_stay_numbers(tmp_path) -> None:
+    found = read(write(tmp_path, "a,b\n 7 ,12E12\n,-0.0\n-8,inf\n"))
+    assert found.to_pydict() == {"a": [7, None, -8], "b": [12e12, -0.0, float("inf")]}
+
+
 def test_a_long_number_after_the_first_block_is_refused(tmp_path) -> None:
     path = write(tmp_path, "a\n" + "0.5\n" * 500 + HASHES[0] + "\n")
     with pytest.raises(LongNumberError, match="'a'") as error:

@@ -55,7 +55,7 @@ KINDS: dict[str, tuple[str, pa.DataType]] = {
     "float": ("float32", pa.float32()),
     "double": ("float64", pa.float64()),
 }
-BOUNDARIES = (-INF, -1.5, 0.0, 0.1, 3.0, 1e9)
+BOUNDARIES = (-INF, -1.5, 0.0, 5e-324, 0.1, 3.0, 1e9)
 
 
 def raw(name: str, is_served: bool = True) -> RawColumn:
@@ -221,7 +221,7 @@ def tensors(batch: dict[str, list], inputs) -> dict[str, tf.Tensor]:
         null, rows = item.null_token, batch[item.column]
         if item.is_list:
             rows = [[null if v is None else v for v in row or []] for row in rows]
-            width = max(1, *map(len, rows))
+            width = max(map(len, rows))
             rows = [row + [item.pad_token] * (width - len(row)) for row in rows]
         else:
             rows = [null if value is None else value for value in rows]

@@ -343,6 +343,27 @@ def test_each_line_is_a_row_or_has_its_reason(spark, tmp_path):
     ]
 
 
+def test_half_a_character_makes_a_bad_row(spark, tmp_path):
+    texts = [r"\ud800", r"\udc00", r"a\\\ud83d", r"\ud83d\ude00", r"\\ud800", "?"]
+    (tmp_path / "in").write_text("".join(f'{{"name": "{text}"}}\n' for text in texts))
+    config = declare({"name": "name", "type": "string"}, format="json")
+    found = outcomes(read(spark, tmp_path, config))
+    good_rows = [("\U0001f600",), (r"\ud800",), ("?",)]
+    assert sorted(map(str, found)) == sorted(map(str, [*good_rows, *["malformed_json"] * 3]))
+
+
+def test_zone_names_of_three_letters_make_bad_rows(spark, tmp_path):
+    ends = ["", "Z", " UTC", " GMT", "+08:00", " Europe/Berlin", " America/New_York"]
+    words = [" CST", " BST", " EDT", "EST5EDT", " PM"]
+    lines = [f"2021-06-28 02:30:00{end}" for end in (*ends, *words)]
+    (tmp_path / "in").write_text("\n".join(lines) + "\n")
+    found = outcomes(read(spark, tmp_path, declare({"name": "at", "type": "timestamp"})))
+    moment = 1624847400000
+    hours = [0, 0, 0, 0, 8, 2, -4]
+    times = [(moment - 3_600_000 * hour,) for hour in hours]
+    assert sorted(map(str, found)) == sorted(map(str, [*times, *[BAD] * len(words)]))
+
+
 def test_new_keys_and_a_column_that_has_gone_empty_are_seen(spark, tmp_path):
     rows = [{"id": 1}, {"id": 2, "colour": "red"}, {"id": 3, "size": 4, "score": None}]
     (tmp_path / "in").write_text("\n".join(map(json.dumps, rows)) + "\n")

@@ -160,12 +160,12 @@ def test_sorted_rows_are_not_copied() -> None:
          "2026-01-02 03:04:05"),
         (pa.array([datetime.datetime(2026, 1, 2, 3, 4, 5, 120)], pa.timestamp("us")),
          "2026-01-02 03:04:05.00012"),
-        (pa.array([1767322800000000], pa.timestamp("us", "Europe/Oslo")), "2026-01-02 04:00:00"),
+        (pa.array([1767322800000000], pa.timestamp("us", "Europe/Oslo")), "2026-01-02 03:00:00"),
         (pa.array([decimal.Decimal("1E+3")], pa.decimal128(10, 2)), "1000.00"),
         (pa.array(["ü/="], pa.large_string()), "ü/="),
     ],
 )  # fmt: skip
-def test_values_as_spark_casts_them_to_text(array: pa.Array, text: str) -> None:
+def test_values_as_text(array: pa.Array, text: str) -> None:
     batch = pa.record_batch({"row": [0]})
     ((values, *_),) = split_partitions(batch, [array])
     assert values == (text,)
