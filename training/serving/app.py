@@ -37,7 +37,8 @@ from training.serving.requests.limits import (
     SMALL_BYTES,
     describe_list_limits,
 )
-from training.serving.server import Server, encode_json
+from training.serving.requests.tensors import encode_json
+from training.serving.server import Server
 
 _TARGET = re.compile(
     r"(?P<model>[^/:]+)(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?(?P<part>:predict|/metadata)?"
@@ -117,8 +118,8 @@ def _add_models(app: FastAPI, server: Server) -> None:
         async def answer(time_left: asyncio.Timeout) -> bytes:
             found = _match(target, "POST")
             version = server.store.get(found["model"], found["version"], found["label"])
-            read = await _read_request(request, server, time_left)
-            return await server.predict(version, *read)
+            async with _read_body(request, server, time_left) as body:
+                return await server.predict(version, body)
 
         return await _answer(server, "predict" if target.endswith(PREDICT) else "unknown", answer)
 
@@ -156,14 +157,15 @@ def _add_recommend(app: FastAPI, server: Server) -> None:
                     f"{unknown[:100]}: unknown; allowed: {', '.join(data)}; a POST may have more"
                 )
             _check_query(request)
-            return await server.recommend(data, 0)
+            return await server.recommend(encode_json(data))
 
         return await _answer(server, "recommend", answer)
 
     @app.post("/v1/recommend")
     async def post_recommend(request: Request) -> Response:
         async def answer(time_left: asyncio.Timeout) -> bytes:
-            return await server.recommend(*await _read_request(request, server, time_left))
+            async with _read_body(request, server, time_left) as body:
+                return await server.recommend(body)
 
         return await _answer(server, "recommend", answer)
 
@@ -242,10 +244,11 @@ def _respond(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
-async def _read_request(
+@asynccontextmanager
+async def _read_body(
     request: Request, server: Server, time_left: asyncio.Timeout
-) -> tuple[dict[str, Any], int]:
-    """Reads the JSON object of a body, and how many bytes it came in.
+) -> AsyncIterator[bytes]:
+    """Gives the body of a request; the memory of a long one counts until the answer.
 
     Args:
         request: The request.
@@ -253,8 +256,8 @@ async def _read_request(
         time_left: Until the answer; it begins when the body has arrived, which has its own time.
 
     Raises:
-        RequestError: It is too long, does not arrive in time, is not what `Server.parse` takes, or
-            bodies of other requests fill the memory.
+        RequestError: It is too long, does not arrive in time, or bodies of other requests fill the
+            memory.
     """
     limits, held = server.limits, 0
     if coding := request.headers.get("content-encoding", "").strip():
@@ -268,20 +271,21 @@ async def _read_request(
     chunks, size = [], 0
     time_left.reschedule(None)
     try:
-        async with asyncio.timeout(limits.seconds):
-            async for chunk in request.stream():
-                size += len(chunk)
-                if size > limits.body_bytes:
-                    raise refusal
-                if size > SMALL_BYTES:
-                    server.bodies.take(size - held)
-                    held = size
-                chunks.append(chunk)
+        try:
+            async with asyncio.timeout(limits.seconds):
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    if size > limits.body_bytes:
+                        raise refusal
+                    if size > SMALL_BYTES:
+                        server.bodies.take(size - held)
+                        held = size
+                    chunks.append(chunk)
+        except TimeoutError as error:
+            raise RequestError(
+                f"Request body did not arrive within {limits.seconds:g} s", TIMED_OUT
+            ) from error
         time_left.reschedule(asyncio.get_running_loop().time() + limits.seconds)
-        return await server.parse(b"".join(chunks)), size
-    except TimeoutError as error:
-        raise RequestError(
-            f"Request body did not arrive within {limits.seconds:g} s", TIMED_OUT
-        ) from error
+        yield b"".join(chunks)
     finally:
         server.bodies.give_back(held)
