@@ -17,8 +17,7 @@ class Metrics:
     """Counts of requests, latencies, sizes of batches, versions that answer."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        registry = self._registry
+        self._registry = registry = CollectorRegistry()
         self.requests = Counter(
             "sluice_requests", "Answered requests.", ["method", "status"], registry=registry
         )
@@ -47,10 +46,6 @@ class Metrics:
         self.reloads.labels(model, "served").inc()
         self.versions.labels(model).set(version)
         self.indexes.labels(model).set(index or 0)
-
-    def count_failure(self, model: str) -> None:
-        """Counts a version or an index that could not be loaded."""
-        self.reloads.labels(model, "failed").inc()
 
     def render(self) -> bytes:
         """Returns the text that Prometheus reads: of all processes, where there are several."""

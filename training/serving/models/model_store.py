@@ -13,13 +13,13 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conf.errors import ConfigError, SluiceError, UpstreamNotReadyError, did_you_mean
+from conf.errors import SluiceError, UpstreamNotReadyError
 from conf.paths import ReadablePath, require_bucket
 from training.export.stored_models import FollowedModels
 from training.index.known_entities import IncompleteVersionError, find_index
@@ -57,12 +57,6 @@ class _Model:
 class ModelStore:
     """All models of a directory, each in its newest version that works.
 
-    Args:
-        directory: Directory of models, local or in an object store.
-        poll_seconds: How often it is looked at.
-        metrics: Told of each version and index that is loaded, or fails.
-        loading: How versions are loaded.
-
     Attributes:
         check: Refuses a new version by a SluiceError that says why; None: nothing does.
     """
@@ -81,22 +75,6 @@ class ModelStore:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="model-store", daemon=True)
 
-    def require(self, names: Iterable[str]) -> None:
-        """Refuses names of models that are not there, before any is loaded.
-
-        Raises:
-            ConfigError: There is such a name, or the object store cannot be reached.
-        """
-        versions = self._source.list_versions()
-        missing = [name for name in names if versions and name not in versions]
-        if missing:
-            raise ConfigError(
-                "there is no exported model of that name",
-                received=missing[0],
-                allowed=", ".join(sorted(versions)),
-                fix=did_you_mean(missing[0], versions),
-            )
-
     def load(self) -> None:
         """Loads the newest version of each model.
 
@@ -105,15 +83,16 @@ class ModelStore:
             ConfigError: The object store cannot be reached or refuses, or has no such bucket.
         """
         self.refresh()
-        if not self.names:
-            require_bucket(self._source.place)
-            tried = [f"{name} {number}: {error}" for name, model in self._models.items()
-                     for number, (_, error) in model.states.items()]  # fmt: skip
-            raise UpstreamNotReadyError(
-                "there is no exported model that can be served",
-                received=f"{self._source.place}: {'; '.join(tried) or 'no version of any model'}",
-                fix="write one by `sluice export --to DIR`",
-            )
+        if self.names:
+            return
+        require_bucket(self._source.place)
+        tried = [f"{name} {number}: {error}" for name, model in self._models.items()
+                 for number, (_, error) in model.states.items()]  # fmt: skip
+        raise UpstreamNotReadyError(
+            "there is no exported model that can be served",
+            received=f"{self._source.place}: {'; '.join(tried) or 'no version of any model'}",
+            fix="write one by `sluice export --to DIR`",
+        )
 
     def start(self) -> None:
         """Begins to look for newer versions."""
@@ -145,11 +124,9 @@ class ModelStore:
         _refuse_label(label)
         model = self._models.get(name)
         wanted = f"Latest({name[:100]})" if number is None else f"Specific({name[:100]}, {number})"
-        if model is None:
-            raise RequestError(f"Servable not found for request: {wanted}", NOT_FOUND)
-        if model.current is None:
+        if model is not None and model.current is None:
             raise RequestError(f"Servable is not ready for request: {wanted}", UNAVAILABLE)
-        if number is not None and number != str(model.current.number):
+        if model is None or number not in (None, str(model.current.number)):
             raise RequestError(f"Servable not found for request: {wanted}", NOT_FOUND)
         return model.current
 
@@ -158,10 +135,7 @@ class ModelStore:
     ) -> dict[str, Any]:
         """Returns the states of a model's versions, newest first, as TensorFlow Serving says them.
 
-        Arguments are those of `get`; without a version all are described.
-
-        Raises:
-            RequestError: There is no such model, version or label.
+        Arguments and errors are those of `get`; without a version all are described.
         """
         _refuse_label(label)
         states = dict(self._models[name].states) if name in self._models else {}
@@ -195,12 +169,11 @@ class ModelStore:
                 self._source.drop(name, [n for n in numbers if n >= model.current.number])
 
     def _try_version(self, model: _Model, path: Path) -> bool:
-        number, stamp = int(path.name), _read_stamp(path)
+        number, stamp, start = int(path.name), _read_stamp(path), time.monotonic()
         if model.refused.get(path) == stamp:
             return False
         if model.states.get(number, ("", ""))[0] != LOADING:
             model.states[number] = (LOADING, "")
-        start = time.monotonic()
         try:
             version = ServedVersion(path, self._loading)
             if self.check is not None:
@@ -210,33 +183,38 @@ class ModelStore:
             model.states[number] = (LOADING, cut(hide_folders(str(error))))
             return False
         except Exception as error:
-            message = error.message if isinstance(error, RequestError) else _describe(error)
-            model.states[number] = (END, cut(hide_folders(message)))
             model.refused[path] = stamp
-            _log.error("version %d of %s is not served: %s", number, path.parent.name, message)
-            self._metrics.count_failure(path.parent.name)
+            said = self._note_failure(path.parent.name, f"version {number}", error)
+            model.states[number] = (END, cut(hide_folders(said)))
             return False
+        _log.info("version %d of %s answers%s: loaded and called %d times in %.1f s",
+                  number, version.name, _name_index(version), requests, time.monotonic() - start
+                  )  # fmt: skip
+        self._replace(model, version)
+        gc.collect()  # Graphs are circles of objects: they hold what the version before had.
+        return True
+
+    def _replace(self, model: _Model, version: ServedVersion) -> None:
         before, model.current = model.current, version
-        if before is not None and before.index is not None and version.index is None:
+        model.states[version.number] = (AVAILABLE, "")
+        self._metrics.count_load(version.name, version.number, version.index)
+        if before is None:
+            return
+        model.states[before.number] = (END, "")
+        if before.index is not None and version.index is None:
             _log.warning(
                 "version %d of %s has no index, as version %d had: every item is compared until "
                 "there is one: `sluice index --export`",
-                number, version.name, before.number,
+                version.number, version.name, before.number,
             )  # fmt: skip
-        model.states[number] = (AVAILABLE, "")
-        if before is not None:
-            model.states[before.number] = (END, "")
-        _log.info(
-            "version %d of %s answers%s: loaded and called %d times in %.1f s",
-            number, version.name, "" if version.index is None else f" by index {version.index}",
-            requests, time.monotonic() - start,
-        )  # fmt: skip
-        self._metrics.count_load(version.name, number, version.index)
-        if before is not None and self._loading.pages is not None:
-            drop_pages(self._loading.pages, version.name, (before.number, number))
-        before = None
-        gc.collect()  # Graphs are circles of objects: they hold what the version before had.
-        return True
+        if self._loading.pages is not None:
+            drop_pages(self._loading.pages, version.name, (before.number, version.number))
+
+    def _note_failure(self, name: str, what: str, error: Exception) -> str:
+        message = error.message if isinstance(error, RequestError) else _describe(error)
+        _log.error("%s of %s is not served: %s", what, name, message)
+        self._metrics.reloads.labels(name, "failed").inc()
+        return message
 
     def _try_index(self, model: _Model, version: ServedVersion) -> None:
         """Takes the newest index of the version that answers, if it has another one by now."""
@@ -250,9 +228,7 @@ class ModelStore:
             return  # Still being copied, it seems: tried again.
         except Exception as error:
             model.refused[version.path] = stamp
-            message = _describe(error)
-            _log.error("index %s of %s is not served: %s", newest, version.name, message)
-            self._metrics.count_failure(version.name)
+            self._note_failure(version.name, f"index {newest}", error)
             return
         _log.info("index %s of version %d of %s answers", newest, version.number, version.name)
         self._metrics.count_load(version.name, version.number, newest)
@@ -261,15 +237,17 @@ class ModelStore:
         while not self._stopped.wait(self._poll_seconds):
             try:
                 self.refresh()
-            except SluiceError as error:  # A store that cannot be reached, say.
+            except Exception as error:  # A store that cannot be reached, say.
                 _log.error("new versions cannot be looked for: %s", _describe(error))
-            except Exception:
-                _log.exception("the models could not be looked at; those loaded go on answering")
 
 
 def _refuse_label(label: str | None) -> None:
     if label:
         raise RequestError(f"Unrecognized servable version label: {label[:100]}")
+
+
+def _name_index(version: ServedVersion) -> str:
+    return "" if version.index is None else f" by index {version.index}"
 
 
 def _read_stamp(version: Path) -> tuple[object, ...]:

@@ -15,7 +15,7 @@ it when it is imported."""
 
 @dataclass(frozen=True)
 class RecommendConfig:
-    """What answers.
+    """What answers `/v1/recommend`.
 
     Attributes:
         retrieval: Name of the retrieval model; None: the only one there is, if any.
@@ -33,7 +33,6 @@ class RecommendConfig:
     is_ranked: bool = True
 
     def find_name(self, kind: str) -> str | None:
-        """Returns the name that is given for a kind; None: there is none."""
         return self.retrieval if kind == "retrieval" else self.ranker
 
 
