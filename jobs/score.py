@@ -141,12 +141,12 @@ def main(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Write scores, ranked lists or embeddings of rows, by Spark."""
-    from training.export.stored_models import bring_version, find_place
+    from training.export.stored_models import bring_export
 
     setup_logging(log_format)
     spark = override_section("spark", SparkConfig(), overrides or ())
     rows = _read_input(source, kind, options, id_column)
-    version = bring_version(find_place(model))
+    version = bring_export(model)
     place = None if rows is None else _describe_rows(rows, id_column, list_separator)
     with quiet_tensorflow():
         from training.scoring.plan import ScoringRequest

@@ -11,7 +11,6 @@ from training.serving.models.metrics import Metrics
 from training.serving.models.model_store import ModelStore
 from training.serving.models.served_version import Loading, ServedVersion
 from training.serving.models.server_config import ServerConfig
-from training.serving.requests.limits import FULL_BODIES, Budget
 from training.serving.requests.tensors import (
     encode_json,
     format_predict,
@@ -40,7 +39,6 @@ class Server:
         self.recommender = Recommender(self.store, config.recommend, limits.request)
         self.store.check = self.recommender.check_version
         self.store.start()
-        self.bodies = Budget(FULL_BODIES * limits.body_bytes, "bytes of bodies")
         self.batcher = Batcher(limits, self.metrics.batch_rows.observe)
 
     def predict(self, version: ServedVersion, body: bytes) -> Awaitable[bytes]:
