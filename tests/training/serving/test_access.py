@@ -9,11 +9,11 @@ import pytest
 import tensorflow as tf
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
+from training.serving.log_limit import LogLimit
 
 from conf.errors import ConfigError
 from tests.training.serving.tiny_models import ROW
 from training.serving.access import ERROR_BYTES, Access, Guard, read_token, refuse
-from training.serving.log_limit import LogLimit
 
 TOKEN = "0123456789abcdef" * 2
 PAGE = "<style>p {}</style><script>one()</script><p>"

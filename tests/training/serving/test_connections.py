@@ -14,11 +14,11 @@ from typing import cast
 
 import pytest
 import uvicorn
+from training.serving.connections import Connection
 
 from jobs.support.serving import allow_files, build_config
 from tests.browser import wait_for
 from training.serving.access import Access, Guard
-from training.serving.connections import Connection
 from training.serving.requests.limits import ConnectionLimits, ServerLimits
 
 # Times that no client of a busy machine exceeds; tests of a time set it with `limit`.

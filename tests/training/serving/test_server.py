@@ -17,7 +17,6 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -205,15 +204,11 @@ def test_every_history_of_a_user_is_shown() -> None:
         np.ones(3, bool),
         users=users,
     )
-    version = SimpleNamespace(card={"users": {"histories": ["carts", "bought"]}})
-    assert list_histories(version) == ["carts", "bought"]
     assert describe_history(known, "carts", 0) == [{"item": "x"}, {"item": "y"}]
     assert describe_history(known, "bought", 0) == [{"item": "y"}]
     assert describe_history(known, "bought", 1) == []  # An item that the export does not hold.
     assert describe_history(known, "carts", None) == []
     assert describe_history(known, "carts", 0, ["z", 7, "nothing"]) == [{"item": "z"}]
-    earlier = SimpleNamespace(card={"users": {"history": "clicked"}})
-    assert list_histories(earlier) == ["clicked"]
 
 
 def _read_tokens(trained: TrainedModel, vocabulary: str) -> dict:

@@ -33,11 +33,11 @@ class ListModels:
 
     def __init__(self, store: ModelStore, config: RecommendConfig) -> None:
         self._store, self._config = store, config
-        self._names: dict[str, str] = {}
+        self._kinds = KINDS if config.is_ranked else KINDS[:1]
+        self._names = {kind: name for kind in KINDS if (name := config.find_name(kind))}
         self._kept: dict[str, ListModel] = {}
-        for kind in KINDS:
-            name, found = config.find_name(kind), self._list(kind)
-            if name is not None and name not in found:
+        for kind, name in self._names.items():
+            if name not in (found := self._list(kind)):
                 raise ConfigError(
                     f"there is no exported {kind} model of that name",
                     received=name,
@@ -46,8 +46,8 @@ class ListModels:
                 )
         for name in self._list("ranking"):
             self.check_version(store.get(name))
-        for kind in KINDS:
-            if self._find_name(kind) is None and len(names := self._list(kind)) > 1:
+        for kind in self._kinds:
+            if self._find(kind) is None and (names := self._list(kind)):
                 _log.warning("/v1/recommend refuses requests: %s", _ask_for_one(kind, names))
 
     def check_version(self, version: ServedVersion) -> None:
@@ -56,15 +56,20 @@ class ListModels:
         Raises:
             ConfigError: It could not, and was named, or would be asked for each list.
         """
-        retrieval, ranker = (self._find_with(kind, version) for kind in KINDS)
-        if ranker is None or version not in (retrieval, ranker):
-            return
-        if self._config.ranker is None and retrieval is None:
+        found = {kind: self._find(kind) for kind in KINDS}
+        kind = version.card["kind"]
+        before = found[kind]
+        others = self._list(kind) if before is None else [before.name]
+        if kind not in self._kinds or (others and others != [version.name]):
+            return  # It does not answer.
+        found[kind] = version
+        retrieval, ranker = found["retrieval"], found["ranking"]
+        if ranker is None or (retrieval is None and self._config.ranker is None):
             return  # It answers for itself, and orders nothing.
         if (reason := explain_no_ranking(ranker, retrieval)) is not None:
-            beside = "" if version is ranker else f", beside {_name(version)},"
+            beside = "" if version is ranker else f", beside {_name(version)}"
             raise ConfigError(
-                f"ranking model {_name(ranker)}{beside or ','} cannot order lists",
+                f"ranking model {_name(ranker)}{beside}, cannot order lists",
                 received=reason,
                 fix="name another one by --ranker, go back to an earlier version by `sluice models "
                 "rollback`, or give --no-ranker: lists of the retrieval model alone",
@@ -76,14 +81,17 @@ class ListModels:
         Raises:
             RequestError: There is neither, or there are several.
         """
-        retrieval, ranker = (self._choose(kind) for kind in KINDS)
+        retrieval, ranker = (self._find(kind) for kind in KINDS)
+        for kind, version in zip(self._kinds, (retrieval, ranker), strict=False):
+            if version is None and (names := self._list(kind)):
+                raise RequestError(_ask_for_one(kind, names))
         if ranker is not None and RANK_ITEMS not in ranker.signatures:
             ranker = None  # It is alone: else it was refused when it was loaded.
         if retrieval is None and ranker is None:
             raise RequestError(self._explain_none(), NOT_FOUND)
-        return self._prepare(retrieval), self._prepare(ranker)
+        return self._keep(retrieval), self._keep(ranker)
 
-    def _prepare(self, version: ServedVersion | None) -> ListModel | None:
+    def _keep(self, version: ServedVersion | None) -> ListModel | None:
         if version is None:
             return None
         kept = self._kept.get(version.name)
@@ -91,38 +99,21 @@ class ListModels:
             kept = self._kept[version.name] = ListModel(version)
         return kept
 
-    def _choose(self, kind: str) -> ServedVersion | None:
-        if (name := self._find_name(kind)) is not None:
-            return self._store.get(name)
-        if (names := self._list(kind)) and self._is_asked(kind):
-            raise RequestError(_ask_for_one(kind, names))
-        return None
-
-    def _is_asked(self, kind: str) -> bool:
-        return kind == "retrieval" or self._config.is_ranked
-
     def _list(self, kind: str) -> list[str]:
         return [n for n in self._store.names if self._store.get(n).card["kind"] == kind]
 
-    def _find_name(self, kind: str) -> str | None:
+    def _find(self, kind: str) -> ServedVersion | None:
         """Returns the model of a kind that answers; None: there is none, or there are several."""
-        if not self._is_asked(kind):
+        if kind not in self._kinds:
             return None
         if len(names := self._list(kind)) == 1:
             self._names.setdefault(kind, names[0])
-        return self._config.find_name(kind) or self._names.get(kind)
-
-    def _find_with(self, kind: str, version: ServedVersion) -> ServedVersion | None:
-        """Returns what would answer if a new version took its place."""
-        name, is_kind = self._find_name(kind), version.card["kind"] == kind
-        if is_kind and (name == version.name or (name is None and not self._list(kind))):
-            return version if self._is_asked(kind) else None
-        return None if name is None else self._store.get(name)
+        return self._store.get(self._names[kind]) if kind in self._names else None
 
     def _explain_none(self) -> str:
         """Says of each ranking model why it orders no items; there is no retrieval model."""
-        models = [self._store.get(name) for name in self._store.names]
         unused = "the server was started with --no-ranker"
+        models = [self._store.get(name) for name in self._store.names]
         reasons = [f"{one.name}: {explain_no_ranking(one, None) or unused}" for one in models]
         return f"no model of the server recommends items: {'; '.join(reasons)}"
 
@@ -137,12 +128,7 @@ def _ask_for_one(kind: str, names: Sequence[str]) -> str:
 
 
 def explain_no_ranking(ranker: ServedVersion, retrieval: ServedVersion | None) -> str | None:
-    """Says why a ranking model cannot order lists; None: it can.
-
-    Args:
-        ranker: The ranking model.
-        retrieval: What finds the items; None: the ranking model orders its catalogue.
-    """
+    """Says why a ranking model cannot order what a retrieval model finds, or else its catalogue."""
     if RANK_ITEMS not in ranker.signatures:
         return f"no signature {RANK_ITEMS}, as {ranker.card['no_item_scores']}"
     if ranker.known is None:

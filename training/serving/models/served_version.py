@@ -34,7 +34,6 @@ from training.index.pages import name_pages
 from training.loading.loaded_model import LoadedModel
 from training.serving.requests.errors import (
     FAILED,
-    SEARCHED_CHARACTERS,
     RequestError,
     hide_folders,
 )
@@ -42,8 +41,8 @@ from training.serving.requests.limits import SignatureCost
 from training.serving.requests.tensors import Arrays, Inputs, Specs
 
 _AROUND = re.compile(r"Graph execution error|Detected at node|\s*File |<stack traces|\s")
-CHECKED_AT_ONCE = 1 << 22
-"""Weights that are looked at in one go."""
+SEARCHED_BYTES = 1 << 17
+"""What is searched of a message of TensorFlow, which may quote an input."""
 
 
 @dataclass(frozen=True)
@@ -141,23 +140,18 @@ class ServedVersion:
         try:
             outputs = self._model.call(signature, inputs)
         except tf.errors.InvalidArgumentError as error:
-            raise RequestError(_explain_shapes(inputs) or _explain(error)) from error
+            raise RequestError(_explain(error, inputs)) from error
         except UnicodeDecodeError as error:  # Its message quotes bytes that are no text.
             raise RequestError("Could not parse the inputs: they hold a broken Example") from error
         for name, values in outputs.items():
-            self._check_output(f"output {name}", signature, values)
+            if values.dtype.kind == "f" and not (is_finite := np.isfinite(values)).all():
+                row = int(np.argwhere(~is_finite)[0][0]) if values.ndim else 0
+                raise RequestError(
+                    f"output {name} of {self.name}, version {self.number}, signature {signature}, "
+                    f"is not finite in row {row} (from 0), though every input is",
+                    FAILED,
+                )
         return outputs
-
-    def _check_output(self, name: str, signature: str, values: np.ndarray) -> None:
-        if values.dtype.kind != "f" or (is_finite := np.isfinite(values)).all():
-            return
-        row = int(np.argwhere(~is_finite)[0][0]) if values.ndim else 0
-        raise RequestError(
-            f"{name} of {self.name}, version {self.number}, signature {signature}, is not finite "
-            f"in row {row} (from 0), though every input is: its weights are broken, or an input "
-            "is far from all that it was trained on",
-            FAILED,
-        )
 
     def warm_up(self) -> int:
         """Replays the warm-up requests; returns how many.
@@ -166,7 +160,10 @@ class ServedVersion:
             RequestError: One of them fails, or a weight is not finite: a layer may hide that.
         """
         for name, values in self._model.read_weights():
-            _check_weight(name, values)
+            # TensorFlow's fused layers make zeros of NaN; of NaN both bounds are NaN.
+            bounds = [values.min(), values.max()] if values.dtype.kind == "f" and values.size else 0
+            if not np.isfinite(bounds).all():
+                raise RequestError(f"weights {name} are not finite", FAILED)
         if WARMUP_FILE not in self.card["files"]:
             return 0
         count = 0
@@ -199,34 +196,18 @@ def _read_log(log: Any) -> tuple[str, Arrays]:
     return signature, {"inputs": np.array(examples, object)}
 
 
-def _check_weight(name: str, values: np.ndarray) -> None:
-    """Refuses weights that are not finite; TensorFlow's fused layers make zeros of NaN."""
-    if values.dtype.kind != "f":
-        return
-    values = values.reshape(-1)
-    parts = range(0, len(values), CHECKED_AT_ONCE)
-    if not all(np.isfinite(values[start : start + CHECKED_AT_ONCE]).all() for start in parts):
-        raise RequestError(f"weights {name} are not finite", FAILED)
-
-
-def _explain_shapes(inputs: Arrays) -> str | None:
-    """Says which inputs have other rows than most; None: all have as many."""
-    rows = {name: value.shape[0] for name, value in inputs.items() if value.ndim}
-    if len(set(rows.values())) < 2:
-        return None
-    named = ", ".join(f"{name}: {count}" for name, count in list(rows.items())[:20])
-    return f"inputs differ in their rows: {named}"
-
-
-def _explain(error: tf.errors.OpError) -> str:
-    """Returns the line of TensorFlow's message that says what was wrong with the inputs.
+def _explain(error: tf.errors.OpError, inputs: Arrays) -> str:
+    """Returns what was wrong with the inputs: a line of TensorFlow's message.
 
     Around it stand "Graph execution error:", where the graph was defined and the nodes' names.
     """
-    lines = [line[:SEARCHED_CHARACTERS] for line in str(error.message).split("\n", 1000)[:1000]]
-    nodes = next((n for n, line in enumerate(lines) if "[[{{node" in line), len(lines))
-    said = [line for line in lines[:nodes] if line.strip() and not _AROUND.match(line)]
-    return hide_folders((said or lines)[-1].partition(" [Op:")[0].strip())[:300]
+    rows = {name: len(value) for name, value in inputs.items() if value.ndim}
+    if len(set(rows.values())) > 1:
+        named = ", ".join(f"{name}: {count}" for name, count in list(rows.items())[:20])
+        return f"inputs differ in their rows: {named}"
+    lines = str(error.message)[:SEARCHED_BYTES].partition("[[{{node")[0].splitlines()
+    said = [line for line in lines if line.strip() and not _AROUND.match(line)]
+    return hide_folders((said or [""])[-1].partition(" [Op:")[0].strip())[:300]
 
 
 def _check_files(version: Path, card: Mapping[str, Any]) -> None:
