@@ -159,9 +159,7 @@ def _assign_shared(session: tf.compat.v1.Session, directory: Path, pages: Path) 
         if operation.type == "VarHandleOp":
             key = key_of[operation.get_attr("shared_name").decode()]
             value = _place(_map_weight(reader, key, pages))
-            assigned.append(
-                tf.raw_ops.AssignVariableOp(resource=operation.outputs[0], value=value)
-            )
+            assigned.append(tf.raw_ops.AssignVariableOp(resource=operation.outputs[0], value=value))
     session.run(assigned)
 
 

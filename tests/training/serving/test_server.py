@@ -46,7 +46,7 @@ from training.models.registry import build_model
 from training.replay.replay import Endpoint, LoadedVersion, refuse_differences, replay_split
 from training.serving.app import build_app
 from training.serving.lists.added_items import add_items, embed_items
-from training.serving.lists.recommend import describe_history, list_histories
+from training.serving.lists.recommend import describe_history
 from training.serving.models.served_version import Loading, ServedVersion
 from training.serving.models.server_config import RecommendConfig, ServerConfig
 from training.serving.requests.errors import RequestError

@@ -1,98 +1,200 @@
-"""Inputs of a row: what a request says of the user, and what is stored where it says nothing."""
+"""Rows of requests for lists: what a request says of the user, and else what is stored."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Collection, Generator, Mapping
 from typing import Any
 
-from conf.artefacts.export import FEATURE_PREFIX, RANK_ITEMS, ROW_FEATURES
+from conf.artefacts.export import ENCODED_SUFFIX, FEATURE_PREFIX, RANK_ITEMS, ROW_FEATURES, Give
+from training.apply.export import find_inputs
+from training.apply.ranker import Ranker, RowInputs
 from training.index.item_columns import Token
 from training.index.known_entities import KnownEntities
-from training.raw_inputs.export_inputs import once_per_object, read_column
+from training.raw_inputs.export_inputs import read_column
 from training.raw_inputs.json_values import build_array, read_written
 from training.raw_inputs.source_names import SourceNames, find_sources, name_inputs
 from training.raw_inputs.vocabularies import read_whole_key
+from training.serving.models.batching import Call, plan_call
 from training.serving.models.served_version import ServedVersion
 from training.serving.requests.errors import RequestError, refuse_values
 from training.serving.requests.limits import RequestLimits
 from training.serving.requests.recommend_request import RecommendRequest
 from training.serving.requests.tensors import Arrays
 
-ROW_SIGNATURES = {"retrieval": "user_embedding", "ranking": RANK_ITEMS}
+ROW_SIGNATURES = {"retrieval": str(Give.USER_EMBEDDING), "ranking": RANK_ITEMS}
 """Signature that takes raw values of a row, by the kind of the model."""
 
 
-@dataclass(frozen=True)
-class RowInputs:
-    """Inputs of a signature that are features of the row.
+class ListModel:
+    """A version that lists are made by, and what it reads of a row.
 
     Attributes:
-        items: What `export.json` says of each.
+        engine: Calls it.
+        items: What `export.json` says of the inputs that are features of a row.
+        allowed: Names that a request may use: those of the inputs, and of the source's columns.
+        histories: Features of what the user did, the main one first.
     """
 
-    items: Sequence[Mapping[str, Any]]
+    def __init__(self, version: ServedVersion) -> None:
+        self.version, self.engine = version, Ranker(version)
+        users = version.card["users"] or {}
+        self._key: str | None = users.get("key", version.card.get("user"))
+        self._stored = frozenset(users.get("features", ()))
+        self._aligned = users.get("aligned", ())
+        self.histories: list[str] = list(users.get("histories", ()))
+        self._signature = ROW_SIGNATURES[version.card["kind"]]
+        self.items = find_inputs(version.card, self._signature)
+        self._names = tuple(item["name"] for item in self.items)
+        self._sources, columns = SourceNames.build(self.items), find_sources(self.items)
+        self.allowed = frozenset({*self._names, *columns.values()})
+        keys = {item["name"] for item in self.items if item["feature"] == self._key}
+        self._key_names = keys | {column for name, column in columns.items() if name in keys}
 
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        """Names of the inputs."""
-        return tuple(item["name"] for item in self.items)
+    @property
+    def known(self) -> KnownEntities:
+        if self.version.known is None:
+            raise RequestError(f"the export of {self.version.name} holds no items")
+        return self.version.known
 
-    @cached_property
-    def allowed(self) -> frozenset[str]:
-        """Names that a request may use: those of the inputs, and of the source's columns."""
-        return frozenset({*self.names, *find_sources(self.items).values()})
+    def find_user(self, request: RecommendRequest) -> int | None:
+        """Returns the row of what is stored of the user; None: nothing is."""
+        users = self.known.users
+        return (
+            None if request.user is None or users is None else users.row_of.get(str(request.user))
+        )
 
-    @cached_property
-    def sources(self) -> SourceNames:
-        """Columns that stand for the inputs."""
-        return SourceNames.build(self.items)
+    def describe_inputs(self) -> dict[str, dict[str, Any]]:
+        """Returns what a person must know to give what is not stored of users, by name."""
+        has_users = self.version.known is not None and self.version.known.users is not None
+        left_out = {self._key, *(self._stored if has_users else ())}
+        return {
+            item["name"]: {
+                "name": item["name"],
+                "column": item["column"],
+                "type": item["dtype"],
+                "is_list": item["is_list"],
+                "is_required": _is_required(item),
+                "is_time": read_column(item).read_unit is not None,
+            }
+            for item in self.items
+            if item["feature"] not in left_out
+        }
 
     @refuse_values()
     def name_given(self, features: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns what a request says, by the names of the inputs."""
-        return name_inputs(features, self.names, self.sources) if features else {}
+        """Returns what a request says, by the names of the inputs.
 
+        Raises:
+            RequestError: It names the user: nothing that is stored of the user would be used then.
+        """
+        if named := next((name for name in features if name in self._key_names), None):
+            raise RequestError(
+                f"features: {named[:100]} names the user, which 'user' does: leave it out"
+            )
+        return name_inputs(features, self._names, self._sources) if features else {}
 
-@once_per_object
-def _find_rows(inputs: Sequence[Mapping[str, Any]]) -> RowInputs:
-    return RowInputs([item for item in inputs if "means" not in item])
+    @refuse_values()
+    def read_histories(self, given: Mapping[str, Any]) -> dict[str, list[Token]]:
+        """Returns the keys of items that a request gives as the user's histories, by feature."""
+        found: dict[str, list[Token]] = {}
+        for item in self.items:
+            if item["feature"] in self.histories and item["name"] in given:
+                value = read_written(given[item["name"]], 0, item, RequestLimits.values)
+                if isinstance(value, list):
+                    keys = (int(one) if _is_whole(one) else one for one in value)
+                    found[item["feature"]] = [one for one in keys if type(one) in (int, str)]
+        return found
 
+    def read_row(
+        self, request: RecommendRequest, limits: RequestLimits
+    ) -> Generator[Call, Arrays, RowInputs]:
+        """Returns the row of a request.
 
-def find_user_key(version: ServedVersion) -> str | None:
-    """Returns the feature of the user's id; None: the dataset has none."""
-    card = version.card
-    found: str | None = (card["users"] or {}).get("key", card.get("user"))
-    return found
+        What is stored of the user stands where the request says nothing. It is stored as the
+        records hold it, so that what the request says beside it is brought into that form first.
 
+        Raises:
+            RequestError: A value does not fit, or must be there and is not.
+        """
+        given, row = self.name_given(request.features), self.find_user(request)
+        stored = self.find_stored(given) if row is not None else frozenset()
+        raw = f"{self._signature}{ENCODED_SUFFIX}" if stored else self._signature
+        if row is None or not stored:
+            return RowInputs(self.read_raw(raw, request, given, (), limits.values))
+        found = self.read_stored(raw, row, stored)
+        names = [item["name"] for item in find_inputs(self.version.card, raw)]
+        if others := [name for name in names if name not in found]:
+            said = self.read_raw(ROW_FEATURES, request, given, stored, limits.values)
+            made = yield plan_call(self.version, ROW_FEATURES, said, limits)
+            found |= {name: made[name] for name in others}
+        return RowInputs(found, is_encoded=True)
 
-def find_row_inputs(version: ServedVersion, signature: str) -> RowInputs:
-    """Returns the inputs of a signature that are features of the row."""
-    return _find_rows(_list_inputs(version, signature))
+    def find_stored(self, given: Mapping[str, Any]) -> frozenset[str]:
+        """Returns the features that are taken from what is stored: all that are not given.
 
+        Raises:
+            RequestError: A list is given, and not one that stands beside it; or a part of what a
+                stored feature is made of.
+        """
+        read = {item["feature"] for item in self.items}
+        said = {item["feature"] for item in self.items if item["name"] in given}
+        for feature in said & self._stored:
+            self._refuse_parts(feature, given)
+        for group in self._aligned:
+            there, missing = said.intersection(group), read.intersection(group) - said
+            if there and missing:
+                raise RequestError(
+                    f"features: {', '.join(sorted(there))} came without "
+                    f"{', '.join(sorted(missing))}, which stands beside it value for value: give "
+                    "both, or neither"
+                )
+        return frozenset(read & self._stored - said)
 
-def find_items_input(version: ServedVersion, signature: str) -> tuple[str, Any]:
-    """Returns name and specification of the input that takes keys of items."""
-    name = next(item["name"] for item in _list_inputs(version, signature) if "means" in item)
-    return name, version.find_specs(signature)[name]
+    def _refuse_parts(self, feature: str, given: Mapping[str, Any]) -> None:
+        """Refuses some of the columns that a stored feature is made of: the others are unknown."""
+        parts = [item for item in self.items if item["feature"] == feature]
+        said = [item["column"] for item in parts if item["name"] in given]
+        if len(said) < len(parts):
+            raise RequestError(
+                f"features: {feature} is made of {', '.join(item['column'] for item in parts)}; "
+                f"received {', '.join(said)}: give all of them, or none"
+            )
 
+    def read_stored(self, signature: str, row: int, stored: Collection[str]) -> Arrays:
+        """Returns what is stored of a user as a signature of encoded features takes it."""
+        users = self.known.users
+        user = users.table.slice(row, 1) if users is not None else {}
+        specs, inputs = self.version.find_specs(signature), {}
+        for item in find_inputs(self.version.card, signature):
+            if item["feature"] in stored:
+                value = user[f"{FEATURE_PREFIX}{item['feature']}"].to_pylist()
+                inputs[item["name"]] = build_array(item["name"], value, specs[item["name"]])
+        return inputs
 
-def _list_inputs(version: ServedVersion, signature: str) -> Sequence[Mapping[str, Any]]:
-    inputs: Sequence[Mapping[str, Any]] = version.card["signatures"][signature]["inputs"]
-    return inputs
+    @refuse_values()
+    def read_raw(
+        self,
+        signature: str,
+        request: RecommendRequest,
+        given: Mapping[str, Any],
+        stored: Collection[str],
+        most: int,
+    ) -> Arrays:
+        """Returns one row of raw values; what the request leaves out is missing.
 
-
-def describe_input(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a person must know to give a value."""
-    return {
-        "name": item["name"],
-        "column": item["column"],
-        "type": item["dtype"],
-        "is_list": item["is_list"],
-        "is_required": _is_required(item),
-        "is_time": read_column(item).read_unit is not None,
-    }
+        A signature takes all of its inputs, so that the place of what is stored is filled.
+        """
+        specs, inputs = self.version.find_specs(signature), {}
+        for item in self.items:
+            name, value = item["name"], given.get(item["name"])
+            if value is None and item["feature"] in stored and _is_required(item):
+                filler = "" if item["dtype"] == "string" else 0
+                inputs[name] = build_array(name, [filler], specs[name])  # Not read: no time, say.
+                continue
+            if value is None and item["feature"] == self._key:
+                value = _read_key(request.user, item)
+            inputs[name] = build_array(name, [value], specs[name], item, most)
+        return inputs
 
 
 def _is_required(item: Mapping[str, Any]) -> bool:
@@ -100,168 +202,8 @@ def _is_required(item: Mapping[str, Any]) -> bool:
     return bool(item.get("is_required")) and not item["is_list"]
 
 
-def check_features(request: RecommendRequest, models: Sequence[ServedVersion]) -> None:
-    """Refuses features that no model reads.
-
-    Raises:
-        RequestError: There is one, the request names the user among them, or says nothing of one.
-    """
-    if request.user is None and not request.features:
-        raise RequestError("a request needs 'user', 'features', or both")
-    rows = [find_row_inputs(model, ROW_SIGNATURES[model.card["kind"]]) for model in models]
-    for model, row in zip(models, rows, strict=True):
-        _refuse_key(request, row, find_user_key(model))
-    names = frozenset().union(*(row.allowed for row in rows))
-    if (unknown := next((name for name in request.features if name not in names), None)) is None:
-        return
-    raise RequestError(f"unknown features {[unknown[:100]]}; allowed: {', '.join(sorted(names))}")
-
-
-def _refuse_key(request: RecommendRequest, row: RowInputs, key: str | None) -> None:
-    """Refuses a user's key as a feature: nothing that is stored of the user would be used."""
-    keys = {item["name"] for item in row.items if item["feature"] == key}
-    keys |= {column for name, column in find_sources(row.items).items() if name in keys}
-    if named := next((name for name in request.features if name in keys), None):
-        raise RequestError(
-            f"features: {named[:100]} names the user, which 'user' does: leave it out"
-        )
-
-
-def find_stored(
-    version: ServedVersion,
-    signature: str,
-    known: KnownEntities,
-    request: RecommendRequest,
-    row: int | None,
-) -> frozenset[str]:
-    """Returns the features that are taken from what is stored of a user: all that are not given.
-
-    Raises:
-        RequestError: A list is given, and not one that stands beside it; or a part of what a stored
-            feature is made of.
-    """
-    if row is None or known.users is None:
-        return frozenset()
-    inputs = find_row_inputs(version, signature)
-    given = inputs.name_given(request.features)
-    read = {item["feature"] for item in inputs.items}
-    said = {item["feature"] for item in inputs.items if item["name"] in given}
-    users = version.card["users"] or {}
-    stored = set(users.get("features", ()))
-    _refuse_parts(inputs, given, said & stored)
-    for group in users.get("aligned", ()):  # Exports of earlier releases say nothing of them.
-        there, missing = said.intersection(group), read.intersection(group) - said
-        if there and missing:
-            raise RequestError(
-                f"features: {', '.join(sorted(there))} came without {', '.join(sorted(missing))}, "
-                "which stands beside it value for value: give both, or neither"
-            )
-    return frozenset(read & stored - said)
-
-
-def _refuse_parts(inputs: RowInputs, given: Mapping[str, Any], features: Collection[str]) -> None:
-    """Refuses some of the columns that a stored feature is made of: the others are not stored."""
-    for feature in features:
-        columns = [item["column"] for item in inputs.items if item["feature"] == feature]
-        said = [item["column"] for item in inputs.items
-                if item["feature"] == feature and item["name"] in given]  # fmt: skip
-        if len(said) < len(columns):
-            raise RequestError(
-                f"features: {feature} is made of {', '.join(columns)}; received "
-                f"{', '.join(said)}: give all of them, or none"
-            )
-
-
-@refuse_values()
-def read_given(
-    version: ServedVersion, request: RecommendRequest, histories: Collection[str]
-) -> dict[str, list[Token]]:
-    """Returns the keys of items that a request gives as the user's histories, by feature.
-
-    Raises:
-        RequestError: Text is no list as the build reads it, or holds too many values.
-    """
-    row = find_row_inputs(version, ROW_SIGNATURES[version.card["kind"]])
-    given = row.name_given(request.features)
-    found: dict[str, list[Token]] = {}
-    for item in row.items:
-        if item["feature"] in histories and item["name"] in given:
-            value = read_written(given[item["name"]], 0, item, RequestLimits.values)
-            if isinstance(value, list):
-                keys = (int(one) if _is_whole(one) else one for one in value)
-                found[item["feature"]] = [one for one in keys if type(one) in (int, str)]
-    return found
-
-
 def _is_whole(value: Any) -> bool:
     return isinstance(value, float) and value.is_integer()
-
-
-def require_row_features(version: ServedVersion, names: Sequence[str]) -> None:
-    """Checks that a model can encode what a request says beside what is stored.
-
-    Raises:
-        RequestError: It cannot.
-    """
-    if ROW_FEATURES not in version.signatures:
-        raise RequestError(
-            f"{version.name} reads {', '.join(names)} of the request beside what is stored of the "
-            "user, which an export of an earlier release cannot: export the run again"
-        )
-
-
-@refuse_values()
-def read_encoded(
-    version: ServedVersion, signature: str, known: KnownEntities, row: int, stored: Collection[str]
-) -> Arrays:
-    """Returns what is stored of a user."""
-    if known.users is None:
-        raise RequestError("the export holds no users")
-    specs, inputs = version.find_specs(signature), {}
-    user = known.users.table.slice(row, 1)
-    for item in find_row_inputs(version, signature).items:
-        if item["feature"] in stored:
-            value = user[f"{FEATURE_PREFIX}{item['feature']}"].to_pylist()
-            inputs[item["name"]] = build_array(item["name"], value, specs[item["name"]])
-    return inputs
-
-
-@refuse_values()
-def read_raw(
-    version: ServedVersion,
-    signature: str,
-    request: RecommendRequest,
-    stored: Collection[str],
-    most: int,
-) -> Arrays:
-    """Returns one row of raw values; what the request leaves out is missing.
-
-    What is stored must not be there: its place is filled, as a signature takes all of its inputs.
-
-    Args:
-        version: What is called.
-        signature: Of the version.
-        request: What is said of the user.
-        stored: Features that come from what is stored.
-        most: Values that a list of text may have.
-
-    Raises:
-        RequestError: A value is not of its type, or must be there and is not.
-    """
-    key = find_user_key(version)
-    about = find_row_inputs(version, signature)
-    specs, inputs = version.find_specs(signature), {}
-    given = about.name_given(request.features)
-    for item in about.items:
-        name, value = item["name"], given.get(item["name"])
-        if value is None and item["feature"] in stored and _is_required(item):
-            filler = "" if item["dtype"] == "string" else 0
-            inputs[name] = build_array(name, [filler], specs[name])  # No time, no entry: not read.
-            continue
-        if value is None and item["feature"] == key:
-            value = _read_key(request.user, item)
-        inputs[name] = build_array(name, [value], specs[name], item, most)
-    return inputs
 
 
 def _read_key(user: Token | None, item: Mapping[str, Any]) -> Token | None:
@@ -269,3 +211,13 @@ def _read_key(user: Token | None, item: Mapping[str, Any]) -> Token | None:
     if user is None or item["dtype"] == "string":
         return None if user is None else str(user)
     return read_whole_key(user)
+
+
+def check_features(request: RecommendRequest, models: Collection[ListModel]) -> None:
+    """Refuses features that no model reads, and a request that says nothing of a user."""
+    if request.user is None and not request.features:
+        raise RequestError("a request needs 'user', 'features', or both")
+    names = frozenset().union(*(model.allowed for model in models))
+    if (unknown := next((name for name in request.features if name not in names), None)) is None:
+        return
+    raise RequestError(f"unknown features {[unknown[:100]]}; allowed: {', '.join(sorted(names))}")

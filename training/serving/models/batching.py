@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -85,29 +85,26 @@ def plan_call(
 
 @dataclass(eq=False)
 class _Job:
-    """A request on its way.
-
-    Attributes:
-        steps: What is left of it.
-        answer: Awaited by the event loop.
-        call: What it waits for.
-        held: Values of inputs that count for it.
-    """
+    """A request on its way: what is left of it, and the call that it waits for."""
 
     steps: Steps
     answer: asyncio.Future[bytes]
-    call: Call | None = None
+    call: Call = field(init=False)
     held: int = 0
 
     def go_on(self, outputs: Arrays | None = None) -> Call | bytes | Exception:
         """Returns what comes next: a call, the answer, or why there is none."""
         try:
-            return self.steps.send(outputs)  # type: ignore[arg-type]
+            self.call = self.steps.send(outputs)  # type: ignore[arg-type]
+            return self.call
         except StopIteration as end:
             answer: bytes = end.value
             return answer
         except Exception as error:
             return error
+
+
+Ended = list[tuple[_Job, bytes | Exception]]
 
 
 class Batcher:
@@ -124,7 +121,7 @@ class Batcher:
         self._queues: dict[Hashable, deque[_Job]] = {}
         self._lock = threading.Lock()
         self._held = Budget(WAITING_VALUES * limits.request.values, "values of inputs")
-        self.waiting = 0
+        self._unread = self.waiting = 0
 
     async def answer(self, size: int, steps: Steps) -> bytes:
         """Returns the answer to a request of some bytes.
@@ -137,10 +134,13 @@ class Batcher:
         job = _Job(steps, asyncio.get_running_loop().create_future())
         self.waiting += 1
         try:
-            if size > AT_ONCE_BYTES:
-                self._pool.submit(self._begin, job)
+            if size <= AT_ONCE_BYTES:
+                if self._begin(job):
+                    self._pool.submit(self._work, job.call.key)
             else:
-                self._begin(job)
+                with self._lock:
+                    self._unread += 1
+                self._pool.submit(self._read, job)
             return await job.answer
         finally:
             self.waiting -= 1
@@ -150,77 +150,83 @@ class Batcher:
         """Waits for calls that are running, and ends the threads."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _begin(self, job: _Job) -> None:
-        """Reads a request up to its first call, which then waits for a thread."""
+    def _read(self, job: _Job) -> None:
+        """Reads a long request; its call is made at once where no other waits to be read."""
+        is_first = self._begin(job)
+        with self._lock:
+            self._unread -= 1
+        if is_first and self._unread:
+            self._pool.submit(self._work, job.call.key)
+        elif is_first:
+            self._work(job.call.key)
+
+    def _begin(self, job: _Job) -> bool:
+        """Reads a request up to its first call; returns whether no other waits for such a call."""
         if job.answer.done():
-            return
+            return False
         found = job.go_on()
         if isinstance(found, Call):
-            found = self._enqueue(job, found)
-        if found is not None:
-            _tell([(job, found)])
-
-    def _enqueue(self, job: _Job, call: Call) -> Exception | None:
-        with self._lock:
             try:
-                self._held.take(call.cost.values)
+                return self._enqueue(job)
             except RequestError as error:
-                return error
-            job.call, job.held = call, call.cost.values
-            queue = self._queues.setdefault(call.key, deque())
+                found = error
+        _tell([(job, found)])
+        return False
+
+    def _enqueue(self, job: _Job) -> bool:
+        with self._lock:
+            self._held.take(job.call.cost.values)
+            job.held = job.call.cost.values
+            queue = self._queues.setdefault(job.call.key, deque())
             queue.append(job)
-            if len(queue) == 1:
-                self._pool.submit(self._work, call.key)
-        return None
+            return len(queue) == 1
 
     def _forget(self, job: _Job) -> None:
         """Lets go what a request held; one that waits no longer leaves its queue."""
         with self._lock:
             self._held.give_back(job.held)
-            if job.answer.cancelled() and job.call is not None:
+            if job.held and job.answer.cancelled():
                 with suppress(KeyError, ValueError):
                     self._queues[job.call.key].remove(job)
 
     def _work(self, key: Hashable) -> None:
-        """Answers what one call can of those that wait for it, with all their further calls."""
+        """Answers as many as share a call, with all their further calls."""
         with self._lock:
-            batch = self._take(queue := self._queues[key])
+            queue = self._queues.pop(key, None)
+            batch = self._take(queue) if queue else []
             if queue:
+                self._queues[key] = queue
                 self._pool.submit(self._work, key)
-            else:
-                del self._queues[key]
         waiting = self._run(batch)
         while waiting:
-            waiting = [job for batch in self._join(waiting) for job in self._run(batch)]
+            waiting = [job for part in self._join(waiting) for job in self._run(part)]
 
     def _take(self, queue: deque[_Job]) -> list[_Job]:
         """Takes the first that waits, and those behind it that can share its call."""
-        batch: list[_Job] = []
-        while queue and (call := queue[0].call) is not None:
-            joined = cost.join(call.cost) if batch else call.cost
-            if batch and not call.limit.can_share(joined, self._limits.request):
+        batch = [queue.popleft()]
+        limit, cost = batch[0].call.limit, batch[0].call.cost
+        while queue:
+            cost = cost.join(queue[0].call.cost)
+            if not limit.can_share(cost, self._limits.request):
                 break
-            cost = joined
             batch.append(queue.popleft())
         return batch
 
     def _join(self, jobs: Sequence[_Job]) -> Iterator[list[_Job]]:
         queues: dict[Hashable, deque[_Job]] = {}
         for job in jobs:
-            if job.call is not None:
-                queues.setdefault(job.call.key, deque()).append(job)
+            queues.setdefault(job.call.key, deque()).append(job)
         for queue in queues.values():
             while queue:
                 yield self._take(queue)
 
     def _run(self, batch: Sequence[_Job]) -> list[_Job]:
         """Makes the call of requests; returns those that have a further one."""
+        going, ended = [], Ended()
         batch = [job for job in batch if not job.answer.done()]
-        going, ended = [], []
-        for job, outputs in zip(batch, self._call(batch), strict=True):
+        for job, outputs in zip(batch, self._call(batch) if batch else (), strict=True):
             found = outputs if isinstance(outputs, Exception) else job.go_on(outputs)
             if isinstance(found, Call):
-                job.call = found
                 going.append(job)
             else:
                 ended.append((job, found))
@@ -229,22 +235,18 @@ class Batcher:
 
     def _call(self, batch: Sequence[_Job]) -> list[Arrays | Exception]:
         """Returns the outputs of each request's rows, or what is wrong with them."""
-        calls = [job.call for job in batch if job.call is not None]
-        if not calls:
-            return []
-        rows = [call.cost.rows for call in calls]
-        self._on_batch(sum(rows))
+        ends = np.cumsum([job.call.cost.rows for job in batch]).tolist()
+        self._on_batch(ends[-1])
         try:
-            outputs = calls[0].apply(_concatenate([call.inputs for call in calls]))
+            outputs = batch[0].call.apply(_concatenate([job.call.inputs for job in batch]))
         except Exception as error:
             if len(batch) == 1:
                 return [error]
             return [found for job in batch for found in self._call([job])]  # One is at fault.
         if len(batch) == 1:
             return [outputs]
-        ends = np.cumsum(rows)
-        return [{name: value[end - count : end] for name, value in outputs.items()}
-                for count, end in zip(rows, ends, strict=True)]  # fmt: skip
+        parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        return [{name: value[part] for name, value in outputs.items()} for part in parts]
 
 
 def _concatenate(parts: Sequence[Arrays]) -> Arrays:
@@ -253,14 +255,14 @@ def _concatenate(parts: Sequence[Arrays]) -> Arrays:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _tell(ended: Sequence[tuple[_Job, bytes | Exception]]) -> None:
+def _tell(ended: Ended) -> None:
     """Hands answers to the event loop."""
     if ended:
         with suppress(RuntimeError):  # It has ended, and nobody waits.
             ended[0][0].answer.get_loop().call_soon_threadsafe(_settle, ended)
 
 
-def _settle(ended: Sequence[tuple[_Job, bytes | Exception]]) -> None:
+def _settle(ended: Ended) -> None:
     for job, found in ended:
         if job.answer.done():
             continue

@@ -124,11 +124,12 @@ class ModelStore:
         _refuse_label(label)
         model = self._models.get(name)
         wanted = f"Latest({name[:100]})" if number is None else f"Specific({name[:100]}, {number})"
-        if model is not None and model.current is None:
+        found = None if model is None else model.current
+        if model is not None and found is None:
             raise RequestError(f"Servable is not ready for request: {wanted}", UNAVAILABLE)
-        if model is None or number not in (None, str(model.current.number)):
+        if found is None or number not in (None, str(found.number)):
             raise RequestError(f"Servable not found for request: {wanted}", NOT_FOUND)
-        return model.current
+        return found
 
     def describe(
         self, name: str, number: str | None = None, label: str | None = None
