@@ -6,6 +6,7 @@ import gc
 import logging
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import threading
@@ -54,21 +55,38 @@ class Serving:
     log_format: LogFormat = LogFormat.TEXT
 
 
+def read_token(path: Path) -> str:
+    """Reads the token of a file: its first line."""
+    try:
+        token = path.read_text(encoding="ascii", errors="replace").partition("\n")[0].strip()
+    except OSError as error:
+        raise ConfigError("the file of the token cannot be read", received=error) from error
+    if not re.fullmatch(r"[!-~]{16,4096}", token):
+        raise ConfigError(
+            "the file holds no token: 16 to 4096 ASCII characters without spaces",
+            received=f"{len(token)} characters in the first line of {path}",
+            fix=f"write one: openssl rand -hex 32 > {path}",
+        )
+    return token
+
+
 def run_server(serving: Serving, host: str, port: int, processes: int) -> int:
-    """Answers requests, by one process or several, until SIGTERM or Ctrl-C; returns the exit code."""
+    """Answers requests by processes until SIGTERM or Ctrl-C; returns the exit code."""
     tell: Tell = partial(print, flush=True)
     if serving.log_format is LogFormat.JSON:
         tell = _log.info
     with bind_socket(host, port) as listener:  # A port that is taken is said before models load.
+        signal.signal(signal.SIGTERM, _leave)
         if processes == 1:
-            signal.signal(signal.SIGTERM, _leave)
             return serve(serving, listener, tell)
         with _share_folder() as folder:
             shared = replace(serving, config=replace(serving.config, pages=folder / "pages"))
             work = partial(_serve_process, shared, listener)
             # Whoever has the socket is sent connections: none when the processes end.
             with Supervisor(work, _forget_counts, listener.close) as supervisor:
-                return supervisor.run(processes, lambda text: tell(f"{text}, {processes} processes"))
+                return supervisor.run(
+                    processes, lambda text: tell(f"{text}, {processes} processes")
+                )
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
@@ -194,14 +212,15 @@ class Supervisor:
         The first one begins alone: what cannot start is reported once, and what all share is there
         when the others come.
         """
-        for wanted in (1, count):
-            started = [_Worker(self._work) for _ in range(len(self._workers), wanted)]
-            self._workers += started
-            said = [worker.hear(self._ended) for worker in started]
-            if None in said:
-                return ExitCode.OK if self._ended.is_set() else started[said.index(None)].code
-            text = said[0] if wanted == 1 else text
-        tell(text)
+        workers = self._workers
+        workers.append(_Worker(self._work))
+        said = [workers[0].hear(self._ended)]
+        if said[0] is not None:
+            workers += [_Worker(self._work) for _ in range(1, count)]
+            said += [worker.hear(self._ended) for worker in workers[1:]]
+        if None in said:
+            return ExitCode.OK if self._ended.is_set() else workers[said.index(None)].find_code()
+        tell(str(said[0]))
         while not self._ended.wait(0.2):
             self._keep_alive()
         return ExitCode.OK
@@ -241,8 +260,8 @@ class _Worker:
                     break
         return None
 
-    @property
-    def code(self) -> int:
+    def find_code(self) -> int:
+        """Returns the exit code of a process that has ended; a signal is a failure."""
         self.process.join()
         code = self.process.exitcode or ExitCode.FAILED
         return code if code > 0 else ExitCode.FAILED

@@ -8,12 +8,12 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from importlib.resources import files
 from typing import Annotated
 
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, Response
+from fastapi.responses import Response
+from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
@@ -73,11 +73,11 @@ def build_app(server: Server, access: Access | None = None) -> FastAPI:
         openapi_url="/openapi.json" if access.docs else None,
         redirect_slashes=False,
     )
-    page = (files("training.serving") / "page.html").read_text(encoding="utf-8")
-    app.add_middleware(Guard, access=access, page=page)
+    app.add_middleware(Guard, access=access)
     _add_models(app, server)
     _add_recommend(app, server)
-    _add_rest(app, server, page)
+    _add_rest(app, server)
+    app.mount("/", StaticFiles(packages=[("training.serving", "page")], html=True))
 
     @app.exception_handler(HTTPException)
     async def refuse_path(request: Request, error: HTTPException) -> Response:
@@ -113,10 +113,10 @@ def _add_models(app: FastAPI, server: Server) -> None:
 
     @app.post("/v1/models/{target:path}")
     async def post_model(target: str, request: Request) -> Response:
-        async def answer(body: bytes) -> bytes:
+        def answer(body: bytes) -> Awaitable[bytes]:
             found = _match("POST", target)
             version = server.store.get(*found.group("name", "number", "label"))
-            return await server.predict(version, body)
+            return server.predict(version, body)
 
         method = "predict" if target.endswith(PREDICT) else "unknown"
         return await _answer(server, method, answer, request)
@@ -144,7 +144,7 @@ def _add_recommend(app: FastAPI, server: Server) -> None:
     @app.get("/v1/recommend")
     async def get_recommend(query: Annotated[ListQuery, Query()]) -> Response:
         async def answer() -> bytes:
-            return await server.recommend(encode_json(query.model_dump()))
+            return await server.recommend(query.model_dump_json().encode())
 
         return await _answer(server, "recommend", answer)
 
@@ -153,11 +153,7 @@ def _add_recommend(app: FastAPI, server: Server) -> None:
         return await _answer(server, "recommend", server.recommend, request)
 
 
-def _add_rest(app: FastAPI, server: Server, page: str) -> None:
-    @app.get("/")
-    async def show_page() -> Response:
-        return HTMLResponse(page)
-
+def _add_rest(app: FastAPI, server: Server) -> None:
     @app.api_route("/healthz", methods=["GET", "HEAD"])
     async def check() -> Response:
         served = [server.store.get(name) for name in server.store.names]
@@ -181,15 +177,13 @@ async def _answer(
     answer: Callable[..., Awaitable[bytes]],
     request: Request | None = None,
 ) -> Response:
-    """Answers a request, whatever becomes of it, and counts it.
-
-    `answer` is given the body of the request, if any.
-    """
+    """Answers a request, whatever becomes of it, and counts it; `answer` is given its body."""
     start = time.monotonic()
     try:
-        given = () if request is None else (await read_body(request, server.limits),)
+        # Nothing but what waits holds the body.
+        waits = answer(*([] if request is None else [await read_body(request, server.limits)]))
         async with asyncio.timeout(server.limits.seconds):
-            response = _respond(await answer(*given))
+            response = _respond(await waits)
     except RequestError as error:
         response = refuse(error.message, error.status)
         forget_frames(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import prod
 from typing import Any
 
@@ -11,18 +11,12 @@ import numpy as np
 
 from training.serving.requests.errors import UNAVAILABLE, RequestError
 
-NESTING = 32
-"""Lists and objects inside each other."""
-EXAMPLE_BYTES = 32
-"""Bytes of a serialized Example that count as one value; `count_lists` counts its lists besides."""
-CATALOGUE_SCORES = 1 << 26
-"""Scores of a call that ranks the whole catalogue, rows x items: 256 MB."""
-JOINED_PAIRS = 4096
-"""Candidates of a call that several requests share; more gains nothing."""
-CALL_ITEMS = 20_000
-"""Items that a ranking model scores in one call where nothing retrieves them."""
-WAITING_VALUES = 16
-"""Requests of the most values whose inputs are held at a time."""
+NESTING = 32  # Lists and objects inside each other.
+EXAMPLE_BYTES = 32  # Bytes of a serialized Example that count as one value; lists count besides.
+CATALOGUE_SCORES = 1 << 26  # Of a call that ranks the whole catalogue, rows x items: 256 MB.
+JOINED_PAIRS = 4096  # Candidates of a call that several requests share; more gains nothing.
+CALL_ITEMS = 20_000  # That a ranking model scores in one call where nothing retrieves them.
+WAITING_VALUES = 16  # Requests of the most values whose inputs are held at a time.
 LENGTH, CANDIDATES, EXCLUDED, KEY_BYTES = 1000, 5000, 10_000, 1024
 FILTERED_COLUMNS, FILTERED_VALUES = 32, 1000
 """Of `/v1/recommend`: items asked for, ranked and left out, bytes of a key, and of a filter."""
@@ -31,15 +25,11 @@ _TEXT = bytes(set(range(256)) - set(b'[]{}",:'))
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """What one request may ask of a model.
-
-    `pairs` are rows x candidates, and items of all lists that are asked for. `values` are those of
-    all inputs, after broadcasting: rows x candidates x length; in JSON also names, lists, objects.
-    """
+    """What one request may ask of a model."""
 
     rows: int = 1024
-    pairs: int = 20_000
-    values: int = 250_000
+    pairs: int = 20_000  # Rows x candidates, and items of all lists that are asked for.
+    values: int = 250_000  # Rows x candidates x length of all inputs; of JSON, names and lists too.
     text_bytes: int = 1 << 16
 
 
@@ -53,30 +43,17 @@ class CallLimits:
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Longest body, seconds until it has arrived and as many until its answer, and what it asks."""
+    """What the server may be asked for."""
 
     body_bytes: int = 4 << 20
-    seconds: float = 30.0
+    seconds: float = 30.0  # Until a body has arrived, and as many until it is answered.
     request: RequestLimits = field(default_factory=RequestLimits)
     calls: CallLimits = field(default_factory=CallLimits)
 
     def describe(self) -> dict[str, float]:
         """Returns the limits by name, as `GET /v1/limits` shows them."""
-        return {
-            "body_bytes": self.body_bytes,
-            "seconds": self.seconds,
-            "nesting": NESTING,
-            "rows": self.request.rows,
-            "candidates": self.request.pairs,
-            "values": self.request.values,
-            "text_bytes": self.request.text_bytes,
-            "recommend_k": LENGTH,
-            "recommend_candidates": CANDIDATES,
-            "recommend_exclude": EXCLUDED,
-            "recommend_key_bytes": KEY_BYTES,
-            "recommend_filter_columns": FILTERED_COLUMNS,
-            "recommend_filter_values": FILTERED_VALUES,
-        }
+        own = {"body_bytes": self.body_bytes, "seconds": self.seconds, "nesting": NESTING}
+        return {**own, **asdict(self.request)}
 
 
 class Budget:
@@ -87,10 +64,8 @@ class Budget:
 
     def take(self, count: int) -> None:
         if self.held + count > self._most:
-            message = (
-                f"the server is full: requests hold {self._most} {self._what}; try again later"
-            )
-            raise RequestError(message, UNAVAILABLE)
+            full = f"the server is full: requests hold {self._most} {self._what}; try again later"
+            raise RequestError(full, UNAVAILABLE)
         self.held += count
 
     def give_back(self, count: int) -> None:
@@ -111,21 +86,18 @@ def check_lists(rows: Iterable[Any], most: int) -> None:
 
 
 def check_json(body: bytes, values: int) -> None:
-    """Refuses a body that is too much work to parse, without parsing it.
-
-    It may hold so many values, names, lists and objects, nested as deep as `NESTING`.
-    """
+    """Refuses a body of too many values, names, lists and objects, without parsing it."""
     if len(body) <= values and body.count(b"[") + body.count(b"{") <= NESTING:
         return
     if b"\\" in body:
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    check_count("quotes of texts", body.count(b'"'), 2 * values)  # Bounds the list that comes.
+    check_count("quotes", body.count(b'"'), 2 * values)
     outside = b"".join(body.translate(None, _TEXT).split(b'"')[::2])
     found = sum(map(outside.count, (b",", b":", b"[", b"{")))
     check_count("values, with names, lists and objects", found, values)
     marks = np.frombuffer(outside, np.uint8) | 0x20  # Brackets become braces.
     depth = np.cumsum((marks == ord("{")).astype(np.int8) - (marks == ord("}")), dtype=np.int32)
-    check_count("lists and objects nested in each other", int(depth.max(initial=0)), NESTING)
+    check_count("lists and objects inside each other", int(depth.max(initial=0)), NESTING)
 
 
 @dataclass(frozen=True)
@@ -163,16 +135,17 @@ class SignatureCost:
         inputs, outputs = about.get("inputs", ()), about.get("outputs", ())
         lists = card["kind"] == "retrieval" and any(one["name"] == "items" for one in outputs)
         extra = [item["name"] for item in inputs if "means" in item]
-        paired = [item for item in inputs if item.get("per") == "candidate"]
-        joined = {item["feature"] for item in paired}
-        of_rows = [item for item in inputs if item.get("per") == "row"]
+        paired = {
+            item["name"]: item["feature"] for item in inputs if item.get("per") == "candidate"
+        }
+        of_rows = {item["name"]: item["feature"] for item in inputs if item.get("per") == "row"}
         rows = card.get("embeddings", {}).get("items", {}).get("rows", 0)
         return cls(
-            candidates=(*(item["name"] for item in paired), *([] if lists else extra)),
+            candidates=tuple(paired if lists else [*paired, *extra]),
             length=extra[-1] if lists and extra else None,
             examples=tuple(item["name"] for item in inputs if "holds" in item),
             catalogue=int(rows) if lists else 0,
-            repeated=tuple(item["name"] for item in of_rows if item["feature"] in joined),
+            repeated=tuple(key for key, made in of_rows.items() if made in paired.values()),
         )
 
     def measure(self, inputs: Mapping[str, np.ndarray], limits: RequestLimits) -> Cost:
@@ -187,13 +160,11 @@ class SignatureCost:
         pairs = max((prod(shape[:2]) for shape in shapes), default=0)
         check_count("candidates, of all rows", pairs, limits.pairs)
         each = max((shape[1] for shape in shapes), default=1)
-        values = sum(
-            value.size * (each if name in self.repeated else 1) for name, value in inputs.items()
-        )
+        sizes = [value.size * (each if n in self.repeated else 1) for n, value in inputs.items()]
         longest = self._check_texts(inputs, limits.text_bytes)
-        width = max(-(-values // max(1, rows)), -(-longest // EXAMPLE_BYTES))
+        width = max(-(-sum(sizes) // max(1, rows)), -(-longest // EXAMPLE_BYTES))
         what = "values, rows x candidates x length of all inputs"
-        check_count(what, max(values, rows * width if longest else 0), limits.values)
+        check_count(what, rows * width if longest else sum(sizes), limits.values)
         return Cost(rows, pairs, width)
 
     def _check_texts(self, inputs: Mapping[str, np.ndarray], most: int) -> int:
