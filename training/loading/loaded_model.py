@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
-from tensorflow.core.framework import function_pb2, node_def_pb2, types_pb2
+from tensorflow.core.framework import function_pb2, types_pb2
 from tensorflow.core.protobuf import (
     meta_graph_pb2,
     saved_model_pb2,
@@ -76,17 +76,13 @@ class LoadedModel:
         }
 
     def call(self, signature: str, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Calls a signature, from any thread; returns the outputs by name, text as bytes.
-
-        Raises:
-            tf.errors.InvalidArgumentError: The graph refuses the inputs.
-        """
+        """Calls a signature, from any thread; returns the outputs by name, text as bytes."""
         found: Arrays = self._calls[signature](*(inputs[name] for name in self.inputs[signature]))
         return found
 
     def read_weights(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
         """Yields name and values of each weight, as the SavedModel's file holds them."""
-        reader = _open(self._directory)
+        reader = tf.train.load_checkpoint(_name_weights(self._directory))
         for name, key in _list_keys(reader):
             yield name, reader.get_tensor(key)
 
@@ -108,7 +104,7 @@ def _restore(
     if pages is None:
         saver = tf.compat.v1.train.import_meta_graph(graph, clear_devices=True)
         if saver is not None:
-            saver.restore(session, str(directory / "variables" / "variables"))
+            saver.restore(session, _name_weights(directory))
     else:
         for function in graph.graph_def.library.function:
             _rewrite_gathers(function)
@@ -123,8 +119,8 @@ def _restore(
         session.run(init, assets)
 
 
-def _open(directory: Path) -> Any:
-    return tf.train.load_checkpoint(str(directory / "variables" / "variables"))
+def _name_weights(directory: Path) -> str:
+    return str(directory / "variables" / "variables")
 
 
 def _list_keys(reader: Any) -> list[tuple[str, str]]:
@@ -139,12 +135,8 @@ def _list_keys(reader: Any) -> list[tuple[str, str]]:
 
 
 def _assign_shared(session: tf.compat.v1.Session, directory: Path, pages: Path) -> None:
-    """Gives the variables of the default graph values that lie in `pages`.
-
-    Raises:
-        InputDataError: Two weights have one name, so that it cannot be told which is which.
-    """
-    reader = _open(directory)
+    """Gives the variables of the default graph values that lie in `pages`."""
+    reader = tf.train.load_checkpoint(_name_weights(directory))
     keys = _list_keys(reader)
     names = [name for name, _ in keys]
     if len(set(names)) != len(names):
@@ -189,7 +181,7 @@ def _rewrite_gathers(function: function_pb2.FunctionDef) -> None:
     """Makes each gather from a variable one from its value; changes the function."""
     for node in [one for one in function.node_def if one.op == "ResourceGather"]:
         dtype, indices = node.attr["dtype"].type, node.attr["Tindices"].type
-        batch_dims = node.attr["batch_dims"].i
+        batch_dims, name, device = node.attr["batch_dims"].i, node.name, node.device
         handle, positions, *controls = node.input
         read = function.node_def.add(
             name=f"{node.name}/read", op="ReadVariableOp", input=[handle, *controls]
@@ -198,13 +190,9 @@ def _rewrite_gathers(function: function_pb2.FunctionDef) -> None:
         axis = function.node_def.add(name=f"{node.name}/axis", op="Const")
         axis.attr["dtype"].type = types_pb2.DT_INT32
         axis.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(batch_dims, tf.int32))
-        gather = node_def_pb2.NodeDef(
-            name=node.name,
-            op="GatherV2",
-            input=[f"{read.name}:value:0", positions, f"{axis.name}:output:0", *controls],
-            device=node.device,
-        )
-        gather.attr["Tparams"].type, gather.attr["Tindices"].type = dtype, indices
-        gather.attr["Taxis"].type = types_pb2.DT_INT32
-        gather.attr["batch_dims"].i = batch_dims
-        node.CopyFrom(gather)
+        node.Clear()
+        node.name, node.op, node.device = name, "GatherV2", device
+        node.input.extend([f"{read.name}:value:0", positions, f"{axis.name}:output:0", *controls])
+        node.attr["Tparams"].type, node.attr["Tindices"].type = dtype, indices
+        node.attr["Taxis"].type = types_pb2.DT_INT32
+        node.attr["batch_dims"].i = batch_dims

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from training.index.item_columns import read_item_files
-from training.serving.lists.recommend import Recommender
+from training.serving.lists.recommend import ListModels, Recommender
 from training.serving.models.batching import Batcher, Steps, plan_call
 from training.serving.models.metrics import Metrics
 from training.serving.models.model_store import ModelStore
@@ -36,8 +36,9 @@ class Server:
         loading = Loading(files, config.verify, config.pages)
         self.store = ModelStore(config.directory, config.poll_seconds, self.metrics, loading)
         self.store.load()
-        self.recommender = Recommender(self.store, config.recommend, limits.request)
-        self.store.check = self.recommender.check_version
+        models = ListModels(self.store, config.recommend)
+        self.recommender = Recommender(models, limits.request)
+        self.store.check = models.check_version
         self.store.start()
         self.batcher = Batcher(limits, self.metrics.batch_rows.observe)
 
@@ -52,10 +53,10 @@ class Server:
     def _predict(self, version: ServedVersion, body: bytes) -> Steps:
         limits = self.limits.request
         data = parse_json(body, limits.values)
-        signature = read_signature_name(data)
-        specs, about = version.find_specs(signature), version.find_inputs(signature)
-        inputs, is_row = parse_predict(data, specs, about, limits)
-        call = plan_call(version, signature, inputs, limits)
+        name = read_signature_name(data)
+        signature = version.find_signature(name)
+        inputs, is_row = parse_predict(data, signature.specs, signature.about, limits)
+        call = plan_call(version, name, inputs, limits)
         del body, data, inputs  # While it waits a request holds its arrays alone.
         outputs = yield call
         return encode_json(format_predict(outputs, is_row=is_row))

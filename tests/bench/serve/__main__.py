@@ -161,7 +161,7 @@ def call_bare(job: dict[str, Any]) -> dict[str, Any]:
     from training.serving.requests.tensors import parse_predict
 
     version = ServedVersion(Path(job["version"]))
-    specs = version.find_specs("score_items")
+    specs = version.find_signature("score_items").specs
     calls = [
         parse_predict({"instances": [build_ranking_row(version.card, n, job["candidates"])]}, specs)
         for n in range(50)

@@ -87,12 +87,12 @@ def test_long_requests_for_lists_end_at_their_first_error(client, body, said) ->
 
 
 def test_what_a_request_costs_does_not_grow_with_what_is_wrong_in_it() -> None:
-    from training.serving.requests.recommend_request import parse_recommend
+    from training.serving.lists.row_inputs import parse_request
 
     def read(body: dict) -> int:
         def parse() -> None:
             with pytest.raises(RequestError):
-                parse_recommend(body)
+                parse_request(body)
 
         return count_lines(parse)[1]
 

@@ -78,8 +78,7 @@ def test_a_request_changes_threads_twice(size, reader) -> None:
     assert model.threads == [reader, *["model"] * 4]
 
 
-@pytest.mark.parametrize("size", [1, AT_ONCE_BYTES + 1])
-def test_those_that_wait_share_calls_and_one_at_fault_fails_alone(size) -> None:
+def test_those_that_wait_share_calls_and_one_at_fault_fails_alone() -> None:
     model = Doubles(is_held=True)
     rows = [np.full((count, 2), count) for count in (1, 1, 2, 3)]
     rows[2] = -rows[2]
@@ -87,7 +86,7 @@ def test_those_that_wait_share_calls_and_one_at_fault_fails_alone(size) -> None:
     async def work(batcher: Batcher) -> list[Any]:
         first = asyncio.create_task(batcher.answer(1, model.ask(rows[0])))
         await wait_until(lambda: model.called)
-        rest = [asyncio.create_task(batcher.answer(size, model.ask(one, 2))) for one in rows[1:]]
+        rest = [asyncio.create_task(batcher.answer(1, model.ask(one, 2))) for one in rows[1:]]
         await asyncio.sleep(0.05)
         model.may_end.set()
         return await asyncio.gather(first, *rest, return_exceptions=True)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from training.raw_inputs.input_columns import InputColumn
 from training.serving.requests.errors import RequestError
 from training.serving.requests.limits import RequestLimits, SignatureCost
-from training.serving.requests.tensors import check_examples, measure_inputs
+from training.serving.requests.tensors import Signature, check_examples, measure_inputs
 
 HISTORY = InputColumn("history", "history", "history", "int64", True, None, 15, 0)
 GENDER = InputColumn("gender", "gender", "gender", "string", False, None, None, None, "<null>")
@@ -44,7 +44,8 @@ def test_lists_of_examples_count_as_they_are_padded() -> None:
 def test_lists_and_bytes_of_examples_are_measured(lengths, width) -> None:
     inputs = {"inputs": np.array([write(history=[1] * one) for one in lengths], object)}
     about = {"inputs": {"holds": [HISTORY.to_json(), GENDER.to_json()]}}
-    found = measure_inputs(inputs, about, SignatureCost(examples=("inputs",)), RequestLimits())
+    taken = Signature({}, about, SignatureCost(examples=("inputs",)))
+    found = measure_inputs(inputs, taken, RequestLimits())
     assert (found.rows, found.width) == (len(lengths), width)
 
 

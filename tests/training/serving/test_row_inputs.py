@@ -11,10 +11,9 @@ import pytest
 import tensorflow as tf
 
 from training.index.known_entities import KnownEntities, Users, _read_users
-from training.serving.lists.row_inputs import ListModel
+from training.serving.lists.row_inputs import ListModel, parse_request
 from training.serving.requests.errors import RequestError
 from training.serving.requests.limits import RequestLimits
-from training.serving.requests.recommend_request import parse_recommend
 
 SIGNATURE = "user_embedding"
 SHAPES = {False: [None], True: [None, None]}
@@ -36,7 +35,8 @@ def build_model(inputs: list[dict[str, Any]], users: dict[str, Any] | None) -> L
     }
     about = {"inputs": inputs}
     card = {"kind": "retrieval", "users": users, "signatures": {SIGNATURE: about}, "user": "user"}
-    version: Any = SimpleNamespace(name="m", card=card, find_specs=lambda _: specs)
+    taken = SimpleNamespace(specs=specs)
+    version: Any = SimpleNamespace(name="m", card=card, find_signature=lambda _: taken)
     return ListModel(version)
 
 
@@ -64,7 +64,7 @@ def test_a_stored_feature_is_replaced_with_all_of_its_columns() -> None:
 
 
 def read_raw(model: ListModel, user: Any, stored: Any = (), most: int = 100) -> dict[str, Any]:
-    request = parse_recommend({"user": user})
+    request = parse_request({"user": user})
     return model.read_raw(SIGNATURE, request, {}, stored, most)
 
 

@@ -1,4 +1,4 @@
-"""`/v1/recommend`: from a user to a ranked list of items.
+"""`/v1/recommend`: from a user to a ranked list of items, by the engine.
 
 The user's features come from the export (`users.parquet`) or the request; a retrieval model finds
 items, a ranking model, if there is one, orders them; what the user has met, what is blocked or
@@ -7,40 +7,157 @@ asked to be left out, and what a filter does not name is not among them.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+import logging
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import orjson
+import tensorflow as tf
 
 from conf.artefacts.export import FEATURE_PREFIX, RANK_ITEMS, Give
+from conf.errors import ConfigError, did_you_mean
 from training.apply.ranker import RowInputs, find_items_input
 from training.evaluation.item_index import ItemIds, find_cells
 from training.index.item_columns import Token, WrongFilterError
 from training.index.known_entities import KnownEntities
-from training.index.vector_index import Found
-from training.serving.lists.list_models import ListModels
-from training.serving.lists.row_inputs import ListModel, check_features
+from training.serving.lists.row_inputs import ListModel, ListRequest, parse_request
 from training.serving.models.batching import Call, Steps, plan_call
 from training.serving.models.model_store import ModelStore
 from training.serving.models.served_version import ServedVersion
 from training.serving.models.server_config import RecommendConfig
-from training.serving.requests.errors import RequestError
+from training.serving.requests.errors import NOT_FOUND, RequestError
 from training.serving.requests.limits import CALL_ITEMS, RequestLimits
-from training.serving.requests.recommend_request import RecommendRequest, parse_recommend
 from training.serving.requests.tensors import Arrays, encode_json, parse_json
 
+KINDS = ("retrieval", "ranking")
 Histories = Mapping[str, list[Token]]
 """Keys of items by the feature of their list."""
+_log = logging.getLogger("sluice.training.serving")
+
+
+class ListModels:
+    """Chooses which models answer, and refuses versions that cannot.
+
+    A model that was the only one of its kind goes on answering where a second one appears.
+    """
+
+    def __init__(self, store: ModelStore, config: RecommendConfig) -> None:
+        self._store, self._config = store, config
+        self._kinds = KINDS if config.is_ranked else KINDS[:1]
+        named = {"retrieval": config.retrieval, "ranking": config.ranker}
+        self._names = {kind: name for kind, name in named.items() if name is not None}
+        self._kept: dict[str, ListModel] = {}
+        for kind, name in self._names.items():
+            if name not in (found := self._list(kind)):
+                raise ConfigError(
+                    f"there is no exported {kind} model of that name",
+                    received=name,
+                    allowed=", ".join(found) or "none",
+                    fix=did_you_mean(name, found),
+                )
+        for version in self._list("ranking").values():
+            self.check_version(version)
+        for kind in self._kinds:
+            if self._find(kind) is None and (several := self._list(kind)):
+                _log.warning("/v1/recommend refuses requests: %s", _ask_for_one(kind, several))
+
+    def check_version(self, version: ServedVersion) -> None:
+        """Refuses a new version with which the ranking model could not order the lists.
+
+        Raises:
+            ConfigError: It could not, and was named, or would be asked for each list.
+        """
+        retrieval, ranker = (self._find(kind, version) for kind in KINDS)
+        if ranker is None or version not in (retrieval, ranker):
+            return
+        if retrieval is None and self._config.ranker is None:
+            return  # It answers for itself, and orders nothing.
+        if (reason := explain_no_ranking(ranker, retrieval)) is not None:
+            beside = "" if version is ranker else f", beside {_name(version)}"
+            raise ConfigError(
+                f"ranking model {_name(ranker)}{beside}, cannot order lists",
+                received=reason,
+                fix="name another one by --ranker, go back to an earlier version by `sluice models "
+                "rollback`, or give --no-ranker: lists of the retrieval model alone",
+            )
+
+    def choose(self) -> tuple[ListModel | None, ListModel | None]:
+        """Returns what retrieves and what ranks."""
+        retrieval, ranker = (self._find(kind) for kind in KINDS)
+        for kind, version in zip(self._kinds, (retrieval, ranker), strict=False):
+            if version is None and (several := self._list(kind)):
+                raise RequestError(_ask_for_one(kind, several))
+        if ranker is not None and RANK_ITEMS not in ranker.signatures:
+            ranker = None  # It is alone: else it was refused when it was loaded.
+        if retrieval is None and ranker is None:
+            unused = "the server was started with --no-ranker"
+            reasons = [f"{name}: {explain_no_ranking(one, None) or unused}"
+                       for name, one in self._list("ranking").items()]  # fmt: skip
+            why = f"no model of the server recommends items: {'; '.join(reasons)}"
+            raise RequestError(why, NOT_FOUND)
+        return self._keep(retrieval), self._keep(ranker)
+
+    def _keep(self, version: ServedVersion | None) -> ListModel | None:
+        if version is None:
+            return None
+        kept = self._kept.get(version.name)
+        if kept is None or kept.version is not version:
+            kept = self._kept[version.name] = ListModel(version)
+        return kept
+
+    def _list(self, kind: str) -> dict[str, ServedVersion]:
+        served = {name: self._store.get(name) for name in self._store.names}
+        return {name: one for name, one in served.items() if one.card["kind"] == kind}
+
+    def _find(self, kind: str, new: ServedVersion | None = None) -> ServedVersion | None:
+        """Returns the model of a kind that answers, if a new version takes its place.
+
+        None: there is none, or there are several.
+        """
+        if kind not in self._kinds:
+            return None
+        if len(found := self._list(kind)) == 1:
+            self._names.setdefault(kind, next(iter(found)))
+        if new is not None and new.card["kind"] == kind and (not found or new.name in found):
+            found[new.name] = new
+        only = next(iter(found)) if len(found) == 1 else ""
+        return found.get(self._names.get(kind, only))
+
+
+def _name(version: ServedVersion) -> str:
+    return f"{version.name}, version {version.number}"
+
+
+def _ask_for_one(kind: str, names: Iterable[str]) -> str:
+    option = "--retrieval" if kind == "retrieval" else "--ranker"
+    return f"several {kind} models answer: {', '.join(names)}; start the server with {option}"
+
+
+def explain_no_ranking(ranker: ServedVersion, retrieval: ServedVersion | None) -> str | None:
+    """Says why a ranking model cannot order what a retrieval model finds, or else its catalogue."""
+    if RANK_ITEMS not in ranker.signatures:
+        return f"no signature {RANK_ITEMS}, as {ranker.card['no_item_scores']}"
+    if ranker.known is None:
+        return "its export holds no items"
+    if retrieval is None or retrieval.known is None:
+        return None
+    name, keys = find_items_input(ranker.card), retrieval.known.keys
+    spec = ranker.signatures[RANK_ITEMS].specs[name]
+    if keys and isinstance(keys[0], str) != (spec.dtype == tf.string):
+        kind = "text" if isinstance(keys[0], str) else "whole numbers"
+        return f"its input {name} is {spec.dtype.name}, and keys of {retrieval.name} are {kind}"
+    if ranker.known.position_of.keys().isdisjoint(retrieval.known.position_of):
+        return f"it knows none of the items of {retrieval.name}"
+    return None
 
 
 class Recommender:
-    """Answers `/v1/recommend`; arguments and errors are those of `ListModels`."""
+    """Answers `/v1/recommend` by the models that `ListModels` chooses."""
 
-    def __init__(self, store: ModelStore, config: RecommendConfig, limits: RequestLimits) -> None:
-        self._models, self._limits = ListModels(store, config), limits
-        self.check_version = self._models.check_version
+    def __init__(self, models: ListModels, limits: RequestLimits) -> None:
+        self._models, self._limits = models, limits
 
     def describe_inputs(self) -> dict[str, Any]:
         """Returns what a request may say beside the user: inputs that are not stored of users."""
@@ -51,36 +168,32 @@ class Recommender:
         return {"inputs": list(inputs.values())}
 
     def recommend(self, body: bytes) -> Steps:
-        """Returns the body of the answer.
-
-        Raises:
-            RequestError: The request is none, or does not fit the models.
-        """
-        request = parse_recommend(parse_json(body, self._limits.values))
+        """Returns the body of the answer: retrieve, mask, rank."""
+        request = parse_request(parse_json(body, self._limits.values))
         retrieval, ranker = self._models.choose()
         models = [model for model in (retrieval, ranker) if model is not None]
-        check_features(request, models)
-        given: dict[str, list[Token]] = {}
-        for model in reversed(models):
-            given |= model.read_histories(model.name_given(request.features))
-        scores: dict[str, np.ndarray] = {}
+        given = _read_histories(request, models)
+        first, known, scores = models[0], models[0].known, {}
         if retrieval is not None:
             vector = yield from self._embed(retrieval, request)
+            allowed = find_allowed(first, request, given)
+            if known.index is None:
+                raise RequestError("the retrieval model has no items")
             k = request.k if ranker is None else max(request.k, request.candidates)
-            order, scores["retrieval_score"] = _search(
-                models[0], request, given, vector, min(k, self._limits.pairs)
-            )
+            order, found = known.index.search(vector, min(k, self._limits.pairs), allowed)
+            scores["retrieval_score"] = found
         else:
-            allowed = find_allowed(models[0], request, given)
+            allowed = find_allowed(first, request, given)
             order = np.flatnonzero(allowed)[: min(CALL_ITEMS, self._limits.pairs)]
         if ranker is not None:
-            order, scores = yield from self._rank(ranker, models[0].known, request, order, scores)
-        items = _describe_items(models[0].known, order[: request.k], scores)
-        return _describe(models, request, given, items)
+            orders = yield from self._order(ranker, request, known.get_keys(order)[None])
+            best = np.argsort(-orders[ranker.engine.task], kind="stable")
+            tasks = {f"score:{n}": ranker.engine.finish(n, one) for n, one in orders.items()}
+            order, scores = order[best], {n: one[best] for n, one in (tasks | scores).items()}
+        items = _describe_items(known, order[: request.k], scores)
+        return _describe(request, given, models, items)
 
-    def _embed(
-        self, model: ListModel, request: RecommendRequest
-    ) -> Generator[Call, Arrays, np.ndarray]:
+    def _embed(self, model: ListModel, request: ListRequest) -> Generator[Call, Arrays, np.ndarray]:
         rows = yield from model.read_row(request, self._limits)
 
         def embed(given: Arrays) -> Arrays:
@@ -90,48 +203,38 @@ class Recommender:
         found = yield plan_call(model.version, signature, rows.arrays, self._limits, embed)
         return found["embedding"][0]
 
-    def _rank(
-        self,
-        model: ListModel,
-        known: KnownEntities,
-        request: RecommendRequest,
-        order: np.ndarray,
-        scores: Mapping[str, np.ndarray],
-    ) -> Generator[Call, Arrays, tuple[np.ndarray, dict[str, np.ndarray]]]:
+    def _order(
+        self, model: ListModel, request: ListRequest, keys: np.ndarray
+    ) -> Generator[Call, Arrays, Arrays]:
+        """Returns what the tasks of a ranking model order items by, `[items]` each."""
         rows = yield from model.read_row(request, self._limits)
         name = find_items_input(model.version.card)
 
-        def score(given: Arrays) -> Arrays:
+        def order(given: Arrays) -> Arrays:
             return model.engine.order_items(RowInputs(given, rows.is_encoded), given[name])
 
-        inputs = {**rows.arrays, name: known.get_keys(order)[None]}
-        signature = rows.name_signature(RANK_ITEMS)
-        orders = yield plan_call(model.version, signature, inputs, self._limits, score)
-        best = np.argsort(-orders[model.engine.task][0], kind="stable")
-        tasks = {f"score:{task}": model.engine.finish(task, found[0])
-                 for task, found in orders.items()}  # fmt: skip
-        return order[best], {name: found[best] for name, found in {**tasks, **scores}.items()}
+        signature, inputs = rows.name_signature(RANK_ITEMS), {**rows.arrays, name: keys}
+        found = yield plan_call(model.version, signature, inputs, self._limits, order)
+        return {task: values[0] for task, values in found.items()}
 
 
-def _search(
-    model: ListModel,
-    request: RecommendRequest,
-    given: Histories,
-    vector: np.ndarray,
-    k: int,
-) -> Found:
-    if model.known.index is None:
-        raise RequestError("the retrieval model has no items")
-    return model.known.index.search(vector, k, find_allowed(model, request, given))
+def _read_histories(request: ListRequest, models: Sequence[ListModel]) -> Histories:
+    """Returns the histories that a request gives, as the first model that reads each takes it."""
+    names = frozenset().union(*(model.allowed for model in models))
+    if unknown := next((name for name in request.features if name not in names), None):
+        raise RequestError(
+            f"unknown features {[unknown[:100]]}; allowed: {', '.join(sorted(names))}"
+        )
+    found: dict[str, list[Token]] = {}
+    for model in reversed(models):
+        found |= model.read_histories(model.name_given(request.features))
+    return found
 
 
-def find_allowed(model: ListModel, request: RecommendRequest, given: Histories) -> np.ndarray:
+def find_allowed(model: ListModel, request: ListRequest, given: Histories) -> np.ndarray:
     """Returns which items may be in a list, `[items]`.
 
-    Args:
-        model: What knows the items.
-        request: Says what is left out.
-        given: What the request says that the user has met; beside it what is stored counts.
+    What the user has met is what the request says, and besides what is stored.
     """
     known, row = model.known, model.find_user(request)
     allowed = known.allowed.copy()
@@ -154,18 +257,19 @@ def find_allowed(model: ListModel, request: RecommendRequest, given: Histories) 
 
 
 def _describe(
-    models: Sequence[ListModel],
-    request: RecommendRequest,
+    request: ListRequest,
     given: Histories,
+    models: Sequence[ListModel],
     items: Sequence[Mapping[str, Any]],
 ) -> bytes:
-    known, row = models[0].known, models[0].find_user(request)
+    known, row, user = models[0].known, models[0].find_user(request), request.user
     histories = {
         name: describe_history(known, name, row, given.get(name)) for name in models[0].histories
     }
     return encode_json(
         {
-            "user": _show_user(request.user),
+            # orjson writes no numbers beyond 64 bits.
+            "user": orjson.Fragment(str(user)) if isinstance(user, int) else user,
             "known": row is not None,
             "items": items,
             "history": next(iter(histories.values()), []),
@@ -175,17 +279,12 @@ def _describe(
     )
 
 
-def _show_user(user: Token | None) -> Any:
-    """Returns a user as the request names it; orjson writes no numbers beyond 64 bits."""
-    return orjson.Fragment(str(user)) if isinstance(user, int) else user
-
-
 def _describe_items(
     known: KnownEntities, order: np.ndarray, scores: Mapping[str, np.ndarray]
 ) -> list[dict[str, Any]]:
     described = zip(order, known.get_columns(order), strict=True)
     return [
-        {"item": known.keys[position], **{n: v[place] for n, v in scores.items()}, **columns}
+        {"item": known.keys[position], **{n: one[place] for n, one in scores.items()}, **columns}
         for place, (position, columns) in enumerate(described)
     ]
 
@@ -193,21 +292,13 @@ def _describe_items(
 def describe_history(
     known: KnownEntities, name: str, row: int | None, given: Sequence[Token] | None = None
 ) -> list[dict[str, Any]]:
-    """Returns the items of a user's list that the export holds.
-
-    Args:
-        known: What the export holds.
-        name: Feature of the list.
-        row: The user's; None: nothing is stored of the user.
-        given: Keys that the request gives in the place of what is stored; None: it gives none.
-    """
+    """Returns the items of a user's list: those that a request gives, or else what is stored."""
     if given is not None:
-        met = known.find_keys(given)
-    elif row is None or known.users is None:
+        return _describe_items(known, known.find_keys(given), {})
+    if row is None or known.users is None:
         return []
-    else:
-        met = known.find_positions(known.users.read_list(f"{FEATURE_PREFIX}{name}", row))
-    return _describe_items(known, met, {})
+    met = known.users.read_list(f"{FEATURE_PREFIX}{name}", row)
+    return _describe_items(known, known.find_positions(met), {})
 
 
 def _describe_model(version: ServedVersion) -> dict[str, str]:

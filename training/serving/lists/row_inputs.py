@@ -1,9 +1,21 @@
-"""Rows of requests for lists: what a request says of the user, and else what is stored."""
+"""What a request for a list says, and the row that is made of it and of what is stored."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Generator, Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    PlainValidator,
+    ValidationError,
+)
 
 from conf.artefacts.export import ENCODED_SUFFIX, FEATURE_PREFIX, RANK_ITEMS, ROW_FEATURES, Give
 from training.apply.export import find_inputs
@@ -12,17 +24,89 @@ from training.index.item_columns import Token
 from training.index.known_entities import KnownEntities
 from training.raw_inputs.export_inputs import read_column
 from training.raw_inputs.json_values import build_array, read_written
+from training.raw_inputs.raw_value_errors import show
 from training.raw_inputs.source_names import SourceNames, find_sources, name_inputs
 from training.raw_inputs.vocabularies import read_whole_key
 from training.serving.models.batching import Call, plan_call
 from training.serving.models.served_version import ServedVersion
-from training.serving.requests.errors import RequestError, refuse_values
+from training.serving.requests import limits as most
+from training.serving.requests.errors import RequestError, cut, refuse_values
 from training.serving.requests.limits import RequestLimits
-from training.serving.requests.recommend_request import RecommendRequest
 from training.serving.requests.tensors import Arrays
 
 ROW_SIGNATURES = {"retrieval": str(Give.USER_EMBEDDING), "ranking": RANK_ITEMS}
 """Signature that takes raw values of a row, by the kind of the model."""
+Value = int | float | str
+
+
+def _read_key(value: Any, number: str = "a whole number") -> Token:
+    if type(value) is int:
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f"must be text or {number}; received {show(value)}")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{value[:100]!r} holds half of a character") from error
+    if size > most.KEY_BYTES:
+        raise ValueError(f"a key may have {most.KEY_BYTES} bytes; received {size}")
+    return value
+
+
+def _read_value(value: Any) -> Value:
+    if type(value) is float and math.isfinite(value):
+        return value
+    return _read_key(value, "a finite number")
+
+
+def _read_conditions(conditions: Mapping[str, Any]) -> dict[str, list[Value]]:
+    listed = {name: one if isinstance(one, list) else [one] for name, one in conditions.items()}
+    if (count := sum(map(len, listed.values()))) > most.FILTERED_VALUES:
+        raise ValueError(f"a filter may have {most.FILTERED_VALUES} values; received {count}")
+    return {name: [_read_value(one) for one in wanted] for name, wanted in listed.items()}
+
+
+def _read_whole(value: Any) -> Any:
+    """A whole number may be written 10.0."""
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
+Key = Annotated[Token, PlainValidator(lambda value: _read_key(value))]
+Count = Annotated[int, BeforeValidator(_read_whole)]
+Keys = Annotated[list[Key], Field(max_length=most.EXCLUDED), FailFast()]
+Filter = Annotated[
+    dict[str, Any], Field(max_length=most.FILTERED_COLUMNS), AfterValidator(_read_conditions)
+]
+
+
+class ListRequest(BaseModel):
+    """A request for a list."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    user: Key | None = None
+    features: dict[str, Any] = {}  # Raw values by input name; what is left out is missing.
+    k: Count = Field(10, ge=1, le=most.LENGTH)
+    candidates: Count = Field(200, ge=1, le=most.CANDIDATES)  # What a ranking model is to order.
+    exclude: Keys = []
+    filter: Filter = {}  # By column the values of which an item must have one.
+    seen: bool = False  # Whether items that the user has met may be in the list.
+
+
+def parse_request(data: Mapping[str, Any]) -> ListRequest:
+    """Reads a request; the first thing that is wrong ends it."""
+    allowed = ListRequest.model_fields
+    if (unknown := next((name for name in data if name not in allowed), None)) is not None:
+        raise RequestError(f"{cut(unknown, 100)}: unknown; allowed: {', '.join(allowed)}")
+    try:
+        request = ListRequest.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        said = first["msg"].removeprefix("Value error, ")
+        raise RequestError(f"{first['loc'][0]}: {said}") from error
+    if request.user is None and not request.features:
+        raise RequestError("a request needs 'user', 'features', or both")
+    return request
 
 
 class ListModel:
@@ -30,8 +114,7 @@ class ListModel:
 
     Attributes:
         engine: Calls it.
-        items: What `export.json` says of the inputs that are features of a row.
-        allowed: Names that a request may use: those of the inputs, and of the source's columns.
+        allowed: Names of features that a request may use: inputs, and columns of the source.
         histories: Features of what the user did, the main one first.
     """
 
@@ -43,11 +126,11 @@ class ListModel:
         self._aligned = users.get("aligned", ())
         self.histories: list[str] = list(users.get("histories", ()))
         self._signature = ROW_SIGNATURES[version.card["kind"]]
-        self.items = find_inputs(version.card, self._signature)
-        self._names = tuple(item["name"] for item in self.items)
-        self._sources, columns = SourceNames.build(self.items), find_sources(self.items)
+        self._items = find_inputs(version.card, self._signature)
+        self._names = tuple(item["name"] for item in self._items)
+        self._sources, columns = SourceNames.build(self._items), find_sources(self._items)
         self.allowed = frozenset({*self._names, *columns.values()})
-        keys = {item["name"] for item in self.items if item["feature"] == self._key}
+        keys = {item["name"] for item in self._items if item["feature"] == self._key}
         self._key_names = keys | {column for name, column in columns.items() if name in keys}
 
     @property
@@ -56,12 +139,11 @@ class ListModel:
             raise RequestError(f"the export of {self.version.name} holds no items")
         return self.version.known
 
-    def find_user(self, request: RecommendRequest) -> int | None:
+    def find_user(self, request: ListRequest) -> int | None:
         """Returns the row of what is stored of the user; None: nothing is."""
-        users = self.known.users
-        return (
-            None if request.user is None or users is None else users.row_of.get(str(request.user))
-        )
+        if request.user is None or self.known.users is None:
+            return None
+        return self.known.users.row_of.get(str(request.user))
 
     def describe_inputs(self) -> dict[str, dict[str, Any]]:
         """Returns what a person must know to give what is not stored of users, by name."""
@@ -76,19 +158,15 @@ class ListModel:
                 "is_required": _is_required(item),
                 "is_time": read_column(item).read_unit is not None,
             }
-            for item in self.items
+            for item in self._items
             if item["feature"] not in left_out
         }
 
     @refuse_values()
     def name_given(self, features: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns what a request says, by the names of the inputs.
-
-        Raises:
-            RequestError: It names the user: nothing that is stored of the user would be used then.
-        """
+        """Returns what a request says, by the names of the inputs."""
         if named := next((name for name in features if name in self._key_names), None):
-            raise RequestError(
+            raise RequestError(  # Nothing that is stored of the user would be used.
                 f"features: {named[:100]} names the user, which 'user' does: leave it out"
             )
         return name_inputs(features, self._names, self._sources) if features else {}
@@ -97,32 +175,28 @@ class ListModel:
     def read_histories(self, given: Mapping[str, Any]) -> dict[str, list[Token]]:
         """Returns the keys of items that a request gives as the user's histories, by feature."""
         found: dict[str, list[Token]] = {}
-        for item in self.items:
+        for item in self._items:
             if item["feature"] in self.histories and item["name"] in given:
                 value = read_written(given[item["name"]], 0, item, RequestLimits.values)
-                if isinstance(value, list):
-                    keys = (int(one) if _is_whole(one) else one for one in value)
-                    found[item["feature"]] = [one for one in keys if type(one) in (int, str)]
+                keys = map(_read_whole, value if isinstance(value, list) else ())
+                found[item["feature"]] = [one for one in keys if type(one) in (int, str)]
         return found
 
     def read_row(
-        self, request: RecommendRequest, limits: RequestLimits
+        self, request: ListRequest, limits: RequestLimits
     ) -> Generator[Call, Arrays, RowInputs]:
         """Returns the row of a request.
 
         What is stored of the user stands where the request says nothing. It is stored as the
         records hold it, so that what the request says beside it is brought into that form first.
-
-        Raises:
-            RequestError: A value does not fit, or must be there and is not.
         """
         given, row = self.name_given(request.features), self.find_user(request)
-        stored = self.find_stored(given) if row is not None else frozenset()
-        raw = f"{self._signature}{ENCODED_SUFFIX}" if stored else self._signature
+        stored = frozenset() if row is None else self.find_stored(given)
         if row is None or not stored:
-            return RowInputs(self.read_raw(raw, request, given, (), limits.values))
-        found = self.read_stored(raw, row, stored)
-        names = [item["name"] for item in find_inputs(self.version.card, raw)]
+            return RowInputs(self.read_raw(self._signature, request, given, (), limits.values))
+        encoded = f"{self._signature}{ENCODED_SUFFIX}"
+        found = self.read_stored(encoded, row, stored)
+        names = [item["name"] for item in find_inputs(self.version.card, encoded)]
         if others := [name for name in names if name not in found]:
             said = self.read_raw(ROW_FEATURES, request, given, stored, limits.values)
             made = yield plan_call(self.version, ROW_FEATURES, said, limits)
@@ -134,37 +208,32 @@ class ListModel:
 
         Raises:
             RequestError: A list is given, and not one that stands beside it; or a part of what a
-                stored feature is made of.
+                stored feature is made of: the others are unknown.
         """
-        read = {item["feature"] for item in self.items}
-        said = {item["feature"] for item in self.items if item["name"] in given}
+        read = {item["feature"] for item in self._items}
+        said = {item["feature"] for item in self._items if item["name"] in given}
         for feature in said & self._stored:
-            self._refuse_parts(feature, given)
-        for group in self._aligned:
-            there, missing = said.intersection(group), read.intersection(group) - said
-            if there and missing:
+            parts = [item for item in self._items if item["feature"] == feature]
+            there = [item["column"] for item in parts if item["name"] in given]
+            if len(there) < len(parts):
                 raise RequestError(
-                    f"features: {', '.join(sorted(there))} came without "
-                    f"{', '.join(sorted(missing))}, which stands beside it value for value: give "
-                    "both, or neither"
+                    f"features: {feature} is made of {', '.join(item['column'] for item in parts)}"
+                    f"; received {', '.join(there)}: give all of them, or none"
+                )
+        for group in self._aligned:
+            missing = sorted(read.intersection(group) - said)
+            if missing and (there := sorted(said.intersection(group))):
+                raise RequestError(
+                    f"features: {', '.join(there)} came without {', '.join(missing)}, which stands "
+                    "beside it value for value: give both, or neither"
                 )
         return frozenset(read & self._stored - said)
-
-    def _refuse_parts(self, feature: str, given: Mapping[str, Any]) -> None:
-        """Refuses some of the columns that a stored feature is made of: the others are unknown."""
-        parts = [item for item in self.items if item["feature"] == feature]
-        said = [item["column"] for item in parts if item["name"] in given]
-        if len(said) < len(parts):
-            raise RequestError(
-                f"features: {feature} is made of {', '.join(item['column'] for item in parts)}; "
-                f"received {', '.join(said)}: give all of them, or none"
-            )
 
     def read_stored(self, signature: str, row: int, stored: Collection[str]) -> Arrays:
         """Returns what is stored of a user as a signature of encoded features takes it."""
         users = self.known.users
-        user = users.table.slice(row, 1) if users is not None else {}
-        specs, inputs = self.version.find_specs(signature), {}
+        user = {} if users is None else users.table.slice(row, 1)
+        specs, inputs = self.version.find_signature(signature).specs, {}
         for item in find_inputs(self.version.card, signature):
             if item["feature"] in stored:
                 value = user[f"{FEATURE_PREFIX}{item['feature']}"].to_pylist()
@@ -175,49 +244,29 @@ class ListModel:
     def read_raw(
         self,
         signature: str,
-        request: RecommendRequest,
+        request: ListRequest,
         given: Mapping[str, Any],
         stored: Collection[str],
-        most: int,
+        values: int,
     ) -> Arrays:
         """Returns one row of raw values; what the request leaves out is missing.
 
         A signature takes all of its inputs, so that the place of what is stored is filled.
         """
-        specs, inputs = self.version.find_specs(signature), {}
-        for item in self.items:
+        specs, inputs = self.version.find_signature(signature).specs, {}
+        for item in self._items:
             name, value = item["name"], given.get(item["name"])
             if value is None and item["feature"] in stored and _is_required(item):
                 filler = "" if item["dtype"] == "string" else 0
                 inputs[name] = build_array(name, [filler], specs[name])  # Not read: no time, say.
                 continue
-            if value is None and item["feature"] == self._key:
-                value = _read_key(request.user, item)
-            inputs[name] = build_array(name, [value], specs[name], item, most)
+            if value is None and item["feature"] == self._key and request.user is not None:
+                is_text = item["dtype"] == "string"
+                value = str(request.user) if is_text else read_whole_key(request.user)
+            inputs[name] = build_array(name, [value], specs[name], item, values)
         return inputs
 
 
 def _is_required(item: Mapping[str, Any]) -> bool:
     """Whether a row must have a value; a list may be missing: it is empty then."""
     return bool(item.get("is_required")) and not item["is_list"]
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, float) and value.is_integer()
-
-
-def _read_key(user: Token | None, item: Mapping[str, Any]) -> Token | None:
-    """Returns the key of a user as the model takes it; None: it knows nobody by such a key."""
-    if user is None or item["dtype"] == "string":
-        return None if user is None else str(user)
-    return read_whole_key(user)
-
-
-def check_features(request: RecommendRequest, models: Collection[ListModel]) -> None:
-    """Refuses features that no model reads, and a request that says nothing of a user."""
-    if request.user is None and not request.features:
-        raise RequestError("a request needs 'user', 'features', or both")
-    names = frozenset().union(*(model.allowed for model in models))
-    if (unknown := next((name for name in request.features if name not in names), None)) is None:
-        return
-    raise RequestError(f"unknown features {[unknown[:100]]}; allowed: {', '.join(sorted(names))}")

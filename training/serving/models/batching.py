@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -37,7 +38,6 @@ ALONE = (TOP_K,)
 """Signatures whose rows depend on each other."""
 AT_ONCE_BYTES = 1 << 14
 """Bodies up to this size are read on the event loop: a thread would take longer."""
-
 Apply = Callable[[Arrays], Arrays]
 
 
@@ -62,30 +62,19 @@ def plan_call(
     limits: RequestLimits,
     apply: Apply | None = None,
 ) -> Call:
-    """Plans a call of a signature.
-
-    Args:
-        version: What is called.
-        signature: One of its signatures.
-        inputs: `[rows, …]` by name.
-        limits: What the call may take.
-        apply: What calls the signature, and gives `[rows, …]` by name; None: it is called as it is.
-
-    Raises:
-        RequestError: The call would take more.
-    """
-    limit = version.find_cost(signature)
-    cost = measure_inputs(inputs, version.find_inputs(signature), limit, limits)
+    """Plans a call of a signature, which may take so much; `apply` makes it, if not the version."""
+    about = version.find_signature(signature)
+    cost = measure_inputs(inputs, about, limits)
     are_rows = cost.rows > 0 and all(len(value) == cost.rows for value in inputs.values())
     shapes = tuple((name, value.shape[1:]) for name, value in inputs.items())
     is_alone = signature in ALONE or not are_rows
     key = object() if is_alone else (version, signature, shapes)
-    return Call(apply or (lambda given: version.call(signature, given)), inputs, cost, limit, key)
+    return Call(apply or partial(version.call, signature), inputs, cost, about.cost, key)
 
 
 @dataclass(eq=False)
 class _Job:
-    """A request on its way: what is left of it, and the call that it waits for."""
+    """A request on its way: what is left of it, the call that it waits for, and its values."""
 
     steps: Steps
     answer: asyncio.Future[bytes]
@@ -108,12 +97,7 @@ Ended = list[tuple[_Job, bytes | Exception]]
 
 
 class Batcher:
-    """Answers requests by calls of models on threads.
-
-    Args:
-        limits: What may be called and wait.
-        on_batch: Told the rows of each call.
-    """
+    """Answers requests by calls of models on threads; `on_batch` is told the rows of each."""
 
     def __init__(self, limits: ServerLimits, on_batch: Callable[[int], None]) -> None:
         self._limits, self._on_batch = limits, on_batch
@@ -121,7 +105,7 @@ class Batcher:
         self._queues: dict[Hashable, deque[_Job]] = {}
         self._lock = threading.Lock()
         self._held = Budget(WAITING_VALUES * limits.request.values, "values of inputs")
-        self._unread = self.waiting = 0
+        self.waiting = 0
 
     async def answer(self, size: int, steps: Steps) -> bytes:
         """Returns the answer to a request of some bytes.
@@ -134,13 +118,10 @@ class Batcher:
         job = _Job(steps, asyncio.get_running_loop().create_future())
         self.waiting += 1
         try:
-            if size <= AT_ONCE_BYTES:
-                if self._begin(job):
-                    self._pool.submit(self._work, job.call.key)
-            else:
-                with self._lock:
-                    self._unread += 1
-                self._pool.submit(self._read, job)
+            if size > AT_ONCE_BYTES:
+                self._pool.submit(self._read_long, job)
+            elif self._begin(job):
+                self._pool.submit(self._work, job.call.key)
             return await job.answer
         finally:
             self.waiting -= 1
@@ -150,14 +131,8 @@ class Batcher:
         """Waits for calls that are running, and ends the threads."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _read(self, job: _Job) -> None:
-        """Reads a long request; its call is made at once where no other waits to be read."""
-        is_first = self._begin(job)
-        with self._lock:
-            self._unread -= 1
-        if is_first and self._unread:
-            self._pool.submit(self._work, job.call.key)
-        elif is_first:
+    def _read_long(self, job: _Job) -> None:
+        if self._begin(job):
             self._work(job.call.key)
 
     def _begin(self, job: _Job) -> bool:
@@ -167,39 +142,41 @@ class Batcher:
         found = job.go_on()
         if isinstance(found, Call):
             try:
-                return self._enqueue(job)
+                with self._lock:
+                    self._held.take(found.cost.values)
+                    job.held = found.cost.values
+                    queue = self._queues.setdefault(found.key, deque())
+                    queue.append(job)
+                    return len(queue) == 1
             except RequestError as error:
                 found = error
         _tell([(job, found)])
         return False
 
-    def _enqueue(self, job: _Job) -> bool:
-        with self._lock:
-            self._held.take(job.call.cost.values)
-            job.held = job.call.cost.values
-            queue = self._queues.setdefault(job.call.key, deque())
-            queue.append(job)
-            return len(queue) == 1
-
     def _forget(self, job: _Job) -> None:
         """Lets go what a request held; one that waits no longer leaves its queue."""
-        with self._lock:
+        with self._lock, suppress(KeyError, ValueError):
             self._held.give_back(job.held)
             if job.held and job.answer.cancelled():
-                with suppress(KeyError, ValueError):
-                    self._queues[job.call.key].remove(job)
+                self._queues[job.call.key].remove(job)
 
     def _work(self, key: Hashable) -> None:
         """Answers as many as share a call, with all their further calls."""
         with self._lock:
             queue = self._queues.pop(key, None)
-            batch = self._take(queue) if queue else []
+            going = self._take(queue) if queue else []
             if queue:
                 self._queues[key] = queue
                 self._pool.submit(self._work, key)
-        waiting = self._run(batch)
-        while waiting:
-            waiting = [job for part in self._join(waiting) for job in self._run(part)]
+        going = self._run(going)
+        while going:
+            queues: dict[Hashable, deque[_Job]] = {}
+            for job in going:
+                queues.setdefault(job.call.key, deque()).append(job)
+            going = []
+            for queue in queues.values():
+                while queue:
+                    going += self._run(self._take(queue))
 
     def _take(self, queue: deque[_Job]) -> list[_Job]:
         """Takes the first that waits, and those behind it that can share its call."""
@@ -211,14 +188,6 @@ class Batcher:
                 break
             batch.append(queue.popleft())
         return batch
-
-    def _join(self, jobs: Sequence[_Job]) -> Iterator[list[_Job]]:
-        queues: dict[Hashable, deque[_Job]] = {}
-        for job in jobs:
-            queues.setdefault(job.call.key, deque()).append(job)
-        for queue in queues.values():
-            while queue:
-                yield self._take(queue)
 
     def _run(self, batch: Sequence[_Job]) -> list[_Job]:
         """Makes the call of requests; returns those that have a further one."""

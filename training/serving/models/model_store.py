@@ -35,19 +35,12 @@ from training.serving.requests.errors import (
 )
 
 LOADING, AVAILABLE, END = "LOADING", "AVAILABLE", "END"
-
 _log = logging.getLogger("sluice.training.serving")
 
 
 @dataclass
 class _Model:
-    """A model: what answers, and what is known of each version.
-
-    Attributes:
-        current: The version that answers; None: none could be loaded yet.
-        states: State and error of each version that was tried.
-        refused: What `_read_stamp` gave of each version that failed, so that it is not tried again.
-    """
+    """A model: what answers, state and error of each version, and stamps of those that failed."""
 
     current: ServedVersion | None = None
     states: dict[int, tuple[str, str]] = field(default_factory=dict)
@@ -99,7 +92,6 @@ class ModelStore:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the look-out for new versions."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join(timeout=60)
@@ -111,20 +103,15 @@ class ModelStore:
         return [name for name, model in models if model.current is not None]
 
     def get(self, name: str, number: str | None = None, label: str | None = None) -> ServedVersion:
-        """Returns the version of a model that answers.
-
-        Args:
-            name: Name of the model.
-            number: Its version, in digits; None: the newest one that works.
-            label: A label of versions, of which there are none.
+        """Returns the version of a model that answers; of labels there are none.
 
         Raises:
             RequestError: There is no such model, version or label, or it is not ready.
         """
         _refuse_label(label)
         model = self._models.get(name)
-        wanted = f"Latest({name[:100]})" if number is None else f"Specific({name[:100]}, {number})"
         found = None if model is None else model.current
+        wanted = f"Latest({name[:100]})" if number is None else f"Specific({name[:100]}, {number})"
         if model is not None and found is None:
             raise RequestError(f"Servable is not ready for request: {wanted}", UNAVAILABLE)
         if found is None or number not in (None, str(found.number)):
@@ -134,26 +121,22 @@ class ModelStore:
     def describe(
         self, name: str, number: str | None = None, label: str | None = None
     ) -> dict[str, Any]:
-        """Returns the states of a model's versions, newest first, as TensorFlow Serving says them.
-
-        Arguments and errors are those of `get`; without a version all are described.
-        """
+        """Returns the states of all versions or one, newest first, as TensorFlow Serving does."""
         _refuse_label(label)
         states = dict(self._models[name].states) if name in self._models else {}
         chosen = {n: s for n, s in states.items() if number is None or str(n) == number}
         if not chosen:
             wanted = "any versions" if number is None else f"version {number}"
             raise RequestError(f"Could not find {wanted} of model {name[:100]}", NOT_FOUND)
-        return {
-            "model_version_status": [
-                {
-                    "version": str(n),
-                    "state": state,
-                    "status": {"error_code": "INTERNAL" if error else "OK", "error_message": error},
-                }
-                for n, (state, error) in sorted(chosen.items(), reverse=True)
-            ]
-        }
+        described = [
+            {
+                "version": str(n),
+                "state": state,
+                "status": {"error_code": "INTERNAL" if error else "OK", "error_message": error},
+            }
+            for n, (state, error) in sorted(chosen.items(), reverse=True)
+        ]
+        return {"model_version_status": described}
 
     def refresh(self) -> None:
         """Loads what is new; a version that fails leaves the one before in place."""
@@ -185,13 +168,12 @@ class ModelStore:
             return False
         except Exception as error:
             model.refused[path] = stamp
-            said = self._note_failure(path.parent.name, f"version {number}", error)
-            model.states[number] = (END, cut(hide_folders(said)))
+            model.states[number] = (END, self._note_failure(path, f"version {number}", error))
             return False
-        _log.info("version %d of %s answers%s: loaded and called %d times in %.1f s",
-                  number, version.name, _name_index(version), requests, time.monotonic() - start
-                  )  # fmt: skip
         self._replace(model, version)
+        _log.info("version %d of %s answers, by index %s: loaded and called %d times in %.1f s",
+                  number, version.name, version.index, requests, time.monotonic() - start
+                  )  # fmt: skip
         gc.collect()  # Graphs are circles of objects: they hold what the version before had.
         return True
 
@@ -211,28 +193,27 @@ class ModelStore:
         if self._loading.pages is not None:
             drop_pages(self._loading.pages, version.name, (before.number, version.number))
 
-    def _note_failure(self, name: str, what: str, error: Exception) -> str:
-        message = error.message if isinstance(error, RequestError) else _describe(error)
-        _log.error("%s of %s is not served: %s", what, name, message)
-        self._metrics.reloads.labels(name, "failed").inc()
-        return message
-
     def _try_index(self, model: _Model, version: ServedVersion) -> None:
         """Takes the newest index of the version that answers, if it has another one by now."""
-        if (newest := find_index(version.path)) == version.index:
-            return
-        if model.refused.get(version.path) == (stamp := _read_stamp(version.path)):
+        path, newest = version.path, find_index(version.path)
+        if newest == version.index or model.refused.get(path) == (stamp := _read_stamp(path)):
             return
         try:
             model.current = version.read_index()
         except IncompleteVersionError:
             return  # Still being copied, it seems: tried again.
         except Exception as error:
-            model.refused[version.path] = stamp
-            self._note_failure(version.name, f"index {newest}", error)
+            model.refused[path] = stamp
+            self._note_failure(path, f"index {newest}", error)
             return
         _log.info("index %s of version %d of %s answers", newest, version.number, version.name)
         self._metrics.count_load(version.name, version.number, newest)
+
+    def _note_failure(self, path: Path, what: str, error: Exception) -> str:
+        name, message = path.parent.name, _describe(error)
+        _log.error("%s of %s is not served: %s", what, name, message)
+        self._metrics.reloads.labels(name, "failed").inc()
+        return cut(hide_folders(message))
 
     def _watch(self) -> None:
         while not self._stopped.wait(self._poll_seconds):
@@ -247,10 +228,6 @@ def _refuse_label(label: str | None) -> None:
         raise RequestError(f"Unrecognized servable version label: {label[:100]}")
 
 
-def _name_index(version: ServedVersion) -> str:
-    return "" if version.index is None else f" by index {version.index}"
-
-
 def _read_stamp(version: Path) -> tuple[object, ...]:
     """Returns what changes when a file of a version is written, replaced, added or removed."""
     stamps = []
@@ -262,6 +239,6 @@ def _read_stamp(version: Path) -> tuple[object, ...]:
 
 
 def _describe(error: Exception) -> str:
-    if isinstance(error, SluiceError):
+    if isinstance(error, SluiceError | RequestError):
         return " ".join(str(error).split())[:600]
     return f"{type(error).__name__}: {error}".partition("\n")[0][:300]

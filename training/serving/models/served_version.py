@@ -1,7 +1,4 @@
-"""A version of a model that is served: checked to be what was exported, loaded, called.
-
-Its answers are checked, too.
-"""
+"""A version of a model that is served: checked to be what was exported, loaded, called."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ from training.serving.requests.errors import (
     hide_folders,
 )
 from training.serving.requests.limits import SignatureCost
-from training.serving.requests.tensors import Arrays, Inputs, Specs
+from training.serving.requests.tensors import Arrays, Signature
 
 _AROUND = re.compile(r"Graph execution error|Detected at node|\s*File |<stack traces|\s")
 SEARCHED_BYTES = 1 << 17
@@ -47,17 +44,11 @@ SEARCHED_BYTES = 1 << 17
 
 @dataclass(frozen=True)
 class Loading:
-    """How versions are loaded.
+    """How versions are loaded."""
 
-    Attributes:
-        files: What else is said of the items; None: nothing is read of users and items.
-        verify: Whether the SHA-256 of each file is compared first.
-        pages: Directory of what processes share; None: this one has all for itself.
-    """
-
-    files: ItemFiles | None = NO_FILES
-    verify: bool = True
-    pages: Path | None = None
+    files: ItemFiles | None = NO_FILES  # None: nothing is read of users and items.
+    verify: bool = True  # Whether the SHA-256 of each file is compared first.
+    pages: Path | None = None  # Directory of what processes share.
 
 
 USUAL_LOADING = Loading()
@@ -87,11 +78,14 @@ class ServedVersion:
         if self._files is not None:
             self.known = read_known(path, self.card, self._files, pages=pages)
         self._model = LoadedModel(path, pages)
-        self._inputs = {
-            name: {item["name"]: item for item in about.get("inputs", ())}
-            for name, about in self.card["signatures"].items()
+        self.signatures = {
+            name: Signature(specs, self._describe(name), SignatureCost.read(name, self.card))
+            for name, specs in self._model.inputs.items()
         }
-        self._costs = {name: SignatureCost.read(name, self.card) for name in self.signatures}
+
+    def _describe(self, signature: str) -> dict[str, Mapping[str, Any]]:
+        inputs = self.card["signatures"][signature]["inputs"]
+        return {item["name"]: item for item in inputs}
 
     @property
     def index(self) -> int | None:
@@ -105,38 +99,17 @@ class ServedVersion:
         version.known = read_known(self.path, self.card, self._files or NO_FILES, users)
         return version
 
-    @property
-    def signatures(self) -> tuple[str, ...]:
-        return tuple(self._model.inputs)
-
-    def find_specs(self, signature: str) -> Specs:
-        """Returns shape and type of the inputs of a signature.
-
-        Raises:
-            RequestError: There is no such signature.
-        """
-        if signature not in self._model.inputs:
+    def find_signature(self, name: str) -> Signature:
+        """Returns a signature; there may be none of the name that a request gives."""
+        if name not in self.signatures:
             raise RequestError(
-                f'Serving signature name: "{signature[:100]}" not found in signature def; '
-                f"allowed: {', '.join(self._model.inputs)}"
+                f'Serving signature name: "{name[:100]}" not found in signature def; '
+                f"allowed: {', '.join(self.signatures)}"
             )
-        return self._model.inputs[signature]
-
-    def find_cost(self, signature: str) -> SignatureCost:
-        """Returns what makes calls of a signature expensive."""
-        return self._costs[signature]
-
-    def find_inputs(self, signature: str) -> Inputs:
-        """Returns what `export.json` says of the inputs of a signature, by name."""
-        return self._inputs.get(signature, {})
+        return self.signatures[name]
 
     def call(self, signature: str, inputs: Arrays) -> Arrays:
-        """Calls a signature.
-
-        Raises:
-            RequestError: TensorFlow refuses the inputs, or an output is not finite: that is the
-                model's fault, not the request's.
-        """
+        """Calls a signature; an output that is not finite is the model's fault."""
         try:
             outputs = self._model.call(signature, inputs)
         except tf.errors.InvalidArgumentError as error:
@@ -154,11 +127,7 @@ class ServedVersion:
         return outputs
 
     def warm_up(self) -> int:
-        """Replays the warm-up requests; returns how many.
-
-        Raises:
-            RequestError: One of them fails, or a weight is not finite: a layer may hide that.
-        """
+        """Replays the warm-up requests; returns how many."""
         for name, values in self._model.read_weights():
             # TensorFlow's fused layers make zeros of NaN; of NaN both bounds are NaN.
             bounds = [values.min(), values.max()] if values.dtype.kind == "f" and values.size else 0
@@ -197,10 +166,7 @@ def _read_log(log: Any) -> tuple[str, Arrays]:
 
 
 def _explain(error: tf.errors.OpError, inputs: Arrays) -> str:
-    """Returns what was wrong with the inputs: a line of TensorFlow's message.
-
-    Around it stand "Graph execution error:", where the graph was defined and the nodes' names.
-    """
+    """Returns what was wrong with the inputs: a line amid where the graph was defined."""
     rows = {name: len(value) for name, value in inputs.items() if value.ndim}
     if len(set(rows.values())) > 1:
         named = ", ".join(f"{name}: {count}" for name, count in list(rows.items())[:20])

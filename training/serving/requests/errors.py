@@ -37,10 +37,7 @@ def refuse_values() -> Iterator[None]:
 
 
 def forget_frames(error: BaseException) -> None:
-    """Lets go what the frames of an error hold: whole requests.
-
-    Tasks and futures hold an error whose frames hold them, so nothing else would free them soon.
-    """
+    """Lets go what the frames of an error hold: whole requests, in circles with tasks."""
     found: BaseException | None = error
     while found is not None:
         found.__traceback__ = None

@@ -17,7 +17,7 @@ import sys
 from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -43,18 +43,21 @@ from training.serving.requests.limits import (
 Arrays = dict[str, np.ndarray]
 Specs = Mapping[str, tf.TensorSpec]
 Inputs = Mapping[str, Mapping[str, Any]]
-"""What `export.json` says of each input."""
 PARSED = {"string": tf.string, "int64": tf.int64, "float32": tf.float32, "float64": tf.float32}
 """Type of a feature of an Example, by that of the input."""
 
 
-def parse_json(body: bytes, values: int) -> dict[str, Any]:
-    """Reads the object that a body holds.
+@dataclass(frozen=True)
+class Signature:
+    """What a signature takes: by `saved_model.pb`, by `export.json`, and what makes it costly."""
 
-    Raises:
-        RequestError: It holds none, or more than `values` values; is not UTF-8; or a key stands
-            twice in an object.
-    """
+    specs: Specs
+    about: Inputs
+    cost: SignatureCost
+
+
+def parse_json(body: bytes, values: int) -> dict[str, Any]:
+    """Reads the object that a body holds, of so many values at most."""
     check_json(body, values)
     if body.startswith(BOM_UTF8):
         raise RequestError("JSON Parse error: the body begins with a byte order mark: leave it out")
@@ -95,12 +98,6 @@ def parse_predict(
     limits: RequestLimits | None = None,
 ) -> tuple[Arrays, bool]:
     """Reads the inputs of a `:predict` request, and whether they came in the row form.
-
-    Args:
-        data: Its body.
-        specs: Shape and type of each input.
-        about: What `export.json` says of them; None: nothing stands for a missing value.
-        limits: How many rows there may be, and values of lists that are padded; None: the defaults.
 
     Raises:
         RequestError: An input is missing, unknown, of another shape or type, or not finite; or
@@ -163,17 +160,11 @@ def _check_names(given: Collection[str], specs: Specs, where: str = "") -> None:
         )
 
 
-def measure_inputs(
-    inputs: Arrays, about: Inputs, cost: SignatureCost, limits: RequestLimits
-) -> Cost:
-    """Returns what a call takes; serialized Examples are looked into.
-
-    Raises:
-        RequestError: It takes more than a request may, or an Example is not what the model reads.
-    """
-    found = cost.measure(inputs, limits)
-    for name in cost.examples:
-        lists = check_examples(inputs[name], about[name]["holds"])
+def measure_inputs(inputs: Arrays, signature: Signature, limits: RequestLimits) -> Cost:
+    """Returns what a call takes, within the limits; serialized Examples are looked into."""
+    found = signature.cost.measure(inputs, limits)
+    for name in signature.cost.examples:
+        lists = check_examples(inputs[name], signature.about[name]["holds"])
         what = "values of lists in Examples, padded to the longest"
         check_count(what, found.rows * lists, limits.values)
         found = replace(found, width=max(found.width, lists))
@@ -189,11 +180,7 @@ def check_examples(serialized: np.ndarray, holds: Sequence[Mapping[str, Any]]) -
         holds: What `export.json` says of the raw inputs.
 
     Returns:
-        The values that each row has once all lists without a fixed length are padded to the
-        longest one.
-
-    Raises:
-        RequestError: There is one, or these are no Examples.
+        The values of a row once all lists without a fixed length are padded to the longest one.
     """
     wanted = {
         item["name"]: tf.io.RaggedFeature(PARSED[item["dtype"]])
