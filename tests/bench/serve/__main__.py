@@ -57,7 +57,6 @@ from tests.bench.serve.load import (
     take_core,
 )
 from tests.bench.serve.models import FIRST_USER, USERS, build_ranking_row, export_models
-from tests.bench.serve.raw_attacks import drive_attack
 
 CONNECTIONS = (1, 8, 64)
 HEALTH_MS = 50
@@ -369,8 +368,6 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     what = job.pop("what")
     if what == "load":
         return drive(job)
-    if what == "attack":
-        return drive_attack(job)
     if what == "bare":
         return call_bare(job)
     if what == "models":

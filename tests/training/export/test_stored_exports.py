@@ -376,7 +376,7 @@ def test_a_server_follows_a_store(
         (["index", "--export", "s3://other/models"], 2, "there is no such bucket"),
         (["index", "--export", "s3:/bucket/models"], 2, "no place in an object store"),
         (["score", "--model", "s3://other/models", "--to", "x"], 2, "there is no such bucket"),
-        (["serve", "--models", "s3://other/models", "--port", "0"], 2, "there is no such bucket"),
+        (["serve", "--export", "s3://other/models", "--port", "0"], 2, "there is no such bucket"),
         (["export", "--run", RUN, "--to", "s3://other/models"], 2, "there is no such bucket"),
         (["evaluate", "--run", RUN, "--export", "s3://bucket/no"], 4, "no exported model"),
         (["evaluate", "--run", "s3://bucket/runs/none"], 4, "there is no finished training run"),

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from training.raw_inputs.raw_value_errors import RawValueError
 
-INVALID, NO_TOKEN, NOT_FOUND, TIMED_OUT, TOO_LARGE, ENCODED, WRONG_HOST, LONG_HEAD, LEFT = (
-    400, 401, 404, 408, 413, 415, 421, 431, 499)  # fmt: skip
+INVALID, NO_TOKEN, NOT_FOUND, TIMED_OUT, TOO_LARGE, WRONG_HOST, LEFT = (
+    400, 401, 404, 408, 413, 421, 499)  # fmt: skip
 FAILED, UNAVAILABLE, EXPIRED = 500, 503, 504
 
 MESSAGE_CHARACTERS = 460
