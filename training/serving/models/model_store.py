@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import gc
 import logging
+import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,6 @@ from conf.errors import ConfigError, SluiceError, UpstreamNotReadyError, did_you
 from conf.paths import ReadablePath, require_bucket
 from training.export.stored_models import FollowedModels
 from training.index.known_entities import IncompleteVersionError, find_index
-from training.index.pages import drop_pages
 from training.serving.models.metrics import Metrics
 from training.serving.models.served_version import USUAL_LOADING, Loading, ServedVersion
 from training.serving.requests.errors import (
@@ -233,7 +233,7 @@ class ModelStore:
         )  # fmt: skip
         self._metrics.count_load(version.name, number, version.index)
         if before is not None and self._loading.pages is not None:
-            drop_pages(self._loading.pages, version.name, (before.number, number))
+            _drop_pages(self._loading.pages, version.name, (before.number, number))
         before = None
         gc.collect()  # Graphs are circles of objects: they hold what the version before had.
         return True
@@ -265,6 +265,13 @@ class ModelStore:
                 _log.error("new versions cannot be looked for: %s", _describe(error))
             except Exception:
                 _log.exception("the models could not be looked at; those loaded go on answering")
+
+
+def _drop_pages(pages: Path, model: str, kept: Collection[int]) -> None:
+    """Removes the files of versions that are not kept; who has mapped them goes on reading them."""
+    for directory in (pages / model).glob("*-*"):
+        if int(directory.name.partition("-")[0]) not in kept:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _refuse_label(label: str | None) -> None:

@@ -32,7 +32,6 @@ from conf.artefacts.export import (
 from conf.errors import InputDataError
 from training.index.item_columns import NO_FILES, ItemFiles
 from training.index.known_entities import IncompleteVersionError, read_known
-from training.index.pages import name_pages
 from training.loading.loaded_model import LoadedModel
 from training.serving.requests.errors import (
     FAILED,
@@ -98,7 +97,7 @@ class ServedVersion:
         if loading.verify:
             _check_files(path, self.card)
         self._files = loading.files or NO_FILES
-        pages = None if loading.pages is None else name_pages(loading.pages, path, self.card)
+        pages = None if loading.pages is None else _name_pages(loading.pages, path, self.card)
         self.known = None
         if loading.files is not None:
             self.known = read_known(path, self.card, self._files, pages=pages)
@@ -208,6 +207,11 @@ class ServedVersion:
         spec = {"name": self.name, "signature_name": "", "version": str(self.number)}
         metadata = {"signature_def": {"signature_def": signatures}}
         return json.dumps({"model_spec": spec, "metadata": metadata}).encode()
+
+
+def _name_pages(pages: Path, version: Path, card: Mapping[str, Any]) -> Path:
+    """Names the directory of a version's files; another export of its number has another one."""
+    return pages / version.parent.name / f"{version.name}-{card['fingerprint'][:16]}"
 
 
 def _describe_signature(signature: meta_graph_pb2.SignatureDef) -> dict[str, Any]:
