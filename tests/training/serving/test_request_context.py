@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
@@ -26,7 +25,7 @@ from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import read_item_features
 from training.export.saved_model import write_export
-from training.index.known_entities import KnownEntities, Users
+from training.index.known_entities import KnownEntities
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
 from training.serving.app import build_app
@@ -323,15 +322,8 @@ def test_keys_are_gathered_once_as_tensors_hold_them() -> None:
     assert know(1).get_keys(order[:0]).dtype == np.int64
 
 
-def test_values_of_a_user_s_lists_are_counted() -> None:
-    columns = {"feature:seen": [[1, 2], []], "feature:bought": [[7], None], "feature:age": [3, 4]}
-    users = Users(pa.table({"key": ["a", "b"], **columns}), {"a": 0, "b": 1})
-    assert users.count_values(0, columns) == 3
-    assert users.count_values(1, [*columns, "feature:other"]) == 0
-
-
 def test_a_ranking_model_of_other_items_is_refused(client, server) -> None:
-    from training.serving.lists.list_models import explain_no_ranking
+    from training.serving.lists.recommend import explain_no_ranking
 
     towers, scores = server.store.get("towers"), server.store.get("scores")
     assert explain_no_ranking(scores, towers) is None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -23,7 +24,6 @@ from conf.errors import SluiceError, UpstreamNotReadyError
 from conf.paths import ReadablePath, require_bucket
 from training.export.stored_models import FollowedModels
 from training.index.known_entities import IncompleteVersionError, find_index
-from training.index.pages import drop_pages
 from training.serving.models.metrics import Metrics
 from training.serving.models.served_version import USUAL_LOADING, Loading, ServedVersion
 from training.serving.requests.errors import (
@@ -190,8 +190,10 @@ class ModelStore:
                 "there is one: `sluice index --export`",
                 version.number, version.name, before.number,
             )  # fmt: skip
-        if self._loading.pages is not None:
-            drop_pages(self._loading.pages, version.name, (before.number, version.number))
+        if self._loading.pages is not None:  # Who has mapped files goes on reading them.
+            for folder in (self._loading.pages / version.name).glob("*-*"):
+                if int(folder.name.partition("-")[0]) not in (before.number, version.number):
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def _try_index(self, model: _Model, version: ServedVersion) -> None:
         """Takes the newest index of the version that answers, if it has another one by now."""

@@ -27,7 +27,6 @@ from conf.artefacts.export import (
 from conf.errors import InputDataError
 from training.index.item_columns import NO_FILES, ItemFiles
 from training.index.known_entities import IncompleteVersionError, read_known
-from training.index.pages import name_pages
 from training.loading.loaded_model import LoadedModel
 from training.serving.requests.errors import (
     FAILED,
@@ -73,7 +72,9 @@ class ServedVersion:
             raise IncompleteVersionError(damage)
         if loading.verify:
             _check_files(path, self.card)
-        pages = None if loading.pages is None else name_pages(loading.pages, path, self.card)
+        pages = None
+        if loading.pages is not None:  # Another export of its number has another folder.
+            pages = loading.pages / self.name / f"{path.name}-{self.card['fingerprint'][:16]}"
         self.known = None
         if self._files is not None:
             self.known = read_known(path, self.card, self._files, pages=pages)
