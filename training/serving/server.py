@@ -21,13 +21,7 @@ from training.serving.requests.tensors import (
 
 
 class Server:
-    """Answers requests by the models of a directory.
-
-    Raises:
-        UpstreamNotReadyError: No model can be loaded.
-        ConfigError: A model that is named is not there.
-        InputDataError: A file of items or of blocked ones cannot be read.
-    """
+    """Answers requests by the models of a directory."""
 
     def __init__(self, config: ServerConfig) -> None:
         limits = config.limits

@@ -2,9 +2,7 @@
 
 A version is loaded together with its index on a thread of its own, its warm-up requests are
 replayed, and only then does the pair take the place of the one before, which goes on answering
-until then, and for good if the new one cannot be loaded or fails a request. A new index of the
-version that answers makes a new pair with it. Of a directory in an object store the versions that
-are tried are downloaded first.
+for good if the new one fails. A new index of the version that answers makes a new pair with it.
 """
 
 from __future__ import annotations
@@ -69,12 +67,7 @@ class ModelStore:
         self._thread = threading.Thread(target=self._watch, name="model-store", daemon=True)
 
     def load(self) -> None:
-        """Loads the newest version of each model.
-
-        Raises:
-            UpstreamNotReadyError: No model can be loaded.
-            ConfigError: The object store cannot be reached or refuses, or has no such bucket.
-        """
+        """Loads the newest version of each model; that there is none is an error."""
         self.refresh()
         if self.names:
             return
@@ -103,11 +96,7 @@ class ModelStore:
         return [name for name, model in models if model.current is not None]
 
     def get(self, name: str, number: str | None = None, label: str | None = None) -> ServedVersion:
-        """Returns the version of a model that answers; of labels there are none.
-
-        Raises:
-            RequestError: There is no such model, version or label, or it is not ready.
-        """
+        """Returns the version of a model that answers; of labels there are none."""
         _refuse_label(label)
         model = self._models.get(name)
         found = None if model is None else model.current
@@ -156,8 +145,7 @@ class ModelStore:
         number, stamp, start = int(path.name), _read_stamp(path), time.monotonic()
         if model.refused.get(path) == stamp:
             return False
-        if model.states.get(number, ("", ""))[0] != LOADING:
-            model.states[number] = (LOADING, "")
+        model.states.setdefault(number, (LOADING, ""))
         try:
             version = ServedVersion(path, self._loading)
             if self.check is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from training.serving.requests.errors import (
     hide_folders,
 )
 from training.serving.requests.limits import SignatureCost
-from training.serving.requests.tensors import Arrays, Signature
+from training.serving.requests.tensors import Arrays, Signature, encode_json
 
 _AROUND = re.compile(r"Graph execution error|Detected at node|\s*File |<stack traces|\s")
 SEARCHED_BYTES = 1 << 17
@@ -45,7 +44,7 @@ SEARCHED_BYTES = 1 << 17
 class Loading:
     """How versions are loaded."""
 
-    files: ItemFiles | None = NO_FILES  # None: nothing is read of users and items.
+    files: ItemFiles = NO_FILES
     verify: bool = True  # Whether the SHA-256 of each file is compared first.
     pages: Path | None = None  # Directory of what processes share.
 
@@ -58,11 +57,7 @@ class ServedVersion:
 
     Attributes:
         card: What `export.json` says.
-        known: Its users, items and index; None: it knows no items, or they were not read.
-
-    Raises:
-        IncompleteVersionError: It, or its index, is not whole.
-        SluiceError: A file is damaged, or the index is of another model.
+        known: Its users, items and index; None: it knows no items.
     """
 
     def __init__(self, path: Path, loading: Loading = USUAL_LOADING) -> None:
@@ -75,18 +70,16 @@ class ServedVersion:
         pages = None
         if loading.pages is not None:  # Another export of its number has another folder.
             pages = loading.pages / self.name / f"{path.name}-{self.card['fingerprint'][:16]}"
-        self.known = None
-        if self._files is not None:
-            self.known = read_known(path, self.card, self._files, pages=pages)
+        self.known = read_known(path, self.card, self._files, pages=pages)
         self._model = LoadedModel(path, pages)
         self.signatures = {
-            name: Signature(specs, self._describe(name), SignatureCost.read(name, self.card))
+            name: Signature(
+                specs,
+                {item["name"]: item for item in self.card["signatures"][name]["inputs"]},
+                SignatureCost.read(name, self.card),
+            )
             for name, specs in self._model.inputs.items()
         }
-
-    def _describe(self, signature: str) -> dict[str, Mapping[str, Any]]:
-        inputs = self.card["signatures"][signature]["inputs"]
-        return {item["name"]: item for item in inputs}
 
     @property
     def index(self) -> int | None:
@@ -97,7 +90,7 @@ class ServedVersion:
         """Returns the version with its newest index; nothing else of it is loaded again."""
         version = copy.copy(self)
         users = None if self.known is None else self.known.users
-        version.known = read_known(self.path, self.card, self._files or NO_FILES, users)
+        version.known = read_known(self.path, self.card, self._files, users)
         return version
 
     def find_signature(self, name: str) -> Signature:
@@ -114,7 +107,7 @@ class ServedVersion:
         try:
             outputs = self._model.call(signature, inputs)
         except tf.errors.InvalidArgumentError as error:
-            raise RequestError(_explain(error, inputs)) from error
+            raise RequestError(_explain(error)) from error
         except UnicodeDecodeError as error:  # Its message quotes bytes that are no text.
             raise RequestError("Could not parse the inputs: they hold a broken Example") from error
         for name, values in outputs.items():
@@ -153,7 +146,7 @@ class ServedVersion:
         }
         spec = {"name": self.name, "signature_name": "", "version": str(self.number)}
         metadata = {"signature_def": {"signature_def": signatures}}
-        return json.dumps({"model_spec": spec, "metadata": metadata}).encode()
+        return encode_json({"model_spec": spec, "metadata": metadata})
 
 
 def _read_log(log: Any) -> tuple[str, Arrays]:
@@ -166,12 +159,8 @@ def _read_log(log: Any) -> tuple[str, Arrays]:
     return signature, {"inputs": np.array(examples, object)}
 
 
-def _explain(error: tf.errors.OpError, inputs: Arrays) -> str:
+def _explain(error: tf.errors.OpError) -> str:
     """Returns what was wrong with the inputs: a line amid where the graph was defined."""
-    rows = {name: len(value) for name, value in inputs.items() if value.ndim}
-    if len(set(rows.values())) > 1:
-        named = ", ".join(f"{name}: {count}" for name, count in list(rows.items())[:20])
-        return f"inputs differ in their rows: {named}"
     lines = str(error.message)[:SEARCHED_BYTES].partition("[[{{node")[0].splitlines()
     said = [line for line in lines if line.strip() and not _AROUND.match(line)]
     return hide_folders((said or [""])[-1].partition(" [Op:")[0].strip())[:300]
