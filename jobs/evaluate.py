@@ -62,9 +62,9 @@ def main(
             help="Measure the ranked lists of this file in place of the run's model.",
         ),
     ] = None,
-    saved_model: Annotated[
+    export: Annotated[
         str | None,
-        typer.Option(help="Ask this export of the run (its newest version) for each row."),
+        typer.Option(help="Ask this exported version, or model (its newest one), for each row."),
     ] = None,
     endpoint: Annotated[
         str | None,
@@ -88,13 +88,13 @@ def main(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Rank the catalogue, or score the rows, and compare with the baselines."""
-    from training.export.stored_models import find_place
+    from training.export.stored_models import resolve_export
 
     setup_logging(log_format)
-    named = {"--predictions": predictions, "--saved-model": saved_model, "--endpoint": endpoint}
+    named = {"--predictions": predictions, "--export": export, "--endpoint": endpoint}
     _refuse_mixed(named, dataset, token_file, baselines=baselines)
     how: dict[str, Any] = {"split": split, "checkpoint": checkpoint, "overrides": overrides or ()}
-    served = endpoint if saved_model is None else find_place(saved_model)
+    served = endpoint if export is None else resolve_export(export)
     if served is not None:
         token = None if token_file is None else _read_token(token_file)
         metrics = evaluate_served(run, served, **how, dataset=dataset, token=token)
@@ -134,7 +134,7 @@ def _refuse_mixed(
     given = [value for value in named.values() if value is not None]
     if len(given) > 1:
         raise ConfigError(
-            "--predictions, --saved-model and --endpoint each name what is measured",
+            "--predictions, --export and --endpoint each name what is measured",
             received=", ".join(map(str, given)),
             fix="leave one of them",
         )
@@ -228,7 +228,7 @@ def evaluate_served(
 
     Args:
         run_dir: A run's directory, or a series' (its last finished run).
-        served: An export's place, or the URL of a model.
+        served: The place of an exported version, or the URL of a model.
         split: Split to measure on.
         dataset: A later version of the run's dataset to measure on; None: its own.
         checkpoint: `best` or `last`.
@@ -244,7 +244,7 @@ def evaluate_served(
         InputDataError: Rows are not scored as the run scores them.
     """
     from training.checkpoint.stored_runs import bring_back
-    from training.export.stored_models import bring_version
+    from training.export.stored_models import bring
 
     trained = restore_for_evaluation(run_dir, checkpoint, overrides, dataset, split)
     from training.apply import endpoint
@@ -258,7 +258,7 @@ def evaluate_served(
         )
         client = endpoint.Endpoint(served, tasks, post)
     else:
-        client = Export(bring_version(served))
+        client = Export(bring(served))
     found, difference = endpoint.evaluate_served(trained, split, client)
     metrics = {**found, "checkpoint": str(checkpoint), "served": str(served)}
     write_json(trained.run_dir / "metrics-served.json", metrics)

@@ -13,7 +13,6 @@ from conf.artefacts.export import (
     INDEX_DIR,
     IndexKind,
     IndexOptions,
-    find_version,
     list_indexes,
 )
 from conf.artefacts.run import read_json
@@ -58,10 +57,10 @@ def main(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Index the items of a retrieval model, or add items to its index; `sluice serve` takes it."""
-    from training.export.stored_models import describe, find_place
+    from training.export.stored_models import describe, resolve_export
 
     setup_logging(log_format)
-    version = find_version(find_place(export))
+    version = resolve_export(export)
     given = {"kind": kind, "items_file": items, "k": k, "recall": recall}
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if add is not None and chosen:

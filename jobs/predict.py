@@ -221,10 +221,10 @@ def open_model(
     with quiet_tensorflow():
         from training.apply.export import Export
         from training.apply.predict import find_export, read_data
-        from training.export.stored_models import bring_version, find_place
+        from training.export.stored_models import bring_export
 
     if run_dir is None:
-        return Model(Export(bring_version(find_place(str(export)))), checkpoint)
+        return Model(Export(bring_export(str(export))), checkpoint)
     which: Literal["best", "last"] = "last" if checkpoint == CheckpointChoice.LAST else "best"
     return Model(Export(find_export(run_dir, which)), which, run_dir, read_data(run_dir))
 

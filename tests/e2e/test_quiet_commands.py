@@ -89,7 +89,7 @@ COMMANDS = (
     "compare --run runs/towers --against runs/towers",
     "export --run runs/towers --to models --index --tables",
     "export --run runs/ranker --to models",
-    "evaluate --run runs/ranker --saved-model models/ranker",
+    "evaluate --run runs/ranker --export models/ranker",
     "models list models/towers",
     "index --export models/towers",
     "predict --run runs/towers",

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from conf.artefacts.export import ExportOptions, Give, list_models, list_versions, read_card
-from conf.artefacts.run import CHECKPOINTS_DIR, EXPORT_DIR
+from conf.artefacts.export import ExportOptions, Give, find_exports, list_models
+from conf.artefacts.run import EXPORT_DIR
 from conf.errors import ConfigError
 from conf.splits import TEST
 from conf.storage.atomic_output import atomic_file
@@ -18,8 +18,7 @@ from training.apply.export import Export, Items
 from training.apply.ranker import Ranker
 from training.apply.results import ResultWriter, check_format
 from training.apply.rows import DatasetRows, choose_items, choose_split, read_file, read_users
-from training.checkpoint.checkpoint_files import list_checkpoints
-from training.checkpoint.restore import load_run
+from training.checkpoint.restore import find_checkpoint, load_run
 from training.checkpoint.run_reference import RunReference
 from training.export.saved_model import write_export
 from training.export.stored_models import describe
@@ -56,14 +55,12 @@ def find_export(run_dir: Path, checkpoint: Literal["best", "last"]) -> Path:
         UpstreamNotReadyError: The run has no such checkpoint.
         InputDataError: The run's data or checkpoint is damaged.
     """
-    entries = list_checkpoints(run_dir / CHECKPOINTS_DIR / checkpoint)
-    wanted = (describe(run_dir.resolve()), *(f"{checkpoint}/{e.path.name}" for e in entries[-1:]))
+    point, run = find_checkpoint(run_dir, checkpoint).position, describe(run_dir.resolve())
     for base in (run_dir / EXPORT_DIR, run_dir / OWN_EXPORTS):
         for model in list_models(base):
-            for number in reversed(list_versions(model)):
-                card = read_card(model / str(number))
-                if (card["run_path"], card.get("checkpoint")) == wanted:
-                    return model / str(number)
+            found = find_exports(model, run, (point.epoch, point.batch))
+            if own := [version.path for version in found if not version.is_withdrawn]:
+                return Path(own[-1])
     return write_export(load_run(run_dir, checkpoint), ExportOptions(run_dir / OWN_EXPORTS, keep=2))
 
 

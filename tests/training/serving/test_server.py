@@ -261,7 +261,7 @@ def test_evaluation_through_what_serves_gives_the_run_s_metrics(
 
 
 def test_two_things_to_measure_are_refused(capsys) -> None:
-    arguments = ["--run", "x", "--saved-model", "a", "--endpoint", "b"]
+    arguments = ["--run", "x", "--export", "a", "--endpoint", "b"]
     assert run_app(evaluate_app, arguments) == ExitCode.CONFIG
     assert "--endpoint each name what is measured" in capsys.readouterr().err
 
