@@ -46,7 +46,7 @@ from jobs.support.trained_run import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from training.replay.replay import Served
+    from training.apply.export import Exported
 
 app = typer.Typer(add_completion=False)
 
@@ -242,24 +242,23 @@ def evaluate_served(
     from training.export.stored_models import bring
 
     trained = restore_for_evaluation(run_dir, checkpoint, overrides, dataset, split)
-    from training.replay.replay import (
-        Endpoint,
-        LoadedVersion,
-        post_json,
-        refuse_differences,
-        replay_split,
-    )
+    from training.apply import endpoint
+    from training.apply.export import Export
 
-    client: Served = (
-        Endpoint(served, partial(post_json, token=token))
-        if isinstance(served, str)
-        else LoadedVersion(bring(served))
-    )
-    found, difference = replay_split(trained, split, client)
+    client: Exported
+    if isinstance(served, str):
+        tasks, post = (
+            endpoint.describe_tasks(trained.model),
+            partial(endpoint.post_json, token=token),
+        )
+        client = endpoint.Endpoint(served, tasks, post)
+    else:
+        client = Export(bring(served))
+    found, difference = endpoint.evaluate_served(trained, split, client)
     metrics = {**found, "checkpoint": str(checkpoint), "served": str(served)}
     write_json(trained.run_dir / "metrics-served.json", metrics)
     bring_back(trained.run_dir)
-    refuse_differences(difference)
+    difference.refuse()
     return metrics
 
 

@@ -100,6 +100,15 @@ class Export:
         """
         return find_inputs(self.card, signature)
 
+    @property
+    def has_items(self) -> bool:
+        """Whether it knows items to rank."""
+        return self._find_items_file() is not None
+
+    def _find_items_file(self) -> str | None:
+        names = (f"{EMBEDDINGS_DIR}/{ITEMS_FILE}", ITEMS_FILE)
+        return next((name for name in names if name in self.card["files"]), None)
+
     @cached_property
     def items(self) -> Items:
         """The catalogue.
@@ -107,9 +116,7 @@ class Export:
         Raises:
             ConfigError: The model knows no items.
         """
-        files = self.card["files"]
-        name = next((n for n in (f"{EMBEDDINGS_DIR}/{ITEMS_FILE}", ITEMS_FILE) if n in files), None)
-        if name is None:
+        if (name := self._find_items_file()) is None:
             raise ConfigError(
                 "the model ranks no items",
                 received=self.card.get("no_item_scores", "its dataset has none"),

@@ -63,9 +63,14 @@ class RowInputs:
 
     def name_signature(self, signature: str) -> str:
         """Returns the name of a signature's form that takes these rows."""
-        if not self.is_encoded:
-            return signature
-        return ENCODED if signature == DEFAULT_SIGNATURE else f"{signature}{ENCODED_SUFFIX}"
+        return name_signature(signature, self.is_encoded)
+
+
+def name_signature(signature: str, is_encoded: bool) -> str:
+    """Returns the name of a signature's form of raw values, or of what records hold."""
+    if not is_encoded:
+        return signature
+    return ENCODED if signature == DEFAULT_SIGNATURE else f"{signature}{ENCODED_SUFFIX}"
 
 
 class Ranker:
@@ -82,7 +87,7 @@ class Ranker:
     ) -> None:
         self.export, self._items = export, items
         self.tasks = {one["name"]: one for one in export.card.get("outputs", ())}
-        self.task = find_task(self.tasks, task)["name"] if self.tasks else SCORE
+        self.task = find_task(self.tasks, task)["name"] if self.tasks or task else SCORE
 
     @property
     def items(self) -> Items:
