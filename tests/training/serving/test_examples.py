@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from training.raw_inputs.input_columns import InputColumn
+from training.raw_inputs.inputs import InputColumn
 from training.serving.requests.errors import RequestError
 from training.serving.requests.limits import RequestLimits, SignatureCost
 from training.serving.requests.tensors import Signature, check_examples, measure_inputs

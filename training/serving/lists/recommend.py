@@ -227,7 +227,7 @@ def _read_histories(request: ListRequest, models: Sequence[ListModel]) -> Histor
         )
     found: dict[str, list[Token]] = {}
     for model in reversed(models):
-        found |= model.read_histories(model.name_given(request.features))
+        found |= model.read_histories(request.features)
     return found
 
 

@@ -20,13 +20,17 @@ from pydantic import (
 from conf.artefacts.export import ENCODED_SUFFIX, FEATURE_PREFIX, RANK_ITEMS, ROW_FEATURES, Give
 from training.apply.export import find_inputs
 from training.apply.ranker import Ranker, RowInputs
+from training.encoders.vocabularies import read_whole_key
 from training.index.item_columns import Token
 from training.index.known_entities import KnownEntities
-from training.raw_inputs.export_inputs import read_column
-from training.raw_inputs.json_values import build_array, read_written
-from training.raw_inputs.raw_value_errors import show
-from training.raw_inputs.source_names import SourceNames, find_sources, name_inputs
-from training.raw_inputs.vocabularies import read_whole_key
+from training.raw_inputs.json_columns import show
+from training.raw_inputs.requests import (
+    build_array,
+    build_inputs,
+    read_column,
+    read_list,
+    read_names,
+)
 from training.serving.models.batching import Call, plan_call
 from training.serving.models.served_version import ServedVersion
 from training.serving.requests import limits as most
@@ -127,11 +131,10 @@ class ListModel:
         self.histories: list[str] = list(users.get("histories", ()))
         self._signature = ROW_SIGNATURES[version.card["kind"]]
         self._items = find_inputs(version.card, self._signature)
-        self._names = tuple(item["name"] for item in self._items)
-        self._sources, columns = SourceNames.build(self._items), find_sources(self._items)
-        self.allowed = frozenset({*self._names, *columns.values()})
+        self._names, sources = read_names(self._items), read_names(self._items).sources
+        self.allowed = frozenset({*self._names.by_name, *sources.values()})
         keys = {item["name"] for item in self._items if item["feature"] == self._key}
-        self._key_names = keys | {column for name, column in columns.items() if name in keys}
+        self._key_names = keys | {sources[name] for name in keys & sources.keys()}
 
     @property
     def known(self) -> KnownEntities:
@@ -162,25 +165,23 @@ class ListModel:
             if item["feature"] not in left_out
         }
 
-    @refuse_values()
-    def name_given(self, features: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns what a request says, by the names of the inputs."""
+    def find_given(self, features: Mapping[str, Any]) -> set[str]:
+        """Returns the names of the inputs that a request says something of."""
         if named := next((name for name in features if name in self._key_names), None):
             raise RequestError(  # Nothing that is stored of the user would be used.
                 f"features: {named[:100]} names the user, which 'user' does: leave it out"
             )
-        return name_inputs(features, self._names, self._sources) if features else {}
+        return self._names.find_given(features)
 
     @refuse_values()
-    def read_histories(self, given: Mapping[str, Any]) -> dict[str, list[Token]]:
+    def read_histories(self, features: Mapping[str, Any]) -> dict[str, list[Token]]:
         """Returns the keys of items that a request gives as the user's histories, by feature."""
-        found: dict[str, list[Token]] = {}
-        for item in self._items:
-            if item["feature"] in self.histories and item["name"] in given:
-                value = read_written(given[item["name"]], 0, item, RequestLimits.values)
-                keys = map(_read_whole, value if isinstance(value, list) else ())
-                found[item["feature"]] = [one for one in keys if type(one) in (int, str)]
-        return found
+        given = self.find_given(features)
+        return {
+            item["feature"]: read_list(item["name"], features, self._names, RequestLimits.values)
+            for item in self._items
+            if item["feature"] in self.histories and item["name"] in given
+        }
 
     def read_row(
         self, request: ListRequest, limits: RequestLimits
@@ -190,27 +191,27 @@ class ListModel:
         What is stored of the user stands where the request says nothing. It is stored as the
         records hold it, so that what the request says beside it is brought into that form first.
         """
-        given, row = self.name_given(request.features), self.find_user(request)
-        stored = frozenset() if row is None else self.find_stored(given)
+        row = self.find_user(request)
+        stored = frozenset() if row is None else self.find_stored(request.features)
         if row is None or not stored:
-            return RowInputs(self.read_raw(self._signature, request, given, (), limits.values))
+            return RowInputs(self.read_raw(self._signature, request, (), limits.values))
         encoded = f"{self._signature}{ENCODED_SUFFIX}"
         found = self.read_stored(encoded, row, stored)
         names = [item["name"] for item in find_inputs(self.version.card, encoded)]
         if others := [name for name in names if name not in found]:
-            said = self.read_raw(ROW_FEATURES, request, given, stored, limits.values)
+            said = self.read_raw(ROW_FEATURES, request, stored, limits.values)
             made = yield plan_call(self.version, ROW_FEATURES, said, limits)
             found |= {name: made[name] for name in others}
         return RowInputs(found, is_encoded=True)
 
-    def find_stored(self, given: Mapping[str, Any]) -> frozenset[str]:
+    def find_stored(self, features: Mapping[str, Any]) -> frozenset[str]:
         """Returns the features that are taken from what is stored: all that are not given.
 
         Raises:
             RequestError: A list is given, and not one that stands beside it; or a part of what a
                 stored feature is made of: the others are unknown.
         """
-        read = {item["feature"] for item in self._items}
+        given, read = self.find_given(features), {item["feature"] for item in self._items}
         said = {item["feature"] for item in self._items if item["name"] in given}
         for feature in said & self._stored:
             parts = [item for item in self._items if item["feature"] == feature]
@@ -242,29 +243,28 @@ class ListModel:
 
     @refuse_values()
     def read_raw(
-        self,
-        signature: str,
-        request: ListRequest,
-        given: Mapping[str, Any],
-        stored: Collection[str],
-        values: int,
+        self, signature: str, request: ListRequest, stored: Collection[str], values: int
     ) -> Arrays:
         """Returns one row of raw values; what the request leaves out is missing.
 
         A signature takes all of its inputs, so that the place of what is stored is filled.
         """
-        specs, inputs = self.version.find_signature(signature).specs, {}
+        specs, features, filled = self.version.find_signature(signature).specs, request.features, {}
+        given = {name: [value] for name, value in features.items()}
         for item in self._items:
-            name, value = item["name"], given.get(item["name"])
-            if value is None and item["feature"] in stored and _is_required(item):
-                filler = "" if item["dtype"] == "string" else 0
-                inputs[name] = build_array(name, [filler], specs[name])  # Not read: no time, say.
+            name, key = item["name"], None
+            if any(features.get(one) is not None for one in self._names.list_names(name)):
                 continue
-            if value is None and item["feature"] == self._key and request.user is not None:
+            if item["feature"] in stored and _is_required(item):
+                filler = "" if item["dtype"] == "string" else 0
+                filled[name] = build_array(name, [filler], specs[name])  # Not read: no time, say.
+                continue
+            if item["feature"] == self._key and request.user is not None:
                 is_text = item["dtype"] == "string"
-                value = str(request.user) if is_text else read_whole_key(request.user)
-            inputs[name] = build_array(name, [value], specs[name], item, values)
-        return inputs
+                key = str(request.user) if is_text else read_whole_key(request.user)
+            given[name] = [key]
+        rest = {name: specs[name] for name in self._names.by_name if name not in filled}
+        return filled | build_inputs(given, rest, self._names, values)
 
 
 def _is_required(item: Mapping[str, Any]) -> bool:
