@@ -3,10 +3,9 @@
 A session of its own holds the graph, the weights and the tables, and gives all of it back when it
 ends: `tf.saved_model.load` leaves some fifty megabytes of functions with each load of a model.
 
-Shared weights: each large one lies in a file that every process maps. A variable takes the mapped
-pages as its value without a copy. TensorFlow copies them after all where a graph gathers rows from
-the variable itself, so such operations are rewritten: read the variable, which costs nothing, and
-gather from what was read.
+A shared weight is a file that every process maps and a variable takes as its value. TensorFlow
+copies it where a graph gathers rows from the variable itself, so that such operations are
+rewritten: read the variable, which costs nothing, and gather from what was read.
 """
 
 from __future__ import annotations
@@ -38,16 +37,12 @@ Arrays = dict[str, np.ndarray]
 
 
 class LoadedModel:
-    """A SavedModel in memory.
+    """A SavedModel: its `signatures`, and shape and type of the `inputs` of each, by name.
 
     Args:
         directory: The SavedModel.
         pages: Directory of weights that processes share; None: each has a copy of its own.
         threads: Threads of one call; None: TensorFlow's choice.
-
-    Attributes:
-        signatures: As the SavedModel holds them, by name.
-        inputs: Shape and type of the inputs of each.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """`/v1/recommend`: from a user to a ranked list of items, by the engine.
 
 The user's features come from the export (`users.parquet`) or the request; a retrieval model finds
-items, a ranking model, if there is one, orders them; what the user has met, what is blocked or
-asked to be left out, and what a filter does not name is not among them.
+items, a ranking model, if there is one, orders them.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ from training.serving.requests.limits import CALL_ITEMS, RequestLimits
 from training.serving.requests.tensors import Arrays, encode_json, parse_json
 
 KINDS = ("retrieval", "ranking")
-Histories = Mapping[str, list[Token]]
-"""Keys of items by the feature of their list."""
+Histories = Mapping[str, list[Token]]  # Keys of items by the feature of their list.
 _log = logging.getLogger("sluice.training.serving")
 
 
@@ -64,11 +62,7 @@ class ListModels:
                 _log.warning("/v1/recommend refuses requests: %s", _ask_for_one(kind, several))
 
     def check_version(self, version: ServedVersion) -> None:
-        """Refuses a new version with which the ranking model could not order the lists.
-
-        Raises:
-            ConfigError: It could not, and was named, or would be asked for each list.
-        """
+        """Refuses a new version with which the ranking model could not order the lists."""
         retrieval, ranker = (self._find(kind, version) for kind in KINDS)
         if ranker is None or version not in (retrieval, ranker):
             return
@@ -112,10 +106,7 @@ class ListModels:
         return {name: one for name, one in served.items() if one.card["kind"] == kind}
 
     def _find(self, kind: str, new: ServedVersion | None = None) -> ServedVersion | None:
-        """Returns the model of a kind that answers, if a new version takes its place.
-
-        None: there is none, or there are several.
-        """
+        """Returns the one model of a kind that answers, with a new version in its place."""
         if kind not in self._kinds:
             return None
         if len(found := self._list(kind)) == 1:
@@ -232,10 +223,7 @@ def _read_histories(request: ListRequest, models: Sequence[ListModel]) -> Histor
 
 
 def find_allowed(model: ListModel, request: ListRequest, given: Histories) -> np.ndarray:
-    """Returns which items may be in a list, `[items]`.
-
-    What the user has met is what the request says, and besides what is stored.
-    """
+    """Returns which items may be in a list, `[items]`; `given` and what is stored were met."""
     known, row = model.known, model.find_user(request)
     allowed = known.allowed.copy()
     if request.filter:

@@ -34,7 +34,7 @@ from training.raw_inputs.requests import (
 from training.serving.models.batching import Call, plan_call
 from training.serving.models.served_version import ServedVersion
 from training.serving.requests import limits as most
-from training.serving.requests.errors import RequestError, cut, refuse_values
+from training.serving.requests.errors import RequestError, cut
 from training.serving.requests.limits import RequestLimits
 from training.serving.requests.tensors import Arrays
 
@@ -117,9 +117,8 @@ class ListModel:
     """A version that lists are made by, and what it reads of a row.
 
     Attributes:
-        engine: Calls it.
-        allowed: Names of features that a request may use: inputs, and columns of the source.
         histories: Features of what the user did, the main one first.
+        allowed: Names of features that a request may use: inputs, and columns of the source.
     """
 
     def __init__(self, version: ServedVersion) -> None:
@@ -166,14 +165,12 @@ class ListModel:
         }
 
     def find_given(self, features: Mapping[str, Any]) -> set[str]:
-        """Returns the names of the inputs that a request says something of."""
         if named := next((name for name in features if name in self._key_names), None):
             raise RequestError(  # Nothing that is stored of the user would be used.
                 f"features: {named[:100]} names the user, which 'user' does: leave it out"
             )
         return self._names.find_given(features)
 
-    @refuse_values()
     def read_histories(self, features: Mapping[str, Any]) -> dict[str, list[Token]]:
         """Returns the keys of items that a request gives as the user's histories, by feature."""
         given = self.find_given(features)
@@ -186,10 +183,9 @@ class ListModel:
     def read_row(
         self, request: ListRequest, limits: RequestLimits
     ) -> Generator[Call, Arrays, RowInputs]:
-        """Returns the row of a request.
+        """Returns the row of a request; what is stored stands where the request says nothing.
 
-        What is stored of the user stands where the request says nothing. It is stored as the
-        records hold it, so that what the request says beside it is brought into that form first.
+        It is stored as the records hold it: what the request says beside it takes that form first.
         """
         row = self.find_user(request)
         stored = frozenset() if row is None else self.find_stored(request.features)
@@ -207,9 +203,7 @@ class ListModel:
     def find_stored(self, features: Mapping[str, Any]) -> frozenset[str]:
         """Returns the features that are taken from what is stored: all that are not given.
 
-        Raises:
-            RequestError: A list is given, and not one that stands beside it; or a part of what a
-                stored feature is made of: the others are unknown.
+        Of lists that stand beside each other, and of parts of a feature, all are given or none.
         """
         given, read = self.find_given(features), {item["feature"] for item in self._items}
         said = {item["feature"] for item in self._items if item["name"] in given}
@@ -231,7 +225,6 @@ class ListModel:
         return frozenset(read & self._stored - said)
 
     def read_stored(self, signature: str, row: int, stored: Collection[str]) -> Arrays:
-        """Returns what is stored of a user as a signature of encoded features takes it."""
         users = self.known.users
         user = {} if users is None else users.table.slice(row, 1)
         specs, inputs = self.version.find_signature(signature).specs, {}
@@ -241,14 +234,10 @@ class ListModel:
                 inputs[item["name"]] = build_array(item["name"], value, specs[item["name"]])
         return inputs
 
-    @refuse_values()
     def read_raw(
         self, signature: str, request: ListRequest, stored: Collection[str], values: int
     ) -> Arrays:
-        """Returns one row of raw values; what the request leaves out is missing.
-
-        A signature takes all of its inputs, so that the place of what is stored is filled.
-        """
+        """Returns one row of raw values; the place of what is stored is filled."""
         specs, features, filled = self.version.find_signature(signature).specs, request.features, {}
         given = {name: [value] for name, value in features.items()}
         for item in self._items:

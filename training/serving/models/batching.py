@@ -2,9 +2,8 @@
 
 A request is a generator: it yields the calls of models that it needs, is sent their outputs, and
 returns its answer. A short one is read on the event loop up to its first call, a long one by a
-thread. All the rest happens on the thread that takes the call, and the answer goes back to the
-event loop: two hand-overs. Nothing is held back: a request that finds a free thread is called at
-once. What arrives while all threads are busy is joined, so batches grow with the load.
+thread; all the rest happens on the thread that takes the call: two hand-overs. Nothing is held
+back: what arrives while all threads are busy is joined, so batches grow with the load.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import numpy as np
 
 from conf.artefacts.export import TOP_K
 from training.index.vector_index import use_one_thread
+from training.raw_inputs.requests import RawValueError
 from training.serving.models.served_version import ServedVersion
 from training.serving.requests.errors import UNAVAILABLE, RequestError
 from training.serving.requests.limits import (
@@ -34,8 +34,6 @@ from training.serving.requests.limits import (
 )
 from training.serving.requests.tensors import Arrays, measure_inputs
 
-ALONE = (TOP_K,)
-"""Signatures whose rows depend on each other."""
 AT_ONCE_BYTES = 1 << 14
 """Bodies up to this size are read on the event loop: a thread would take longer."""
 Apply = Callable[[Arrays], Arrays]
@@ -67,8 +65,8 @@ def plan_call(
     cost = measure_inputs(inputs, about, limits)
     are_rows = cost.rows > 0 and all(len(value) == cost.rows for value in inputs.values())
     shapes = tuple((name, value.shape[1:]) for name, value in inputs.items())
-    is_alone = signature in ALONE or not are_rows
-    key = object() if is_alone else (version, signature, shapes)
+    # The rows of `top_k` depend on each other: the largest `k` counts.
+    key = (version, signature, shapes) if are_rows and signature != TOP_K else object()
     return Call(apply or partial(version.call, signature), inputs, cost, about.cost, key)
 
 
@@ -89,6 +87,8 @@ class _Job:
         except StopIteration as end:
             answer: bytes = end.value
             return answer
+        except RawValueError as error:
+            return RequestError(str(error))
         except Exception as error:
             return error
 
@@ -108,11 +108,7 @@ class Batcher:
         self.waiting = 0
 
     async def answer(self, size: int, steps: Steps) -> bytes:
-        """Returns the answer to a request of some bytes.
-
-        Raises:
-            RequestError: It is refused, or too many requests wait.
-        """
+        """Returns the answer to a request of some bytes."""
         if self.waiting >= self._limits.calls.waiting:
             raise RequestError("too many requests are waiting; try again later", UNAVAILABLE)
         job = _Job(steps, asyncio.get_running_loop().create_future())
@@ -128,7 +124,6 @@ class Batcher:
             self._forget(job)
 
     def close(self) -> None:
-        """Waits for calls that are running, and ends the threads."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _read_long(self, job: _Job) -> None:

@@ -32,7 +32,6 @@ from training.serving.requests.errors import (
     hide_folders,
 )
 
-LOADING, AVAILABLE, END = "LOADING", "AVAILABLE", "END"
 _log = logging.getLogger("sluice.training.serving")
 
 
@@ -46,11 +45,7 @@ class _Model:
 
 
 class ModelStore:
-    """All models of a directory, each in its newest version that works.
-
-    Attributes:
-        check: Refuses a new version by a SluiceError that says why; None: nothing does.
-    """
+    """The models of a directory, each in its newest version that works; `check` may refuse one."""
 
     def __init__(
         self,
@@ -69,19 +64,17 @@ class ModelStore:
     def load(self) -> None:
         """Loads the newest version of each model; that there is none is an error."""
         self.refresh()
-        if self.names:
-            return
-        require_bucket(self._source.place)
-        tried = [f"{name} {number}: {error}" for name, model in self._models.items()
-                 for number, (_, error) in model.states.items()]  # fmt: skip
-        raise UpstreamNotReadyError(
-            "there is no exported model that can be served",
-            received=f"{self._source.place}: {'; '.join(tried) or 'no version of any model'}",
-            fix="write one by `sluice export --to DIR`",
-        )
+        if not self.names:
+            require_bucket(self._source.place)
+            tried = [f"{name} {number}: {error}" for name, model in self._models.items()
+                     for number, (_, error) in model.states.items()]  # fmt: skip
+            raise UpstreamNotReadyError(
+                "there is no exported model that can be served",
+                received=f"{self._source.place}: {'; '.join(tried) or 'no version of any model'}",
+                fix="write one by `sluice export --to DIR`",
+            )
 
     def start(self) -> None:
-        """Begins to look for newer versions."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -145,18 +138,18 @@ class ModelStore:
         number, stamp, start = int(path.name), _read_stamp(path), time.monotonic()
         if model.refused.get(path) == stamp:
             return False
-        model.states.setdefault(number, (LOADING, ""))
+        model.states.setdefault(number, ("LOADING", ""))
         try:
             version = ServedVersion(path, self._loading)
             if self.check is not None:
                 self.check(version)
             requests = version.warm_up()
         except IncompleteVersionError as error:  # Still being copied, it seems: tried again.
-            model.states[number] = (LOADING, cut(hide_folders(str(error))))
+            model.states[number] = ("LOADING", cut(hide_folders(str(error))))
             return False
         except Exception as error:
             model.refused[path] = stamp
-            model.states[number] = (END, self._note_failure(path, f"version {number}", error))
+            model.states[number] = ("END", self._note_failure(path, f"version {number}", error))
             return False
         self._replace(model, version)
         _log.info("version %d of %s answers, by index %s: loaded and called %d times in %.1f s",
@@ -167,11 +160,11 @@ class ModelStore:
 
     def _replace(self, model: _Model, version: ServedVersion) -> None:
         before, model.current = model.current, version
-        model.states[version.number] = (AVAILABLE, "")
+        model.states[version.number] = ("AVAILABLE", "")
         self._metrics.count_load(version.name, version.number, version.index)
         if before is None:
             return
-        model.states[before.number] = (END, "")
+        model.states[before.number] = ("END", "")
         if before.index is not None and version.index is None:
             _log.warning(
                 "version %d of %s has no index, as version %d had: every item is compared until "

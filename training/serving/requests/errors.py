@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from training.raw_inputs.requests import RawValueError
 
 INVALID, NO_TOKEN, NOT_FOUND, TIMED_OUT, TOO_LARGE, WRONG_HOST, LEFT = (
     400, 401, 404, 408, 413, 421, 499)  # fmt: skip
 FAILED, UNAVAILABLE, EXPIRED = 500, 503, 504
 
 MESSAGE_CHARACTERS = 460
-"""Longest message; what is escaped in JSON makes it shorter still."""
 SEARCHED_CHARACTERS = 4096
 """What is searched of a text from outside: its beginning."""
 _FOLDERS = re.compile(r"(?:\b[a-z][a-z0-9+.-]{0,30}:/)?(?<![\w.)\]])/(?:[^/\s:;,'\"]+/)+")
@@ -25,15 +20,6 @@ class RequestError(Exception):
     def __init__(self, message: str, status: int = INVALID) -> None:
         super().__init__(message)
         self.message, self.status = cut(message), status
-
-
-@contextmanager
-def refuse_values() -> Iterator[None]:
-    """Turns the error of a raw value that a model does not read into one of the request."""
-    try:
-        yield
-    except RawValueError as error:
-        raise RequestError(str(error)) from error
 
 
 def forget_frames(error: BaseException) -> None:

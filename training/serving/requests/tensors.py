@@ -4,9 +4,8 @@
     {"inputs": columns}      →  {"outputs": columns}          the column form
 
 A row is an object with a value for each input, or the value itself where there is one input;
-outputs alike. Inputs may have the names of the source's columns. Bytes are `{"b64": "…"}`; text is
-UTF-8; null is a missing value, and of a list the empty one. What is no finite number is refused
-wherever a number is asked for, in serialized Examples too; so are times of another unit.
+outputs alike. Bytes are `{"b64": "…"}`. Numbers that are not finite are refused, and times of
+another unit, in serialized Examples too.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from training.raw_inputs.requests import (
     gather_rows,
     read_names,
 )
-from training.serving.requests.errors import RequestError, refuse_values
+from training.serving.requests.errors import RequestError
 from training.serving.requests.limits import (
     Cost,
     RequestLimits,
@@ -88,26 +87,19 @@ def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_signature_name(data: Mapping[str, Any]) -> str:
-    """Returns the signature that a request names."""
     name = data.get("signature_name")
     if name is not None and not isinstance(name, str):
         raise RequestError(f"'signature_name' must be a string; received {show(name)}")
     return name or DEFAULT_SIGNATURE
 
 
-@refuse_values()
 def parse_predict(
     data: Mapping[str, Any],
     specs: Specs,
     about: Inputs | None = None,
     limits: RequestLimits | None = None,
 ) -> tuple[Arrays, bool]:
-    """Reads the inputs of a `:predict` request, and whether they came in the row form.
-
-    Raises:
-        RequestError: An input is missing, unknown, of another shape or type, or not finite; or
-            there are too many rows.
-    """
+    """Returns the inputs of a `:predict` request, and whether they came in the row form."""
     is_row = "instances" in data
     if is_row == ("inputs" in data):
         raise RequestError("Request must hold either 'instances' or 'inputs', and not both")
@@ -155,7 +147,6 @@ def measure_inputs(inputs: Arrays, signature: Signature, limits: RequestLimits) 
     return found
 
 
-@refuse_values()
 def check_examples(serialized: np.ndarray, holds: Sequence[Mapping[str, Any]]) -> int:
     """Refuses numbers and times in serialized `tf.Example`s that no model reads.
 
@@ -214,7 +205,7 @@ def format_predict(outputs: Mapping[str, np.ndarray], *, is_row: bool) -> dict[s
 
 
 def encode_json(body: Mapping[str, Any]) -> bytes:
-    """Returns the bytes of a JSON object; its arrays become lists, floats as short as they can."""
+    """Returns JSON; arrays become lists, floats as short as they can be."""
     return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
