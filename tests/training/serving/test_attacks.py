@@ -170,33 +170,8 @@ def run_batcher(limits: CallLimits, ask: Callable[[Batcher], Any]) -> None:
     asyncio.run(run())
 
 
-def test_what_waits_too_long_is_never_called_and_a_full_queue_says_so() -> None:
-    model = SlowModel()
-
-    async def ask(batcher: Batcher) -> None:
-        tasks = [asyncio.create_task(batcher.answer(1, model.ask(n, n))) for n in (2, 3, 4)]
-        while not model.called:
-            await asyncio.sleep(0.01)
-        with pytest.raises(RequestError, match="too many requests") as caught:
-            await batcher.answer(1, model.ask(5, 5))
-        assert caught.value.status == 503
-        tasks[1].cancel()
-        model.may_end.set()
-        assert await asyncio.gather(tasks[0], tasks[2]) == [b"2", b"4"]
-
-    run_batcher(CallLimits(threads=1, waiting=3), ask)
-    assert model.called == [(1, 2), (1, 4)]
 
 
-def test_requests_for_many_candidates_do_not_share_a_call() -> None:
-    model = SlowModel()
-    model.may_end.set()
-
-    async def ask(batcher: Batcher) -> None:
-        await asyncio.gather(*(batcher.answer(1, model.ask(2500)) for _ in range(5)))
-
-    run_batcher(CallLimits(threads=1), ask)
-    assert model.called == [(1, 2500)] * 5
 
 
 @pytest.mark.parametrize("path", [PREDICT, RECOMMEND])

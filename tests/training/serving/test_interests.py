@@ -37,10 +37,9 @@ from training.evaluation.item_index import (
 )
 from training.evaluation.metrics import Pairs
 from training.export.saved_model import write_export
-from training.index import vector_index
 from training.index.index_build import add_items
 from training.index.known_entities import read_vectors
-from training.index.vector_index import fit_index, tune
+from training.index.vector_index import fit_index
 from training.input.batches import build_eval_dataset
 from training.loading.loaded_model import LoadedModel
 from training.models.registry import build_model
@@ -87,39 +86,6 @@ def test_lists_in_memory_and_of_an_index_are_those_of_a_sort(
     cells = Pairs(*np.nonzero(allowed))
     own = score_cells(users[cells.rows], index.vectors[cells.columns])
     np.testing.assert_array_equal(own, scores[cells.rows, cells.columns])
-
-
-def test_one_interest_gives_the_answers_of_one_vector() -> None:
-    rng = np.random.default_rng(1)
-    users, items = (rng.normal(size=(n, DIM)).astype(np.float32) for n in (9, 200))
-    index = order_by_id(np.arange(200), items)
-    one, same = (rank_top_k(vectors, index, K) for vectors in (users, users[:, None]))
-    np.testing.assert_array_equal(one.ids, same.ids)
-    np.testing.assert_array_equal(one.scores, same.scores)
-    near = fit_index(IndexKind.EXACT, items)
-    allowed = rng.random(200) < 0.5
-    for user in users:
-        for a, b in zip(near.search(user, K, allowed), near.search(user[None], K, allowed),
-                        strict=True):  # fmt: skip
-            np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.parametrize("kind", [IndexKind.IVF, IndexKind.HNSW])
-def test_an_approximate_index_finds_what_its_card_says(kind, monkeypatch) -> None:
-    monkeypatch.setattr(vector_index, "EXACT_ITEMS", 40)
-    rng = np.random.default_rng(4)
-    centers = rng.standard_normal((20, DIM))
-    items = centers[rng.integers(0, 20, 3000)] + 0.4 * rng.standard_normal((3000, DIM))
-    items = items.astype(np.float32)
-    users = items[rng.integers(0, 3000, (300, INTERESTS))] + np.float32(0.05)
-    index, recall, _ = tune(fit_index(kind, items), users, 20, 0.95)
-    everything = np.ones((len(users), 3000), bool)
-    expected = sort_items(users, items, everything)
-    found = [index.search(user, 20, everything[0])[0] for user in users]
-    hits = [len(set(a[:20]) & set(b.tolist())) / 20 for a, b in zip(expected, found, strict=True)]
-    assert all(len(set(one.tolist())) == 20 for one in found)
-    assert recall == pytest.approx(np.mean(hits), abs=1e-9)
-    assert recall >= 0.95
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +16,7 @@ import tensorflow as tf
 from starlette.testclient import TestClient
 
 from conf.artefacts.dataset import read_manifest
-from conf.artefacts.export import ExportOptions, read_card
+from conf.artefacts.export import ExportOptions
 from conf.errors import ConfigError
 from conf.training.train import TrainConfig
 from tests.training.serving.tiny_models import TOWERS
@@ -26,6 +27,7 @@ from training.export.saved_model import write_export
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
 from training.serving.app import build_app
+from training.serving.lists.recommend import explain_no_ranking
 from training.serving.models.served_version import ServedVersion
 from training.serving.models.server_config import RecommendConfig, ServerConfig
 from training.serving.server import Server
@@ -190,23 +192,10 @@ def rated(models, ranker, tmp_path_factory) -> Path:
     return folder / "served"
 
 
-def test_a_rate_of_user_and_category_is_asked_for_each_candidate(rated) -> None:
-    card = read_card(rated / "rates" / "1")
-    per = {item["name"]: item["per"] for item in card["signatures"]["candidates"]["inputs"]}
-    assert per == {"user_id": "row", "gender": "row", "history": "row", "movie_id": "candidate",
-                   "genres": "candidate", "rate": "candidate"}  # fmt: skip
-    assert "score_items" not in card["signatures"]
-    assert "it reads rate, made of columns of the item" in card["no_item_scores"]
-
-
-@pytest.mark.parametrize("name", [None, "rates"])
-def test_a_ranking_model_that_cannot_order_is_refused_at_start(rated, name) -> None:
-    with pytest.raises(ConfigError, match="it reads rate, made of columns of the item") as caught:
-        Server(ServerConfig(rated, 60.0, recommend=RecommendConfig(ranker=name)))
-    assert "--no-ranker" in str(caught.value)
-
-
-def test_without_a_ranker_lists_are_those_of_the_retrieval(rated) -> None:
+def test_a_ranking_model_that_cannot_order_is_refused_at_start_or_left_out(rated) -> None:
+    for name in (None, "rates"):
+        with pytest.raises(ConfigError, match="cannot order lists"):
+            Server(ServerConfig(rated, 60.0, recommend=RecommendConfig(ranker=name)))
     server = Server(ServerConfig(rated, 60.0, recommend=RecommendConfig(is_ranked=False)))
     with TestClient(build_app(server), "http://localhost") as client:
         found = client.get("/v1/recommend?user=1003&k=2").json()
@@ -217,17 +206,13 @@ def test_without_a_ranker_lists_are_those_of_the_retrieval(rated) -> None:
 def test_a_new_version_that_cannot_order_leaves_the_one_before(models, rated, tmp_path) -> None:
     shutil.copytree(models, tmp_path / "m")
     server = Server(ServerConfig(tmp_path / "m", 60.0))
-    try:
-        shutil.copytree(rated / "rates" / "1", tmp_path / "m" / "scores" / "2")
-        server.store.refresh()
-        states = server.store.describe("scores")["model_version_status"]
-        assert [(one["version"], one["state"]) for one in states] == [
-            ("2", "END"), ("1", "AVAILABLE"),
-        ]  # fmt: skip
-        assert "cannot order lists" in states[0]["status"]["error_message"]
-        assert server.store.get("scores").number == 1
-    finally:
-        server.close()
+    shutil.copytree(rated / "rates" / "1", tmp_path / "m" / "scores" / "2")
+    server.store.refresh()
+    states = server.store.describe("scores")["model_version_status"]
+    assert [one["state"] for one in states] == ["END", "AVAILABLE"]
+    assert "cannot order lists" in states[0]["status"]["error_message"]
+    assert server.store.get("scores").number == 1
+    server.close()
 
 
 def test_several_ranking_models_are_said_at_start(models, tmp_path, caplog) -> None:
@@ -247,16 +232,12 @@ def test_several_ranking_models_are_said_at_start(models, tmp_path, caplog) -> N
 def test_a_new_retrieval_model_whose_items_cannot_be_ordered_is_not_served(rated, tmp_path) -> None:
     shutil.copytree(rated / "rates", tmp_path / "m" / "rates")
     server = Server(ServerConfig(tmp_path / "m", 60.0))
-    try:
-        shutil.copytree(rated / "towers", tmp_path / "m" / "towers")
-        server.store.refresh()
-        assert server.store.names == ["rates"]
-        [state] = server.store.describe("towers")["model_version_status"]
-        said = state["status"]["error_message"]
-        assert "rates, version 1, beside towers, version 1, cannot order lists" in said
-        assert "made of columns of the item" in said
-    finally:
-        server.close()
+    shutil.copytree(rated / "towers", tmp_path / "m" / "towers")
+    server.store.refresh()
+    assert server.store.names == ["rates"]
+    [state] = server.store.describe("towers")["model_version_status"]
+    assert "beside towers, version 1, cannot order lists" in state["status"]["error_message"]
+    server.close()
 
 
 def test_a_second_ranking_model_leaves_lists_to_the_first(models, tmp_path) -> None:
@@ -273,13 +254,11 @@ def test_a_second_ranking_model_leaves_lists_to_the_first(models, tmp_path) -> N
 
 
 def test_a_ranking_model_of_other_items_is_refused(client, server) -> None:
-    from training.serving.lists.recommend import explain_no_ranking
-
     towers, scores = server.store.get("towers"), server.store.get("scores")
     assert explain_no_ranking(scores, towers) is None
-    other = scores.__class__.__new__(scores.__class__)
-    other.__dict__ = {**scores.__dict__, "known": replace(scores.known, position_of={"x": 0})}
+    other = copy.copy(scores)
+    other.known = replace(scores.known, position_of={"x": 0})
     assert "knows none of the items of towers" in explain_no_ranking(other, towers)
-    texts = towers.__class__.__new__(towers.__class__)
-    texts.__dict__ = {**towers.__dict__, "known": replace(towers.known, keys=["a"])}
+    texts = copy.copy(towers)
+    texts.known = replace(towers.known, keys=["a"])
     assert "is int64, and keys of towers are text" in explain_no_ranking(scores, texts)

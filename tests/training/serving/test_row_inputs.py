@@ -17,6 +17,25 @@ from training.serving.requests.errors import RequestError
 from training.serving.requests.limits import RequestLimits
 
 SIGNATURE = "user_embedding"
+LONG: list[tuple[dict[str, Any], str]] = [
+    ({"exclude": [None] * 30_000}, "exclude: must be text or a whole number"),
+    ({"exclude": [1] * 10_001}, "exclude: "),
+    ({f"key{n}": n for n in range(9_000)}, "key0: unknown"),
+    ({"filter": {"kind": ["a"] * 20_000}}, "may have 1000 values"),
+    ({"filter": {f"c{n}": 1 for n in range(5000)}}, "filter: "),
+    ({"filter": {"kind": [None] * 900}}, "filter: must be text"),
+    ({"user": "x" * 150_000}, "a key may have 1024 bytes; received 150000"),
+    ({"user": "\ud800"}, "holds half of a character"),
+    ({"user": {"a": [1] * 20_000}}, "user: must be text or a whole number"),
+    ({"user": True}, "user: "),
+    ({"k": 10**300}, "k: "),
+    ({"k": float("nan")}, "k: "),
+    ({"k": 0}, "k: "),
+    ({"k": "5"}, "k: "),
+    ({"seen": "x" * 100_000}, "seen: "),
+    ({"features": []}, "features: "),
+    ({}, "needs 'user', 'features', or both"),
+]
 SHAPES = {False: [None], True: [None, None]}
 
 
@@ -39,6 +58,20 @@ def build_model(inputs: list[dict[str, Any]], users: dict[str, Any] | None) -> L
     taken = SimpleNamespace(specs=specs)
     version: Any = SimpleNamespace(name="m", card=card, find_signature=lambda _: taken)
     return ListModel(version)
+
+
+@pytest.mark.parametrize(("body", "said"), LONG)
+def test_a_request_ends_at_its_first_error(body, said) -> None:
+    with pytest.raises(RequestError) as refused:
+        parse_request(body if "user" in body or not body else {"user": 1, **body})
+    assert said in refused.value.message
+    assert len(refused.value.message) < 300
+
+
+def test_numbers_of_a_request_may_be_whole_floats_and_long() -> None:
+    found = parse_request({"user": 2**70, "k": 3.0, "filter": {"year": 1999.5, "kind": ["a", 2]}})
+    assert (found.user, found.k) == (2**70, 3)
+    assert found.filter == {"year": [1999.5], "kind": ["a", 2]}
 
 
 HISTORY = describe("history", is_list=True, is_required=True)

@@ -26,7 +26,7 @@ from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import build_item_index, read_user_vectors
 from training.export.saved_model import write_export
-from training.index.index_build import add_items, build_index, embed_items
+from training.index.index_build import add_items, build_index
 from training.index.item_columns import align_columns, read_item_files, read_table
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
@@ -185,16 +185,6 @@ def _read_tokens(trained: TrainedModel, vocabulary: str) -> dict:
     return dict(enumerate(table["token"].to_pylist(), start=2))
 
 
-def test_a_user_whom_nobody_knows_gets_a_list_too(client) -> None:
-    cold = client.get("/v1/recommend", params={"user": "nobody", "k": 3}).json()
-    assert (cold["known"], len(cold["items"]), cold["history"]) == (False, 3, [])
-    asked = {"user": 1, "features": {"gender": "F", "history": [101] * 10_000}, "k": 3}
-    found = client.post("/v1/recommend", json=asked)
-    assert found.status_code == 200
-    assert found.json()["known"] is False
-    assert {item["item"] for item in found.json()["history"]} == {101}
-
-
 @pytest.mark.parametrize("name", ["towers", "scores"])
 def test_evaluation_through_what_serves_gives_the_run_s_metrics(
     client, trained, models, name
@@ -295,23 +285,6 @@ def test_bad_recommendations_are_refused(client, body, said) -> None:
     answer = client.post("/v1/recommend", json=body)
     assert answer.status_code == 400
     assert said in answer.json()["error"]
-
-
-def test_long_lists_and_unknown_keys_are_no_faults(client, trained) -> None:
-    row = {**ROW, "user_id": -1, "movie_id": 10**12, "history": [101] * 10_000}
-    [long] = client.post("/v1/models/scores:predict", json={"instances": [row]}).json()[
-        "predictions"
-    ]
-    one = trained["scores"]
-    ids = {name: {token: i for i, token in _read_tokens(one, name).items()}
-           for name in ("gender", "genres", "movie_id")}  # fmt: skip
-    cold = {"user_id": [1], "gender": [ids["gender"]["F"]],
-            "history": [[ids["movie_id"][101]] * 8], "movie_id": [1],
-            "genres": [[ids["genres"]["genre_1"], 0, 0, 0]]}  # fmt: skip
-    given = {name: tf.constant(value, tf.int64) for name, value in cold.items()}
-    assert long["click"] == pytest.approx(float(one.model.predict(given)["click"][0]), abs=1e-6)
-    empty = {**ROW, "history": [], "genres": []}
-    assert client.post("/v1/models/scores:predict", json={"instances": [empty]}).status_code == 200
 
 
 def test_requests_at_the_same_time_share_calls_and_keep_their_answers(client, batch) -> None:
@@ -444,16 +417,6 @@ def test_keys_and_texts_of_csv_stay_as_they_are_written(tmp_path) -> None:
     assert of_texts["year"].to_pylist() == [None, None, 1999]
     path.write_text("sku,year\n007,1999\n8,2000\n")
     assert align_columns(read_table(path), pa.array([8, 7]))["year"].to_pylist() == [2000, 1999]
-
-
-def test_lists_of_new_items_may_hold_one_number_or_nothing(models, tmp_path) -> None:
-    version, path = models / "towers" / "1", tmp_path / "news.csv"
-    path.write_text("movie_id,genres\n900,5\n901,\n")
-    wanted = embed_items(version, pa.table({"movie_id": [900, 901], "genres": [["5"], []]}))
-    np.testing.assert_array_equal(embed_items(version, read_table(path, as_text=True)), wanted)
-    assert np.isfinite(wanted).all()
-    with pytest.raises(InputDataError, match="row 1: column 'movie_id'"):
-        embed_items(version, pa.table({"movie_id": [[900]], "genres": ["5"]}))
 
 
 def _score(client, version: Path, item: int) -> float:

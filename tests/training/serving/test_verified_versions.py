@@ -6,18 +6,15 @@ import json
 import shutil
 import zipfile
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
+from training.scoring.executor import RowSource
+from training.scoring.plan import ScoringRequest, pack_model, plan_task, read_export
 
 from conf.artefacts.export import WARMUP_FILE, Give, seal_card
 from conf.artefacts.run import write_json
 from conf.errors import UpstreamNotReadyError
 from tests.training.serving.tiny_models import PAD
-from training.scoring.executor import RowSource
-from training.scoring.plan import ScoringRequest, pack_model, plan_task, read_export
-from training.serving.models.model_store import ModelStore
 from training.serving.models.served_version import ServedVersion
 from training.serving.models.server_config import ServerConfig
 from training.serving.server import Server
@@ -93,16 +90,3 @@ def test_without_verification_sizes_alone_are_compared(models: Path, tmp_path: P
     shutil.copytree(models / "towers" / "1", version, ignore=shutil.ignore_patterns("index"))
     change(version / "users.parquet", -1)  # The letters by which Parquet is known.
     assert "SHA-256" not in refuse(tmp_path / "models", verify=False)
-
-
-def test_models_are_listed_while_one_is_added(models: Path) -> None:
-    store = ModelStore(models)
-
-    class Answering:
-        @property
-        def current(self) -> object:
-            store._models["late"] = cast("Any", SimpleNamespace(current=None))
-            return object()
-
-    store._models = {"towers": cast("Any", Answering())}
-    assert store.names == ["towers"]
