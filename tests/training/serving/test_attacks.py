@@ -170,10 +170,6 @@ def run_batcher(limits: CallLimits, ask: Callable[[Batcher], Any]) -> None:
     asyncio.run(run())
 
 
-
-
-
-
 @pytest.mark.parametrize("path", [PREDICT, RECOMMEND])
 def test_an_answer_has_its_time_from_the_body_on(client, server, monkeypatch, path) -> None:
     async def never(*_: Any) -> bytes:

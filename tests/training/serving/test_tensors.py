@@ -123,12 +123,6 @@ def test_null_is_the_empty_list(tmp_path) -> None:
     assert found.tolist() == [[[b"a", b"b"], [b"<pad>", b"<pad>"]]]
 
 
-
-
-
-
-
-
 @pytest.mark.parametrize("values", [["x" * 20_000, *["a"] * 2000], [["x" * 20_000, *[1] * 2000]]])
 def test_text_among_numbers_is_refused_before_it_takes_room(values) -> None:
     """An array of texts has the room of the longest one for each: 160 MB here."""
