@@ -248,11 +248,11 @@ def _with(**changes) -> dict:
         ("scores:predict", {"instances": [{"user_id": 1}]}, 400, "missing: gender"),
         ("scores:predict", _with(extra=1), 400, "unknown: extra"),
         ("scores:predict", _with(user_id="1"), 400, "input user_id must be whole numbers"),
-        ("scores:predict", _with(user_id=1.5), 400, "received [1.5]"),
+        ("scores:predict", _with(user_id=1.5), 400, "received 1.5"),
         ("scores:predict", '{"instances": [{"user_id": NaN}]}', 400, "missing: gender"),
         ("scores:predict", _with(user_id=2**70), 400, "input user_id"),
-        ("scores:predict", _with(user_id=[1]), 400, "shape [1, 1]"),
-        ("scores:predict", _with(history=7), 400, "of shape [-1, -1]"),
+        ("scores:predict", _with(user_id=[1]), 400, "received [1]"),
+        ("scores:predict", _with(history=7), 400, "input history must be a list"),
         ("scores:predict", _with(history=[1, "a"]), 400, "input history"),
         ("scores:predict", _with(gender=3.5), 400, "input gender must be text"),
         ("scores:predict", _with(gender={"b64": "?"}), 400, "b64 does not decode"),
@@ -482,6 +482,6 @@ def test_nothing_to_serve_is_said(models, tmp_path) -> None:
         Server(ServerConfig(tmp_path))
     with pytest.raises(ConfigError, match="no exported ranking model"):
         Server(ServerConfig(models, 60.0, recommend=RecommendConfig(ranker="towers")))
-    with pytest.raises(ConfigError, match="no exported model of that name") as refused:
+    with pytest.raises(ConfigError, match="no exported ranking model") as refused:
         Server(ServerConfig(models, 60.0, recommend=RecommendConfig(ranker="score")))
     assert "did you mean 'scores'" in refused.value.render()

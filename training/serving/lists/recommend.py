@@ -6,7 +6,6 @@ items, a ranking model, if there is one, orders them.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -32,7 +31,6 @@ from training.serving.requests.tensors import Arrays, encode_json, parse_json
 
 KINDS = ("retrieval", "ranking")
 Histories = Mapping[str, list[Token]]  # Keys of items by the feature of their list.
-_log = logging.getLogger("sluice.training.serving")
 
 
 class ListModels:
@@ -57,9 +55,6 @@ class ListModels:
                 )
         for version in self._list("ranking").values():
             self.check_version(version)
-        for kind in self._kinds:
-            if self._find(kind) is None and (several := self._list(kind)):
-                _log.warning("/v1/recommend refuses requests: %s", _ask_for_one(kind, several))
 
     def check_version(self, version: ServedVersion) -> None:
         """Refuses a new version with which the ranking model could not order the lists."""

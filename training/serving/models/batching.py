@@ -23,7 +23,7 @@ from conf.artefacts.export import TOP_K
 from training.index.vector_index import use_one_thread
 from training.raw_inputs.requests import RawValueError
 from training.serving.models.served_version import ServedVersion
-from training.serving.requests.errors import UNAVAILABLE, RequestError
+from training.serving.requests.errors import UNAVAILABLE, RequestError, forget_frames
 from training.serving.requests.limits import (
     WAITING_VALUES,
     Budget,
@@ -220,7 +220,10 @@ def _concatenate(parts: Sequence[Arrays]) -> Arrays:
 
 
 def _tell(ended: Ended) -> None:
-    """Hands answers to the event loop."""
+    """Hands answers to the event loop; a future keeps the frames of its error, which hold it."""
+    for _, found in ended:
+        if isinstance(found, RequestError):
+            forget_frames(found)
     if ended:
         with suppress(RuntimeError):  # It has ended, and nobody waits.
             ended[0][0].answer.get_loop().call_soon_threadsafe(_settle, ended)

@@ -24,13 +24,7 @@ from training.export.stored_models import FollowedModels
 from training.index.known_entities import IncompleteVersionError, find_index
 from training.serving.models.metrics import Metrics
 from training.serving.models.served_version import USUAL_LOADING, Loading, ServedVersion
-from training.serving.requests.errors import (
-    NOT_FOUND,
-    UNAVAILABLE,
-    RequestError,
-    cut,
-    hide_folders,
-)
+from training.serving.requests.errors import NOT_FOUND, UNAVAILABLE, RequestError, hide_folders
 
 _log = logging.getLogger("sluice.training.serving")
 
@@ -145,7 +139,7 @@ class ModelStore:
                 self.check(version)
             requests = version.warm_up()
         except IncompleteVersionError as error:  # Still being copied, it seems: tried again.
-            model.states[number] = ("LOADING", cut(hide_folders(str(error))))
+            model.states[number] = ("LOADING", hide_folders(str(error)))
             return False
         except Exception as error:
             model.refused[path] = stamp
@@ -196,7 +190,7 @@ class ModelStore:
         name, message = path.parent.name, _describe(error)
         _log.error("%s of %s is not served: %s", what, name, message)
         self._metrics.reloads.labels(name, "failed").inc()
-        return cut(hide_folders(message))
+        return hide_folders(message)
 
     def _watch(self) -> None:
         while not self._stopped.wait(self._poll_seconds):

@@ -37,5 +37,5 @@ def cut(text: str, most: int = MESSAGE_CHARACTERS) -> str:
 
 
 def hide_folders(text: str) -> str:
-    """Returns the beginning of a text whose paths and URIs have lost their folders."""
-    return _FOLDERS.sub("", text[:SEARCHED_CHARACTERS])
+    """Returns the beginning of a text, its paths and URIs without folders."""
+    return cut(_FOLDERS.sub("", text[:SEARCHED_CHARACTERS]))
