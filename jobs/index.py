@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,7 +13,6 @@ from conf.artefacts.export import (
     INDEX_DIR,
     IndexKind,
     IndexOptions,
-    find_version,
     list_indexes,
 )
 from conf.artefacts.run import read_json
@@ -32,22 +31,10 @@ def main(
     ],
     kind: Annotated[IndexKind | None, typer.Option(help="Default: by the number of items.")] = None,
     items: Annotated[
-        Path | None,
-        typer.Option(
-            parser=local_path, help="Columns of items, to filter by; the first is the key."
-        ),
-    ] = None,
-    k: Annotated[
-        int | None, typer.Option(min=1, help="Length of the lists that are measured [50].")
-    ] = None,
-    recall: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Share of them to be found [0.95].")
+        Path | None, typer.Option(parser=local_path, help="Columns to filter by, the key first.")
     ] = None,
     add: Annotated[
-        Path | None,
-        typer.Option(
-            parser=local_path, help="New items with their features, for the newest index."
-        ),
+        Path | None, typer.Option(parser=local_path, help="New items with their features.")
     ] = None,
     keep: Annotated[
         int | None, typer.Option(min=1, help="Indexes kept, the newest ones; default: all.")
@@ -58,23 +45,17 @@ def main(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Index the items of a retrieval model, or add items to its index; `sluice serve` takes it."""
-    from training.export.stored_models import describe, find_place
+    from training.export.stored_models import describe, resolve_export
 
     setup_logging(log_format)
-    version = find_version(find_place(export))
-    given = {"kind": kind, "items_file": items, "k": k, "recall": recall}
-    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if add is not None and chosen:
-        raise ConfigError(
-            "--add keeps the kind, the columns and the goal of the index",
-            received=", ".join(f"--{name.removesuffix('_file')}" for name in chosen),
-            fix="leave them out, or build a new index without --add",
-        )
+    if add is not None and (kind, items) != (None, None):
+        raise ConfigError("--add keeps the kind and the columns of the index")
+    version = resolve_export(export)
     index: ReadablePath
     if once and add is None and (numbers := list_indexes(version)):
         index, note = version / INDEX_DIR / str(numbers[-1]), "the version has an index already"
     else:
-        index, note = _write_index(version, add, IndexOptions(**chosen, keep=keep))
+        index, note = _write_index(version, add, IndexOptions(kind, items, keep))
     if log_format is LogFormat.JSON:
         print(json.dumps({"index": describe(index)}))
     else:
@@ -89,8 +70,7 @@ def _write_index(
     from training.export.stored_models import hold_version
 
     with quiet_tensorflow():
-        from training.index.index_build import build_index
-        from training.serving.lists.added_items import add_items
+        from training.index.index_build import add_items, build_index
     with hold_version(version) as directory:
         if add is None:
             return build_index(directory, options), ""
@@ -100,47 +80,17 @@ def _write_index(
 
 def print_index(index: ReadablePath, note: str = "") -> None:
     """Prints what an index holds, and what it finds of the exact lists."""
-    from rich.console import Console
-    from rich.table import Table
-
     from training.export.stored_models import describe
 
     about = read_json(index / INDEX_CARD)
-    report, console = about["report"], Console(highlight=False)
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for name, value in report["recall"].items():
-        table.add_row(f"recall {name}", f"{value:.4f}")
-    for name, value in report["milliseconds"].items():
-        table.add_row(f"milliseconds, {name}", f"{value:.2f}")
-    if rebuilt := about.get("rebuilt"):
-        missing = rebuilt["added_items_left_out"]
-        lacks = f", without {missing:,} items that were added to it" if missing else ""
-        built = f"built as the index of version {rebuilt['version']}{lacks}"
-        note = f"{note}; {built}" if note else built
     if note:
-        console.print(note, soft_wrap=True)
-    console.print(_describe(about), soft_wrap=True)
-    console.print(table)
-    if (reached := report["recall"][f"@{report['k']}"]) < about["goal"]["recall"]:
-        console.print(
-            f"recall {reached:.4f} is below the goal of {about['goal']['recall']}: "
-            + ("build the index anew" if about["added"] else "choose another --kind"),
-            soft_wrap=True,
-        )
-    console.print(f"index {index.name} of {about['export']['name']}: {describe(index)}",
-                  soft_wrap=True)  # fmt: skip
-
-
-def _describe(about: dict[str, Any]) -> str:
-    total = sum(info["bytes"] for info in about["files"].values())
-    looks = {"ivf": f", looks into {about['effort']} of {about['cells']} cells",
-             "hnsw": f", walks with {about['effort']} candidates"}  # fmt: skip
-    queries = about["report"]["queries"]
-    return (
-        f"{about['kind']}{looks.get(about['kind'], '')}: {about['items']:,} items of "
-        f"{about['dim']} dimensions, {about['added']:,} of them added, {total / 1e6:.1f} MB; "
-        f"measured by {queries['count']} {queries['of']}"
-    )
+        print(note)
+    if rebuilt := about.get("rebuilt"):
+        print("built as the index of version {version}, without {added_items_left_out:,} items "
+              "that were added to it".format(**rebuilt))  # fmt: skip
+    print("{kind}: {items:,} items of {dim} dimensions, {added:,} of them added".format(**about))
+    print("recall@{k} {recall:.4f}, {milliseconds} ms a search".format(**about))
+    print(f"index {index.name} of {about['export']['name']}: {describe(index)}")
 
 
 if __name__ == "__main__":

@@ -6,31 +6,42 @@
 
 The score is the dot product; of a user with several vectors the largest of them. Each vector is
 searched for, and the lists are merged (Cen et al. 2020, "Controllable multi-interest framework for
-recommendation", online serving): an item of the merged list is in that of its nearest vector, so
-that exact lists stay exact.
-
-Items that are not allowed cost nothing but a bit. Where few are allowed, they are all compared.
+recommendation", online serving), so that exact lists stay exact.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from conf.artefacts.export import IndexKind
+from conf.storage.atomic_output import atomic_file
+from conf.storage.locks import hold_file_lock
+
 _LIBRARY: Any = faiss
 """Its stubs know the arguments of C++, not those that Python may pass."""
+EXACT_FILE, NEAR_FILE, VECTORS_FILE = "exact.faiss", "near.faiss", "vectors.faiss"
 EXACT_ITEMS = 50_000
 """Items that are compared one by one in less time than it takes to look for them elsewhere."""
 GRAPH_SHARE = 4
 """A graph loses its way where less than one in so many items is allowed."""
-MAX_EFFORT = 4096
+CELL_POINTS = 64
+"""Items that k-means looks at for each cell; faiss warns below 39."""
+LINKS, BUILD_EFFORT = 32, 80
+"""Of a graph: neighbours of an item, and candidates for them."""
+MAX_EFFORT, RECALL = 4096, 0.95
+"""The effort is doubled up to here, or until this share of the exact lists is found."""
 
-Found = tuple[NDArray[np.int64], NDArray[np.float32]]
+Floats = NDArray[np.float32]
+Mask = NDArray[np.bool_]
+Found = tuple[NDArray[np.int64], Floats]
 """Positions of items and their scores, best first; equal scores in the order of positions."""
 
 
@@ -40,7 +51,7 @@ class VectorIndex:
 
     Attributes:
         exact: All vectors, by position.
-        kind: `exact`, `ivf` or `hnsw`.
+        kind: Of the index.
         near: The approximate index; None: `exact` answers.
         effort: Cells that are looked into, or length of the list of candidates of the walk.
     """
@@ -48,80 +59,151 @@ class VectorIndex:
     exact: Any
     kind: str = "exact"
     near: Any = None
-    effort: int = 0
+    effort: int = 1
 
     def __len__(self) -> int:
         return int(self.exact.ntotal)
 
-    @property
-    def dim(self) -> int:
-        """Length of a vector."""
-        return int(self.exact.d)
+    def search(self, vectors: Floats, k: int, allowed: Mask) -> Found:
+        """Returns the best `k` of the items that are allowed, `[items]`.
 
-    def search(self, vectors: NDArray[np.float32], k: int, allowed: NDArray[np.bool_]) -> Found:
-        """Returns the best allowed items.
-
-        Args:
-            vectors: Of the user, `[dim]` or `[interests, dim]` float32.
-            k: How many, where there are so many.
-            allowed: `[items]`.
+        The vectors are those of a user, `[dim]` or `[interests, dim]`.
         """
         count = int(np.count_nonzero(allowed))
         k = min(k, count)
         if k == 0:
             return np.zeros(0, np.int64), np.zeros(0, np.float32)
-        selector = _select(allowed, count)
-        found = [self._search(one, k, selector, count) for one in np.atleast_2d(vectors)]
+        search = self._search_exactly if self._is_few(count) else self._search_near
+        found = [search(one, k, allowed) for one in np.atleast_2d(vectors)]
         return found[0] if len(found) == 1 else merge_lists(found, k)
 
-    def _search(self, vector: NDArray[np.float32], k: int, selector: Any, count: int) -> Found:
-        if not self._is_few(count):
-            found = self._search_near(vector, k, selector, count)
-            if len(found[0]) == k:
-                return found
-        return self._search_exactly(vector, k, selector)
+    def _is_few(self, count: int) -> bool:
+        few = min(EXACT_ITEMS, len(self) // 2)
+        if self.kind == IndexKind.HNSW:
+            few = max(few, len(self) // GRAPH_SHARE)
+        return self.near is None or count <= few
 
-    def _search_exactly(self, vector: NDArray[np.float32], k: int, selector: Any) -> Found:
+    def _search_exactly(self, vector: Floats, k: int, allowed: Mask) -> Found:
         """Compares all items; where several tie for the last place, the first of them have it."""
+        selector = None if allowed.all() else _LIBRARY.IDSelectorArray(np.flatnonzero(allowed))
         parameters = _LIBRARY.SearchParameters(sel=selector)
         positions, scores = _search(self.exact, vector, k + 1, parameters)
         if len(scores) <= k or scores[k] < scores[k - 1]:
             return positions[:k], scores[:k]
-        below = np.nextafter(scores[k], np.float32("-inf"))
+        parameters = _LIBRARY.SearchParameters(sel=_select(allowed))
+        below = float(np.nextafter(scores[k], np.float32("-inf")))
         row = vector[None].astype(np.float32)
-        _, found, tied = self.exact.range_search(row, float(below), params=parameters)
+        _, found, tied = self.exact.range_search(row, below, params=parameters)
         order = np.lexsort((tied, -found))[:k]
         return tied[order], found[order]
 
-    def _is_few(self, count: int) -> bool:
-        few = min(EXACT_ITEMS, len(self) // 2)
-        if self.kind == "hnsw":
-            few = max(few, len(self) // GRAPH_SHARE)
-        return self.near is None or count <= few
-
-    def _search_near(self, vector: NDArray[np.float32], k: int, selector: Any, count: int) -> Found:
+    def _search_near(self, vector: Floats, k: int, allowed: Mask) -> Found:
         """Looks the further, the fewer items are allowed: about as many of them are compared."""
-        effort = min(self.effort * len(self) // count, MAX_EFFORT)
-        return _search(self.near, vector, k, build_parameters(self.kind, effort, selector))
+        effort = int(min(self.effort * len(self) // np.count_nonzero(allowed), MAX_EFFORT))
+        if self.kind == IndexKind.IVF:
+            parameters = _LIBRARY.SearchParametersIVF(nprobe=effort, sel=_select(allowed))
+        else:
+            parameters = _LIBRARY.SearchParametersHNSW(efSearch=effort, sel=_select(allowed))
+        found = _search(self.near, vector, k, parameters)
+        return found if len(found[0]) == k else self._search_exactly(vector, k, allowed)
+
+    def add(self, vectors: Floats) -> None:
+        """Adds items behind the others, to an index that was opened to grow."""
+        self.exact.add(vectors)
+        if self.near is not None:
+            self.near.add(vectors)
+
+    def write(self, directory: Path) -> None:
+        """Writes the files that `open_files` opens."""
+        faiss.write_index(self.exact, str(directory / EXACT_FILE))
+        if self.near is not None:
+            faiss.write_index(self.near, str(directory / NEAR_FILE))
 
 
-def build_parameters(kind: str, effort: int, selector: Any = None) -> Any:
-    """Returns how an approximate index is searched."""
-    if kind == "ivf":
-        return _LIBRARY.SearchParametersIVF(nprobe=effort, sel=selector)
-    return _LIBRARY.SearchParametersHNSW(efSearch=effort, sel=selector)
+def open_files(directory: Path, kind: str, effort: int, *, can_grow: bool) -> VectorIndex:
+    """Opens an index; where it does not grow, processes share the pages of its vectors."""
+    flags = 0 if can_grow else faiss.IO_FLAG_MMAP_IFC
+    exact = faiss.read_index(str(directory / EXACT_FILE), flags)
+    if kind == IndexKind.EXACT:
+        return VectorIndex(exact)
+    return VectorIndex(exact, kind, faiss.read_index(str(directory / NEAR_FILE), flags), effort)
 
 
-def _select(allowed: NDArray[np.bool_], count: int) -> Any:
-    if count == len(allowed):
+def build_exact(vectors: Floats) -> Any:
+    """Builds the index that compares all vectors, `[items, dim]`."""
+    found = faiss.IndexFlatIP(vectors.shape[1])
+    found.add(np.ascontiguousarray(vectors, np.float32))
+    return found
+
+
+def share_exact(vectors: Floats, pages: Path) -> Any:
+    """Returns the same in a file whose pages processes share; the first of them writes it."""
+    pages.mkdir(parents=True, exist_ok=True)
+    file = pages / VECTORS_FILE
+    with hold_file_lock(pages / ".lock"):
+        if not file.exists():
+            with atomic_file(file, durable=False) as unfinished:
+                faiss.write_index(build_exact(vectors), str(unfinished))
+    return faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
+
+
+def choose_kind(items: int) -> IndexKind:
+    """Chooses the kind of an index by the number of its items."""
+    return IndexKind.EXACT if items <= EXACT_ITEMS else IndexKind.IVF
+
+
+def fit_index(kind: IndexKind | None, vectors: Floats) -> VectorIndex:
+    """Builds the index of some vectors, `[items, dim]`; `tune` chooses how far it looks."""
+    exact, (items, dim) = build_exact(vectors), vectors.shape
+    kind, metric = kind or choose_kind(items), faiss.METRIC_INNER_PRODUCT
+    near: Any = None
+    if kind == IndexKind.IVF:
+        cells = 2 ** round(np.log2(4 * np.sqrt(items)))
+        cells = max(1, min(cells, items // CELL_POINTS))
+        near = faiss.IndexIVFFlat(faiss.IndexFlatIP(dim), dim, cells, metric)
+        near.cp.max_points_per_centroid = CELL_POINTS
+        near.cp.min_points_per_centroid = 1
+        near.train(vectors)
+    if kind == IndexKind.HNSW:
+        near = faiss.IndexHNSWFlat(dim, LINKS, metric)
+        near.hnsw.efConstruction = BUILD_EFFORT
+    if near is not None:
+        near.add(vectors)
+    return VectorIndex(exact, kind, near)
+
+
+def tune(
+    index: VectorIndex, queries: Floats, k: int, goal: float = RECALL
+) -> tuple[VectorIndex, float, float]:
+    """Doubles the effort of an index until it finds enough of the exact lists of `k`.
+
+    Queries are `[queries, dim]` or `[queries, interests, dim]`. Returns the index, the share that
+    it finds (recall@k), and the median milliseconds of a search.
+    """
+    expected, _ = _search_all(VectorIndex(index.exact), queries, k)
+    while True:
+        found, seconds = _search_all(index, queries, k)
+        recall = np.mean([np.isin(*one).mean() for one in zip(expected, found, strict=True)])
+        if index.near is None or recall >= goal or index.effort >= MAX_EFFORT:
+            return index, float(recall), round(float(np.median(seconds)) * 1e3, 3)
+        index = replace(index, effort=2 * index.effort)
+
+
+def _search_all(index: VectorIndex, queries: Floats, k: int) -> tuple[list[Any], list[float]]:
+    lists, times, everything = [], [time.perf_counter()], np.ones(len(index), bool)
+    for vectors in queries:
+        lists.append(index.search(vectors, k, everything)[0])
+        times.append(time.perf_counter())
+    return lists, np.diff(times).tolist()
+
+
+def _select(allowed: Mask) -> Any:
+    if allowed.all():
         return None
-    if count <= EXACT_ITEMS:
-        return _LIBRARY.IDSelectorArray(np.flatnonzero(allowed))
-    bits = np.packbits(allowed, bitorder="little")
-    return _LIBRARY.IDSelectorBitmap(bits)
+    return _LIBRARY.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
 
 
-def _search(index: Any, vector: NDArray[np.float32], k: int, parameters: Any) -> Found:
+def _search(index: Any, vector: Floats, k: int, parameters: Any) -> Found:
     scores, positions = index.search(vector[None].astype(np.float32), k, params=parameters)
     is_found = positions[0] >= 0
     scores, positions = scores[0][is_found], positions[0][is_found]
@@ -130,25 +212,13 @@ def _search(index: Any, vector: NDArray[np.float32], k: int, parameters: Any) ->
 
 
 def merge_lists(lists: Sequence[Found], k: int) -> Found:
-    """Merges the lists of a user's vectors: an item counts once, with its largest score.
-
-    Args:
-        lists: Positions and scores of each.
-        k: Length of the list that is returned, at most.
-    """
+    """Merges the lists of a user's vectors: an item counts once, with its largest score."""
     positions = np.concatenate([found for found, _ in lists])
     scores = np.concatenate([found for _, found in lists])
     order = np.lexsort((positions, -scores))
     first = np.unique(positions[order], return_index=True)[1]
     best = order[np.sort(first)[:k]]
     return positions[best], scores[best]
-
-
-def build_exact(vectors: NDArray[np.float32]) -> Any:
-    """Builds the index that compares all vectors, `[items, dim]`."""
-    found = faiss.IndexFlatIP(vectors.shape[1])
-    found.add(np.ascontiguousarray(vectors, np.float32))
-    return found
 
 
 def use_one_thread() -> None:

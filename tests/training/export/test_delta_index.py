@@ -16,6 +16,7 @@ from conf.artefacts.export import (
     EMBEDDINGS_DIR,
     INDEX_DIR,
     ExportOptions,
+    IndexKind,
     IndexOptions,
     list_versions,
 )
@@ -30,10 +31,9 @@ from training.checkpoint.restore import load_run
 from training.export.delta import apply_delta, find_base, write_delta
 from training.export.saved_model import write_export
 from training.fit import fit_run
-from training.index.index_build import build_index
+from training.index.index_build import add_items, build_index
 from training.index.known_entities import read_vectors
 from training.monitoring.progress import NoProgress
-from training.serving.lists.added_items import add_items
 from training.serving.models.model_store import ModelStore
 
 
@@ -75,11 +75,11 @@ def served(trained: Served, tmp_path: Path) -> Path:
 
 
 def _index(model: Path, tmp_path: Path) -> Path:
-    """Indexes version 1, with columns, a goal of its own, and an item that was added."""
+    """Indexes version 1 by another kind, with columns and an item that was added."""
     items = tmp_path / "items.csv"
     lines = [f"{100 + i},film {i},k{i}\n" for i in range(20)]
     items.write_text("".join(["movie_id,title,key\n", *lines]))
-    build_index(model / "1", IndexOptions(items_file=items, k=7, recall=0.9))
+    build_index(model / "1", IndexOptions(IndexKind.HNSW, items))
     new = tmp_path / "new.csv"
     new.write_text("movie_id,genres,title,key\n9000,genre_1|genre_all,a new film,k\n")
     return add_items(model / "1", new)[0]
@@ -88,14 +88,14 @@ def _index(model: Path, tmp_path: Path) -> Path:
 def test_the_index_of_the_base_is_built_anew(
     trained: Served, served: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = read_json(_index(served, tmp_path) / "index.json")
+    _index(served, tmp_path)
     assert run_app(models_app, ["apply", str(served), "--delta", str(trained.delta)]) == 0
     shown = capsys.readouterr()
-    assert "built as the index of version 1, without 1 items that were added to it" in shown.out
+    assert "without 1 items that were added to it" in shown.out
     assert "add them again by" in shown.err
     version = served / "2"
     about = read_json(version / INDEX_DIR / "1" / "index.json")
-    assert (about["kind"], about["goal"]) == (before["kind"], {"k": 7, "recall": 0.9})
+    assert about["kind"] == "hnsw"
     assert about["rebuilt"] == {"version": "1", "index": "2", "added_items_left_out": 1}
     items = pq.read_table(version / INDEX_DIR / "1" / "items.parquet")
     titles = dict(zip(items["key"].to_pylist(), items["column:title"].to_pylist(), strict=True))
@@ -124,7 +124,7 @@ def test_a_damaged_index_is_refused_and_the_model_is_as_it_was(
 ) -> None:
     file = _index(served, tmp_path) / "items.parquet"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
-    with pytest.raises(InputDataError, match="which the next version's is to be like"):
+    with pytest.raises(InputDataError, match="is damaged"):
         apply_delta(trained.delta, served)
     assert list_versions(served) == [1]
 
@@ -134,7 +134,8 @@ def test_without_faiss_it_is_said_what_builds_the_index(
 ) -> None:
     _index(served, tmp_path)
     monkeypatch.setitem(sys.modules, "faiss", None)
-    monkeypatch.delitem(sys.modules, "training.index.index_build")
+    for name in ("index_build", "vector_index"):
+        monkeypatch.delitem(sys.modules, f"training.index.{name}")
     with caplog.at_level(logging.WARNING, "sluice"):
         target = apply_delta(trained.delta, served)
     assert not (target / INDEX_DIR).exists()
