@@ -113,10 +113,10 @@ def _read_keys(version: Path) -> pa.Array:
     return read_parquet(version / ITEM_VECTORS, [KEY])[KEY].combine_chunks()
 
 
-def _read_columns(version: Path, path: Path | None) -> pa.Table | None:
-    """Reads a file of items in the order of the version's; None: there is none."""
+def _read_columns(version: Path, path: Path | None) -> pa.Table:
+    """Reads a file of items in the order of the version's."""
     if path is None:
-        return None
+        return pa.table({})
     found = align_columns(read_table(path), _read_keys(version))
     if found.num_columns and all(one.null_count == len(one) for one in found.columns):
         problem = "the file of items names none of the model's items in its first column"
@@ -124,14 +124,12 @@ def _read_columns(version: Path, path: Path | None) -> pa.Table | None:
     return found
 
 
-def _write_first(
-    directory: Path, version: Path, kind: IndexKind | None, columns: pa.Table | None
-) -> None:
+def _write_first(directory: Path, version: Path, kind: IndexKind | None, columns: pa.Table) -> None:
     """Writes an index of all items of a version, with columns of theirs."""
     directory.mkdir(parents=True, exist_ok=True)
     table = read_parquet(version / ITEM_VECTORS)
     items = pa.table({KEY: table[KEY], ID: table[ID]})  # Ids of items to come are null.
-    for name in () if columns is None else columns.column_names:
+    for name in columns.column_names:
         items = items.append_column(f"{COLUMN_PREFIX}{name}", columns[name])
     _write(directory, version, fit_index(kind, read_vectors(table)), items)
 
