@@ -40,7 +40,7 @@ from jobs.support.trained_run import (
     timed,
 )
 from training.prediction.result_files import ROW_FORMATS, check_format
-from training.raw_inputs.raw_rows import RawFile
+from training.raw_inputs.files import RawFile
 
 if TYPE_CHECKING:
     from training.checkpoint.restore import TrainedModel

@@ -255,8 +255,7 @@ def _fit_columns(task: ScoringTask, found: NumberedInput) -> ScoringTask:
         ConfigError: Rows of several files have no ids.
         InputDataError: A column is missing, or missing in one of the files.
     """
-    from training.raw_inputs.raw_columns import parse_line
-    from training.raw_inputs.raw_rows import log_unread
+    from training.raw_inputs.files import log_unread, parse_line
     from training.scoring.executor import choose_columns
 
     if len(found.files) > 1 and task.source.id_column is None:

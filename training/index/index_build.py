@@ -49,9 +49,9 @@ from training.index.known_entities import (
 )
 from training.index.vector_index import VectorIndex, choose_kind, fit_index, open_index, tune
 from training.loading.loaded_model import LoadedModel
-from training.raw_inputs.column_values import DEFAULT_SEPARATOR
-from training.raw_inputs.input_columns import InputColumn
-from training.raw_inputs.raw_columns import RawColumns, decode_columns
+from training.raw_inputs.converter import DEFAULT_SEPARATOR, RawColumns
+from training.raw_inputs.files import decode_columns
+from training.raw_inputs.inputs import InputColumn
 
 LENGTH, QUERIES = 50, 512
 """Lists that are measured: how long, and of how many users."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import tensorflow as tf
 from conf.errors import InputDataError
 from conf.key_lists import describe_unmatched
 from training.checkpoint.restore import TrainedModel
+from training.encoders.vocabularies import Vocabulary, find_named_ids, is_named
 from training.evaluation.item_index import ItemIds
 from training.evaluation.metrics import MISSING, IntArray
 from training.evaluation.users_as_of import take_rows
@@ -25,10 +26,8 @@ from training.export.serving_encoders import ServingEncoders
 from training.input.batches import Batch
 from training.prediction.result_files import render_ids
 from training.prediction.scores import read_encoders
-from training.raw_inputs.key_files import find_key_input, read_key_rows
-from training.raw_inputs.raw_rows import RawFile, RawReader
-from training.raw_inputs.source_names import find_sources
-from training.raw_inputs.vocabularies import Vocabulary, find_named_ids, is_named
+from training.raw_inputs.files import RawFile, RawReader, find_key_input, read_key_rows
+from training.raw_inputs.inputs import SourceNames
 
 _log = logging.getLogger("sluice.training.predict")
 
@@ -124,7 +123,7 @@ def read_candidates(trained: TrainedModel, file: RawFile, inputs: Sequence[str])
 def _other_columns(reader: RawReader, key: str) -> set[str]:
     """Names of the inputs that are not made of the key's own column, and of their columns."""
     own = {item.column for item in reader.inputs if item.feature == key}
-    sources = find_sources(asdict(item) for item in reader.inputs)
+    sources = SourceNames(reader.inputs).sources
     names = {item.name for item in reader.inputs if item.column not in own}
     return names | {sources[name] for name in names & sources.keys()}
 

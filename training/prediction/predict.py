@@ -24,7 +24,7 @@ from training.evaluation.item_index import ItemIds, TopK
 from training.prediction.rankers import NamedRows, build_ranker
 from training.prediction.result_files import ResultWriter, check_format
 from training.prediction.rows_to_rank import ListSource, check_mask, read_lists
-from training.raw_inputs.raw_rows import RawFile
+from training.raw_inputs.files import RawFile
 
 _log = logging.getLogger("sluice.training.predict")
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from conf.errors import ConfigError, InputDataError
 from conf.schema import PAD_ID
 from training.checkpoint.restore import TrainedModel
+from training.encoders.vocabularies import read_key_vocabulary, read_plan
 from training.evaluation.item_index import (
     ItemIds,
     ItemIndex,
@@ -35,8 +36,7 @@ from training.models.ranking import RankingModel
 from training.models.retrieval import RetrievalModel, require_retrieval
 from training.prediction.answer_plan import find_task
 from training.prediction.candidates import Candidates, find_tokens, read_candidates
-from training.raw_inputs.raw_rows import RawFile
-from training.raw_inputs.vocabularies import read_key_vocabulary, read_plan
+from training.raw_inputs.files import RawFile
 
 PAIRS_AT_ONCE = 1 << 16
 """Pairs of a row and an item that a ranking model scores in one call."""

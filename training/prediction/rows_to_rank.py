@@ -15,6 +15,12 @@ from conf.errors import ConfigError, InputDataError
 from conf.key_lists import describe_unmatched
 from conf.splits import TEST, TRAIN, USERS
 from training.checkpoint.restore import TrainedModel
+from training.encoders.vocabularies import (
+    Vocabulary,
+    find_named_ids,
+    is_named,
+    read_key_vocabulary,
+)
 from training.evaluation.item_index import ItemIds, read_cells
 from training.evaluation.metrics import MISSING, IntArray, Pairs
 from training.evaluation.protocols import carries_seen, require_rows
@@ -29,14 +35,7 @@ from training.models.ranking import RankingModel
 from training.prediction.candidates import find_tokens
 from training.prediction.rankers import ListRows, Ranker
 from training.prediction.scores import read_encoders, read_file_rows
-from training.raw_inputs.key_files import find_key_input, read_key_rows
-from training.raw_inputs.raw_rows import RawFile
-from training.raw_inputs.vocabularies import (
-    Vocabulary,
-    find_named_ids,
-    is_named,
-    read_key_vocabulary,
-)
+from training.raw_inputs.files import RawFile, find_key_input, read_key_rows
 from training.reader.feature_columns import ROLE_OF_SPLIT
 
 _log = logging.getLogger("sluice.training.predict")

@@ -20,6 +20,7 @@ import tensorflow as tf
 from conf.errors import ConfigError, InputDataError
 from conf.storage.atomic_output import atomic_file
 from training.checkpoint.restore import TrainedModel
+from training.encoders.vocabularies import read_plan
 from training.evaluation.protocols import require_rows
 from training.evaluation.scorers import score_pairs
 from training.evaluation.task_metrics import compile_scores
@@ -33,8 +34,7 @@ from training.models.model import Model
 from training.models.ranking import RankingModel
 from training.models.retrieval import RetrievalModel
 from training.prediction.result_files import ResultWriter, check_format, to_arrow
-from training.raw_inputs.raw_rows import RawFile, RawReader
-from training.raw_inputs.vocabularies import read_plan
+from training.raw_inputs.files import RawFile, RawReader
 
 ROW_COLUMN, SCORE_COLUMN = "row", "score"
 

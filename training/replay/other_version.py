@@ -27,17 +27,17 @@ from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.restore import TrainedModel
 from training.checkpoint.run_reference import RunReference
 from training.embedding.key_space import holding_whole_tables
-from training.loop.optimizers import Optimizers
-from training.loop.warm_start import WarmTarget, transfer_weights
-from training.models.model import Model
-from training.models.registry import build_model, copy_calibrations
-from training.raw_inputs.vocabularies import (
+from training.encoders.vocabularies import (
     EncodedVersion,
     is_encoded_alike,
     list_fitted_anew,
     read_encoded_version,
     read_key_vocabulary,
 )
+from training.loop.optimizers import Optimizers
+from training.loop.warm_start import WarmTarget, transfer_weights
+from training.models.model import Model
+from training.models.registry import build_model, copy_calibrations
 from training.reader.filters import EVALUATION_FILTER
 from training.reader.training_data import TrainingData
 from training.replay.own_encoders import build_own_encoders, read_raw_inputs

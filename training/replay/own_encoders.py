@@ -11,13 +11,13 @@ import tensorflow as tf
 from conf.encoders import RAW_PREFIX, ColumnEncoding
 from conf.errors import ConfigError
 from conf.splits import TRAIN
+from training.encoders.vocabularies import EncodedVersion
 from training.export.serving_encoders import RawInput, ServingEncoders, build_serving_encoders
 from training.input.batches import Features
 from training.models.model import Model
 from training.models.ranking import RankingModel
 from training.models.retrieval import RetrievalModel, require_retrieval
 from training.networks.network import TrainingPass
-from training.raw_inputs.vocabularies import EncodedVersion
 
 _RAW_WIRE = {"int64": "int64", "float32": "float32", "float64": "bytes", "string": "bytes"}
 """Type of the records' feature that holds raw values of a type."""

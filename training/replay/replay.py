@@ -22,6 +22,7 @@ from conf.encoders import EncoderPlan
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.schema import PAD_ID
 from training.checkpoint.restore import TrainedModel
+from training.encoders.vocabularies import Vocabulary, read_plan, read_vocabulary
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.task_metrics import compile_scores
 from training.export.model_signatures import build_encoders
@@ -31,7 +32,6 @@ from training.loading.loaded_model import LoadedModel
 from training.models.ranking import RankingModel
 from training.models.retrieval import RetrievalModel, require_retrieval
 from training.networks.network import TrainingPass
-from training.raw_inputs.vocabularies import Vocabulary, read_plan, read_vocabulary
 from training.replay.own_encoders import RawRanking, RawTowers
 
 TOLERANCE = 1e-6

@@ -34,9 +34,8 @@ from conf.storage.atomic_output import remove_unfinished
 from conf.storage.table_files import read_parquet
 from training.prediction.answer_plan import Answerer, Asked, find_task, plan_answers
 from training.prediction.candidates import report_unknown
-from training.raw_inputs.input_columns import InputColumn
-from training.raw_inputs.key_files import read_key_rows
-from training.raw_inputs.raw_rows import RawFile
+from training.raw_inputs.files import RawFile, read_key_rows
+from training.raw_inputs.inputs import InputColumn
 from training.scoring.executor import (
     EMBEDDINGS,
     JOB_FILE,
