@@ -13,7 +13,6 @@ from conf.artefacts.export import (
     INDEX_DIR,
     IndexKind,
     IndexOptions,
-    find_version,
     list_indexes,
 )
 from conf.artefacts.run import read_json
@@ -40,12 +39,12 @@ def main(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Index the items of a retrieval model, or add items to its index; `sluice serve` takes it."""
-    from training.export.stored_models import describe, find_place, hold_version
+    from training.export.stored_models import describe, hold_version, resolve_export
 
     setup_logging(log_format)
     if add is not None and (kind, items) != (None, None):
         raise ConfigError("--add keeps the kind and the columns of the index")
-    version, note = find_version(find_place(export)), ""
+    version, note = resolve_export(export), ""
     index: ReadablePath
     if once and add is None and (numbers := list_indexes(version)):
         index = version / INDEX_DIR / str(numbers[-1])

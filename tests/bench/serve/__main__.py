@@ -57,7 +57,6 @@ from tests.bench.serve.load import (
     take_core,
 )
 from tests.bench.serve.models import FIRST_USER, USERS, build_ranking_row, export_models
-from tests.bench.serve.raw_attacks import drive_attack
 
 CONNECTIONS = (1, 8, 64)
 HEALTH_MS = 50
@@ -161,7 +160,7 @@ def call_bare(job: dict[str, Any]) -> dict[str, Any]:
     from training.serving.requests.tensors import parse_predict
 
     version = ServedVersion(Path(job["version"]))
-    specs = version.find_specs("score_items")
+    specs = version.find_signature("score_items").specs
     calls = [
         parse_predict({"instances": [build_ranking_row(version.card, n, job["candidates"])]}, specs)
         for n in range(50)
@@ -367,8 +366,6 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     what = job.pop("what")
     if what == "load":
         return drive(job)
-    if what == "attack":
-        return drive_attack(job)
     if what == "bare":
         return call_bare(job)
     if what == "models":

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
+from training.prediction.predict import write_recommendations
 
 from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions
@@ -32,7 +33,6 @@ from training.input.train_counts import read_train_counts
 from training.models.carried_tables import MatchedKeys, set_keys
 from training.models.registry import build_model
 from training.monitoring.progress import NoProgress
-from training.prediction.predict import write_recommendations
 
 UNKNOWN = 999_999
 

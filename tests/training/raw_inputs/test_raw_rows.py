@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from training.prediction.scores import check_numbers
+from training.scoring.executor import LINE, RowSource, ScoringTask, read_rows
 
 from conf.errors import ExitCode, InputDataError
-from training.prediction.scores import check_numbers
 from training.raw_inputs.converter import find_bad_number
 from training.raw_inputs.files import RawFile, RawReader
 from training.raw_inputs.inputs import InputColumn
-from training.scoring.executor import LINE, RowSource, ScoringTask, read_rows
 
 NAN, INF = float("nan"), float("inf")
 

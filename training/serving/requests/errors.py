@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from training.raw_inputs.requests import RawValueError
 
-INVALID, NO_TOKEN, NOT_FOUND, TIMED_OUT, TOO_LARGE, ENCODED, WRONG_HOST, LONG_HEAD, LEFT = (
-    400, 401, 404, 408, 413, 415, 421, 431, 499)  # fmt: skip
+INVALID, NO_TOKEN, NOT_FOUND, TIMED_OUT, TOO_LARGE, WRONG_HOST, LEFT = (
+    400, 401, 404, 408, 413, 421, 499)  # fmt: skip
 FAILED, UNAVAILABLE, EXPIRED = 500, 503, 504
 
 MESSAGE_CHARACTERS = 460
@@ -20,13 +20,7 @@ _FOLDERS = re.compile(r"(?:\b[a-z][a-z0-9+.-]{0,30}:/)?(?<![\w.)\]])/(?:[^/\s:;,
 
 
 class RequestError(Exception):
-    """A request that is not answered.
-
-    Attributes:
-        status: HTTP status.
-        message: What was wrong: `{"error": message}` is the body of the answer. It is cut at
-            `MESSAGE_CHARACTERS`.
-    """
+    """A request that is not answered; the body of the answer is `{"error": message}`."""
 
     def __init__(self, message: str, status: int = INVALID) -> None:
         super().__init__(message)
@@ -35,11 +29,7 @@ class RequestError(Exception):
 
 @contextmanager
 def refuse_values() -> Iterator[None]:
-    """Answers raw values that a model does not read with what is wrong with them.
-
-    Raises:
-        RequestError: There is such a value.
-    """
+    """Turns the error of a raw value that a model does not read into one of the request."""
     try:
         yield
     except RawValueError as error:
@@ -47,10 +37,7 @@ def refuse_values() -> Iterator[None]:
 
 
 def forget_frames(error: BaseException) -> None:
-    """Lets go what the frames of an error hold: whole requests, which nothing else would free soon.
-
-    Tasks and futures hold an error whose frames hold them.
-    """
+    """Lets go what the frames of an error hold: whole requests, in circles with tasks."""
     found: BaseException | None = error
     while found is not None:
         found.__traceback__ = None
@@ -64,8 +51,5 @@ def cut(text: str, most: int = MESSAGE_CHARACTERS) -> str:
 
 
 def hide_folders(text: str) -> str:
-    """Returns a text in which paths and URIs have lost their folders: clients need not know them.
-
-    What is left is the last part, the file's own name; of a long text its beginning.
-    """
+    """Returns the beginning of a text whose paths and URIs have lost their folders."""
     return _FOLDERS.sub("", text[:SEARCHED_CHARACTERS])
