@@ -8,13 +8,7 @@ from typing import Annotated
 
 import typer
 
-from conf.artefacts.export import (
-    INDEX_CARD,
-    INDEX_DIR,
-    IndexKind,
-    IndexOptions,
-    list_indexes,
-)
+from conf.artefacts.export import INDEX_CARD, INDEX_DIR, IndexKind, IndexOptions, list_indexes
 from conf.artefacts.run import read_json
 from conf.errors import ConfigError
 from conf.local_paths import local_path

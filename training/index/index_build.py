@@ -59,9 +59,8 @@ BATCH_ROWS = 1024
 ITEM_VECTORS = f"{EMBEDDINGS_DIR}/{ITEMS_FILE}"
 
 
-def build_index(version: Path, options: IndexOptions | None = None) -> Path:
+def build_index(version: Path, options: IndexOptions) -> Path:
     """Builds the next index of a published version, and returns its directory."""
-    options = options or IndexOptions()
     _require_whole(version, ITEM_VECTORS)
     with (
         hold_numbers(version / INDEX_DIR, INDEX_CARD) as held,

@@ -68,7 +68,9 @@ class VectorIndex:
 
     def _search_exactly(self, vector: Floats, k: int, allowed: Mask) -> Found:
         """Compares all items; where several tie for the last place, the first of them have it."""
-        selector = None if allowed.all() else _LIBRARY.IDSelectorArray(np.flatnonzero(allowed))
+        selector, chosen = _select(allowed), np.flatnonzero(allowed)
+        if len(chosen) < min(len(self), EXACT_ITEMS):
+            selector = _LIBRARY.IDSelectorArray(chosen)  # Others are not even looked at.
         parameters = _LIBRARY.SearchParameters(sel=selector)
         positions, scores = _search(self.exact, vector, k + 1, parameters)
         if len(scores) <= k or scores[k] < scores[k - 1]:
