@@ -53,8 +53,7 @@ from training.raw_inputs.converter import DEFAULT_SEPARATOR, RawColumns
 from training.raw_inputs.files import decode_columns
 from training.raw_inputs.inputs import InputColumn
 
-LENGTH, QUERIES = 50, 512
-"""Lists that are measured: how long, and of how many users."""
+LENGTH, QUERIES = 50, 512  # Lists that are measured: how long, and of how many users.
 BATCH_ROWS = 1024
 ITEM_VECTORS = f"{EMBEDDINGS_DIR}/{ITEMS_FILE}"
 
@@ -98,10 +97,8 @@ def _require_whole(version: Path, read: str) -> dict[str, Any]:
     if damage := find_damage(version):
         raise IncompleteVersionError(f"the export {version} is not whole", received=damage)
     if ITEM_VECTORS not in card["files"]:
-        raise ConfigError(
-            "only the items of a retrieval model can be indexed",
-            received=f"{card['name']}, a {card['kind']} model",
-        )
+        problem = "only the items of a retrieval model can be indexed"
+        raise ConfigError(problem, received=f"{card['name']}, a {card['kind']} model")
     files = {name: info for name, info in card["files"].items() if name.startswith(read)}
     if damaged := find_damaged(version, files):
         raise InputDataError(f"the export {version} is damaged", received=damaged)
@@ -167,17 +164,13 @@ def _draw_queries(version: Path, card: dict[str, Any], index: VectorIndex) -> ND
 def add_items(version: Path, path: Path, keep: int | None = None) -> tuple[Path, int, int]:
     """Writes the next index of a published version with further items, embedded by its tower.
 
-    The first column of the file is the key; others are raw inputs of the tower and columns of the
-    index, by their names. Returns the newest index, how many items were added, and how many of them
-    it had already.
+    The file's first column is the key, others are raw inputs and columns of the index. Returns the
+    newest index, how many items were added, and how many of them it had already.
     """
     card = _require_whole(version, "")
     if find_index(version) is None:
-        raise ConfigError(
-            "there is no index to add items to",
-            received=str(version),
-            fix="build one: `sluice index --export` this version",
-        )
+        problem = "there is no index to add items to: build one first"
+        raise ConfigError(problem, received=str(version))
     with hold_numbers(version / INDEX_DIR, INDEX_CARD) as held:
         base = version / INDEX_DIR / str(find_index(version))
         index = open_index(base, check_index(base, card), can_grow=True)

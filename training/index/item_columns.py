@@ -52,9 +52,9 @@ class ItemColumns:
 
     def find(self, wanted: Mapping[str, Sequence[Any]]) -> np.ndarray:
         """Returns which items have one of the values of every column, `[items]`."""
-        for name in wanted.keys() - self._values:
+        if unknown := [name[:100] for name in wanted if name not in self._values]:
             known = ", ".join(self._values)
-            raise WrongFilterError(f"filter names unknown columns {[name[:100]]}; allowed: {known}")
+            raise WrongFilterError(f"filter names unknown columns {unknown[:1]}; allowed: {known}")
         allowed = np.ones(self._table.num_rows, bool)
         for name, values in wanted.items():
             has_one = np.zeros(len(allowed), bool)

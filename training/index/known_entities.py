@@ -176,10 +176,8 @@ def check_index(directory: Path, card: Mapping[str, Any]) -> dict[str, Any]:
     what = f"index {directory.name} of {card['name']}, version {card['version']},"
     fix = "build it anew: `sluice index --export` this version, and remove this one"
     if about["export"]["fingerprint"] != card["fingerprint"]:
-        made_of = "{name}, version {version}".format(**about["export"])
-        raise InputDataError(
-            f"{what} was made of another model than the one beside it", received=made_of, fix=fix
-        )
+        problem = f"{what} was made of another model than the one beside it"
+        raise InputDataError(problem, received=about["export"]["fingerprint"][:12], fix=fix)
     if unfinished := find_unfinished(directory, about["files"]):
         raise IncompleteVersionError(f"{what} {unfinished}")
     if damaged := find_damaged(directory, about["files"]):
