@@ -143,7 +143,7 @@ def main(
         raise ConfigError("--id, --format and --option are about rows", fix="add --input PATH")
     with quiet_tensorflow():
         from training.apply.answers import Asked, Source
-        from training.raw_inputs.raw_rows import RawFile
+        from training.raw_inputs.files import RawFile
 
     def read(path: Path | None, name: str | None = None) -> RawFile | None:
         return None if path is None else RawFile(path, name, list_separator)

@@ -138,7 +138,7 @@ def plan_job(export: Export, asked: Asked, request: SparkRequest, rows: SparkInp
     from training.apply.parts import Job, RowSource
     from training.apply.ranker import Ranker
     from training.apply.rows import choose_items, find_users_inputs
-    from training.raw_inputs.raw_rows import RawFile
+    from training.raw_inputs.files import RawFile
 
     source = None
     if rows is not None:
@@ -188,7 +188,7 @@ def _plan_frame(
 ) -> Any:
     """Returns what gives the rows of some partitions, a partition of Spark each."""
     from training.apply.parts import LINE, PART, ROW
-    from training.raw_inputs.raw_rows import log_unread
+    from training.raw_inputs.files import log_unread
 
     if found is None or job.source is None:
         return lambda missing: list_parts(session, PART, missing)
@@ -209,7 +209,7 @@ def _plan_frame(
 
 def find_columns(found: NumberedInput, source: RowSource) -> tuple[str, ...]:
     """Returns the columns of an input; those of JSON are found in its first lines."""
-    from training.raw_inputs.raw_columns import parse_line
+    from training.raw_inputs.files import parse_line
 
     if source.kind != "jsonl":
         return found.columns

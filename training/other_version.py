@@ -30,6 +30,13 @@ from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.restore import TrainedModel
 from training.checkpoint.run_reference import RunReference
 from training.embedding.key_space import holding_whole_tables
+from training.encoders.vocabularies import (
+    EncodedVersion,
+    is_encoded_alike,
+    list_fitted_anew,
+    read_encoded_version,
+    read_key_vocabulary,
+)
 from training.export.serving_encoders import RawInput, ServingEncoders, build_serving_encoders
 from training.input.batches import Features
 from training.loop.optimizers import Optimizers
@@ -39,13 +46,6 @@ from training.models.ranking import RankingModel
 from training.models.registry import build_model, copy_calibrations
 from training.models.retrieval import RetrievalModel, require_retrieval
 from training.networks.network import TrainingPass
-from training.raw_inputs.vocabularies import (
-    EncodedVersion,
-    is_encoded_alike,
-    list_fitted_anew,
-    read_encoded_version,
-    read_key_vocabulary,
-)
 from training.reader.filters import EVALUATION_FILTER
 from training.reader.training_data import TrainingData
 

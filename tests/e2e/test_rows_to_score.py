@@ -37,7 +37,7 @@ from training.export.saved_model import write_export
 from training.input.batches import build_eval_dataset
 from training.models.ranking import NetworkRankingModel
 from training.prediction.scores import write_scores
-from training.raw_inputs.raw_rows import RawFile
+from training.raw_inputs.files import RawFile
 from training.scoring.executor import PART, RowSource, score_partition
 from training.scoring.plan import ScoringRequest, plan_task, read_export
 from training.serving.requests.tensors import parse_predict

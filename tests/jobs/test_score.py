@@ -35,8 +35,8 @@ from tests.jobs.runs import write_tiny_run
 from tests.training.number_features import NAN, ROW, build_number_model
 from tests.training.tiny_dataset import TinyConfig
 from training.export.saved_model import write_export
-from training.raw_inputs.input_columns import InputColumn
-from training.raw_inputs.raw_rows import RawFile, RawReader
+from training.raw_inputs.files import RawFile, RawReader
+from training.raw_inputs.inputs import InputColumn
 from training.scoring.executor import RowSource
 from training.scoring.plan import Exported, ScoringRequest, build_job, plan_task, set_rows
 

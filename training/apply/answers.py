@@ -17,7 +17,7 @@ from training.apply.ranker import Ranker, RowInputs, name_signature
 from training.apply.results import to_arrow
 from training.evaluation.item_index import TopK
 from training.evaluation.metrics import Pairs
-from training.raw_inputs.raw_rows import RawFile
+from training.raw_inputs.files import RawFile
 from training.reader.feature_columns import ROLE_OF_SPLIT
 
 EMBEDDING = "embedding"

@@ -25,6 +25,7 @@ from training.apply.export import Arrays, Exported
 from training.apply.ranker import Ranker, RowInputs
 from training.apply.rows import to_array
 from training.checkpoint.restore import TrainedModel
+from training.encoders.vocabularies import Vocabulary, read_key_vocabulary, read_plan
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.task_metrics import compile_scores
 from training.export.model_signatures import build_encoders
@@ -34,7 +35,6 @@ from training.models.ranking import RankingModel
 from training.models.retrieval import RetrievalModel, require_retrieval
 from training.networks.network import TrainingPass
 from training.other_version import RawRanking, RawTowers
-from training.raw_inputs.vocabularies import Vocabulary, read_key_vocabulary, read_plan
 
 TOLERANCE = 1e-6
 SHOWN_ROWS = 5

@@ -24,14 +24,9 @@ from training.apply.export import Export, Items
 from training.apply.predict import write_answers
 from training.apply.ranker import Ranker
 from training.apply.rows import encode_rows, name_file_rows, read_users
-from training.raw_inputs.input_columns import InputColumn
-from training.raw_inputs.raw_columns import (
-    Columns,
-    RawColumns,
-    decode_columns,
-    parse_line,
-    regroup,
-)
+from training.raw_inputs.converter import Columns, RawColumns
+from training.raw_inputs.files import decode_columns, parse_line, regroup
+from training.raw_inputs.inputs import InputColumn
 
 PART, ROW, LINE = "__sluice_part", "__sluice_row", "value"
 """Columns that Spark adds: number of the partition and of the row, from 0; of JSON the line."""

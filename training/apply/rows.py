@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,13 @@ from conf.storage.table_files import open_parquet
 from training.apply.answers import Answers, Rows, Source, find_row_inputs
 from training.apply.export import Arrays, Export, Items
 from training.apply.ranker import Ranker, RowInputs
+from training.encoders.vocabularies import (
+    Vocabulary,
+    find_named_ids,
+    is_named,
+    read_key_vocabulary,
+    read_plan,
+)
 from training.evaluation.item_index import (
     ItemIds,
     find_cells,
@@ -46,18 +53,8 @@ from training.evaluation.users_as_of import (
 from training.export.serving_encoders import ServingEncoders, build_serving_encoders
 from training.export.source_facts import read_source_facts
 from training.input.batches import Batch, build_eval_dataset, read_batches
-from training.raw_inputs.input_columns import InputColumn
-from training.raw_inputs.key_files import find_key_input, read_key_rows
-from training.raw_inputs.raw_columns import regroup
-from training.raw_inputs.raw_rows import RawFile, RawReader
-from training.raw_inputs.source_names import find_sources
-from training.raw_inputs.vocabularies import (
-    Vocabulary,
-    find_named_ids,
-    is_named,
-    read_key_vocabulary,
-    read_plan,
-)
+from training.raw_inputs.files import RawFile, RawReader, find_key_input, read_key_rows, regroup
+from training.raw_inputs.inputs import InputColumn, SourceNames
 from training.reader.feature_columns import ROLE_OF_SPLIT
 from training.reader.training_data import TrainingData
 
@@ -433,7 +430,7 @@ def _is_computed(data: TrainingData, feature: str) -> bool:
 
 def _is_described(file: RawFile, inputs: Sequence[InputColumn], key: InputColumn) -> bool:
     """Whether a file holds inputs that are not made of the key's own column."""
-    sources = find_sources(asdict(item) for item in inputs)
+    sources = SourceNames(tuple(inputs)).sources
     names = {item.name for item in inputs if item.column != key.column}
     others = names | {sources[name] for name in names & sources.keys()}
     return bool(others & set(RawReader(file, inputs).find_columns()))

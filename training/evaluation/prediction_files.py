@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from conf.errors import ConfigError, InputDataError
 from conf.storage.table_files import open_parquet
 from training.checkpoint.restore import TrainedModel
+from training.encoders.vocabularies import read_key_vocabulary, read_whole_key
 from training.evaluation.item_index import ItemIds
 from training.evaluation.metrics import (
     MISSING,
@@ -49,7 +50,6 @@ from training.evaluation.protocols import (
 )
 from training.input.batches import build_eval_dataset, read_batches
 from training.objectives.item_catalog import read_catalog
-from training.raw_inputs.vocabularies import read_key_vocabulary, read_whole_key
 from training.reader.filters import EVALUATION_FILTER
 from training.reader.training_data import TrainingData
 

@@ -38,7 +38,7 @@ from training.checkpoint.restore import TrainedModel
 from training.export.saved_model import write_export
 from training.models.registry import build_model
 from training.prediction.scores import write_scores
-from training.raw_inputs.raw_rows import RawFile
+from training.raw_inputs.files import RawFile
 from training.scoring.executor import LINE, RowSource, Served, read_rows
 from training.scoring.plan import Exported, ScoringRequest, plan_task, read_export, set_rows
 from training.serving.app import build_app

@@ -21,6 +21,7 @@ from tests.training.dynamic_runs import DSSM, MF, build_config, build_trainer
 from tests.training.tiny_dataset import TinyConfig, hash_key, write_tiny_dataset
 from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.restore import TrainedModel, load_checkpoint, load_run
+from training.encoders.vocabularies import read_key_vocabulary
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import build_item_index
 from training.export.delta import apply_delta, write_delta
@@ -32,7 +33,6 @@ from training.models.carried_tables import MatchedKeys, set_keys
 from training.models.registry import build_model
 from training.monitoring.progress import NoProgress
 from training.prediction.predict import write_recommendations
-from training.raw_inputs.vocabularies import read_key_vocabulary
 
 UNKNOWN = 999_999
 

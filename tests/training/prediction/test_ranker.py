@@ -35,7 +35,7 @@ from training.models.ranking import NetworkRankingModel
 from training.prediction.predict import write_recommendations
 from training.prediction.rows_to_rank import ListSource, carries_candidates, choose_split
 from training.prediction.scores import write_scores
-from training.raw_inputs.raw_rows import RawFile
+from training.raw_inputs.files import RawFile
 from training.scoring.executor import PART, RowSource, score_partition
 from training.scoring.plan import ScoringRequest, plan_task, read_export
 

@@ -10,7 +10,7 @@ import pytest
 
 from conf.artefacts.export import KEY
 from conf.errors import InputDataError
-from training.raw_inputs.input_columns import InputColumn
+from training.raw_inputs.inputs import InputColumn
 from training.scoring.plan import Exported, read_candidates
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from conf.errors import ExitCode, InputDataError
 from training.prediction.scores import check_numbers
-from training.raw_inputs.input_columns import InputColumn
-from training.raw_inputs.raw_rows import RawFile, RawReader
-from training.raw_inputs.value_checks import find_bad_number
+from training.raw_inputs.converter import find_bad_number
+from training.raw_inputs.files import RawFile, RawReader
+from training.raw_inputs.inputs import InputColumn
 from training.scoring.executor import LINE, RowSource, ScoringTask, read_rows
 
 NAN, INF = float("nan"), float("inf")

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from training.raw_inputs.input_columns import InputColumn
-from training.raw_inputs.written_values import WrittenForm
+from training.raw_inputs.inputs import InputColumn, WrittenForm
 from training.serving.models.batching import Batcher, Builder
 from training.serving.requests.errors import RequestError
 from training.serving.requests.limits import CallLimits, Cost, RequestLimits, SignatureCost

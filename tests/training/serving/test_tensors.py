@@ -13,13 +13,11 @@ import pytest
 import tensorflow as tf
 
 from conf.errors import InputDataError
-from training.raw_inputs.input_columns import InputColumn
-from training.raw_inputs.json_values import build_array
-from training.raw_inputs.raw_columns import RawColumns
-from training.raw_inputs.raw_rows import RawFile, RawReader
-from training.raw_inputs.raw_value_errors import RawValueError
-from training.raw_inputs.value_checks import find_wrong_times
-from training.raw_inputs.written_values import WrittenForm
+from training.raw_inputs.converter import RawColumns
+from training.raw_inputs.files import RawFile, RawReader
+from training.raw_inputs.inputs import InputColumn, WrittenForm
+from training.raw_inputs.requests import RawValueError, build_array
+from training.raw_inputs.times import find_wrong_times
 from training.serving.lists.row_inputs import read_given
 from training.serving.requests.errors import RequestError
 from training.serving.requests.limits import RequestLimits
@@ -122,9 +120,9 @@ def test_inputs_may_have_the_names_of_the_source_s_columns(tmp_path) -> None:
         for name, values in own.items():
             assert found[name].tolist() == values.tolist()
     both = {**ROW, "user_id": "u2"}
-    with pytest.raises(RequestError, match="uid is made of user_id, and both are given and differ"):
+    with pytest.raises(RequestError, match="uid is made of 'user_id', and both are given and differ"):
         predict([both])
-    with pytest.raises(InputDataError, match="'uid' is made of 'user_id', and the two columns"):
+    with pytest.raises(InputDataError, match="'uid' is made of 'user_id', and both"):
         read_file(tmp_path, [ROW | {"user_id": "u1"}, both])
 
 

@@ -25,10 +25,8 @@ from conf.storage.table_files import read_parquet
 from training.index.index_build import read_seconds, require_whole, write_numbered
 from training.index.item_columns import COLUMN_PREFIX, read_table
 from training.index.known_entities import find_index, open_index
-from training.raw_inputs.column_values import DEFAULT_SEPARATOR
-from training.raw_inputs.input_columns import InputColumn
-from training.raw_inputs.raw_columns import RawColumns
-from training.raw_inputs.source_names import SourceNames
+from training.raw_inputs.converter import DEFAULT_SEPARATOR, RawColumns
+from training.raw_inputs.requests import read_names
 from training.serving.models.served_version import Loading, ServedVersion
 
 BATCH_ROWS = 1024
@@ -161,7 +159,7 @@ def embed_items(version: Path, items: pa.Table) -> NDArray[np.float32]:
     """
     model = ServedVersion(version, Loading(files=None))
     inputs = model.card["signatures"]["item_embedding"]["inputs"]
-    key, names = items.column_names[0], SourceNames.build(inputs)
+    key, names = items.column_names[0], read_names(inputs)
     others = [item["name"] for item in inputs if key not in (item["name"], item["column"])]
     if not {name for other in others for name in names.list_names(other)} & set(items.column_names):
         raise ConfigError(
@@ -176,7 +174,7 @@ def embed_items(version: Path, items: pa.Table) -> NDArray[np.float32]:
             items = items.append_column(item["name"], pa.nulls(len(items)))
     # Whatever the file is: a list that is text has its values between separators.
     reader = RawColumns(
-        [InputColumn.from_json(item) for item in inputs],
+        names.inputs,
         "the new items",
         DEFAULT_SEPARATOR,
         is_delimited=True,

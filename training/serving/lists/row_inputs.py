@@ -8,12 +8,18 @@ from functools import cached_property
 from typing import Any
 
 from conf.artefacts.export import FEATURE_PREFIX, RANK_ITEMS, ROW_FEATURES
+from training.encoders.vocabularies import read_whole_key
 from training.index.item_columns import Token
 from training.index.known_entities import KnownEntities
-from training.raw_inputs.export_inputs import once_per_object, read_column
-from training.raw_inputs.json_values import build_array, read_written
-from training.raw_inputs.source_names import SourceNames, find_sources, name_inputs
-from training.raw_inputs.vocabularies import read_whole_key
+from training.raw_inputs.inputs import SourceNames
+from training.raw_inputs.requests import (
+    build_array,
+    build_inputs,
+    once_per_object,
+    read_column,
+    read_list,
+    read_names,
+)
 from training.serving.models.served_version import ServedVersion
 from training.serving.requests.errors import RequestError, refuse_values
 from training.serving.requests.limits import RequestLimits
@@ -40,19 +46,14 @@ class RowInputs:
         return tuple(item["name"] for item in self.items)
 
     @cached_property
-    def allowed(self) -> frozenset[str]:
-        """Names that a request may use: those of the inputs, and of the source's columns."""
-        return frozenset({*self.names, *find_sources(self.items).values()})
-
-    @cached_property
     def sources(self) -> SourceNames:
         """Columns that stand for the inputs."""
-        return SourceNames.build(self.items)
+        return read_names(self.items)
 
-    @refuse_values()
-    def name_given(self, features: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns what a request says, by the names of the inputs."""
-        return name_inputs(features, self.names, self.sources) if features else {}
+    @cached_property
+    def allowed(self) -> frozenset[str]:
+        """Names that a request may use: those of the inputs, and of the source's columns."""
+        return frozenset({*self.names, *self.sources.sources.values()})
 
 
 @once_per_object
@@ -120,7 +121,7 @@ def check_features(request: RecommendRequest, models: Sequence[ServedVersion]) -
 def _refuse_key(request: RecommendRequest, row: RowInputs, key: str | None) -> None:
     """Refuses a user's key as a feature: nothing that is stored of the user would be used."""
     keys = {item["name"] for item in row.items if item["feature"] == key}
-    keys |= {column for name, column in find_sources(row.items).items() if name in keys}
+    keys |= {column for name, column in row.sources.sources.items() if name in keys}
     if named := next((name for name in request.features if name in keys), None):
         raise RequestError(
             f"features: {named[:100]} names the user, which 'user' does: leave it out"
@@ -143,7 +144,7 @@ def find_stored(
     if row is None or known.users is None:
         return frozenset()
     inputs = find_row_inputs(version, signature)
-    given = inputs.name_given(request.features)
+    given = inputs.sources.find_given(request.features)
     read = {item["feature"] for item in inputs.items}
     said = {item["feature"] for item in inputs.items if item["name"] in given}
     users = version.card["users"] or {}
@@ -159,7 +160,7 @@ def find_stored(
     return frozenset(read & stored - said)
 
 
-def _refuse_parts(inputs: RowInputs, given: Mapping[str, Any], features: Collection[str]) -> None:
+def _refuse_parts(inputs: RowInputs, given: Collection[str], features: Collection[str]) -> None:
     """Refuses some of the columns that a stored feature is made of: the others are not stored."""
     for feature in features:
         columns = [item["column"] for item in inputs.items if item["feature"] == feature]
@@ -182,19 +183,14 @@ def read_given(
         RequestError: Text is no list as the build reads it, or holds too many values.
     """
     row = find_row_inputs(version, ROW_SIGNATURES[version.card["kind"]])
-    given = row.name_given(request.features)
-    found: dict[str, list[Token]] = {}
-    for item in row.items:
-        if item["feature"] in histories and item["name"] in given:
-            value = read_written(given[item["name"]], 0, item, RequestLimits.values)
-            if isinstance(value, list):
-                keys = (int(one) if _is_whole(one) else one for one in value)
-                found[item["feature"]] = [one for one in keys if type(one) in (int, str)]
-    return found
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, float) and value.is_integer()
+    given = row.sources.find_given(request.features)
+    return {
+        item["feature"]: read_list(
+            item["name"], request.features, row.sources, RequestLimits.values
+        )
+        for item in row.items
+        if item["feature"] in histories and item["name"] in given
+    }
 
 
 def require_row_features(version: ServedVersion, names: Sequence[str]) -> None:
@@ -248,20 +244,21 @@ def read_raw(
     Raises:
         RequestError: A value is not of its type, or must be there and is not.
     """
-    key = find_user_key(version)
+    key, features = find_user_key(version), request.features
     about = find_row_inputs(version, signature)
     specs, inputs = version.find_specs(signature), {}
-    given = about.name_given(request.features)
+    given = {name: [value] for name, value in features.items()}
     for item in about.items:
-        name, value = item["name"], given.get(item["name"])
-        if value is None and item["feature"] in stored and _is_required(item):
+        name = item["name"]
+        if any(features.get(other) is not None for other in about.sources.list_names(name)):
+            continue
+        if item["feature"] in stored and _is_required(item):
             filler = "" if item["dtype"] == "string" else 0
             inputs[name] = build_array(name, [filler], specs[name])  # No time, no entry: not read.
-            continue
-        if value is None and item["feature"] == key:
-            value = _read_key(request.user, item)
-        inputs[name] = build_array(name, [value], specs[name], item, most)
-    return inputs
+        else:
+            given[name] = [_read_key(request.user, item) if item["feature"] == key else None]
+    rest = {name: specs[name] for name in about.names if name not in inputs}
+    return {**inputs, **build_inputs(given, rest, about.sources, most)}
 
 
 def _read_key(user: Token | None, item: Mapping[str, Any]) -> Token | None:

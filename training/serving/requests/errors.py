@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from training.raw_inputs.raw_value_errors import RawValueError
+from training.raw_inputs.requests import RawValueError
 
 INVALID, NO_TOKEN, NOT_FOUND, TIMED_OUT, TOO_LARGE, ENCODED, WRONG_HOST, LONG_HEAD, LEFT = (
     400, 401, 404, 408, 413, 415, 421, 431, 499)  # fmt: skip

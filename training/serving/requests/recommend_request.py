@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from training.index.item_columns import Token
-from training.raw_inputs.raw_value_errors import show
+from training.raw_inputs.json_columns import show
 from training.serving.requests.errors import RequestError, cut
 from training.serving.requests.limits import (
     CANDIDATES,

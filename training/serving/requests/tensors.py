@@ -16,18 +16,23 @@ import json
 import sys
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from conf.artefacts.export import DEFAULT_SIGNATURE
-from training.raw_inputs.export_inputs import find_source_names
-from training.raw_inputs.json_values import build_array, check_times
-from training.raw_inputs.raw_value_errors import show
-from training.raw_inputs.source_names import SourceNames, name_columns, name_inputs
-from training.raw_inputs.value_checks import FINITE, find_bad_number
+from training.raw_inputs.converter import FINITE, find_bad_number
+from training.raw_inputs.inputs import SourceNames
+from training.raw_inputs.json_columns import show
+from training.raw_inputs.requests import (
+    build_inputs,
+    check_names,
+    check_times,
+    gather_rows,
+    read_names,
+)
 from training.serving.requests.errors import RequestError, refuse_values
 from training.serving.requests.limits import RequestLimits, check_lists
 
@@ -105,40 +110,29 @@ def parse_predict(
     is_row = "instances" in data
     if is_row == ("inputs" in data):
         raise RequestError("Request must hold either 'instances' or 'inputs', and not both")
-    about, limits = about or {}, limits or RequestLimits()
+    names, limits = read_names(about or {}), limits or RequestLimits()
     given = data["instances" if is_row else "inputs"]
     check_lists(given.values() if isinstance(given, dict) else (given,), limits.rows)
     read = _read_rows if is_row else _read_columns
-    columns = read(given, specs, find_source_names(about))
-    inputs = {
-        name: build_array(name, columns[name], spec, about.get(name), limits.values)
-        for name, spec in specs.items()
-    }
+    inputs = build_inputs(read(given, specs, names), specs, names, limits.values)
     if is_row and len({len(value) for value in inputs.values()}) > 1:
         raise RequestError("Inputs of the row form must have one batch size")
     return inputs, is_row
 
 
-def _read_columns(columns: Any, specs: Specs, sources: SourceNames) -> Mapping[str, Any]:
+def _read_columns(columns: Any, specs: Specs, names: SourceNames) -> Mapping[str, Any]:
     if not isinstance(columns, dict) or set(columns) == {"b64"}:
         columns = {_find_only(specs): columns}
-    columns = name_columns(columns, specs, sources)
-    check_names(columns, specs)
+    check_names(columns, specs, names)
     return columns
 
 
-def _read_rows(rows: Any, specs: Specs, sources: SourceNames) -> Mapping[str, Any]:
+def _read_rows(rows: Any, specs: Specs, names: SourceNames) -> Mapping[str, Any]:
     if not isinstance(rows, list) or not rows:
         raise RequestError("'instances' must be a list of at least one row")
     if not isinstance(rows[0], dict) or set(rows[0]) == {"b64"}:
         return {_find_only(specs): rows}
-    named = []
-    for number, row in enumerate(rows):
-        if not isinstance(row, dict):
-            raise RequestError(f"instance {number} is no object, as others are: {show(row)}")
-        named.append(name_inputs(row, specs, sources, f"instance {number}: "))
-        check_names(named[-1], specs, f"instance {number}: ")
-    return {name: [row[name] for row in named] for name in specs}
+    return gather_rows(rows, specs, names)
 
 
 def _find_only(specs: Specs) -> str:
@@ -149,24 +143,9 @@ def _find_only(specs: Specs) -> str:
     return next(iter(specs))
 
 
-def check_names(given: Collection[str], specs: Specs, where: str = "") -> None:
-    """Refuses names of inputs that are not those of the signature.
-
-    Raises:
-        RequestError: An input is missing, or unknown.
-    """
-    missing = sorted(name for name in specs if name not in given)
-    unknown = next((name for name in given if name not in specs), None)
-    if missing or unknown is not None:
-        raise RequestError(
-            f"{where}inputs do not match the signature; missing: "
-            f"{', '.join(missing)[:300] or 'none'}; unknown: {(unknown or 'none')[:100]}"
-        )
-
-
 @refuse_values()
 def check_examples(serialized: np.ndarray, holds: Sequence[Mapping[str, Any]]) -> None:
-    """Refuses numbers in serialized `tf.Example`s as `check_finite` and `check_times` do.
+    """Refuses numbers in serialized `tf.Example`s as `build_inputs` does.
 
     Args:
         serialized: `[rows]` of bytes.

@@ -15,7 +15,7 @@ from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
-from training.raw_inputs.vocabularies import (
+from training.encoders.vocabularies import (
     EncodedVersion,
     Vocabulary,
     find_named_ids,

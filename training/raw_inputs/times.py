@@ -1,0 +1,224 @@
+"""Times as a source writes them: ISO 8601 or epochs, in the unit that the build was given."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from math import floor
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from conf.dates import (
+    FIRST_DATE_S,
+    LAST_DATE_S,
+    UNIT_WORDS,
+    UNITS_PER_SECOND,
+    find_date_unit,
+    show_time,
+)
+from conf.number_text import SPACES, bare_real
+from training.raw_inputs.inputs import InputColumn
+
+_ISO = re.compile(
+    r"(?P<year>\d{4})-(?P<month>\d{1,2})-(?P<day>\d{1,2})"
+    r"(?:[T ](?P<hour>\d{1,2}):(?P<minute>\d{1,2})(?::(?P<second>\d{1,2})(?:\.(?P<part>\d{1,9}))?"
+    r"\s*(?P<zone>Z|UTC|[+-]\d{1,2}(?::\d{2})?|[+-]\d{4})?)?)?",
+    re.ASCII,
+)
+_PARTS = ("year", "month", "day", "hour", "minute", "second")
+_WHOLE = re.compile(r"([+-]?[0-9]+)(?:\.0*)?")
+_EPOCH = datetime.datetime(1970, 1, 1)
+_MOST_OFFSET = datetime.timedelta(hours=18)
+_SECONDS_PER_DAY = 86_400
+
+
+def read_times(item: InputColumn, values: pa.Array) -> pa.Array:
+    """Returns text, timestamps and dates as whole numbers of the unit that the model reads.
+
+    Other numbers stay as they are: whole ones are of the unit already, or epochs of the source,
+    which `scale_epochs` turns. Without a zone, times are UTC.
+
+    Raises:
+        ValueError or pa.ArrowException: One is no time.
+    """
+    unit = item.read_unit or "ms"
+    if pa.types.is_temporal(values.type):
+        return _convert_timestamps(values, unit)
+    is_fraction = pa.types.is_floating(values.type) or pa.types.is_decimal(values.type)
+    if item.epoch_unit is not None and is_fraction:
+        values = values.cast(pa.string())  # read to the digit
+    if not pa.types.is_string(values.type):
+        return values
+    encoded = values.dictionary_encode()
+    texts = encoded.dictionary.to_pylist()
+    parsed = [None if text is None else parse_time(text, item.epoch_unit, unit) for text in texts]
+    times = pa.array(parsed, pa.int64())
+    return times.take(encoded.indices)
+
+
+def _convert_timestamps(values: pa.Array, unit: str) -> pa.Array:
+    zone = getattr(values.type, "tz", None)
+    micros = values.cast(pa.timestamp("us", zone), safe=False).cast(pa.int64())
+    divisor = 1_000_000 // UNITS_PER_SECOND[unit]
+    whole = np.floor_divide(micros.fill_null(0).to_numpy(zero_copy_only=False), divisor)
+    return pa.array(whole, pa.int64(), mask=values.is_null().to_numpy(zero_copy_only=False))
+
+
+def parse_time(text: str, epoch_unit: str | None, unit: str) -> int:
+    """Reads a time.
+
+    Args:
+        text: ISO 8601 or a whole number of the unit; where the source writes epochs a number,
+            rounded down, which is of their unit if it is a date there.
+        epoch_unit: Unit of the source's epochs; None: it writes none.
+        unit: `s`, `ms` or `us`: what comes out.
+
+    Raises:
+        ValueError: It is none.
+    """
+    stripped = text.strip(SPACES)
+    if epoch_unit is not None:
+        return _parse_epoch(stripped, epoch_unit, unit)
+    if (match := _ISO.fullmatch(stripped)) is not None:
+        return _count_micros(match.groupdict("0")) // (1_000_000 // UNITS_PER_SECOND[unit])
+    if (match := _WHOLE.fullmatch(stripped)) is None:
+        raise ValueError(f"{text!r} is no time")
+    return int(match[1])
+
+
+def _parse_epoch(text: str, own: str, unit: str) -> int:
+    number = Decimal(bare_real(text))
+    if number.copy_abs() >= 1 << 63:
+        raise ValueError(f"{text!r} is no time")
+    per = UNITS_PER_SECOND[own]
+    is_date = FIRST_DATE_S * per <= number < LAST_DATE_S * per
+    return floor(number * UNITS_PER_SECOND[unit] / per if is_date else number)
+
+
+def _count_micros(parts: Mapping[str, str]) -> int:
+    """Microseconds since 1970, UTC."""
+    year, month, day, hour, minute, second = (int(parts[name]) for name in _PARTS)
+    micros = int(parts["part"].ljust(6, "0")[:6])
+    moment = datetime.datetime(year, month, day, hour, minute, second, micros)
+    since = moment - _EPOCH - _read_offset(parts["zone"])
+    return since // datetime.timedelta(microseconds=1)
+
+
+def _read_offset(zone: str) -> datetime.timedelta:
+    if zone in ("0", "Z", "UTC"):
+        return datetime.timedelta()
+    digits = zone[1:].replace(":", "")
+    hours, minutes = (int(digits[:-2]), int(digits[-2:])) if len(digits) > 2 else (int(digits), 0)
+    offset = datetime.timedelta(hours=hours, minutes=minutes)
+    if minutes > 59 or offset > _MOST_OFFSET:
+        raise ValueError(f"{zone} is no zone")
+    return -offset if zone[0] == "-" else offset
+
+
+def scale_epochs(item: InputColumn, values: pa.Array) -> pa.Array:
+    """Turns whole numbers that are dates in the unit of the source's epochs into milliseconds."""
+    own = item.epoch_unit
+    if own in (None, "ms"):
+        return values
+    per = UNITS_PER_SECOND[own]
+    is_date = pc.and_(
+        pc.greater_equal(values, FIRST_DATE_S * per), pc.less(values, LAST_DATE_S * per)
+    )
+    turned = pc.multiply(values, 1000) if own == "s" else pc.divide(values, 1000)
+    return pc.if_else(is_date, turned, values)
+
+
+def describe_time(item: InputColumn) -> str:
+    """Returns in words how a time may be written."""
+    unit, own = item.read_unit or "ms", item.epoch_unit
+    if own is None:
+        return (
+            "ISO 8601, such as 2026-01-31 or 2026-01-31T10:00:00Z, in UTC unless a zone is "
+            f"written; or a whole number of {UNIT_WORDS[unit]} since 1970"
+        )
+    also = "" if own == unit else f", or of {UNIT_WORDS[own]}, as the source writes them"
+    return f"a number of {UNIT_WORDS[unit]} since 1970{also}"
+
+
+@dataclass(frozen=True)
+class WrongTimes:
+    """What is wrong with some times, in words."""
+
+    problem: str
+    received: str
+    allowed: str
+
+
+def find_wrong_times(item: InputColumn, values: np.ndarray) -> WrongTimes | None:
+    """Returns what is wrong with the times that a date is made of; None: nothing is.
+
+    Dates of one unit are no dates in another one, as 1980 to 2100 is another range of numbers in
+    each. Times of a log that holds dates are dates in its unit, each of them. Of other times of
+    such a log none is a small number such as an hour of the day; 0 may mean that there is none.
+    All of some times are dates in another unit only where the unit is wrong.
+
+    Args:
+        item: The input.
+        values: Of any shape, missing ones and padding as tokens.
+    """
+    unit = item.time_unit
+    if unit is None or values.dtype.kind not in "iuf":
+        return None
+    times = _drop_tokens(item, values)
+    if not times.size:
+        return None
+    low, high = times.min().item(), times.max().item()
+    likely, has_one = find_date_unit(low), find_date_unit(low) == find_date_unit(high)
+    if has_one and likely is not None:
+        # One early date in milliseconds may be a date of January 1970 indeed, if not of the log.
+        is_early = item.time_kind != "event" and likely == "s" and low == high
+        return None if likely == unit or is_early else _describe_other(unit, likely, low, high)
+    bad = _find_no_time(times, unit, item.time_kind)
+    if bad is None:
+        return None
+    words = UNIT_WORDS[unit]
+    return WrongTimes(
+        f"holds what is no time in {words}: the model reads the times of {item.column!r}, as the "
+        "build had them, not a part of them such as the hour",
+        f"{bad}: in {words} {show_time(bad, unit)}",
+        f"dates{' from 1980 to 2100' if item.time_kind == 'event' else ''} in {words} since 1970",
+    )
+
+
+def _drop_tokens(item: InputColumn, values: np.ndarray) -> np.ndarray:
+    """Returns what is neither missing nor padding, `[times]`."""
+    is_time = np.isfinite(values)
+    for token in (item.null_token, item.pad_token):
+        if isinstance(token, int | float):
+            is_time &= values != values.dtype.type(token)
+    return values[is_time]
+
+
+def _describe_other(unit: str, likely: str, low: float, high: float) -> WrongTimes:
+    said = [
+        f"in {UNIT_WORDS[one]} {show_time(low, one)} to {show_time(high, one)}"
+        for one in (unit, likely)
+    ]
+    return WrongTimes(
+        f"holds times in {UNIT_WORDS[likely]}, and the model reads {UNIT_WORDS[unit]}",
+        f"{low} to {high}: {', '.join(said)}",
+        f"{UNIT_WORDS[unit]} since 1970, as the build had them",
+    )
+
+
+def _find_no_time(times: np.ndarray, unit: str, kind: str | None) -> int | float | None:
+    """Returns the first number that is no time of a log with dates; None: there is none."""
+    is_bad: np.ndarray
+    if kind == "event":
+        is_bad = np.fromiter((find_date_unit(t) != unit for t in times.tolist()), bool, times.size)
+    elif kind == "date":
+        is_bad = (np.abs(times) < _SECONDS_PER_DAY * UNITS_PER_SECOND[unit]) & (times != 0)
+    else:
+        return None
+    time: int | float = times[is_bad.argmax()].item()
+    return time if is_bad.any() else None
