@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import tempfile
-import threading
 import time
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from etl.sources.text_files import escape_path
 from etl.sources.text_formats import has_bad_quotes
 from etl.tfrecord.spark.failures import describe_failure, known_failures
 from jobs.support.spark_session import build_session, check_executors, is_on_this_machine
-from jobs.support.terminal import quiet_tensorflow, show_progress
+from jobs.support.terminal import quiet_tensorflow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,29 +59,18 @@ _SHIPPED = (EXPORT_FILE, "saved_model.pb", "fingerprint.pb", "variables", "asset
 _FILES_AT_ONCE = 8
 _JSON_SAMPLE = 10_000
 _POSITION_BITS = 33
-_WATCH_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class SparkInput:
-    """An input that Spark reads.
-
-    Attributes:
-        paths: Files, folders or globs.
-        kind: A format of Spark, or `tsv` or `jsonl`; None: told by the name.
-        options: Of Spark's reader.
-    """
+    """Files, folders or globs; a format of Spark, `tsv` or `jsonl` (None: told by the name)."""
 
     paths: tuple[str, ...]
     kind: str | None = None
     options: Mapping[str, str] = field(default_factory=dict)
 
     def find_kind(self) -> str:
-        """Returns the format.
-
-        Raises:
-            ConfigError: The names do not tell it.
-        """
+        """Returns the format."""
         if self.kind is not None:
             return "jsonl" if self.kind in JSON_FORMATS else self.kind
         names = [path.rstrip("/").rpartition("/")[2].removesuffix(".gz") for path in self.paths]
@@ -100,15 +88,7 @@ class SparkInput:
 
 @dataclass(frozen=True)
 class NumberedInput:
-    """Rows with numbers.
-
-    Attributes:
-        frame: The rows.
-        columns: Names of their columns.
-        files: Path, bytes and time of the last change of each file, by path.
-        counts: Rows of each of Spark's partitions.
-        source: Where they come from.
-    """
+    """Rows with numbers: path, bytes and time of each file, rows of each of Spark's partitions."""
 
     frame: DataFrame
     columns: tuple[str, ...]
@@ -119,15 +99,7 @@ class NumberedInput:
 
 @dataclass(frozen=True)
 class SparkRequest:
-    """What is asked of a job, beside what rows get.
-
-    Attributes:
-        output: Directory of the files.
-        suffix: Format of the files; None: what fits.
-        part_rows: Rows of a partition, rounded up to whole calls.
-        id_column: Column that names the rows.
-        list_separator: Separates the values of lists in CSV.
-    """
+    """What is asked of a job, beside what rows get; `suffix` is the format of the files."""
 
     output: Path
     suffix: str | None = None
@@ -148,12 +120,7 @@ class Finished:
 def predict_in_spark(
     export: Export, asked: Asked, request: SparkRequest, rows: SparkInput | None, spark: SparkConfig
 ) -> Finished:
-    """Runs a job in a Spark session of its own, or the submitter's.
-
-    Raises:
-        ConfigError: Options do not fit, or the output directory holds something else.
-        InputDataError: A row is refused, or the input is missing or damaged.
-    """
+    """Runs a job in a Spark session of its own, or the submitter's."""
     job = plan_job(export, asked, request, rows)  # Wrong options are refused before Spark starts.
     session = build_session(spark, "sluice predict")
     try:
@@ -206,7 +173,7 @@ def _run(session: SparkSession, export: Export, job: Job, rows: SparkInput | Non
     begun = time.monotonic()
     if missing:
         _log.info("%s of %s partitions to compute", len(missing), job.parts)
-        with tempfile.TemporaryDirectory() as folder, _watched(job, len(missing)):
+        with tempfile.TemporaryDirectory() as folder:
             directory = _bring_model(session, export, Path(folder))
             run_parts(frame_of(missing), job, directory)
     elif status == "finished":
@@ -253,12 +220,7 @@ def find_columns(found: NumberedInput, source: RowSource) -> tuple[str, ...]:
 
 
 def open_input(session: SparkSession, source: SparkInput) -> NumberedInput:
-    """Opens an input and counts its rows.
-
-    Raises:
-        ConfigError: Its format is not known, or it is not made of files.
-        InputDataError: It is missing or damaged.
-    """
+    """Opens an input and counts its rows."""
     from pyspark.sql import functions as F
 
     kind = source.find_kind()
@@ -347,13 +309,7 @@ def _list_files(session: SparkSession, frame: DataFrame) -> list[list[Any]]:
 
 
 def read_times(found: NumberedInput, inputs: Iterable[Any], read: Sequence[str]) -> DataFrame:
-    """Returns the rows with text of Java's date patterns as timestamps, as the build reads it.
-
-    Args:
-        found: The rows.
-        inputs: The model's inputs; `written.time` is how the source writes them.
-        read: Names of the columns that are read.
-    """
+    """Returns the rows with text of Java's date patterns as timestamps, as the build reads it."""
     from pyspark.sql import functions as F
 
     frame, types = found.frame, dict(found.frame.dtypes)
@@ -469,34 +425,8 @@ def _compute(
 
 
 @contextlib.contextmanager
-def _watched(job: Job, total: int) -> Iterator[None]:
-    """Shows how many partitions are done."""
-    ended = threading.Event()
-
-    def watch(advance: Any) -> None:
-        left = total
-        while not ended.wait(_WATCH_SECONDS):
-            now = len(job.find_missing())
-            advance(left - now)
-            left = now
-
-    with show_progress(total) as advance:
-        thread = threading.Thread(target=watch, args=(advance,), daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
-
-
-@contextlib.contextmanager
 def input_failures() -> Iterator[None]:
-    """Raises the cause of what Spark raises: what a task said, or that the input is not readable.
-
-    Raises:
-        SluiceError: The error to show the user.
-    """
+    """Raises the cause of what Spark raises: what a task said, or an input that is not readable."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 

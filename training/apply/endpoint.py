@@ -25,11 +25,7 @@ from training.apply.export import Arrays, Exported
 from training.apply.ranker import Ranker, RowInputs
 from training.apply.rows import to_array
 from training.checkpoint.restore import TrainedModel
-from training.encoders.vocabularies import (
-    Vocabulary,
-    read_key_vocabulary,
-    read_plan,
-)
+from training.encoders.vocabularies import Vocabulary, read_key_vocabulary, read_plan
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.task_metrics import compile_scores
 from training.export.model_signatures import build_encoders

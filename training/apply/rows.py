@@ -107,11 +107,7 @@ def read_users(
 
 
 def find_users_inputs(export: Export, answers: Answers) -> list[Mapping[str, Any]]:
-    """Returns what is read of an export's users.
-
-    Raises:
-        ConfigError: It does not know that of them, or not what they have met.
-    """
+    """Returns what is read of an export's users; refuses what it does not know of them."""
     inputs = find_row_inputs(export, answers.give, is_encoded=True)
     users = export.card["users"]
     names = [item["feature"] for item in inputs]
@@ -157,14 +153,7 @@ def _to_dense(values: pa.Array) -> np.ndarray:
 
 
 class DatasetRows:
-    """Rows of the dataset that a run was trained on.
-
-    Args:
-        export: The run's model.
-        data: The dataset version.
-        answers: What rows get.
-        items: What is ranked; None: nothing.
-    """
+    """Rows of the dataset that a run was trained on."""
 
     def __init__(
         self, export: Export, data: TrainingData, answers: Answers, items: Items | None
@@ -178,13 +167,7 @@ class DatasetRows:
             self._vocabulary = read_key_vocabulary(*self._where, self._user)
 
     def read(self, source: Source) -> Iterator[Rows]:
-        """Yields the rows of a split, or of users as of one, in the order of the shards.
-
-        Raises:
-            ConfigError: Records do not hold what the model reads or has to leave out, or there are
-                no users.
-            InputDataError: A split is missing or empty, or a record is damaged.
-        """
+        """Yields the rows of a split, or of users as of one, in the order of the shards."""
         if source.as_of is None:
             yield from self._read_split(source.split or TEST)
             return
@@ -331,16 +314,6 @@ def choose_items(
     A file names items of the catalogue by their keys. One that holds all inputs of an item too
     describes items, which the catalogue need not have; those of a ranking model are encoded by the
     dataset's encoders.
-
-    Args:
-        export: The model.
-        file: The file.
-        data: The dataset of its run; None: not known.
-
-    Raises:
-        ConfigError: The model ranks no items, or the file's format is not known by its name.
-        InputDataError: The file is missing, damaged or empty, lacks a column or a key, holds a key
-            twice, or names no item of the catalogue.
     """
     catalogue, key = export.items, InputColumn.from_json(export.card["lists"]["item"])
     is_computed = data is not None and _is_computed(data, key.feature)
@@ -364,13 +337,7 @@ def choose_items(
 
 @dataclass(frozen=True)
 class RawKeys:
-    """A file whose rows are named by a key.
-
-    Attributes:
-        file: The file.
-        key: The key's input.
-        encoders: What makes ids and features of them; None: the catalogue knows the keys.
-    """
+    """A file whose rows are named by a key; `encoders` make ids of keys that nobody knows."""
 
     file: RawFile
     key: InputColumn
@@ -476,11 +443,7 @@ def read_encoders(data: TrainingData, names: tuple[str, ...]) -> ServingEncoders
 
 
 def _report_unmatched(file: RawFile, what: str, given: int, unmatched: Sequence[Any]) -> None:
-    """Warns of keys that name nothing: they are left out.
-
-    Raises:
-        InputDataError: None names anything.
-    """
+    """Warns of keys that name nothing: they are left out; refuses a file of such keys alone."""
     if not unmatched:
         return
     said = describe_unmatched(file.path, given, unmatched)

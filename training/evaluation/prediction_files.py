@@ -62,7 +62,7 @@ _KEYS = (str, int, float, type(None))
 
 @dataclass(frozen=True)
 class WrittenLists:
-    """Some lists of a file; `names` are raw values of users or numbers of rows, `first` is from 1."""
+    """Some lists of a file, named by raw values of users or numbers of rows; `first` from 1."""
 
     names: list[Any]
     items: list[list[Any]]

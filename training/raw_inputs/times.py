@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from math import floor
 
@@ -40,11 +39,7 @@ _SECONDS_PER_DAY = 86_400
 def read_times(item: InputColumn, values: pa.Array) -> pa.Array:
     """Returns text, timestamps and dates as whole numbers of the unit that the model reads.
 
-    Other numbers stay as they are: whole ones are of the unit already, or epochs of the source,
-    which `scale_epochs` turns. Without a zone, times are UTC.
-
-    Raises:
-        ValueError or pa.ArrowException: One is no time.
+    Other numbers stay as they are; without a zone, times are UTC.
     """
     unit = item.read_unit or "ms"
     if pa.types.is_temporal(values.type):
@@ -70,16 +65,9 @@ def _convert_timestamps(values: pa.Array, unit: str) -> pa.Array:
 
 
 def parse_time(text: str, epoch_unit: str | None, unit: str) -> int:
-    """Reads a time.
+    """Reads ISO 8601, or a whole number of `unit`, in which the time is returned.
 
-    Args:
-        text: ISO 8601 or a whole number of the unit; where the source writes epochs a number,
-            rounded down, which is of their unit if it is a date there.
-        epoch_unit: Unit of the source's epochs; None: it writes none.
-        unit: `s`, `ms` or `us`: what comes out.
-
-    Raises:
-        ValueError: It is none.
+    Where the source writes epochs a number, rounded down: of their unit if it is a date there.
     """
     stripped = text.strip(SPACES)
     if epoch_unit is not None:
@@ -145,80 +133,46 @@ def describe_time(item: InputColumn) -> str:
     return f"a number of {UNIT_WORDS[unit]} since 1970{also}"
 
 
-@dataclass(frozen=True)
-class WrongTimes:
-    """What is wrong with some times, in words."""
-
-    problem: str
-    received: str
-    allowed: str
-
-
-def find_wrong_times(item: InputColumn, values: np.ndarray) -> WrongTimes | None:
+def find_wrong_times(item: InputColumn, values: np.ndarray) -> str | None:
     """Returns what is wrong with the times that a date is made of; None: nothing is.
 
     Dates of one unit are no dates in another one, as 1980 to 2100 is another range of numbers in
     each. Times of a log that holds dates are dates in its unit, each of them. Of other times of
     such a log none is a small number such as an hour of the day; 0 may mean that there is none.
-    All of some times are dates in another unit only where the unit is wrong.
-
-    Args:
-        item: The input.
-        values: Of any shape, missing ones and padding as tokens.
+    All of some times are dates in another unit only where the unit is wrong. Values have any
+    shape; missing ones and padding are tokens.
     """
+    tokens = [t for t in (item.null_token, item.pad_token) if isinstance(t, int | float)]
+    times = values[np.isfinite(values) & ~np.isin(values, np.array(tokens, values.dtype))]
     unit = item.time_unit
-    if unit is None or values.dtype.kind not in "iuf":
-        return None
-    times = _drop_tokens(item, values)
-    if not times.size:
+    if unit is None or not times.size:
         return None
     low, high = times.min().item(), times.max().item()
-    likely, has_one = find_date_unit(low), find_date_unit(low) == find_date_unit(high)
-    if has_one and likely is not None:
+    own, likely = UNIT_WORDS[unit], find_date_unit(low)
+    if likely is not None and likely == find_date_unit(high):
         # One early date in milliseconds may be a date of January 1970 indeed, if not of the log.
-        is_early = item.time_kind != "event" and likely == "s" and low == high
-        return None if likely == unit or is_early else _describe_other(unit, likely, low, high)
-    bad = _find_no_time(times, unit, item.time_kind)
-    if bad is None:
+        if likely == unit or (likely == "s" and low == high and item.time_kind != "event"):
+            return None
+        days = [f"{show_time(low, one)} to {show_time(high, one)}" for one in (unit, likely)]
+        other = UNIT_WORDS[likely]
+        return (
+            f"holds times in {other}, and the model reads {own}; received {low} to {high}: in "
+            f"{own} {days[0]}, in {other} {days[1]}"
+        )
+    if (bad := _find_no_time(times, unit, item.time_kind)) is None:
         return None
-    words = UNIT_WORDS[unit]
-    return WrongTimes(
-        f"holds what is no time in {words}: the model reads the times of {item.column!r}, as the "
-        "build had them, not a part of them such as the hour",
-        f"{bad}: in {words} {show_time(bad, unit)}",
-        f"dates{' from 1980 to 2100' if item.time_kind == 'event' else ''} in {words} since 1970",
-    )
-
-
-def _drop_tokens(item: InputColumn, values: np.ndarray) -> np.ndarray:
-    """Returns what is neither missing nor padding, `[times]`."""
-    is_time = np.isfinite(values)
-    for token in (item.null_token, item.pad_token):
-        if isinstance(token, int | float):
-            is_time &= values != values.dtype.type(token)
-    return values[is_time]
-
-
-def _describe_other(unit: str, likely: str, low: float, high: float) -> WrongTimes:
-    said = [
-        f"in {UNIT_WORDS[one]} {show_time(low, one)} to {show_time(high, one)}"
-        for one in (unit, likely)
-    ]
-    return WrongTimes(
-        f"holds times in {UNIT_WORDS[likely]}, and the model reads {UNIT_WORDS[unit]}",
-        f"{low} to {high}: {', '.join(said)}",
-        f"{UNIT_WORDS[unit]} since 1970, as the build had them",
+    return (
+        f"holds what is no time in {own}; received {bad}, {show_time(bad, unit)}: the model reads "
+        f"the times of {item.column!r}, not a part of them such as the hour"
     )
 
 
 def _find_no_time(times: np.ndarray, unit: str, kind: str | None) -> int | float | None:
     """Returns the first number that is no time of a log with dates; None: there is none."""
-    is_bad: np.ndarray
+    per = UNITS_PER_SECOND[unit]
+    is_bad = np.zeros(times.shape, bool)
     if kind == "event":
-        is_bad = np.fromiter((find_date_unit(t) != unit for t in times.tolist()), bool, times.size)
+        is_bad = (times < FIRST_DATE_S * per) | (times >= LAST_DATE_S * per)
     elif kind == "date":
-        is_bad = (np.abs(times) < _SECONDS_PER_DAY * UNITS_PER_SECOND[unit]) & (times != 0)
-    else:
-        return None
-    time: int | float = times[is_bad.argmax()].item()
-    return time if is_bad.any() else None
+        is_bad = (np.abs(times) < _SECONDS_PER_DAY * per) & (times != 0)
+    return times[is_bad.argmax()].item() if is_bad.any() else None

@@ -23,7 +23,7 @@ from training.apply.ranker import Ranker, RowInputs
 from training.encoders.vocabularies import read_whole_key
 from training.index.item_columns import Token
 from training.index.known_entities import KnownEntities
-from training.raw_inputs.json_columns import show
+from training.raw_inputs.converter import show
 from training.raw_inputs.requests import (
     build_array,
     build_inputs,

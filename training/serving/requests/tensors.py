@@ -24,9 +24,8 @@ import orjson
 import tensorflow as tf
 
 from conf.artefacts.export import DEFAULT_SIGNATURE
-from training.raw_inputs.converter import FINITE, find_bad_number
+from training.raw_inputs.converter import FINITE, find_bad_number, show
 from training.raw_inputs.inputs import SourceNames
-from training.raw_inputs.json_columns import show
 from training.raw_inputs.requests import (
     build_inputs,
     check_names,
