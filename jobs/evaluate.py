@@ -32,6 +32,7 @@ from jobs.support.formatting import (
     metric_title,
     read_task_metrics,
 )
+from jobs.support.serving import read_token
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
 from jobs.support.trained_run import (
     CheckpointChoice,
@@ -45,7 +46,7 @@ from jobs.support.trained_run import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from training.replay.replay import Served
+    from training.apply.export import Exported
 
 app = typer.Typer(add_completion=False)
 
@@ -62,9 +63,9 @@ def main(
             help="Measure the ranked lists of this file in place of the run's model.",
         ),
     ] = None,
-    saved_model: Annotated[
+    export: Annotated[
         str | None,
-        typer.Option(help="Ask this export of the run (its newest version) for each row."),
+        typer.Option(help="Ask this exported version, or model (its newest one), for each row."),
     ] = None,
     endpoint: Annotated[
         str | None,
@@ -88,15 +89,15 @@ def main(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Rank the catalogue, or score the rows, and compare with the baselines."""
-    from training.export.stored_models import find_place
+    from training.export.stored_models import resolve_export
 
     setup_logging(log_format)
-    named = {"--predictions": predictions, "--saved-model": saved_model, "--endpoint": endpoint}
+    named = {"--predictions": predictions, "--export": export, "--endpoint": endpoint}
     _refuse_mixed(named, dataset, token_file, baselines=baselines)
     how: dict[str, Any] = {"split": split, "checkpoint": checkpoint, "overrides": overrides or ()}
-    served = endpoint if saved_model is None else find_place(saved_model)
+    served = endpoint if export is None else resolve_export(export)
     if served is not None:
-        token = None if token_file is None else _read_token(token_file)
+        token = None if token_file is None else read_token(token_file)
         metrics = evaluate_served(run, served, **how, dataset=dataset, token=token)
     elif predictions is not None:
         metrics = evaluate_lists(run, predictions, **how)
@@ -134,7 +135,7 @@ def _refuse_mixed(
     given = [value for value in named.values() if value is not None]
     if len(given) > 1:
         raise ConfigError(
-            "--predictions, --saved-model and --endpoint each name what is measured",
+            "--predictions, --export and --endpoint each name what is measured",
             received=", ".join(map(str, given)),
             fix="leave one of them",
         )
@@ -154,12 +155,6 @@ def _refuse_mixed(
         raise ConfigError(
             "--token-file goes with --endpoint", received=f"--token-file {token_file}"
         )
-
-
-def _read_token(file: Path) -> str:
-    from training.serving.access import read_token  # Needs what the server needs.
-
-    return read_token(file)
 
 
 def evaluate(
@@ -228,7 +223,7 @@ def evaluate_served(
 
     Args:
         run_dir: A run's directory, or a series' (its last finished run).
-        served: An export's place, or the URL of a model.
+        served: The place of an exported version, or the URL of a model.
         split: Split to measure on.
         dataset: A later version of the run's dataset to measure on; None: its own.
         checkpoint: `best` or `last`.
@@ -244,27 +239,26 @@ def evaluate_served(
         InputDataError: Rows are not scored as the run scores them.
     """
     from training.checkpoint.stored_runs import bring_back
-    from training.export.stored_models import bring_version
+    from training.export.stored_models import bring
 
     trained = restore_for_evaluation(run_dir, checkpoint, overrides, dataset, split)
-    from training.replay.replay import (
-        Endpoint,
-        LoadedVersion,
-        post_json,
-        refuse_differences,
-        replay_split,
-    )
+    from training.apply import endpoint
+    from training.apply.export import Export
 
-    client: Served = (
-        Endpoint(served, partial(post_json, token=token))
-        if isinstance(served, str)
-        else LoadedVersion(bring_version(served))
-    )
-    found, difference = replay_split(trained, split, client)
+    client: Exported
+    if isinstance(served, str):
+        tasks, post = (
+            endpoint.describe_tasks(trained.model),
+            partial(endpoint.post_json, token=token),
+        )
+        client = endpoint.Endpoint(served, tasks, post)
+    else:
+        client = Export(bring(served))
+    found, difference = endpoint.evaluate_served(trained, split, client)
     metrics = {**found, "checkpoint": str(checkpoint), "served": str(served)}
     write_json(trained.run_dir / "metrics-served.json", metrics)
     bring_back(trained.run_dir)
-    refuse_differences(difference)
+    difference.refuse()
     return metrics
 
 

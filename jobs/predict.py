@@ -1,9 +1,7 @@
-"""`sluice predict`: ranked lists of items, and scores of rows.
+"""`sluice predict`: ranked lists, scores and vectors of rows, by a run or an exported model.
 
-Lists are of every user by a retrieval model, of the candidates of a split's rows (or the whole
-catalogue) by a ranking model, or of the rows of a file; of the catalogue or of the candidates of a
-file. Scores are of the rows of a split by any model, or of a file by a ranking model. Both are
-written as Parquet or as JSON lines, as the file's name says.
+Rows are those of a run's dataset, of the users of an export, or of files. On one machine a file is
+written, by Spark one for each partition; both hold the same.
 """
 
 from __future__ import annotations
@@ -14,36 +12,32 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from conf.artefacts.export import Give
-from conf.artefacts.run import SCORES_FILE, update_run_card
+from conf.artefacts.run import RECOMMENDATIONS_FILE, SCORES_FILE, update_run_card
 from conf.errors import ConfigError
+from conf.etl.spark_session import SparkConfig
 from conf.local_paths import local_path
-from conf.splits import TEST
 from jobs.support.terminal import (
     DeclaredSeparator,
     IdColumn,
     ListLength,
     LogFormat,
     LogFormatOption,
+    quiet_tensorflow,
     setup_logging,
 )
-from jobs.support.trained_run import (
-    CheckpointChoice,
-    CheckpointOption,
-    RunOption,
-    override_section,
-    restore_run,
-    timed,
-)
-from training.prediction.result_files import ROW_FORMATS, check_format
-from training.raw_inputs.raw_rows import RawFile
+from jobs.support.trained_run import CheckpointChoice, CheckpointOption, override_section, timed
 
 if TYPE_CHECKING:
-    from training.checkpoint.restore import TrainedModel
+    from jobs.predict_spark import Finished
+    from training.apply.answers import Asked, Source
+    from training.apply.export import Export
+    from training.apply.predict import Predicted
+    from training.reader.training_data import TrainingData
 
 app = typer.Typer(add_completion=False)
 
@@ -56,42 +50,41 @@ class AsOf(StrEnum):
     TEST = "test"
 
 
-@dataclass(frozen=True)
-class RowsToPredict:
-    """Rows that are ranked or scored, and the file that is written.
+class Engine(StrEnum):
+    """Where rows are computed."""
 
-    Attributes:
-        split: Rows of a split; None: those of the users, or of `test`.
-        as_of: Every user as things stood at the end of this split instead.
-        file: Rows of a file instead.
-        users: File of the users that get lists; None: all.
-        candidates: File of the items that are ranked; None: the catalogue.
-        output: File to write; None: in the run.
-        lists: Whether rows of a split or file get lists instead of scores.
-    """
+    LOCAL = "local"
+    SPARK = "spark"
 
-    split: str | None = None
-    as_of: str | None = None
-    file: RawFile | None = None
-    users: RawFile | None = None
-    candidates: RawFile | None = None
-    output: Path | None = None
-    lists: bool = False
 
-    @property
-    def asks_for_lists(self) -> bool:
-        """Whether an option is about lists alone."""
-        given = (self.as_of, self.users, self.candidates)
-        return self.lists or any(value is not None for value in given)
+class RowFormat(StrEnum):
+    """Formats of the files that Spark writes."""
+
+    PARQUET = "parquet"
+    JSON = "json"
+    JSON_LINES = "jsonl"
+    PACKED_JSON = "json.gz"
+    PACKED_JSON_LINES = "jsonl.gz"
 
 
 @app.command()
 def main(
-    run: RunOption,
-    k: ListLength = None,
+    run: Annotated[
+        str | None, typer.Option(help="A run, or a series: its last finished run.")
+    ] = None,
+    export: Annotated[
+        str | None, typer.Option(help="An exported model, or one of its versions, in its place.")
+    ] = None,
+    source: Annotated[
+        list[str] | None,
+        typer.Option("--input", help="Rows of raw values; with --engine spark several."),
+    ] = None,
+    id_column: IdColumn = None,
+    list_separator: DeclaredSeparator = None,
+    split: Annotated[str | None, typer.Option(help="Rows of a split of the run's dataset.")] = None,
     as_of: Annotated[
         AsOf | None,
-        typer.Option(help="Rank users as things stood at the end of this split; default: now."),
+        typer.Option(help="Users as things stood at the end of this split; default: now."),
     ] = None,
     users: Annotated[
         Path | None,
@@ -103,207 +96,250 @@ def main(
             parser=local_path, help="Items to rank: a file with their raw ids, or all their inputs."
         ),
     ] = None,
-    source: Annotated[
-        Path | None,
-        typer.Option(
-            "--input", parser=local_path, help="Rows of raw values: .csv, .jsonl or .parquet."
-        ),
+    give: Annotated[
+        Give | None, typer.Option(help="What a row gets; default: what fits model and rows.")
     ] = None,
-    id_column: IdColumn = None,
-    list_separator: DeclaredSeparator = None,
-    lists: Annotated[
-        bool, typer.Option("--lists", help="A list for each row of the split or input, no score.")
+    k: ListLength = None,
+    task: Annotated[
+        str | None, typer.Option(help="Task of a ranking model whose score ranks.")
+    ] = None,
+    keep_seen: Annotated[
+        bool, typer.Option("--keep-seen", help="Keep items in a list that the user has met.")
     ] = False,
-    split: Annotated[
-        str | None, typer.Option(help="Split whose rows are scored; with --lists, ranked.")
-    ] = None,
-    output: Annotated[
+    to: Annotated[
         Path | None,
         typer.Option(
-            parser=local_path, help=f"File to write: {', '.join(ROW_FORMATS)}; default: in the run."
+            parser=local_path, help="File to write, default: in the run; of Spark a directory."
         ),
     ] = None,
     checkpoint: CheckpointOption = CheckpointChoice.BEST,
+    engine: Annotated[Engine, typer.Option(help="Spark: past one machine.")] = Engine.LOCAL,
+    kind: Annotated[
+        str | None, typer.Option("--format", help="Of Spark: format of the input.")
+    ] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="KEY=VALUE", help="Option of Spark's reader."),
+    ] = None,
+    written_as: Annotated[
+        RowFormat | None,
+        typer.Option("--as", help="Of Spark: format of the files; default: json.gz or parquet."),
+    ] = None,
+    part_rows: Annotated[
+        int, typer.Option(min=1, help="Of Spark: rows per file, rounded up to whole batches.")
+    ] = 1 << 17,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of `predict`."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of `spark`."),
     ] = None,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
-    """Write the best items for every user of the vocabulary, or the scores of rows."""
+    """Write ranked lists, scores or vectors of rows."""
     setup_logging(log_format)
-    settings = [*(overrides or ()), *([] if k is None else [f"predict.k={k}"])]
-    if source is None and id_column is not None:
-        raise ConfigError("--id is about the rows of a file", fix="add --input FILE")
-    if lists and source is None and split is None:
-        raise ConfigError(
-            "--lists is about the rows of a split or a file",
-            fix="add --split NAME or --input FILE, or leave it out: users get lists anyway",
-        )
+    spark = override_section("spark", SparkConfig(), overrides or ())
+    _refuse_two_models({"--run": run, "--export": export})
+    _refuse_two_sources({"--input": source, "--split": split, "--as-of": as_of, "--users": users})
+    if not source and (id_column or kind or options):
+        raise ConfigError("--id, --format and --option are about rows", fix="add --input PATH")
+    with quiet_tensorflow():
+        from training.apply.answers import Asked, Source
+        from training.raw_inputs.files import RawFile
 
     def read(path: Path | None, name: str | None = None) -> RawFile | None:
         return None if path is None else RawFile(path, name, list_separator)
 
-    rows = RowsToPredict(
-        split, as_of, read(source, id_column), read(users), read(candidates), output, lists
-    )
-    _refuse_two_sources(rows)
-    kind, target = predict(run, rows, checkpoint=checkpoint, overrides=settings)
-    if log_format is LogFormat.JSON:
-        print(json.dumps({kind: str(target)}))
-    elif kind == SCORES:
-        print(f"scores: {target}")
-    else:
-        print_sample(target)
+    asked = Asked(give, k, task, read(candidates), keep_seen)
+    if engine is Engine.SPARK:
+        from jobs.predict_spark import SparkInput, SparkRequest, predict_in_spark
+
+        if to is None or split or as_of or users:
+            raise ConfigError(
+                "Spark predicts the rows of --input, or the users of an export, into a directory",
+                fix="give --to DIR, and leave --split, --as-of and --users out",
+            )
+        rows = SparkInput(tuple(source), kind, _parse_options(options)) if source else None
+        suffix = None if written_as is None else str(written_as)
+        request = SparkRequest(to, suffix, part_rows, id_column, list_separator)
+        model = open_model(run, export, checkpoint)
+        print_job(predict_in_spark(model.export, asked, request, rows, spark), log_format)
+        return 0
+    if len(source or ()) > 1 or kind or options or written_as or overrides:
+        raise ConfigError("several inputs, --format, --option, --as and --set are of Spark",
+                          fix="leave them out, or add --engine spark")  # fmt: skip
+    file = read(local_path(source[0]), id_column) if source else None
+    wanted = Source(split, as_of and str(as_of), read(users), file)
+    model = open_model(run, export, checkpoint)
+    print_done(*write(model, wanted, asked, to), log_format)
     return 0
 
 
-SCORES, LISTS = "scores", "recommendations"
+def _refuse_two_models(named: Mapping[str, Any]) -> None:
+    given = [option for option, value in named.items() if value]
+    if len(given) != 1:
+        raise ConfigError("one model predicts", received=" ".join(given) or "none",
+                          fix="give --run or --export")  # fmt: skip
+
+
+def _refuse_two_sources(named: Mapping[str, Any]) -> None:
+    """Refuses options that each say which rows are meant; --users goes with --as-of alone."""
+    given = [option for option, value in named.items() if value]
+    if len(given) > 1 and given != ["--as-of", "--users"]:
+        raise ConfigError("these options both say which rows are meant",
+                          received=" ".join(given), fix="leave one of them out")  # fmt: skip
+
+
+def _parse_options(options: Sequence[str] | None) -> dict[str, str]:
+    pairs = [option.partition("=") for option in options or ()]
+    if wrong := [key for key, equals, _ in pairs if not equals]:
+        raise ConfigError("an option of the reader has a value", received=wrong[0],
+                          allowed="KEY=VALUE")  # fmt: skip
+    return {key.strip(): value for key, _, value in pairs}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model, and of a run what it was trained on; None: only its export is known."""
+
+    export: Export
+    checkpoint: str
+    run_dir: Path | None = None
+    data: TrainingData | None = None
+
+
+def open_model(
+    run: str | Path | None, export: str | None = None, checkpoint: str = CheckpointChoice.BEST
+) -> Model:
+    """Opens the export of a run's checkpoint, or a version in its place.
+
+    Raises:
+        UpstreamNotReadyError: There is no such run, checkpoint or export.
+        InputDataError: The run's data or checkpoint is damaged.
+    """
+    from training.checkpoint.stored_runs import find_run
+
+    run_dir = None if run is None else find_run(run)  # Said before TensorFlow starts.
+    with quiet_tensorflow():
+        from training.apply.export import Export
+        from training.apply.predict import find_export, read_data
+        from training.export.stored_models import bring_export
+
+    if run_dir is None:
+        return Model(Export(bring_export(str(export))), checkpoint)
+    which: Literal["best", "last"] = "last" if checkpoint == CheckpointChoice.LAST else "best"
+    return Model(Export(find_export(run_dir, which)), which, run_dir, read_data(run_dir))
 
 
 def predict(
-    run_dir: str | Path,
-    rows: RowsToPredict | None = None,
+    run: str | Path,
+    source: Source | None = None,
+    asked: Asked | None = None,
     *,
+    to: Path | None = None,
     checkpoint: str = CheckpointChoice.BEST,
-    overrides: Sequence[str] = (),
-) -> tuple[str, Path]:
-    """Writes the lists or the scores of a run; an earlier file is replaced whole.
+) -> tuple[Give, Path]:
+    """Writes what rows get of a run's model; an earlier file is replaced whole.
 
     Args:
-        run_dir: A run's directory, or a series' (its last finished run).
-        rows: The rows and the file; None: those of the users, in the run.
+        run: A run's directory, or a series' (its last finished run).
+        source: The rows; None: those of the users, or of `test`.
+        asked: What they get; None: what fits.
+        to: File to write; None: in the run.
         checkpoint: `best` or `last`.
-        overrides: `predict.key=value` each.
 
     Returns:
-        `recommendations` or `scores`, and the file.
+        What rows got, and the file.
 
     Raises:
-        ConfigError: An override does not fit, or the dataset does not carry seen items.
+        ConfigError: The model cannot give that, or options do not fit.
         UpstreamNotReadyError: There is no such run or checkpoint.
-        InputDataError: The run's data or checkpoint is damaged, or a row of the input is refused.
+        InputDataError: The run's data or checkpoint is damaged, or a row is refused.
     """
-    rows = rows or RowsToPredict()
-    trained = restore_run(run_dir, checkpoint)
-    section = override_section("predict", trained.config.predict, overrides)
-    give = _plan_answers(trained, rows, section.task, overrides)
-    if rows.output is not None:
-        check_format(rows.output)
-    with timed(trained.run_dir, "predict"):
-        kind, target, card = (
-            _write_scores(trained, rows)
-            if give is Give.SCORES
-            else _write_lists(trained, rows, section)
-        )
-        update_run_card(trained.run_dir, **{kind: {**card, "checkpoint": str(checkpoint)}})
-    return kind, target
+    from training.apply.answers import Asked, Source
+
+    return write(open_model(run, None, checkpoint), source or Source(), asked or Asked(), to)
 
 
-def _refuse_two_sources(rows: RowsToPredict) -> None:
-    """Refuses options that each say which rows are ranked."""
-    named = {"--input": rows.file, "--split": rows.split, "--as-of": rows.as_of}
-    given = [option for option, value in named.items() if value is not None]
-    if len(given) > 1 or (rows.users is not None and (rows.file or rows.split)):
-        raise ConfigError(
-            "these options both say which rows get lists",
-            received=" ".join(given if rows.users is None else [*given, "--users"]),
-            fix="leave one of them out; --users goes with --as-of alone",
-        )
+def write(model: Model, source: Source, asked: Asked, to: Path | None) -> tuple[Give, Path]:
+    """Writes what rows get, of a run also into its card."""
+    from training.apply.answers import plan_answers
+    from training.apply.predict import predict_rows
+
+    if model.run_dir is None:
+        if to is None:
+            raise ConfigError("an export holds no predictions", fix="give --to FILE")
+        return predict_rows(model.export, source, asked, to).answers.give, to
+    names = {Give.LISTS: RECOMMENDATIONS_FILE, Give.SCORES: SCORES_FILE}
+    with timed(model.run_dir, "predict"):
+        give = plan_answers(model.export, asked, source).give
+        target = to or model.run_dir / names.get(give, f"{give}.parquet")
+        done = predict_rows(model.export, source, asked, target, model.data)
+        update_run_card(model.run_dir, **_describe(done, asked, target, model.checkpoint))
+    return give, target
 
 
-def _plan_answers(
-    trained: TrainedModel, rows: RowsToPredict, task: str | None, overrides: Sequence[str]
-) -> Give:
-    """Returns whether rows get lists or scores.
-
-    Raises:
-        ConfigError: The model cannot give it, or an option would be ignored.
-    """
-    from training.prediction.answer_plan import Answerer, Asked, plan_answers
-    from training.reader.feature_columns import ROLE_OF_SPLIT
-
-    model = Answerer(
-        trained.config.model.kind == "ranking", has_items=trained.manifest.keys.item is not None
-    )
-    asked = Asked(
-        for_lists=rows.asks_for_lists,
-        has_rows=rows.file is not None,
-        holds_items=rows.split is not None and rows.split not in ROLE_OF_SPLIT,
-        task=task,
-        list_options=tuple(f"--set {one}" for one in overrides),
-    )
-    return plan_answers(model, asked)
-
-
-def _write_scores(
-    trained: TrainedModel, rows: RowsToPredict
-) -> tuple[str, Path, Mapping[str, Any]]:
-    from training.prediction.scores import write_scores
-
-    split = rows.split or TEST
-    target = rows.output or trained.run_dir / SCORES_FILE
-    count = write_scores(trained, target, split, rows.file)
-    return SCORES, target, {"rows": count, **_describe_source(rows, split)}
-
-
-def _write_lists(
-    trained: TrainedModel, rows: RowsToPredict, section: Any
-) -> tuple[str, Path, Mapping[str, Any]]:
-    from training.prediction.predict import write_recommendations
-    from training.prediction.rows_to_rank import ListSource
-
-    source = ListSource(rows.split, rows.as_of, rows.file, rows.users).resolve(trained)
-    target, counts = write_recommendations(
-        trained, section.k, section.mask_seen, source,
-        task=section.task, candidates=rows.candidates, target=rows.output,
-    )  # fmt: skip
-    card = {
-        "users": counts.users,
-        "users_outside_vocabulary": counts.users_outside_vocabulary,
-        "file": str(target.absolute()),
-        "k": section.k,
-        "mask_seen": section.mask_seen,
-    }
-    # Those that are None take away what an earlier command has left.
-    others = {
+def _describe(done: Predicted, asked: Asked, target: Path, checkpoint: str) -> dict[str, Any]:
+    """What the run card says; values of None take away what an earlier command has left."""
+    answers, source = done.answers, done.source
+    common = {
         "split": source.split,
-        "as_of": source.as_of and str(source.as_of),
         "input": source.file and str(source.file.path),
-        "only_users": source.users and str(source.users.path),
-        "candidates": rows.candidates and str(rows.candidates.path),
+        "checkpoint": checkpoint,
     }
-    return LISTS, target, card | others
+    if answers.give is not Give.LISTS:
+        return {str(answers.give): {"rows": done.rows, **common}}
+    lists = {
+        "users": done.rows,
+        "users_outside_vocabulary": done.left_out,
+        "file": str(target.absolute()),
+        "k": answers.k,
+        "mask_seen": answers.mask_seen,
+        "as_of": source.as_of,
+        "only_users": source.users and str(source.users.path),
+        "candidates": asked.candidates and str(asked.candidates.path),
+    }
+    return {"recommendations": {**lists, **common}}
 
 
-def _describe_source(rows: RowsToPredict, split: str) -> dict[str, str | None]:
-    """What scores are of; None takes away what an earlier command has left."""
-    if rows.file is None:
-        return {"split": split, "input": None}
-    return {"split": None, "input": str(rows.file.path)}
+_SHOWN_ROWS, _SHOWN_ITEMS = 3, 10
 
 
-_SHOWN_USERS, _SHOWN_ITEMS = 3, 10
-
-
-def print_sample(target: Path) -> None:
-    """Prints the first lists, and where all of them are."""
+def print_done(give: Give, target: Path, log_format: LogFormat) -> None:
+    """Prints where the file is, and the first lists."""
     from rich.console import Console
     from rich.table import Table
 
     from training.evaluation.prediction_files import read_entries
 
-    rows = [entry for _, entry in islice(read_entries(target), _SHOWN_USERS)]
-    table = Table(title="first lists", title_justify="left")
-    key = next(iter(rows[0])) if rows else "user"
-    table.add_column(key)
-    table.add_column("items, best first")
-    for row in rows:
-        more = " …" if len(row["items"]) > _SHOWN_ITEMS else ""
-        table.add_row(str(row[key]), " ".join(map(str, row["items"][:_SHOWN_ITEMS])) + more)
+    if log_format is LogFormat.JSON:
+        print(json.dumps({"recommendations" if give is Give.LISTS else str(give): str(target)}))
+        return
     console = Console(highlight=False, markup=False)
-    console.print(table)
-    console.print(f"lists: {target}", soft_wrap=True)
+    if give is Give.LISTS:
+        rows = [entry for _, entry in islice(read_entries(target), _SHOWN_ROWS)]
+        table = Table(title="first lists", title_justify="left")
+        key = next(iter(rows[0])) if rows else "user"
+        table.add_column(key)
+        table.add_column("items, best first")
+        for row in rows:
+            more = " …" if len(row["items"]) > _SHOWN_ITEMS else ""
+            table.add_row(str(row[key]), " ".join(map(str, row["items"][:_SHOWN_ITEMS])) + more)
+        console.print(table)
+    console.print(f"{give}: {target}", soft_wrap=True)
+
+
+def print_job(done: Finished, log_format: LogFormat) -> None:
+    """Prints what was computed, and where it is."""
+    job = done.job
+    if log_format is LogFormat.JSON:
+        counts = {"rows": job.rows, "partitions": job.parts, "computed": done.computed}
+        print(json.dumps({str(job.answers.give): job.output, **counts}))
+        return
+    if not done.computed:
+        print(f"nothing to do: {job.rows:,} rows in {job.parts:,} partitions are finished")
+    else:
+        there = f", {before:,} were there" if (before := job.parts - done.computed) else ""
+        print(f"{job.rows:,} rows in {job.parts:,} partitions{there}; {done.seconds:.1f} s")
+    print(f"{job.answers.give}: {job.output}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ DIR/models.config     what `--model_config_file` of TensorFlow Serving reads
 DIR/<model>/<n>/      a version, from 1 on; whole as soon as it has its name
     export.json       what it is, how to call it, checksums
     index/<m>/        an index of its items, from 1 on; whole as soon as it has its name
-        index.json    of which version it is, its report, checksums
+        index.json    of which version it is, recall and latency, checksums
 DIR/<model>/.withdrawn/<n>/     a version that was withdrawn
 """
 
@@ -72,15 +72,11 @@ class IndexOptions:
     Attributes:
         kind: None: by the number of items.
         items_file: Columns of the items, by which lists are filtered; the first one is the key.
-        k: Length of the lists whose recall is measured.
-        recall: Share of the exact list that a list shall hold; sets how much is searched.
         keep: Versions of the index that are kept, the newest ones; None: all.
     """
 
     kind: IndexKind | None = None
     items_file: Path | None = None
-    k: int = 50
-    recall: float = 0.95
     keep: int | None = None
 
 
@@ -202,6 +198,7 @@ class ExportedVersion:
         run: Directory or URI of the run that it was exported from.
         dataset_version: Id of the dataset version that the run was trained on.
         is_withdrawn: Whether it was withdrawn.
+        checkpoint: Epoch and batch of the run's checkpoint; None: it was not exported from one.
     """
 
     path: ReadablePath
@@ -209,6 +206,7 @@ class ExportedVersion:
     run: str
     dataset_version: str
     is_withdrawn: bool
+    checkpoint: tuple[int, int] | None = None
 
     @classmethod
     def read(cls, path: ReadablePath, *, is_withdrawn: bool = False) -> ExportedVersion:
@@ -220,13 +218,15 @@ class ExportedVersion:
         card = read_card(path)
         try:
             run, dataset_version = str(card["run_path"]), str(card["dataset_version"])
+            point = card.get("checkpoint")
+            checkpoint = None if point is None else (point["epoch"], point["batch"])
         except KeyError as error:
             raise InputDataError(
                 f"{path / EXPORT_FILE} does not name its run and dataset version",
                 received=f"no {error}",
                 fix="export the run again",
             ) from error
-        return cls(path, int(path.name), run, dataset_version, is_withdrawn)
+        return cls(path, int(path.name), run, dataset_version, is_withdrawn, checkpoint)
 
 
 def read_versions(model: ReadablePath) -> list[ExportedVersion]:
@@ -255,18 +255,22 @@ def read_versions(model: ReadablePath) -> list[ExportedVersion]:
     return [found[number] for number in sorted(found)]
 
 
-def find_exports(model: ReadablePath, run: str) -> list[ExportedVersion]:
+def find_exports(
+    model: ReadablePath, run: str, checkpoint: tuple[int, int] | None = None
+) -> list[ExportedVersion]:
     """Returns the versions of a model that were exported from a run, withdrawn ones too.
 
     Args:
         model: Directory of the model.
         run: The run as `export.json` names it: its absolute path, or its URI.
+        checkpoint: Epoch and batch of the one that they are of; None: of any.
     """
     try:
         versions = read_versions(model)
     except UpstreamNotReadyError:
         return []
-    return [version for version in versions if version.run == run]
+    of_run = [version for version in versions if version.run == run]
+    return [v for v in of_run if checkpoint is None or v.checkpoint == checkpoint]
 
 
 def find_published(model: ReadablePath, before: str | None = None) -> ExportedVersion:

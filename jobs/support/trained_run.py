@@ -52,7 +52,7 @@ def restore_run(
         run: A run's directory, or a series' (its last finished run).
         checkpoint: `best` or `last`.
         dataset: Another version of the run's dataset to put it on, see
-            `training.replay.other_version`; None: its own.
+            `training.other_version`; None: its own.
         split: The split that it is measured on there.
 
     Raises:
@@ -70,7 +70,7 @@ def restore_run(
     trained = load_run(run_dir, which)
     if dataset is None:
         return trained
-    from training.replay.other_version import move_to_version
+    from training.other_version import move_to_version
 
     return move_to_version(trained, dataset, which, split)
 
@@ -98,7 +98,7 @@ def restore_for_evaluation(
     """
     trained = restore_run(run, checkpoint, dataset, split)
     if dataset is not None and not any(".filter" in text.partition("=")[0] for text in overrides):
-        from training.replay.other_version import require_filter
+        from training.other_version import require_filter
 
         require_filter(trained)
     section = override_section("evaluation", trained.config.evaluation, overrides)

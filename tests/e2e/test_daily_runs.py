@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from training.replay.other_version import move_to_version
+from training.replay.own_encoders import RawRanking, RawTowers
+from training.replay.replay import LoadedVersion, replay_split
 
 from conf.artefacts.run import read_json, resolve_run
 from conf.encoders import ENCODERS_DIR
@@ -22,9 +25,6 @@ from tests.tfrecord_files import read_file
 from training.checkpoint.restore import load_run
 from training.evaluation.comparison import compare_runs
 from training.input.batches import build_eval_dataset
-from training.replay.other_version import move_to_version
-from training.replay.own_encoders import RawRanking, RawTowers
-from training.replay.replay import LoadedVersion, replay_split
 
 pytestmark = pytest.mark.slow
 

@@ -109,7 +109,7 @@ def test_the_served_score_of_raw_ids_is_that_of_the_right_item(tmp_path, monkeyp
     run_sluice("export", "--run", str(run))
     version = run / "export/ours/1"
     # Evaluation through what serves it sends the raw values of the records.
-    for option, value in (("--saved-model", str(version)), ("--endpoint", URL)):
+    for option, value in (("--export", str(version)), ("--endpoint", URL)):
         with serve(run / "export", monkeypatch):
             run_sluice("evaluate", "--run", str(run), option, value)
         metrics = read_json(run / "metrics-served.json")

@@ -89,7 +89,7 @@ COMMANDS = (
     "compare --run runs/towers --against runs/towers",
     "export --run runs/towers --to models --index --tables",
     "export --run runs/ranker --to models",
-    "evaluate --run runs/ranker --saved-model models/ranker",
+    "evaluate --run runs/ranker --export models/ranker",
     "models list models/towers",
     "index --export models/towers",
     "predict --run runs/towers",
@@ -120,7 +120,7 @@ def test_a_server_is_quiet(folder: Path) -> None:
     run(folder, "export --run runs/tiny --to served")
     with (folder / "said").open("w") as said:
         process = subprocess.Popen(
-            [sys.executable, "-m", "jobs.cli", "serve", "--models", "served", "--port", "0"],
+            [sys.executable, "-m", "jobs.cli", "serve", "--export", "served", "--port", "0"],
             cwd=folder, env=environment(folder), stdout=subprocess.PIPE, stderr=said, text=True,
         )  # fmt: skip
         assert process.stdout is not None

@@ -17,6 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 import yaml
+from training.prediction.scores import write_scores
+from training.scoring.executor import PART, RowSource, score_partition
+from training.scoring.plan import ScoringRequest, plan_task, read_export
 
 from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions
@@ -36,10 +39,7 @@ from training.checkpoint.restore import TrainedModel
 from training.export.saved_model import write_export
 from training.input.batches import build_eval_dataset
 from training.models.ranking import NetworkRankingModel
-from training.prediction.scores import write_scores
-from training.raw_inputs.raw_rows import RawFile
-from training.scoring.executor import PART, RowSource, score_partition
-from training.scoring.plan import ScoringRequest, plan_task, read_export
+from training.raw_inputs.files import RawFile
 from training.serving.requests.tensors import parse_predict
 
 FIRST = datetime.date(2026, 1, 1)

@@ -13,32 +13,32 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import jobs.score
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
+from jobs.score import app
+from jobs.support.spark_scoring import SparkInput, check_parts, open_input
 from pyspark.sql import functions as F
+from training.scoring.executor import RowSource
+from training.scoring.plan import Exported, ScoringRequest, build_job, plan_task, set_rows
 
-import jobs.score
 from conf.artefacts.export import ExportOptions, Give
 from conf.errors import ConfigError, InputDataError
 from etl.sources.text_files import escape_path
 from jobs.export import export
 from jobs.predict import RowsToPredict, predict
-from jobs.score import app
 from jobs.support.java_runtime import ensure_java
 from jobs.support.run_app import run_app
-from jobs.support.spark_scoring import SparkInput, check_parts, open_input
 from tests.jobs.runs import write_tiny_run
 from tests.training.number_features import NAN, ROW, build_number_model
 from tests.training.tiny_dataset import TinyConfig
 from training.export.saved_model import write_export
-from training.raw_inputs.input_columns import InputColumn
-from training.raw_inputs.raw_rows import RawFile, RawReader
-from training.scoring.executor import RowSource
-from training.scoring.plan import Exported, ScoringRequest, build_job, plan_task, set_rows
+from training.raw_inputs.files import RawFile, RawReader
+from training.raw_inputs.inputs import InputColumn
 
 ROOT = Path(__file__).parents[2]
 TOWERS = {"name": "dssm", "user_hidden_units": [16], "embedding_dim": 8}

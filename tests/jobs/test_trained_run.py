@@ -298,7 +298,7 @@ def test_a_run_on_a_later_version_scores_as_its_export_does(
     later, run = _write_later(tmp_path), resolve_run(str(ranking_series))
     own = read_json(run / "metrics.json")
     command = ["--run", str(ranking_series), "--dataset", str(later)]
-    assert run_app(app, [*command, "--saved-model", str(run / "export")]) == ExitCode.OK
+    assert run_app(app, [*command, "--export", str(run / "export")]) == ExitCode.OK
     assert "raw values" in capsys.readouterr().out
     replay = read_json(run / "metrics-served.json")
     assert (replay["dataset_version"], replay["replay"]["differing_rows"]) == (later.name, 0)
@@ -463,7 +463,7 @@ def test_a_filter_is_said_wherever_metrics_are_shown(
     assert f"30 rows of the test split ({said})" in (run / REPORT_FILE).read_text(encoding="utf-8")
     assert run_app(export_app, ["--run", str(run)]) == ExitCode.OK
     capsys.readouterr()
-    served = ["--run", str(run), "--saved-model", str(run / "export"), *only]
+    served = ["--run", str(run), "--export", str(run / "export"), *only]
     assert run_app(app, served) == ExitCode.OK
     assert said in capsys.readouterr().out
     assert read_json(run / "metrics-served.json")["replay"]["rows"] == {"click": 30, "value": 30}

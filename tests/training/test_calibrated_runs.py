@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from training.replay.replay import LoadedVersion, replay_split
 
 from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions, read_card
@@ -33,7 +34,6 @@ from training.loading.loaded_model import LoadedModel
 from training.models.calibration import Calibration
 from training.models.ranking import RankingModel
 from training.monitoring.progress import NoProgress
-from training.replay.replay import LoadedVersion, replay_split
 
 HALVES = {0: 0.5, 1: 0.5}
 

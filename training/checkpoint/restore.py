@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from conf.artefacts.run import (
     BEST_DIR,
@@ -26,6 +26,7 @@ from training.checkpoint.checkpoint_files import (
 )
 from training.checkpoint.checkpoint_tensors import STATE_PREFIX
 from training.checkpoint.manager import restore_newest
+from training.checkpoint.resume_state import Position
 from training.checkpoint.run_reference import RunReference
 from training.checkpoint.saved_tensors import MODEL, collect_state, restore_state
 from training.checkpoint.stored_runs import find_run
@@ -33,6 +34,23 @@ from training.embedding.key_space import holding_whole_tables
 from training.models.model import Model
 from training.models.ranking import NetworkRankingModel
 from training.models.registry import build_model, undo_balance
+
+
+@dataclass(frozen=True)
+class SavedPoint:
+    """Which of a run's checkpoints a model is of.
+
+    Attributes:
+        name: `best` or `last`; both may hold the same one.
+        position: Where training was, which tells the checkpoints of a run apart.
+    """
+
+    name: str
+    position: Position
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what `export.json` says of it."""
+        return {"name": self.name, "epoch": self.position.epoch, "batch": self.position.batch}
 
 
 @dataclass(frozen=True)
@@ -45,6 +63,7 @@ class TrainedModel:
         config: Config of its run.
         manifest: Manifest of its dataset version.
         version_dir: Directory of that version.
+        checkpoint: Which of the run's checkpoints it is; None: it was not read from one by name.
     """
 
     run_dir: Path
@@ -52,6 +71,24 @@ class TrainedModel:
     config: TrainConfig
     manifest: Manifest
     version_dir: ReadablePath
+    checkpoint: SavedPoint | None = None
+
+
+def find_checkpoint(run_dir: Path, which: Literal["best", "last"] = "best") -> SavedPoint:
+    """Returns which checkpoint of a run is its best or last one.
+
+    Raises:
+        UpstreamNotReadyError: It has none yet.
+    """
+    directory = run_dir / CHECKPOINTS_DIR / which
+    entries = list_checkpoints(directory)
+    if not entries:
+        raise UpstreamNotReadyError(
+            f"this run has no {which} checkpoint yet",
+            received=str(directory),
+            fix="let the training finish at least one epoch",
+        )
+    return SavedPoint(which, entries[-1].position)
 
 
 def load_run(
@@ -74,23 +111,20 @@ def load_run(
     reference = RunReference.read(run_dir)
     config = reference.config
     manifest = reference.read_manifest(config.input.tolerates)
-    directory = run_dir / CHECKPOINTS_DIR / which
-    if not list_checkpoints(directory):
-        raise UpstreamNotReadyError(
-            f"this run has no {which} checkpoint yet",
-            received=str(directory),
-            fix="let the training finish at least one epoch",
-        )
+    find_checkpoint(run_dir, which)
     with holding_whole_tables():
         model = build_model(config.model, manifest, config.seed)
-    restored, _ = restore_newest(directory, collect_state(**{MODEL: model}))
+    state = collect_state(**{MODEL: model})
+    restored, _ = restore_newest(run_dir / CHECKPOINTS_DIR / which, state)
+    if restored is None:
+        raise TypeError("a checkpoint that was listed is gone")
+    position = restored.metadata.resume_state.position
     undo_balance(model, config.input, manifest)
     if is_calibrated and isinstance(model, NetworkRankingModel) and requires_fit(config.model):
-        if restored is None:
-            raise TypeError("a checkpoint that was listed is gone")
-        fitted = read_calibrations(run_dir, restored.metadata.resume_state.position)
+        fitted = read_calibrations(run_dir, position)
         model.calibrate({**model.calibrations, **fitted})
-    return TrainedModel(run_dir, model, config, manifest, reference.version_dir)
+    point = SavedPoint(which, position)
+    return TrainedModel(run_dir, model, config, manifest, reference.version_dir, point)
 
 
 def resolve_checkpoint(path: str) -> Path:

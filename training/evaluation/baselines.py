@@ -21,6 +21,7 @@ from conf.errors import ConfigError
 from conf.splits import TRAIN
 from conf.training.input import FilterConfig, InputConfig
 from training.checkpoint.restore import TrainedModel
+from training.encoders.vocabularies import find_named_ids, is_named
 from training.evaluation.item_index import BLOCK_CELLS, ItemIds, read_cells, take_top
 from training.evaluation.metrics import MISSING, FloatArray, IntArray, Pairs
 from training.evaluation.per_user_ranking import UserBatch, rank_in_lists
@@ -31,7 +32,6 @@ from training.input.train_counts import (
     read_train_pairs,
 )
 from training.models.ranking import RankingModel
-from training.raw_inputs.vocabularies import find_named_ids, is_named
 
 EASE = "ease"
 L2_GRID = (10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)

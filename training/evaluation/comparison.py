@@ -14,6 +14,7 @@ import numpy as np
 from conf.errors import ConfigError, did_you_mean
 from conf.metrics import register_metric
 from training.checkpoint.restore import TrainedModel
+from training.encoders.vocabularies import find_named_ids, is_named
 from training.evaluation.confidence_intervals import (
     BOOTSTRAP,
     Difference,
@@ -44,7 +45,6 @@ from training.evaluation.task_metrics import check_scores, compile_scores
 from training.input.batches import build_eval_dataset, read_batches
 from training.models.ranking import RankingModel, Task
 from training.models.retrieval import RetrievalModel, require_retrieval
-from training.raw_inputs.vocabularies import find_named_ids, is_named
 from training.reader.training_data import TrainingData
 
 

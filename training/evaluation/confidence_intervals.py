@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from conf.manifest import Manifest
 from conf.metrics import METRICS, find_family, is_minimised
 from conf.paths import ReadablePath
+from training.encoders.vocabularies import find_named_ids, is_named
 from training.evaluation.metrics import FloatArray, IntArray
-from training.raw_inputs.vocabularies import find_named_ids, is_named
 from training.reader.filters import hash_keys
 
 DRAWS = 2000

@@ -223,15 +223,25 @@ def score_cells(
     return scores if scores.ndim == 1 else scores.max(axis=1)
 
 
-def read_cells(ragged: Any, index: ItemIds) -> Pairs:
-    """Turns ragged item ids `[rows, None]` into cells of the score matrix.
+def find_cells(lengths: IntArray, ids: IntArray, items: ItemIds) -> Pairs:
+    """Turns each row's item ids into cells of the score matrix: seen items, or own candidates.
 
-    Repeated cells stay; ids outside the catalogue are dropped.
+    Repeated cells stay; ids outside of what is ranked are dropped.
+
+    Args:
+        lengths: `[rows]`, how many ids each row has.
+        ids: int64, those of all rows, one row after the other.
+        items: What is ranked.
     """
-    columns = index.columns_of(np.asarray(ragged.flat_values, dtype=np.int64))
+    columns = items.columns_of(ids)
     known = columns != MISSING
-    rows = np.asarray(ragged.value_rowids(), dtype=np.int64)
-    return Pairs(rows[known], columns[known])
+    return Pairs(np.repeat(np.arange(len(lengths)), lengths)[known], columns[known])
+
+
+def read_cells(ragged: Any, items: ItemIds) -> Pairs:
+    """Turns ragged item ids `[rows, None]` into cells, see `find_cells`."""
+    lengths = np.asarray(ragged.row_lengths(), np.int64)
+    return find_cells(lengths, np.asarray(ragged.flat_values, np.int64), items)
 
 
 def rank_top_k(

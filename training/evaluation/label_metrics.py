@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from conf.errors import InputDataError
 from conf.manifest import Manifest
+from training.encoders.vocabularies import is_named
 from training.evaluation.confidence_intervals import (
     CONSTANT,
     GROUPS,
@@ -39,7 +40,6 @@ from training.evaluation.metrics import (
     find_log_losses,
 )
 from training.input.batches import Features
-from training.raw_inputs.vocabularies import is_named
 
 CALIBRATION_BINS = 20
 

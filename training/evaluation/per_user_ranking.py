@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from conf.errors import ConfigError, InputDataError
 from conf.schema import PAD_ID
 from training.checkpoint.restore import TrainedModel
+from training.encoders.vocabularies import find_named_ids, is_named
 from training.evaluation.item_index import (
     ItemIds,
     ItemIndex,
@@ -42,7 +43,6 @@ from training.evaluation.users_as_of import (
 )
 from training.input.batches import Batch, build_eval_dataset, read_batches
 from training.models.retrieval import RetrievalModel
-from training.raw_inputs.vocabularies import find_named_ids, is_named
 
 PER_USER = "_per_user"
 """What the names of the full protocols have at their end where a row is a user."""

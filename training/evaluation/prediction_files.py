@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from conf.errors import ConfigError, InputDataError
 from conf.storage.table_files import open_parquet
 from training.checkpoint.restore import TrainedModel
+from training.encoders.vocabularies import read_key_vocabulary, read_whole_key
 from training.evaluation.item_index import ItemIds
 from training.evaluation.metrics import (
     MISSING,
@@ -49,7 +50,6 @@ from training.evaluation.protocols import (
 )
 from training.input.batches import build_eval_dataset, read_batches
 from training.objectives.item_catalog import read_catalog
-from training.raw_inputs.vocabularies import read_key_vocabulary, read_whole_key
 from training.reader.filters import EVALUATION_FILTER
 from training.reader.training_data import TrainingData
 
@@ -62,14 +62,7 @@ _KEYS = (str, int, float, type(None))
 
 @dataclass(frozen=True)
 class WrittenLists:
-    """Some lists of a file.
-
-    Attributes:
-        names: Raw value of the user, or number of the row, of each.
-        items: Their raw items.
-        scores: Their scores.
-        first: Number of the first one, from 1.
-    """
+    """Some lists of a file, named by raw values of users or numbers of rows; `first` from 1."""
 
     names: list[Any]
     items: list[list[Any]]
@@ -111,13 +104,13 @@ def _read_text_key(value: Any) -> str | None:
 def measure_lists(
     trained: TrainedModel, path: Path, split: str, measures: RankMeasures
 ) -> dict[str, Any]:
-    """Measures the lists of a file.
+    """Measures the lists of a file; cut-offs behind the end of the longest list are left out.
 
     Args:
         trained: A run on the dataset version that the lists are for.
         path: The file.
         split: Split whose events are relevant.
-        measures: What is measured; cut-offs behind the end of the longest list are left out.
+        measures: What is measured.
 
     Returns:
         `per`, `rows`, `ks`, counts and `metrics`; `met_before` is None of lists named by row.
@@ -137,12 +130,10 @@ def measure_lists(
             "lists named by `row` are measured against every row of the split, and "
             f"{EVALUATION_FILTER} leaves some out",
             received=str(path),
-            allowed="lists named by `user`",
             fix="measure all rows: --set 'evaluation.filter=[]'",
         )
-    described = describe_filter(
-        TrainingData(trained.version_dir, trained.manifest), split, evaluation_filter
-    )
+    data = TrainingData(trained.version_dir, trained.manifest)
+    described = describe_filter(data, split, evaluation_filter)
     kept = [k for k in measures.ks if k <= longest]
     if not kept:
         raise ConfigError(
@@ -152,18 +143,16 @@ def measure_lists(
         )
     items = _read_catalog(trained)
     relevance = find_relevance(trained.config, trained.manifest, split)
-    if key == "row":
-        names, held_out = None, _read_targets(trained, split, items, relevance)
-    else:
-        names = TokenIds(trained, trained.manifest.require_key("user"))
-        held_out = read_held_out(trained, split, items, relevance)
+    names, read = None, _read_targets
+    if key == "user":
+        names, read = TokenIds(trained, trained.manifest.require_key("user")), read_held_out
+    held_out = read(trained, split, items, relevance)
     sums = _Measured(trained, items, held_out, replace(measures, ks=kept), longest)
     for lists in _read(path, key):
         owners = np.array(lists.names, np.int64) if names is None else names.find(lists.names)
         sums.update(lists, owners, path)
     met = None if names is None else _count_met_before(trained, split, items, held_out)
-    per = "user" if names else "row"
-    return {**described, "per": per, "ks": kept, "met_before": met, **sums.result()}
+    return {**described, "per": key, "ks": kept, "met_before": met, **sums.result()}
 
 
 class _Measured:
@@ -284,19 +273,11 @@ def _read_targets(
 
 
 def _survey(path: Path) -> tuple[str, int]:
-    """Returns what names the lists, and the length of the longest.
-
-    Raises:
-        ConfigError: They have names that the dataset does not know.
-        InputDataError: The file has no lists.
-    """
-    longest, key = 0, ""
-    users: set[str] = set()
-    has_rows, is_repeated = True, False
+    """Returns what names the lists, `user` or `row`, and the length of the longest."""
+    longest, key, has_rows = 0, "", True
+    users: list[str] = []
     for row, entry in read_entries(path):
-        user = str(entry.get("user"))
-        is_repeated = is_repeated or user in users
-        users.add(user)
+        users.append(str(entry.get("user")))
         has_rows = has_rows and "row" in entry
         named = next((name for name in ("user", "row") if name in entry), None)
         if named is None or (key and named != key):
@@ -309,19 +290,18 @@ def _survey(path: Path) -> tuple[str, int]:
     if not longest:
         raise InputDataError("the file has no lists", received=str(path))
     # Rows of a split have lists of their own, and a user may have several.
-    return "row" if has_rows and is_repeated else key, longest
+    return "row" if has_rows and len(set(users)) < len(users) else key, longest
 
 
 def _read(path: Path, key: str) -> Iterator[WrittenLists]:
     entries = read_entries(path)
     while part := list(islice(entries, LISTS_AT_ONCE)):
+        rows = [entry for _, entry in part]
+        falling = ([-float(n) for n in range(len(row["items"]))] for row in rows)
         yield WrittenLists(
-            [entry.get(key) for _, entry in part],
-            [entry["items"] for _, entry in part],
-            [
-                entry.get("scores") or [-float(n) for n in range(len(entry["items"]))]
-                for _, entry in part
-            ],
+            [row.get(key) for row in rows],
+            [row["items"] for row in rows],
+            [row.get("scores") or own for row, own in zip(rows, falling, strict=True)],
             part[0][0],
         )
 
@@ -332,8 +312,7 @@ def read_entries(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     Raises:
         InputDataError: The file is missing or damaged, or a row is no list.
     """
-    is_parquet = path.suffix == ".parquet"
-    rows: Iterator[str | dict[str, Any]] = _read_parquet(path) if is_parquet else _read_lines(path)
+    rows = _read_parquet(path) if path.suffix == ".parquet" else _read_lines(path)
     try:
         for number, row in enumerate(rows, 1):
             yield number, _parse(path, number, row)
@@ -343,13 +322,13 @@ def read_entries(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise InputDataError(f"{path} cannot be read", received=str(error)) from error
 
 
-def _read_parquet(path: Path) -> Iterator[dict[str, Any]]:
+def _read_parquet(path: Path) -> Iterator[Any]:
     with open_parquet(path) as file:
         for batch in file.iter_batches(LISTS_AT_ONCE):
             yield from batch.to_pylist()
 
 
-def _read_lines(path: Path) -> Iterator[str]:
+def _read_lines(path: Path) -> Iterator[Any]:
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as lines:
         yield from lines

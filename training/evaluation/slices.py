@@ -17,10 +17,10 @@ from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, FeatureSpec
 from conf.training.input import InputConfig
+from training.encoders.vocabularies import read_key_vocabulary, read_plan
 from training.evaluation.metrics import FloatArray, IntArray, Per
 from training.input.batches import Features
 from training.input.train_counts import read_train_counts
-from training.raw_inputs.vocabularies import read_key_vocabulary, read_plan
 
 USER_FREQUENCY, ITEM_FREQUENCY = "user_frequency", "item_frequency"
 BAND_STARTS = (0, 1, 10, 100, 1000)

@@ -18,9 +18,9 @@ from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.splits import TEST, TRAIN, USERS, VALIDATION
+from training.encoders.vocabularies import find_named_ids, is_named
 from training.evaluation.metrics import IntArray
 from training.input.batches import Batch, build_eval_dataset, read_batches
-from training.raw_inputs.vocabularies import find_named_ids, is_named
 
 LATER_SPLITS = {TRAIN: (VALIDATION, TEST), VALIDATION: (TEST,), TEST: ()}
 """Splits of events behind each split, in order of time."""

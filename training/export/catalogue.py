@@ -10,6 +10,7 @@ import tensorflow as tf
 from conf.errors import InputDataError
 from conf.schema import OOV_ID, PAD_ID, FeatureSpec
 from training.checkpoint.restore import TrainedModel
+from training.encoders.vocabularies import read_key_vocabulary
 from training.evaluation.item_index import ItemIds
 from training.export.serving_encoders import (
     INT_PAD_TOKENS,
@@ -18,7 +19,6 @@ from training.export.serving_encoders import (
     fit_length,
 )
 from training.input.batches import Features
-from training.raw_inputs.vocabularies import read_key_vocabulary
 
 NO_SCORE = float(np.finfo(np.float32).min)
 """Score of a place of a list for which there is no item; JSON knows no infinity."""

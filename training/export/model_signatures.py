@@ -29,6 +29,7 @@ from conf.artefacts.export import (
 )
 from conf.errors import ConfigError
 from training.checkpoint.restore import TrainedModel
+from training.encoders.vocabularies import read_plan
 from training.evaluation.item_index import ItemIndex, read_item_features
 from training.export.catalogue import NO_SCORE, Catalogue, CatalogueFeatures
 from training.export.serving_encoders import (
@@ -49,7 +50,6 @@ from training.export.source_facts import (
 )
 from training.models.ranking import NetworkRankingModel, Task
 from training.models.retrieval import RetrievalModel, score_catalogue
-from training.raw_inputs.vocabularies import read_plan
 
 EMBEDDING = "embedding"
 

@@ -153,6 +153,7 @@ def write_version(
         **identity,
         "run": trained.run_dir.name,
         "run_path": describe(trained.run_dir.resolve()),
+        "checkpoint": None if trained.checkpoint is None else trained.checkpoint.to_json(),
         "dataset": manifest.dataset_name,
         "dataset_version": manifest.dataset_version,
         "encoders_fingerprint": manifest.encoders_fingerprint,

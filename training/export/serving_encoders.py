@@ -32,9 +32,9 @@ from conf.schema import OOV_ID, PAD_ID, FeatureSpec
 from training.encoders.bags import scale_weights
 from training.encoders.execution import RawValues, Resources, apply_operation
 from training.encoders.hashing import hash_text
+from training.encoders.vocabularies import Vocabulary, read_statistics, read_vocabulary
 from training.export.source_facts import SourceFacts
-from training.raw_inputs.input_columns import InputColumn
-from training.raw_inputs.vocabularies import Vocabulary, read_statistics, read_vocabulary
+from training.raw_inputs.inputs import InputColumn
 
 TENSOR_DTYPES = {
     "int64": tf.int64,

@@ -9,8 +9,7 @@ from typing import TypeVar
 from conf.dates import find_date_unit
 from conf.encoders import EncoderPlan
 from conf.manifest import Manifest
-from training.raw_inputs.input_columns import InputColumn
-from training.raw_inputs.written_values import WrittenForm, find_forms
+from training.raw_inputs.inputs import InputColumn, WrittenForm, find_forms
 from training.reader.feature_columns import bound_row_list
 
 AnyInput = TypeVar("AnyInput", bound=InputColumn)

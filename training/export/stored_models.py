@@ -32,14 +32,17 @@ _FOLLOWED = ".followed"
 
 
 def find_place(path: str | os.PathLike[str]) -> ReadablePath:
-    """Returns the place of models, of a model or of a version that a path or URI names.
-
-    Raises:
-        ConfigError: Another scheme, a URI with more than a place in it, or a store that cannot be
-            written.
-    """
-    find_working_path(path)
+    """Returns the place of models, of a model or of a version that a path or URI names."""
+    find_working_path(path)  # Refuses stores that cannot be written.
     return find_path(path)
+
+
+def resolve_export(path: str | os.PathLike[str]) -> ReadablePath:
+    """Returns the place of the version that `--export` names: one, or the newest one of a model.
+
+    A folder with a single model stands for that model.
+    """
+    return find_version(find_place(path))
 
 
 def describe(place: ReadablePath) -> str:
@@ -50,12 +53,7 @@ def describe(place: ReadablePath) -> str:
 def bring(place: ReadablePath, wanted: Callable[[str], bool] = lambda key: True) -> Path:
     """Returns the local directory of a version or delta; of one in a store a copy is downloaded.
 
-    Args:
-        place: Its place.
-        wanted: Whether a file is brought, by its path from there.
-
-    Raises:
-        ConfigError: The store cannot be reached or refuses.
+    `wanted` says whether a file is brought, by its path from there.
     """
     if isinstance(place, Path):
         return place
@@ -64,38 +62,22 @@ def bring(place: ReadablePath, wanted: Callable[[str], bool] = lambda key: True)
     return copy.local
 
 
+def bring_export(path: str | os.PathLike[str]) -> Path:
+    """Returns the local directory of the version that `--export` names, see `resolve_export`."""
+    return bring(resolve_export(path))
+
+
 def is_card(key: str) -> bool:
     """Whether a file says what a version or an index is."""
     return key.rpartition("/")[2] in (EXPORT_FILE, INDEX_CARD)
 
 
-def bring_version(place: ReadablePath) -> Path:
-    """Returns the local directory of a version; one in a store is downloaded.
-
-    Args:
-        place: One, or a model (its newest version), or a single model's directory.
-
-    Raises:
-        UpstreamNotReadyError: There is none.
-        ConfigError: The store cannot be reached or refuses, or there is no such bucket.
-    """
-    return bring(find_version(place))
-
-
 @contextmanager
-def hold_version(place: ReadablePath) -> Iterator[Path]:
+def hold_version(version: ReadablePath) -> Iterator[Path]:
     """Gives the local directory of a version, whose index the block builds or adds to.
 
     A version in a store is copied here and held for this process; its indexes are uploaded.
-
-    Args:
-        place: A version, or a model (its newest version), or a single model's directory.
-
-    Raises:
-        UpstreamNotReadyError: There is none, or another process indexes it.
-        ConfigError: The store cannot be reached or refuses, or there is no such bucket.
     """
-    version = find_version(place)
     if isinstance(version, Path):
         yield version
         return
@@ -114,16 +96,7 @@ def hold_version(place: ReadablePath) -> Iterator[Path]:
 
 
 def replace_file(place: ReadablePath, name: str, build: Callable[[], str]) -> None:
-    """Writes a file of a store anew; what two processes write at a time is built again.
-
-    Args:
-        place: Its directory.
-        name: Its name.
-        build: Builds its content from the files there.
-
-    Raises:
-        ConfigError: The store cannot be reached or refuses.
-    """
+    """Writes a file of a store anew; what two processes write at a time is built again."""
     copy = WorkingCopy.at(str(place))
     with copy.reaching():
         is_written = False
@@ -133,32 +106,21 @@ def replace_file(place: ReadablePath, name: str, build: Callable[[], str]) -> No
 
 
 class FollowedModels:
-    """The models of a directory, for a server that follows them.
-
-    Args:
-        place: The directory.
-    """
+    """The models that a server follows: those of a folder, one model, or one of its versions."""
 
     def __init__(self, place: ReadablePath) -> None:
         self.place = place
+        self._models: dict[str, ReadablePath] = {}
 
     def list_versions(self) -> dict[str, list[int]]:
-        """Returns the numbers of the versions of each model that has one, ascending.
-
-        Raises:
-            ConfigError: The store cannot be reached or refuses.
-        """
-        names = sorted(list_folders(self.place))
-        versions = {name: list_versions(self.place / name) for name in names}
-        return {name: numbers for name, numbers in versions.items() if numbers}
+        """Returns the numbers of the versions of each model that has one, ascending."""
+        found = _list_models(self.place.absolute())
+        self._models |= {model.name: model for model, _ in found}
+        return {model.name: numbers for model, numbers in found}
 
     def bring(self, name: str, number: int) -> Path:
-        """Returns the local directory of a version; what is new of one in a store is downloaded.
-
-        Raises:
-            ConfigError: The store cannot be reached or refuses.
-        """
-        version = self.place / name / str(number)
+        """Returns the local directory of a version; what is new of one in a store is downloaded."""
+        version = self._models[name] / str(number)
         if isinstance(version, Path):
             return version
         remote = WorkingCopy.at(str(version)).remote
@@ -176,3 +138,14 @@ class FollowedModels:
 
     def _find_copies(self, name: str) -> Path:
         return find_working_path(str(self.place)) / _FOLLOWED / name
+
+
+def _list_models(place: ReadablePath) -> list[tuple[ReadablePath, list[int]]]:
+    """Returns the models that a place names which have a version, and the numbers of these."""
+    # In a store a listing of folders is far cheaper than one of all that lies in them.
+    is_model = bool(list_numbered(place)) and bool(list_versions(place))
+    models = [place] if is_model else [place / name for name in sorted(list_folders(place))]
+    found = [(model, list_versions(model)) for model in models]
+    if not any(numbers for _, numbers in found) and (place / EXPORT_FILE).is_file():
+        return [(place.parent, [int(place.name)])]
+    return [(model, numbers) for model, numbers in found if numbers]

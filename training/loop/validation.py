@@ -22,6 +22,7 @@ from conf.splits import TRAIN
 from conf.training.input import FilterConfig, describe_conditions
 from conf.training.models import RankingConfig
 from conf.training.train import TrainConfig
+from training.encoders.vocabularies import find_named_ids
 from training.evaluation.evaluate import FullRanking, evaluate_full
 from training.evaluation.label_metrics import LabelScores, find_labelled, find_user_ids
 from training.evaluation.own_metrics import (
@@ -46,7 +47,6 @@ from training.input.batches import (
 from training.models.model import Model
 from training.models.ranking import RankingModel
 from training.models.retrieval import require_retrieval
-from training.raw_inputs.vocabularies import find_named_ids
 from training.reader.filters import EVALUATION_FILTER
 from training.reader.training_data import TrainingData
 

@@ -38,6 +38,13 @@ from training.embedding.dynamic_table import DynamicTable
 from training.embedding.growing_rows import ShardedRows
 from training.embedding.key_space import SAVED_KEYS, KeySpace
 from training.embedding.static_table import TableRows
+from training.encoders.vocabularies import (
+    NO_ROW,
+    EncodedVersion,
+    list_fitted_anew,
+    match_rows,
+    read_encoded_version,
+)
 from training.loop.optimizers import Optimizers
 from training.models.carried_tables import (
     MatchedKeys,
@@ -48,13 +55,6 @@ from training.models.carried_tables import (
     set_table_files,
 )
 from training.models.model import Model
-from training.raw_inputs.vocabularies import (
-    NO_ROW,
-    EncodedVersion,
-    list_fitted_anew,
-    match_rows,
-    read_encoded_version,
-)
 from training.reader.training_data import TrainingData
 
 ITEM_OF_LIST = re.compile(r"(.+)/([0-9]+)")

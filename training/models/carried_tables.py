@@ -24,8 +24,8 @@ from training.embedding.ruled_key_space import (
 )
 from training.embedding.static_table import EmbeddingTable
 from training.embedding.table_files import TableRows, load_table
+from training.encoders.vocabularies import NO_ROW, EncodedVersion, match_keys
 from training.models.model import Model
-from training.raw_inputs.vocabularies import NO_ROW, EncodedVersion, match_keys
 
 
 @dataclass(frozen=True)

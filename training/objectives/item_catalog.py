@@ -13,10 +13,10 @@ from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.schema import FIRST_TOKEN_ID
 from conf.splits import CATALOG
+from training.encoders.vocabularies import read_key_vocabulary
 from training.input.batches import Batch, build_eval_dataset, read_batches
 from training.input.train_counts import read_train_counts
 from training.objectives.user_items import TrainRows
-from training.raw_inputs.vocabularies import read_key_vocabulary
 
 _log = logging.getLogger("sluice.training.input")
 

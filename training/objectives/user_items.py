@@ -20,9 +20,9 @@ from conf.paths import ReadablePath
 from conf.schema import FIRST_TOKEN_ID
 from conf.training.input import InputConfig
 from training.embedding.key_mapping import read_keys
+from training.encoders.vocabularies import find_named_ids, is_named
 from training.input.batches import Batch
 from training.input.train_counts import read_train_pairs
-from training.raw_inputs.vocabularies import find_named_ids, is_named
 from training.reader.mixing import find_mixed
 
 PAIR_BYTES = 8

@@ -17,7 +17,7 @@ from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.schema import FeatureSpec
 from conf.training.input import InputConfig
-from training.raw_inputs.vocabularies import read_plan
+from training.encoders.vocabularies import read_plan
 from training.reader.damage import InputCounts
 from training.reader.decoded_rows import DecodedRows, regroup
 from training.reader.feature_columns import (

@@ -14,7 +14,7 @@ from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.storage.locations import find_path
 from conf.training.input import InputConfig
-from training.raw_inputs.vocabularies import match_keys, read_encoded_version
+from training.encoders.vocabularies import match_keys, read_encoded_version
 from training.reader.decoded_rows import DecodedRows
 from training.reader.feature_columns import (
     FeatureColumn,

@@ -20,6 +20,9 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
+from training.prediction.scores import write_scores
+from training.scoring.executor import LINE, RowSource, Served, read_rows
+from training.scoring.plan import Exported, ScoringRequest, plan_task, read_export, set_rows
 
 from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions, Give
@@ -37,10 +40,7 @@ from tests.training.tiny_dataset import describe_shard, write_shard, write_tiny_
 from training.checkpoint.restore import TrainedModel
 from training.export.saved_model import write_export
 from training.models.registry import build_model
-from training.prediction.scores import write_scores
-from training.raw_inputs.raw_rows import RawFile
-from training.scoring.executor import LINE, RowSource, Served, read_rows
-from training.scoring.plan import Exported, ScoringRequest, plan_task, read_export, set_rows
+from training.raw_inputs.files import RawFile
 from training.serving.app import build_app
 from training.serving.models.server_config import ServerConfig
 from training.serving.server import Server

@@ -17,6 +17,7 @@ from conf.manifest import Manifest
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from tests.training.toy_models import TinyTowers
+from training.encoders import vocabularies
 from training.evaluation.confidence_intervals import UserGroups
 from training.evaluation.label_metrics import (
     GroupedAUC,
@@ -30,7 +31,6 @@ from training.input.batches import build_eval_dataset
 from training.loop.validation import build_validate
 from training.models.ranking import RankingModel
 from training.models.registry import build_model
-from training.raw_inputs import vocabularies
 from training.reader.training_data import TrainingData
 
 ROWS = st.lists(st.tuples(st.booleans(), st.floats(-12, 12, width=16)), min_size=1, max_size=60)

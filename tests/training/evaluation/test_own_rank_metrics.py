@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import yaml
 from pydantic import ValidationError
+from training.prediction.predict import write_recommendations
+from training.prediction.rows_to_rank import ListSource
 
 from conf.artefacts.run import read_json
 from conf.errors import ConfigError, ExitCode, OwnCodeError, TrainingInterruptedError
@@ -39,8 +41,6 @@ from training.loop.early_stopping import selection_metric
 from training.models.retrieval import require_retrieval
 from training.monitoring.epoch_records import read_history
 from training.monitoring.progress import NoProgress
-from training.prediction.predict import write_recommendations
-from training.prediction.rows_to_rank import ListSource
 from training.refit import fit_chosen
 
 SOURCE = """

@@ -15,6 +15,8 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from training.prediction.predict import write_recommendations
+from training.prediction.rows_to_rank import ListSource
 
 from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError, InputDataError
@@ -34,8 +36,6 @@ from training.evaluation.per_user_ranking import (
 )
 from training.evaluation.prediction_files import measure_lists
 from training.evaluation.users_as_of import find_first_rows
-from training.prediction.predict import write_recommendations
-from training.prediction.rows_to_rank import ListSource
 
 KS = (1, 3, 10)
 CONFIG = TinyConfig(users=30, items=500, events_per_user=18, leave_out=3, own_group=0.3)

@@ -24,7 +24,7 @@ from training.checkpoint.restore import load_run
 from training.embedding import TableStore
 from training.export.delta import apply_delta, find_base, write_delta
 from training.export.saved_model import write_export
-from training.export.stored_models import bring_version, describe, find_place
+from training.export.stored_models import bring_export, describe, find_place
 from training.fit import fit_run
 from training.monitoring.progress import NoProgress
 from training.serving.models.served_version import ServedVersion
@@ -203,7 +203,7 @@ def test_a_delta_is_applied_in_a_store(
         assert read_variables(served) == read_variables(days.served[1])
         monkeypatch.setenv(WORK_DIR_VARIABLE, str(tmp_path / "third"))
         files = read_card(served)["files"]
-        found = list_files(bring_version(models))
+        found = list_files(bring_export(str(models)))
         assert {name: found[name] for name in files} == files
         before = store.objects("bucket/models")
         assert describe(apply_delta(deltas / "m", models / "m")) == "s3://bucket/models/m/2"

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
+from training.prediction.predict import write_recommendations
 
 from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions
@@ -21,6 +22,7 @@ from tests.training.dynamic_runs import DSSM, MF, build_config, build_trainer
 from tests.training.tiny_dataset import TinyConfig, hash_key, write_tiny_dataset
 from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.restore import TrainedModel, load_checkpoint, load_run
+from training.encoders.vocabularies import read_key_vocabulary
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import build_item_index
 from training.export.delta import apply_delta, write_delta
@@ -31,8 +33,6 @@ from training.input.train_counts import read_train_counts
 from training.models.carried_tables import MatchedKeys, set_keys
 from training.models.registry import build_model
 from training.monitoring.progress import NoProgress
-from training.prediction.predict import write_recommendations
-from training.raw_inputs.vocabularies import read_key_vocabulary
 
 UNKNOWN = 999_999
 

@@ -32,6 +32,7 @@ from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
+from training.encoders.vocabularies import Vocabulary
 from training.evaluation.item_index import build_item_index, read_user_vectors
 from training.export.embeddings import EmbeddingWriter, write_users
 from training.export.saved_model import write_export, write_models_config
@@ -39,7 +40,6 @@ from training.export.serving_encoders import ServingEncoders
 from training.export.signatures import FormBuilder, Signature, save_signatures
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
-from training.raw_inputs.vocabularies import Vocabulary
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 UNESCAPED = {"\\\\": "\\", "\\t": "\t", "\\n": "\n", "\\r": "\r"}

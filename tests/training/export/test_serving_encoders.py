@@ -21,6 +21,7 @@ from conf.encoders.target import Statistic
 from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema, FeatureSpec
+from training.encoders.vocabularies import Vocabulary, read_plan
 from training.export.serving_encoders import (
     FLOAT_NULL_TOKEN,
     FLOAT_PAD_TOKEN,
@@ -31,8 +32,7 @@ from training.export.serving_encoders import (
     null_token,
     pad_token,
 )
-from training.raw_inputs.input_columns import InputColumn
-from training.raw_inputs.vocabularies import Vocabulary, read_plan
+from training.raw_inputs.inputs import InputColumn
 
 
 def inputs(operation, *columns, vocabulary=None, spec=None):

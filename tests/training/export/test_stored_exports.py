@@ -35,7 +35,7 @@ from conf.training.train import TrainConfig
 from jobs.cli import main
 from tests.fake_store import FakeStore, reached_as
 from tests.object_servers import SCHEMES, ObjectServer
-from training.export.stored_models import FollowedModels, find_place
+from training.export.stored_models import FollowedModels, find_place, resolve_export
 from training.fit import fit_run
 from training.monitoring.progress import NoProgress
 from training.serving.models.model_store import ModelStore
@@ -162,8 +162,8 @@ def test_another_machine_uses_what_was_exported(
     files = read_card(world.version)["files"]
     brought = {n: info for n, info in list_files(scored[0]).items() if n in files}
     assert brought == files
-    evaluated = ["evaluate", "--run", RUN, "--saved-model", f"{MODELS}/t"]
-    assert run_json(evaluated, capsys)[0]["served"] == f"{MODELS}/t"
+    evaluated = ["evaluate", "--run", RUN, "--export", f"{MODELS}/t"]
+    assert run_json(evaluated, capsys)[0]["served"] == f"{MODELS}/t/1"
 
 
 def test_an_export_into_a_run_is_brought_back_with_it(
@@ -194,6 +194,15 @@ def test_numbers_go_on_from_machine_to_machine(
     store: FakeStore, machine: Machine, model: str, tmp_path: Path
 ) -> None:
     assert [publish(model), publish(model)] == [1, 2]
+    for place, numbers in (
+        (model, [1, 2]),
+        (f"{model}/2", [2]),
+        (str(find_place(model).parent), [1, 2]),
+    ):
+        followed = FollowedModels(find_place(place))
+        [(name, found)] = followed.list_versions().items()
+        assert (name, found) == (find_place(model).name, numbers)
+        assert followed.bring(name, 2).name == resolve_export(place).name == "2"
     machine("third")
     assert publish(model) == 3
     assert roll_back(find_place(model), 1) == [2, 3]
@@ -317,7 +326,7 @@ def test_a_server_follows_a_store(
     export_again()
     machine("server")
     models = serve(find_place(base))
-    wanted = ask(ServedVersion(world.version, Loading(files=None)))
+    wanted = ask(ServedVersion(world.version, Loading()))
     np.testing.assert_array_equal(ask(models.get("t")), wanted)
     assert (models.get("t").number, models.get("t").index) == (1, None)
     store.log.clear()
@@ -367,9 +376,9 @@ def test_a_server_follows_a_store(
         (["index", "--export", "s3://other/models"], 2, "there is no such bucket"),
         (["index", "--export", "s3:/bucket/models"], 2, "no place in an object store"),
         (["score", "--model", "s3://other/models", "--to", "x"], 2, "there is no such bucket"),
-        (["serve", "--models", "s3://other/models", "--port", "0"], 2, "there is no such bucket"),
+        (["serve", "--export", "s3://other/models", "--port", "0"], 2, "there is no such bucket"),
         (["export", "--run", RUN, "--to", "s3://other/models"], 2, "there is no such bucket"),
-        (["evaluate", "--run", RUN, "--saved-model", "s3://bucket/no"], 4, "no exported model"),
+        (["evaluate", "--run", RUN, "--export", "s3://bucket/no"], 4, "no exported model"),
         (["evaluate", "--run", "s3://bucket/runs/none"], 4, "there is no finished training run"),
         (["evaluate", "--run", "s3://other/runs/none"], 4, "there is no finished training run"),
         (["versions", "list", "s3://bucket/none"], 4, "no published dataset version here"),

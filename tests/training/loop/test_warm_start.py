@@ -33,6 +33,12 @@ from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_index import FIRST_ROW
 from training.embedding.key_space import KeySpace
 from training.embedding.ruled_key_space import RuledKeySpace
+from training.encoders.vocabularies import (
+    EncodedVersion,
+    match_keys,
+    match_rows,
+    read_encoded_version,
+)
 from training.export.tables import describe_tables, read_table_rows, write_tables
 from training.fit import fit_run, plan_run
 from training.loop import warm_start
@@ -46,12 +52,6 @@ from training.models.carried_tables import (
     set_table_files,
 )
 from training.monitoring.progress import NoProgress
-from training.raw_inputs.vocabularies import (
-    EncodedVersion,
-    match_keys,
-    match_rows,
-    read_encoded_version,
-)
 from training.reader.training_data import TrainingData
 
 LAYOUT = CheckpointLayout({"a": "model/a", "b": "model/b"}, ("model/v", "model/w"))

@@ -15,6 +15,7 @@ import tensorflow as tf
 import yaml
 from pydantic import ValidationError
 from starlette.testclient import TestClient
+from training.prediction.predict import write_recommendations
 
 from conf.artefacts.export import ExportOptions, IndexOptions
 from conf.errors import ConfigError, ExitCode, OwnCodeError
@@ -27,12 +28,11 @@ from training.checkpoint.restore import load_run
 from training.evaluation.evaluate import evaluate_split
 from training.export.saved_model import write_export
 from training.fit import fit_run, plan_run
+from training.index.index_build import add_items
 from training.models.registry import build_model
 from training.monitoring.epoch_records import read_history
 from training.monitoring.progress import NoProgress
-from training.prediction.predict import write_recommendations
 from training.serving.app import build_app
-from training.serving.lists.added_items import add_items
 from training.serving.models.server_config import ServerConfig
 from training.serving.server import Server
 

@@ -17,6 +17,7 @@ from conf.training.models import DSSMConfig, MFConfig, SASRecConfig
 from conf.training.objectives import BinaryConfig, BPRConfig, SampledSoftmaxConfig, SoftmaxConfig
 from conf.training.optimizer import OptimizerConfig
 from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
+from training.encoders.vocabularies import Vocabulary
 from training.input.batches import Batch, build_eval_dataset, build_train_dataset
 from training.loop.optimizers import Optimizers
 from training.loop.step import StepOptions, TrainStep
@@ -35,7 +36,6 @@ from training.objectives.objective import (
 )
 from training.objectives.samplers import build_sampler
 from training.objectives.user_items import TrainRows
-from training.raw_inputs.vocabularies import Vocabulary
 
 
 def test_equals_the_reference() -> None:

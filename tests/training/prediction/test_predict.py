@@ -11,6 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from training.prediction import rankers, rows_to_rank
+from training.prediction.predict import write_recommendations
+from training.prediction.rows_to_rank import ListSource
 
 from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError, InputDataError
@@ -19,13 +22,10 @@ from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, _draw_log, write_tiny_dataset
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
+from training.encoders.vocabularies import Vocabulary
 from training.evaluation.item_index import ItemIndex, build_item_index, read_user_vectors
 from training.input.batches import build_eval_dataset
-from training.prediction import rankers, rows_to_rank
-from training.prediction.predict import write_recommendations
-from training.prediction.rows_to_rank import ListSource
-from training.raw_inputs.raw_rows import RawFile
-from training.raw_inputs.vocabularies import Vocabulary
+from training.raw_inputs.files import RawFile
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,11 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
+from training.prediction.predict import write_recommendations
+from training.prediction.rows_to_rank import ListSource, carries_candidates, choose_split
+from training.prediction.scores import write_scores
+from training.scoring.executor import PART, RowSource, score_partition
+from training.scoring.plan import ScoringRequest, plan_task, read_export
 
 from conf.artefacts.dataset import read_manifest
 from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
@@ -32,12 +37,7 @@ from training.export.saved_model import write_export
 from training.input.batches import build_eval_dataset
 from training.loop.assembly import refuse_lost_order
 from training.models.ranking import NetworkRankingModel
-from training.prediction.predict import write_recommendations
-from training.prediction.rows_to_rank import ListSource, carries_candidates, choose_split
-from training.prediction.scores import write_scores
-from training.raw_inputs.raw_rows import RawFile
-from training.scoring.executor import PART, RowSource, score_partition
-from training.scoring.plan import ScoringRequest, plan_task, read_export
+from training.raw_inputs.files import RawFile
 
 TASKS = {"click": {"label": "label"}, "value": {"label": "label", "objective": "squared_error"}}
 MODEL = {

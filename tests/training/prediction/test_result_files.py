@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from jobs.score import RowFormat
+from training.prediction.result_files import ROW_FORMATS, ResultWriter, check_format, to_arrow
 
 from conf.errors import ConfigError
-from jobs.score import RowFormat
 from training.evaluation.prediction_files import read_entries
-from training.prediction.result_files import ROW_FORMATS, ResultWriter, check_format, to_arrow
 
 TOKENS = pa.array(["a", 'say "b"', "\u65e5\u672c", "d"])
 

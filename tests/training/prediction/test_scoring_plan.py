@@ -7,11 +7,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from training.scoring.plan import Exported, read_candidates
 
 from conf.artefacts.export import KEY
 from conf.errors import InputDataError
-from training.raw_inputs.input_columns import InputColumn
-from training.scoring.plan import Exported, read_candidates
+from training.raw_inputs.inputs import InputColumn
 
 
 @pytest.fixture

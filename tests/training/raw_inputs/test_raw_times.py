@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from conf.errors import InputDataError
-from training.raw_inputs.input_columns import InputColumn
-from training.raw_inputs.raw_columns import RawColumns
+from training.raw_inputs.converter import RawColumns
+from training.raw_inputs.inputs import InputColumn
 
 SECONDS = [1_577_836_800, 1_580_000_000]
 MILLISECONDS = [1000 * time for time in SECONDS]

@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
-
 from training.replay.replay import Endpoint, post_json
+
 from training.serving.requests.tensors import parse_predict
 
 SPECS = {"vector": tf.TensorSpec([None], tf.string), "names": tf.TensorSpec([None, 2], tf.string)}

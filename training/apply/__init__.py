@@ -1,0 +1,1 @@
+"""Applies exported models: ranked lists, scores and vectors of rows."""

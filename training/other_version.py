@@ -1,0 +1,368 @@
+"""A run on another version of its dataset: the same weights, what they read as the run knows it.
+
+What a run would score on rows that were built after it. Ids of the two versions are matched through
+their vocabularies; a token that the run does not know reads its row of unknown values, as in the
+run's export. Values that the build has fitted anew since then (the mean of a normalized column,
+say) are made once more by the run's own encoders, of the raw values that held-out rows keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from conf.artefacts.dataset import read_manifest, resolve_version
+from conf.artefacts.run import CHECKPOINTS_DIR
+from conf.encoders import RAW_PREFIX, ColumnEncoding
+from conf.errors import ConfigError, LaterLogError
+from conf.manifest import Manifest
+from conf.schema import OOV_ID, FeatureSchema
+from conf.splits import TRAIN
+from conf.storage.locations import find_path
+from conf.training.input import FilterConfig
+from conf.training.train import WarmStartConfig
+from training.checkpoint.checkpoint_files import list_checkpoints
+from training.checkpoint.restore import TrainedModel
+from training.checkpoint.run_reference import RunReference
+from training.embedding.key_space import holding_whole_tables
+from training.encoders.vocabularies import (
+    EncodedVersion,
+    is_encoded_alike,
+    list_fitted_anew,
+    read_encoded_version,
+    read_key_vocabulary,
+)
+from training.export.serving_encoders import RawInput, ServingEncoders, build_serving_encoders
+from training.input.batches import Features
+from training.loop.optimizers import Optimizers
+from training.loop.warm_start import WarmTarget, transfer_weights
+from training.models.model import Model
+from training.models.ranking import RankingModel
+from training.models.registry import build_model, copy_calibrations
+from training.models.retrieval import RetrievalModel, require_retrieval
+from training.networks.network import TrainingPass
+from training.reader.filters import EVALUATION_FILTER
+from training.reader.training_data import TrainingData
+
+
+def move_to_version(
+    trained: TrainedModel, dataset: str, which: str = "best", split: str | None = None
+) -> TrainedModel:
+    """Returns a run's model over the rows and the catalogue of another dataset version.
+
+    Args:
+        trained: The run.
+        dataset: A version's directory, or the dataset's (its current version).
+        which: The run's checkpoint, `best` or `last`.
+        split: The split that it is to be measured on, where that is known.
+
+    Raises:
+        ConfigError: It is another dataset, or a version from before the run's own, whose test rows
+            the run may have been trained on; or the versions compute a feature in other ways, and
+            the records do not hold what it is made of.
+        InputDataError: A version or the checkpoint is damaged.
+        UpstreamNotReadyError: There is no such version.
+    """
+    version_dir = resolve_version(find_path(dataset))
+    manifest = read_manifest(version_dir, trained.config.input.tolerates)
+    if manifest == trained.manifest:
+        return trained
+    _check_order(trained.manifest, manifest)
+    here = read_encoded_version(version_dir, manifest)
+    there = read_encoded_version(trained.version_dir, trained.manifest)
+    model = trained.model
+    changed = list_fitted_anew(model.inputs, model.embedded_features, here, there)
+    own = build_own_encoders(changed, here, there, split)
+    encoded = _take_encodings(changed, here, there)
+    with holding_whole_tables():
+        model = build_model(trained.config.model, encoded.manifest, trained.config.seed)
+    _set_weights(trained, model, encoded, which)
+    copy_calibrations(trained.model, model)
+    moved = read_raw_inputs(model, own) if own is not None else model
+    return TrainedModel(trained.run_dir, moved, trained.config, manifest, version_dir)
+
+
+def require_filter(moved: TrainedModel) -> None:
+    """Refuses a run's own `evaluation.filter` where its values mean something else elsewhere.
+
+    Args:
+        moved: The run on the version that is measured.
+
+    Raises:
+        ConfigError: A feature of the filter was fitted anew, and compared values changed.
+    """
+    reference, config = RunReference.read(moved.run_dir), moved.config
+    manifest = reference.read_manifest(config.input.tolerates)
+    here = read_encoded_version(moved.version_dir, moved.manifest)
+    there = read_encoded_version(reference.version_dir, manifest)
+    filters = config.evaluation.filter
+    changed = [item.feature for item in filters if not _is_compared_alike(item, here, there)]
+    if changed:
+        raise ConfigError(
+            f"{EVALUATION_FILTER} of the run compares values that mean something else in this "
+            "version",
+            received=", ".join(dict.fromkeys(changed)),
+            allowed="ids of the same tokens, and features that were not fitted anew",
+            fix=f"give the values of this version: --set '{EVALUATION_FILTER}=[...]', or [] for "
+            "all rows",
+        )
+
+
+def _is_compared_alike(item: FilterConfig, here: EncodedVersion, there: EncodedVersion) -> bool:
+    name, schema = item.feature, here.manifest.schema
+    if name not in schema or schema[name].is_list:  # Of lists the length is compared.
+        return True
+    if is_encoded_alike(name, here, there):
+        return True
+    values = item.value if isinstance(item.value, tuple) else (item.value,)
+    if item.op not in ("==", "!=", "in", "not_in") or not all(isinstance(v, int) for v in values):
+        return False
+    columns = [version.plan.column(name) for version in (here, there)]
+    if any(column.operation is not None or column.vocabulary is None for column in columns):
+        return False
+    ids = np.array(values, np.int64)
+    tokens = [_read_tokens(version, name, ids) for version in (here, there)]
+    return tokens[0] == tokens[1]
+
+
+def _read_tokens(version: EncodedVersion, name: str, ids: np.ndarray) -> list[Any]:
+    """What ids stand for: their tokens, and the ids themselves where these are none."""
+    vocabulary = read_key_vocabulary(version.version_dir, version.manifest, name)
+    tokens = [] if vocabulary is None else vocabulary.take(ids).to_pylist()
+    return [("id", i) if t is None else t for i, t in zip(ids.tolist(), tokens, strict=True)]
+
+
+def _check_order(own: Manifest, other: Manifest) -> None:
+    """Refuses a version whose held-out rows the run may have been trained on.
+
+    Raises:
+        LaterLogError: The version ends earlier than the one that the run was trained on.
+        ConfigError: It is of another dataset, or was built earlier.
+    """
+    name, version = other.dataset_name, other.dataset_version
+    if name != own.dataset_name:
+        raise ConfigError(
+            "a run can be measured on versions of its own dataset alone",
+            received=f"{name}, and the run was trained on {own.dataset_name}",
+            fix="name a version of the run's dataset",
+        )
+    if version < own.dataset_version:
+        raise ConfigError(
+            "this version is older than the one that the run was trained on: the run may have "
+            "been trained on its held-out rows",
+            received=version,
+            allowed=f"{own.dataset_version}, or a later version",
+            fix="measure both runs on the version of the later one",
+        )
+    ends = [_find_end(manifest) for manifest in (other, own)]
+    if None not in ends and ends[0] < ends[1]:  # type: ignore[operator]
+        raise LaterLogError(
+            "this version was built later than the one that the run was trained on, of a log that "
+            "ends earlier: the run may have been trained on its held-out rows",
+            received=f"{version}, which ends {ends[0]}",
+            allowed=f"a version that ends {ends[1]} or later",
+            fix="measure on such a version, or on the run's own",
+        )
+
+
+def _find_end(manifest: Manifest) -> datetime | None:
+    """Returns where the events of a version end; None: it has no times."""
+    run, span = manifest.run, manifest.source.event_ts_ms_range
+    days = [] if run is None else [*run.days, *filter(None, [run.last_day])]
+    if days:
+        return datetime.fromisoformat(max(days)).replace(tzinfo=UTC) + timedelta(days=1)
+    return None if span is None else datetime.fromtimestamp(span[1] / 1000, UTC)
+
+
+def _take_encodings(
+    changed: Sequence[str], here: EncodedVersion, there: EncodedVersion
+) -> EncodedVersion:
+    """Returns a version as if it encoded some features as another one does."""
+    specs = {name: there.manifest.schema[name] for name in changed}
+    columns = {name: there.plan.column(name) for name in changed}
+    schema = here.manifest.schema
+    features = tuple(specs.get(spec.name, spec) for spec in schema.features)
+    manifest = replace(here.manifest, schema=FeatureSchema(features))
+    plan = replace(
+        here.plan,
+        columns=tuple(columns.get(column.feature, column) for column in here.plan.columns),
+    )
+    return EncodedVersion(here.version_dir, manifest, plan)
+
+
+def _set_weights(trained: TrainedModel, model: Model, encoded: EncodedVersion, which: str) -> None:
+    checkpoint = list_checkpoints(trained.run_dir / CHECKPOINTS_DIR / which)[-1].path
+    warm = WarmStartConfig(path=str(checkpoint), moments="reset", mismatched="refuse")
+    fit = trained.config.fit.model_copy(update={"warm_start": warm})
+    config = trained.config.model_copy(update={"fit": fit})
+    data = TrainingData(encoded.version_dir, encoded.manifest)
+    target = WarmTarget(model, Optimizers(config.optimizer, model, 1), data, encoded)
+    try:
+        transfer_weights(config, target, new_rows=OOV_ID)
+    except ConfigError as error:
+        raise ConfigError(
+            "weights of the run do not fit this version",
+            received=error.received,
+            fix="train the run's config again on this version",
+        ) from error
+
+
+_RAW_WIRE = {"int64": "int64", "float32": "float32", "float64": "bytes", "string": "bytes"}
+"""Type of the records' feature that holds raw values of a type."""
+
+
+def build_own_encoders(
+    changed: Sequence[str], here: EncodedVersion, there: EncodedVersion, split: str | None
+) -> OwnEncoders | None:
+    """Builds the run's encoders of features that mean something else in the other version.
+
+    Args:
+        changed: Those features.
+        here: The other version.
+        there: The version that the run was trained on.
+        split: Split whose rows are read; None: any but train.
+
+    Returns:
+        None where no feature has changed.
+
+    Raises:
+        ConfigError: The rows of the other version do not hold the raw values of each.
+    """
+    if not changed:
+        return None
+    encoders = None
+    missing = [name for name in changed if not _is_declared_alike(name, here, there)]
+    if not missing:
+        encoders = build_serving_encoders(there.version_dir, there.plan, changed)
+        missing = sorted({i.feature for i in encoders.inputs if not _holds_raw(here, i)})
+    if missing or encoders is None or split == TRAIN:
+        raise ConfigError(
+            "the versions compute features in other ways, so the run would read wrong values",
+            received=", ".join(missing or changed),
+            allowed="features of a vocabulary that are embedded; those that were fitted anew, in "
+            "rows that hold their raw values, which those of train do not; others as they were",
+            fix="measure on another split than train"
+            if not missing
+            else "build this version again, if an earlier release of Sluice has built it; or keep "
+            "the feature's column and encoding; or train the run again on this version",
+        )
+    return OwnEncoders(encoders)
+
+
+def _is_declared_alike(name: str, here: EncodedVersion, there: EncodedVersion) -> bool:
+    """Whether a feature is made by one kind of operation of the same columns."""
+    found = [c for v in (here, there) for c in v.plan.columns if c.feature == name]
+    if len(found) < 2 or any(column.operation is None for column in found):
+        return False
+    new, old = found
+    return type(new.operation) is type(old.operation) and _columns(new) == _columns(old)
+
+
+def _columns(column: ColumnEncoding) -> list[tuple[str, str, bool]]:
+    return [(raw.name, raw.dtype, raw.is_list) for raw in column.inputs]
+
+
+def _holds_raw(version: EncodedVersion, item: RawInput) -> bool:
+    name, schema = f"{RAW_PREFIX}{item.column}", version.manifest.schema
+    return name in schema and schema[name].is_list and schema[name].dtype == _RAW_WIRE[item.dtype]
+
+
+@dataclass(frozen=True)
+class OwnEncoders:
+    """A run's own encoders, over raw values as records hold them.
+
+    Attributes:
+        encoders: Of the features that the records encode in another way.
+    """
+
+    encoders: ServingEncoders
+
+    def read_instead(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Returns the features of the records that some inputs of the model are made of."""
+        made: dict[str, list[str]] = {}
+        for item in self.encoders.inputs:
+            made.setdefault(item.feature, []).append(f"{RAW_PREFIX}{item.column}")
+        return tuple(dict.fromkeys(read for name in names for read in made.get(name, [name])))
+
+    def encode(self, features: Features, names: Sequence[str]) -> dict[str, Any]:
+        """Returns inputs of the model, those of other encodings made of raw values.
+
+        Args:
+            features: Features of a batch, as `read_instead` names them.
+            names: The inputs.
+        """
+        items = [item for item in self.encoders.inputs if item.feature in names]
+        raw = {item.name: _read_raw(features[f"{RAW_PREFIX}{item.column}"], item) for item in items}
+        encoded = self.encoders.encode(raw, {item.feature for item in items})
+        return {name: encoded.get(name, features.get(name)) for name in names}
+
+
+def _read_raw(values: tf.RaggedTensor, item: RawInput) -> tf.Tensor:
+    """Returns raw values as the encoders take them: `[batch]`, or `[batch, length]` of lists."""
+    if item.dtype == "float64":
+        values = values.with_flat_values(tf.strings.to_number(values.flat_values, tf.float64))
+    default = tf.cast(item.pad_token, values.dtype) if item.is_list else None
+    if item.is_list:
+        return values.to_tensor(default, shape=[None, item.length])
+    return values.to_tensor(tf.cast(item.null_token, values.dtype), shape=[None, 1])[:, 0]
+
+
+def read_raw_inputs(model: Model, own: OwnEncoders) -> Model:
+    """Returns a model that encodes raw values of the rows by its own run's encoders."""
+    if isinstance(model, RankingModel):
+        return RawRanking(model, own)
+    return RawTowers(require_retrieval(model), own)
+
+
+class RawRanking(RankingModel):
+    """A ranking model some of whose inputs are made of raw values."""
+
+    def __init__(self, model: RankingModel, own: OwnEncoders) -> None:
+        super().__init__("raw", model.tasks)
+        self.tables, self.calibrations = model.tables, model.calibrations
+        self._model, self._own = model, own
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the features that records are asked for."""
+        return self._own.read_instead(self._model.inputs)
+
+    def compute_logits(
+        self, features: Features, training: TrainingPass | None = None
+    ) -> dict[str, tf.Tensor]:
+        """Returns the logits of each task."""
+        return self._model.compute_logits(self._encode(features), training)
+
+    def compute_uncalibrated_logits(self, features: Features) -> dict[str, tf.Tensor]:
+        """Returns the logits of each task before they are calibrated."""
+        return self._model.compute_uncalibrated_logits(self._encode(features))
+
+    def _encode(self, features: Features) -> dict[str, Any]:
+        return self._own.encode(features, self._model.inputs)
+
+
+class RawTowers(RetrievalModel):
+    """A retrieval model some of whose inputs are made of raw values."""
+
+    def __init__(self, model: RetrievalModel, own: OwnEncoders) -> None:
+        super().__init__(name="raw")
+        self.user_inputs = own.read_instead(model.user_inputs)
+        self.item_inputs = own.read_instead(model.item_inputs)
+        self.temperature, self.tables = model.temperature, model.tables
+        self.interests = model.interests
+        self._model, self._own = model, own
+
+    def embed_users(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
+        """Returns user vectors, one or several of a row."""
+        names = self._model.user_inputs
+        return self._model.embed_users(self._own.encode(features, names), training)
+
+    def embed_items(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
+        """Returns item vectors `[batch, dim]`."""
+        names = self._model.item_inputs
+        return self._model.embed_items(self._own.encode(features, names), training)

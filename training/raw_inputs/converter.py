@@ -1,0 +1,449 @@
+"""Raw values of some rows as the arrays that a model takes.
+
+The only code that knows how a raw value looks after the build: types, times, lists and pairs in
+text, missing values, padding. Columns are Arrow arrays; those of JSON become such arrays first.
+"""
+
+from __future__ import annotations
+
+import base64
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from conf.errors import InputDataError, did_you_mean
+from training.raw_inputs.inputs import TYPES, Choice, InputColumn, SourceNames, WrittenForm
+from training.raw_inputs.times import describe_time, find_wrong_times, read_times, scale_epochs
+
+FINITE = "finite numbers up to 3.4e38, the largest float32"
+"""What a model takes of numbers, in words."""
+DEFAULT_SEPARATOR = "|"
+"""Separates the values of lists in CSV, where neither the build nor the user says otherwise."""
+_EXACT = 1 << 53
+"""Below it a float64 holds every whole number; one that is not below may have been another one."""
+_BAD_VALUES = (pa.ArrowException, TypeError, ValueError, OverflowError)
+_NULL = type(None)
+
+Column: TypeAlias = pa.Array | Sequence[Any]
+"""Values of a column: of Arrow, or as JSON has them."""
+Columns: TypeAlias = Mapping[str, Column]
+
+
+@dataclass(eq=False)
+class WrongValueError(Exception):
+    """A value is not what an input takes."""
+
+    column: str
+    said: str  # what is wrong, after the column's name
+    place: tuple[int, ...] = ()  # row from 0, position in a list; nothing where all are meant
+
+
+class RawColumns:
+    """Turns columns of raw values into what a model takes.
+
+    Args:
+        inputs: The inputs.
+        place: What messages call the rows: a file's path.
+        list_separator: Between the values of lists in CSV; None: what the build declares.
+        is_delimited: Whether the rows are of CSV.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[InputColumn],
+        place: str,
+        list_separator: str | None = None,
+        *,
+        is_delimited: bool = False,
+    ) -> None:
+        lists = (_separate(item, list_separator) if item.is_list else item for item in inputs)
+        self.inputs = tuple(lists if is_delimited else inputs)
+        self._place, self._names = place, SourceNames(self.inputs)
+        self._chosen: dict[str, Choice] = {}
+
+    def choose(self, found: Sequence[str], id_column: str | None = None) -> list[str]:
+        """Returns the columns to read of those that are there, that of the ids among them."""
+        self._chosen = {item.name: self._names.choose(item.name, found) for item in self.inputs}
+        ids = [] if id_column is None else [id_column]
+        missing = [name for name, chosen in self._chosen.items() if not chosen.names]
+        if missing := [*missing, *(name for name in ids if name not in found)]:
+            read = [f"{i.name} (of {i.column}, {_describe_type(i)})" for i in self.inputs]
+            raise InputDataError(
+                f"{self._place} lacks columns that the model reads",
+                received=f"missing: {', '.join(missing)}; found: {', '.join(found)}",
+                allowed=", ".join(read),
+                fix=did_you_mean(missing[0], found),
+            )
+        return list(dict.fromkeys(chain(*(one.names for one in self._chosen.values()), ids)))
+
+    def build(self, columns: Columns, first: int) -> dict[str, np.ndarray]:
+        """Builds the inputs of some rows, `[rows]` or `[rows, length]`; text as bytes.
+
+        Args:
+            columns: Values of the columns that were chosen.
+            first: Number of the first row, for the message about a wrong value.
+        """
+        items = {item.name: item for item in self.inputs}
+        try:
+            return {n: build_input(i, self._chosen[n], columns) for n, i in items.items()}
+        except WrongValueError as error:
+            row = f"row {first + error.place[0]}" if error.place else f"from row {first} on"
+            raise InputDataError(
+                f"{self._place}, {row}: column {error.column!r} {error.said}"
+            ) from error
+
+    def build_ids(
+        self, name: str, values: Column, first: int, kind: pa.DataType | None
+    ) -> pa.Array:
+        """Builds the ids of some rows: of a type, or of their own where it is None."""
+        try:
+            ids = values if isinstance(values, pa.Array) else pa.array(values)
+            return ids if kind is None else ids.cast(kind)
+        except _BAD_VALUES as error:
+            raise InputDataError(
+                f"{self._place}, from row {first} on: column {name!r} has ids of several types",
+                received=error,
+            ) from error
+
+
+def _separate(item: InputColumn, separator: str | None) -> InputColumn:
+    """Returns a list whose text is separated as the user says, else the build, else by default."""
+    if separator is None and item.separator is not None:
+        return item
+    written = WrittenForm(item.column, separator=separator or DEFAULT_SEPARATOR)
+    return replace(item, written=written)
+
+
+def build_input(item: InputColumn, chosen: Choice, columns: Columns) -> np.ndarray:
+    """Returns an input, `[rows]` or `[rows, length]`; text as bytes."""
+    values, name = merge_columns(item, chosen, columns), chosen.names[0]
+    array = _pad(item, name, values) if item.is_list else _fill_nulls(item, name, values, None)
+    if item.time_unit is not None and (said := find_wrong_times(item, array)) is not None:
+        raise WrongValueError(name, said)
+    return array
+
+
+def merge_columns(item: InputColumn, chosen: Choice, columns: Columns) -> pa.Array:
+    """Returns the values of an input as its Arrow type: in each row the first that is there."""
+    first, *others = chosen.names
+    found = _read(item, first, columns[first], is_paired=first in chosen.paired)
+    for name in others:
+        if found.null_count or name == chosen.twin:
+            values = _read(item, name, columns[name], is_paired=name in chosen.paired)
+            if name == chosen.twin:
+                _check_same(chosen, found, values)
+            found = pc.coalesce(found, values)
+    # A list in place of a text lacks the second values that the text would have.
+    for name in set(chosen.paired).intersection(chosen.names) if found.null_count else ():
+        for row in np.flatnonzero(found.is_null().to_numpy(zero_copy_only=False)).tolist():
+            if isinstance(value := _take(columns[name], row), list) and value:
+                raise _refuse(name, describe(item), value, (row,))
+    return found
+
+
+def _refuse(name: str, allowed: str, value: Any, place: tuple[int, ...]) -> WrongValueError:
+    return WrongValueError(name, f"must be {allowed}; received {show(value)}", place)
+
+
+def _take(column: Column, row: int) -> Any:
+    return column[row].as_py() if isinstance(column, pa.Array) else column[row]
+
+
+def _read(item: InputColumn, name: str, column: Column, *, is_paired: bool) -> pa.Array:
+    """Returns the values of a column as the Arrow type of an input."""
+
+    def read(given: Any) -> pa.Array:
+        is_arrow = isinstance(given, pa.Array)
+        parts = [given] if is_arrow else _split_json(given, item, texts_only=is_paired)
+        arrays = [_convert(item, one) for one in parts if not is_paired or _is_text(one)]
+        return pc.coalesce(*arrays) if arrays else pa.nulls(len(given), item.arrow_type)
+
+    try:
+        values = read(column)
+    except _BAD_VALUES:
+        raise _find_wrong(item, name, column, read) from None
+    if item.dtype.startswith("float"):
+        _check_finite(name, values, column)
+    return values
+
+
+def _find_wrong(
+    item: InputColumn, name: str, column: Column, read: Callable[[Any], pa.Array]
+) -> WrongValueError:
+    """Finds the first row that cannot be read."""
+    for row in range(len(column)):
+        try:
+            read(column[row : row + 1])
+        except _BAD_VALUES as error:
+            wrong = _refuse(name, describe(item), _take(column, row), (row,))
+            reason = f" ({error})" if type(error) is ValueError else ""
+            return replace(wrong, said=f"{wrong.said}{reason}")
+    return WrongValueError(name, f"must be {describe(item)}")
+
+
+def _check_finite(name: str, values: pa.Array, column: Column) -> None:
+    """Refuses numbers that are not finite; a missing value is null, and no number."""
+    is_list = _is_list(values)
+    flat = values.flatten() if is_list else values
+    bad = find_bad_number(flat.fill_null(0.0).to_numpy(zero_copy_only=False))
+    if bad is not None:
+        place = _find_place(_count_values(values), bad) if is_list else (bad,)
+        allowed = f"{FINITE}, and null or an empty field of CSV where one is missing"
+        raise _refuse(name, allowed, _take(column, place[0]), place)
+
+
+def find_bad_number(values: np.ndarray) -> int | None:
+    """Returns the flat position of the first NaN, infinity or overflow of float32, if there is."""
+    with np.errstate(over="ignore"):
+        is_finite = np.isfinite(values.astype(np.float32, copy=False))
+    return None if is_finite.all() else int(is_finite.argmin())
+
+
+def _check_same(chosen: Choice, own: pa.Array, source: pa.Array) -> None:
+    """Refuses a row that says one input by its name and by its source's column, differently."""
+    both = pc.and_(own.is_valid(), source.is_valid())
+    if own.filter(both).equals(source.filter(both)):
+        return
+    pairs = enumerate(zip(own.to_pylist(), source.to_pylist(), strict=True))
+    row, pair = next((n, pair) for n, pair in pairs if None not in pair and pair[0] != pair[1])
+    shown = " and ".join(map(show, pair))
+    said = f"is made of {chosen.twin!r}, and both are given and differ: {shown}"
+    raise WrongValueError(chosen.names[0], said, (row,))
+
+
+def _pad(item: InputColumn, name: str, values: pa.Array) -> np.ndarray:
+    """Returns lists `[rows, length]` with the pad token behind their ends."""
+    lengths = _count_values(values)
+    bad = (lengths != (item.length or lengths)) & (lengths != 0)
+    if bad.any():
+        row, allowed = int(bad.argmax()), f"a list of {item.length} values, or none"
+        raise _refuse(name, allowed, _take(values, row), (row,))
+    width = item.length or max(1, int(lengths.max(initial=0)))
+    array = _fill_nulls(item, name, values.flatten(), lengths)
+    if len(array) == width * len(lengths):
+        return array.reshape(len(lengths), width)
+    padded = np.full((len(lengths), width), item.padding, array.dtype)
+    padded[np.arange(width) < lengths[:, np.newaxis]] = array
+    return padded
+
+
+def _fill_nulls(
+    item: InputColumn, name: str, values: pa.Array, lengths: np.ndarray | None
+) -> np.ndarray:
+    """Returns values, of lists or of rows, with the null token where one is missing."""
+    if values.null_count:
+        if (missing := item.missing) is None:
+            position = int(values.is_null().to_numpy(zero_copy_only=False).argmax())
+            place = (position,) if lengths is None else _find_place(lengths, position)
+            raise WrongValueError(name, "has no value for a missing one: give it", place)
+        values = values.fill_null(pa.scalar(missing, values.type))
+    return np.asarray(values.to_numpy(zero_copy_only=False))
+
+
+def _count_values(lists: pa.Array) -> np.ndarray:
+    """Returns the lengths of lists, `[rows]`; a list that is null has none."""
+    return np.asarray(pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False))
+
+
+def _find_place(lengths: np.ndarray, position: int) -> tuple[int, int]:
+    """Returns the row of a value among the values of all lists, and its position there."""
+    ends = np.cumsum(lengths)
+    row = int(np.searchsorted(ends, position, side="right"))
+    return row, position - int(ends[row] - lengths[row])
+
+
+def _convert(item: InputColumn, values: pa.Array) -> pa.Array:
+    """Returns values of a column as the Arrow type of an input."""
+    if _is_text(values):
+        values = values.cast(pa.string())
+        if item.is_parsed:
+            values = pc.if_else(pc.equal(values, ""), pa.scalar(None, pa.string()), values)
+    if item.is_list:
+        return _convert_lists(item, values)
+    if _is_text(values):
+        values = _take_pairs(item.written, values)
+    if item.read_unit is None:
+        return _cast(values, item.arrow_type)
+    return scale_epochs(item, _cast(read_times(item, values), item.arrow_type))
+
+
+def _convert_lists(item: InputColumn, values: pa.Array) -> pa.Array:
+    if values.type.equals(item.arrow_type) or pa.types.is_null(values.type):
+        return values.cast(item.arrow_type)
+    if is_text := _is_text(values) and item.separator is not None:
+        values = pc.split_pattern(values, item.separator)
+    if not _is_list(values):
+        raise TypeError(f"{values.type} is no list")
+    flat, lengths = values.flatten(), _count_values(values)
+    flat = _cast(_take_pairs(item.written, flat) if is_text else flat, item.arrow_type.value_type)
+    ends = np.concatenate(([0], np.cumsum(lengths)))
+    if is_text and flat.null_count:
+        raise ValueError("an entry has no second value")
+    if is_text and item.written is not None and item.written.is_oldest_first:
+        mirrored = np.repeat(ends[:-1] + ends[1:] - 1, lengths)
+        flat = flat.take(pa.array(mirrored - np.arange(len(flat))))
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), flat, mask=values.is_null())
+
+
+def _take_pairs(form: WrittenForm | None, entries: pa.Array) -> pa.Array:
+    """Returns an input's values of entries of one or two values; null where none is there."""
+    if form is None or form.pair_separator is None:
+        return entries
+    parts = pc.split_pattern(entries, form.pair_separator)
+    lengths, flat = _count_values(parts), parts.flatten()
+    if (lengths > 2).any() or pc.any(pc.equal(flat, "")).as_py():
+        raise ValueError(f"an entry is no `value` or `value{form.pair_separator}second`")
+    starts = np.cumsum(lengths) - lengths
+    taken = flat.take(pa.array(starts + form.is_second, mask=lengths <= form.is_second))
+    if not form.is_second or form.default is None:
+        return taken
+    return pc.if_else(pa.array(lengths == 1), pa.scalar(str(form.default)), taken)
+
+
+def _cast(values: pa.Array, target: pa.DataType) -> pa.Array:
+    """Returns values as a type of an input, text of numbers as a build reads it."""
+    kind, types = values.type, pa.types
+    if kind.equals(target):
+        return values
+    if types.is_temporal(kind):
+        # A number of what unit: the build's column had one, the file's another.
+        raise TypeError(f"values of type {kind} cannot become {target}")
+    if types.is_binary(target):
+        # Every engine writes these values as the same text; of floats none does.
+        if types.is_integer(kind) or types.is_boolean(kind) or types.is_decimal(kind):
+            values = values.cast(pa.string())
+        return values.cast(target)
+    if _is_text(values):
+        texts = pc.ascii_trim_whitespace(values)
+        return _parse_whole(texts, target) if types.is_integer(target) else texts.cast(target)
+    if types.is_integer(target) and types.is_floating(kind):
+        _check_exact(values)
+    # Whole numbers become the nearest floats; floats become whole numbers only if they are.
+    return values.cast(target, safe=not (types.is_floating(target) and types.is_integer(kind)))
+
+
+def _parse_whole(texts: pa.Array, target: pa.DataType) -> pa.Array:
+    """Returns texts as whole numbers; `10.0` is what pandas writes of 10 beside missing ones."""
+    is_whole = pc.match_substring_regex(texts, "^[+-]?[0-9]+$")
+    whole = pc.if_else(is_whole, pc.replace_substring_regex(texts, r"^\+", ""), None)
+    others = pc.if_else(is_whole, None, texts).cast(pa.float64())
+    _check_exact(others)
+    return pc.coalesce(whole.cast(target), others.cast(target))
+
+
+def _check_exact(values: pa.Array) -> None:
+    """Refuses floats that may have been other whole numbers; whether they are any, a cast tells."""
+    if pc.any(pc.greater_equal(pc.abs(values), float(_EXACT))).as_py():
+        raise ValueError("whole numbers beyond 2^53")
+
+
+def _is_text(values: pa.Array) -> bool:
+    return bool(pa.types.is_string(values.type) or pa.types.is_large_string(values.type))
+
+
+def _is_list(values: pa.Array) -> bool:
+    return pa.types.is_nested(values.type) and hasattr(values.type, "value_type")
+
+
+def describe(item: InputColumn) -> str:
+    """Returns in words what a value may be."""
+    form, what = item.written, _describe_type(item)
+    if item.read_unit is not None and not item.is_list:
+        return describe_time(item)
+    if form is None or not item.is_parsed:
+        return what
+    entry = "value" if form.pair_separator is None else f"value{form.pair_separator}second"
+    between = f" between {form.separator!r}" if item.is_list else ""
+    order = ", the latest last" if form.is_oldest_first else ""
+    return f"text of entries {entry!r}{between}{order}, as the build reads it; or {what}"
+
+
+def _describe_type(item: InputColumn) -> str:
+    words = "whole numbers" if item.dtype.startswith("i") else "numbers"
+    return f"{'a list of ' if item.is_list else ''}{'text' if item.dtype == 'string' else words}"
+
+
+def _split_json(values: Sequence[Any], item: InputColumn, *, texts_only: bool) -> list[pa.Array]:
+    """Returns the values of a column of JSON: text that is taken apart, and all others.
+
+    Each array has all rows, null where the other one has a value.
+    """
+    if item.epoch_unit is not None:  # A fraction is read to the digit.
+        values = [repr(v) if type(v) is float and not v.is_integer() else v for v in values]
+    kinds, texts = set(map(type, values)), []
+    if str in kinds and (item.is_parsed or item.is_list or item.dtype != "string"):
+        if not item.is_parsed:
+            raise TypeError("text")
+        texts = [pa.array([v if type(v) is str else None for v in values], pa.string())]
+        values = [None if type(v) is str else v for v in values]
+    if texts_only or (texts and kinds <= {str, _NULL}):
+        return texts
+    build = _build_lists if item.is_list else _build_leaves
+    return [*texts, build(values, item.dtype)]
+
+
+def _build_lists(values: Sequence[Any], dtype: str) -> pa.Array:
+    kinds = set(map(type, values))
+    if not kinds <= {list, _NULL}:
+        raise TypeError(kinds)
+    lengths = [0 if value is None else len(value) for value in values]
+    flat = _build_leaves(list(chain.from_iterable(filter(None, values))), dtype)
+    offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
+    mask = pa.array([value is None for value in values]) if _NULL in kinds else None
+    return pa.ListArray.from_arrays(offsets, flat, mask=mask)
+
+
+def _build_leaves(values: Sequence[Any], dtype: str) -> pa.Array:
+    kinds = set(map(type, values))
+    if dtype == "string":
+        try:
+            known = kinds <= {str, bytes, _NULL}
+            return pa.array(values if known else map(_to_text, values), pa.binary())
+        except UnicodeEncodeError as error:
+            raise ValueError("text holds half of a character") from error
+    if not kinds <= {int, float, _NULL}:  # Arrow takes true for 1.
+        raise TypeError(kinds)
+    if dtype.startswith("float"):  # Arrow refuses whole numbers that a float rounds.
+        values = [float(v) if type(v) is int else v for v in values] if int in kinds else values
+        return pa.array(values, pa.float64())
+    if float not in kinds:
+        return pa.array(values, TYPES[dtype])
+    whole = pa.array([v if type(v) is int else None for v in values], TYPES[dtype])
+    floats = pa.array([v if type(v) is float else None for v in values], pa.float64())
+    return pc.coalesce(whole, _cast(floats, TYPES[dtype]))
+
+
+def _to_text(value: Any) -> str | bytes | None:
+    """Returns text as a build reads it of whole numbers and booleans, bytes of `{"b64": …}`."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict) and set(value) == {"b64"} and isinstance(value["b64"], str):
+        try:
+            return base64.b64decode(value["b64"], validate=True)
+        except ValueError as error:
+            raise ValueError(f"b64 does not decode: {error}") from error
+    if value is None or isinstance(value, int | str | bytes):
+        return str(value) if isinstance(value, int) else value
+    raise TypeError(type(value))
+
+
+class _Short(reprlib.Repr):
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        return super().repr_dict(dict(islice(x.items(), self.maxdict + 1)), level)
+
+
+_SHORT = _Short()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 100
+_SHORT.maxlist, _SHORT.maxdict, _SHORT.maxlevel = 20, 10, 4
+
+
+def show(value: Any) -> str:
+    """Returns the beginning of a value as Python writes it, whatever its length."""
+    text = "no value" if value is None else _SHORT.repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}…"

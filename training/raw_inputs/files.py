@@ -1,0 +1,252 @@
+"""Raw rows of a file as the inputs of a model's encoders: CSV, JSON lines or Parquet.
+
+Columns are named as the raw inputs in `export.json`, or as the columns of the source; of further
+ones only the id is read. A value is missing where a field of CSV is empty, a value null, or a key
+of JSON absent. A list is a list, or text as the build reads it; in CSV, its values stand between
+separators.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from conf.errors import ConfigError, InputDataError
+from conf.key_lists import BYTE_ORDER_MARK, clean_key, refuse_twice
+from conf.local_paths import list_visible_files
+from conf.storage.table_files import CsvForm, open_csv, open_parquet, read_csv_names, without_views
+from training.raw_inputs.converter import Columns, RawColumns
+from training.raw_inputs.inputs import InputColumn
+
+_SEPARATORS = {".csv": ",", ".tsv": "\t"}
+_FORMATS = (*_SEPARATORS, ".jsonl", ".ndjson", ".json", ".parquet")
+
+_log = logging.getLogger("sluice.training.predict")
+
+
+@dataclass(frozen=True)
+class RawFile:
+    """A file of raw rows: CSV, lines of JSON, or Parquet, which may be a folder."""
+
+    path: Path
+    id_column: str | None = None  # names the rows in what is written; None: their numbers do
+    list_separator: str | None = None  # of lists in CSV; None: what the build declares, else `|`
+
+    @property
+    def format(self) -> str:
+        """The ending that tells the format."""
+        kind = Path(self.path.name.lower().removesuffix(".gz")).suffix
+        if kind not in _FORMATS:
+            raise ConfigError(
+                "the format of the input is not known by its name",
+                received=str(self.path),
+                allowed=f"{', '.join(_FORMATS)}; text also with .gz",
+            )
+        return kind
+
+
+@dataclass(frozen=True)
+class RawRows:
+    """Some rows of a file, as the encoders take them."""
+
+    first: int  # number of the first one; the file's first row is 1
+    ids: pa.Array
+    inputs: dict[str, np.ndarray]  # by name, `[rows]` or `[rows, length]`; text as bytes
+
+
+class RawReader:
+    """Reads raw inputs from a file; the text of an input that is a key as in lists of keys."""
+
+    def __init__(
+        self, file: RawFile, inputs: Sequence[InputColumn], key: InputColumn | None = None
+    ) -> None:
+        self.file, self.inputs, self._done = file, tuple(inputs), 0
+        self._keys = () if key is None else (key.name, key.column)
+        self._separator = _SEPARATORS.get(file.format, "")
+        separator = file.list_separator if self._separator else None
+        is_csv = bool(self._separator)
+        self._columns = RawColumns(self.inputs, str(file.path), separator, is_delimited=is_csv)
+
+    def find_columns(self) -> list[str]:
+        """Returns the names of the file's columns."""
+        path = self.file.path
+        with self._file_errors():
+            if self._separator:
+                found = read_csv_names(path, self._separator, is_line_wise=True)
+            elif self.file.format == ".parquet":
+                parts = _list_parts(path)[:1]
+                found = [name for part in parts for name in open_parquet(part).schema_arrow.names]
+            else:
+                found = list(dict.fromkeys(chain.from_iterable(_parse_lines(path))))
+            if not found:
+                raise InputDataError("the input has no rows", received=str(path))
+            return found
+
+    def read(self, batch_size: int) -> Iterator[RawRows]:
+        """Yields the rows in order; a value that the model does not read ends it by its row."""
+        found, kind, self._done = self.find_columns(), None, 0
+        names, name = self._choose(found), self.file.id_column
+        with self._file_errors():
+            for columns in self._read_columns(found, names, batch_size):
+                first = self._done + 1
+                inputs = self._columns.build(columns, first)
+                self._done += len(next(iter(columns.values())))
+                ids = pa.array(np.arange(first, self._done + 1))
+                if name is not None:
+                    ids = self._columns.build_ids(name, columns[name], first, kind)
+                kind = ids.type
+                yield RawRows(first, ids, inputs)
+            if not self._done:
+                raise InputDataError("the input has no rows", received=str(self.file.path))
+
+    def _choose(self, found: Sequence[str]) -> list[str]:
+        names = self._columns.choose(found, self.file.id_column)
+        if twice := [name for name in names if found.count(name) > 1]:
+            raise InputDataError(
+                f"{self.file.path} has two columns of one name",
+                received=twice[0],
+                fix="rename one of them, or leave it out",
+            )
+        log_unread(str(self.file.path), found, names)
+        return names
+
+    def _read_columns(
+        self, found: list[str], names: list[str], batch_size: int
+    ) -> Iterator[Columns]:
+        path = self.file.path
+        if self._separator:
+            types = dict.fromkeys(found, pa.string())
+            form = CsvForm(self._separator, types, names, is_line_wise=True)
+            for batch in regroup(open_csv(path, found, form).batches, batch_size):
+                keys = {name: _clean_keys(batch[name]) for name in self._keys if name in names}
+                yield decode_columns(batch, names) | keys
+        elif self.file.format == ".parquet":
+            for batch in regroup(_read_parts(path, names, batch_size), batch_size):
+                yield decode_columns(batch, names)
+        else:
+            lines = _parse_lines(path)
+            while rows := list(islice(lines, batch_size)):
+                yield {name: [row.get(name) for row in rows] for name in names}
+
+    @contextmanager
+    def _file_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise InputDataError("there is no such input", received=str(self.file.path)) from error
+        except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+            raise InputDataError(
+                f"{self.file.path} cannot be read", received=f"after row {self._done}: {error}"
+            ) from error
+
+
+def log_unread(place: str, found: Sequence[str], read: Sequence[str]) -> None:
+    """Logs the columns that nothing reads: one may be an input whose name is misspelt."""
+    if unread := [name for name in found if name not in read]:
+        _log.info("%s: columns that the model does not read: %s", place, ", ".join(unread))
+
+
+def _clean_keys(texts: pa.Array) -> pa.Array:
+    """Returns the keys that fields of CSV hold; a field that holds none is missing."""
+    cleaned = (None if text is None else clean_key(text) for text in texts.to_pylist())
+    return pa.array([key or None for key in cleaned], pa.string())
+
+
+def _parse_lines(path: Path) -> Iterator[dict[str, Any]]:
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            yield parse_line(str(path), number, line)
+
+
+def parse_line(place: str, number: int, line: str) -> dict[str, Any]:
+    """Reads a line of JSON, which must be an object."""
+    try:
+        row = json.loads(line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict):
+        raise InputDataError(
+            f"{place}, row {number}: the line is no JSON object",
+            received=repr(line.rstrip("\n")[:200]),
+            fix="write one object per line",
+        )
+    return row
+
+
+def _list_parts(path: Path) -> list[Path]:
+    """Returns the file, or those of a folder in the order of their names."""
+    if not path.is_dir():
+        return [path]
+    return [part for part in list_visible_files(path) if part.suffix == ".parquet"]
+
+
+def _read_parts(path: Path, names: list[str], batch_size: int) -> Iterator[pa.RecordBatch]:
+    schema = None
+    for part in _list_parts(path):
+        with open_parquet(part) as parquet:
+            if lacking := set(names).difference(parquet.schema_arrow.names):
+                raise pa.ArrowInvalid(f"{part.name} lacks {', '.join(sorted(lacking))}")
+            for batch in parquet.iter_batches(batch_size, columns=names):
+                chosen = without_views(batch.select(names))
+                schema = schema or chosen.schema
+                if not chosen.schema.equals(schema):
+                    raise pa.ArrowInvalid(f"{part.name} has other types than the first part")
+                yield chosen
+
+
+def decode_columns(batch: pa.RecordBatch, names: Iterable[str]) -> dict[str, pa.Array]:
+    """Returns columns of a batch by name: values, not positions in a dictionary."""
+    columns = {name: batch.column(name) for name in names}
+    encoded = {n: values for n, values in columns.items() if pa.types.is_dictionary(values.type)}
+    return columns | {name: values.dictionary_decode() for name, values in encoded.items()}
+
+
+def regroup(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Yields the same rows in batches of at most, and mostly, as many as asked for."""
+    held: list[pa.RecordBatch] = []
+    for batch in chain(batches, [None]):
+        held += [] if batch is None else [batch]
+        if held and (batch is None or sum(part.num_rows for part in held) >= rows):
+            yield from pa.Table.from_batches(held).combine_chunks().to_batches(rows)
+            held = []
+
+
+def find_key_input(inputs: Sequence[InputColumn], key: str) -> InputColumn:
+    """Returns the only input that a key is made of."""
+    found = [item for item in inputs if item.feature == key]
+    if len(found) > 1:
+        raise ConfigError(
+            "keys of a file stand in one column, and the id is made of several",
+            received=", ".join(item.name for item in found),
+        )
+    return found[0]
+
+
+def read_key_rows(
+    file: RawFile, inputs: Sequence[InputColumn], key: InputColumn, batch_size: int
+) -> Iterator[tuple[list[Any], RawRows]]:
+    """Yields the keys of a file's rows, each there and there once, and the rows."""
+    read: list[Any] = []
+    for rows in RawReader(file, inputs, key).read(batch_size):
+        values = rows.inputs[key.name].tolist()
+        keys = [v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in values]
+        if key.null_token in keys:
+            raise InputDataError(
+                f"{file.path}, row {rows.first + keys.index(key.null_token)}: there is no key",
+                fix=f"fill column {key.name!r}, or leave the row out",
+            )
+        read += keys
+        yield keys, rows
+    refuse_twice(file.path, enumerate(read, 1), "row")

@@ -1,0 +1,254 @@
+"""Raw values of a request: JSON, under names of inputs or of the source, as inputs of a signature.
+
+Errors name the input, with rows counted from 0, as TensorFlow Serving counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from training.raw_inputs.converter import (
+    WrongValueError,
+    build_input,
+    describe,
+    find_bad_number,
+    merge_columns,
+    show,
+)
+from training.raw_inputs.inputs import Choice, InputColumn, SourceNames
+from training.raw_inputs.times import find_wrong_times
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+_PLAIN: dict[str, set[type]] = {"i": {int}, "f": {int, float}, "O": {str}}
+"""Types of JSON that need no reading, by the kind of the array."""
+
+_KEPT = 4096
+
+
+class RawValueError(Exception):
+    """A value, or the name of one, is not what a model reads; the message names the input."""
+
+
+_known: dict[int, tuple[Any, SourceNames]] = {}
+
+
+def read_names(about: Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]]) -> SourceNames:
+    """Returns the inputs of a signature that are features, and the columns that stand for them.
+
+    What `export.json` says never changes, and each request needs it: it is kept by identity.
+    """
+    kept = _known.get(id(about))
+    if kept is None or kept[0] is not about:
+        said = about.values() if isinstance(about, Mapping) else about
+        names = SourceNames(tuple(read_column(item) for item in said if "is_list" in item))
+        if len(_known) >= _KEPT:
+            _known.clear()
+        kept = _known[id(about)] = about, names
+    return kept[1]
+
+
+def read_column(item: Mapping[str, Any]) -> InputColumn:
+    """Returns an input as `export.json` describes it."""
+    if "column" in item:
+        return InputColumn.from_json(item)
+    return _describe_plain(item["name"], item["dtype"], is_list=item["is_list"])
+
+
+def _describe_plain(name: str, dtype: str, *, is_list: bool = False) -> InputColumn:
+    """Describes encoded features, keys of items, Examples and lengths: none may be missing."""
+    dtype = "string" if dtype == "bytes" else dtype
+    return InputColumn(name, name, name, dtype, is_list, None, None, None, is_required=True)
+
+
+def gather_rows(
+    rows: Sequence[Any], specs: Collection[str], names: SourceNames
+) -> dict[str, list[Any]]:
+    """Returns rows, values by name, as columns; null is where a row has no value."""
+    firsts: dict[tuple[str, ...], int] = {}
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise RawValueError(f"instance {number} is no object, as others are: {show(row)}")
+        firsts.setdefault(tuple(row), number)
+    for given, number in firsts.items():
+        check_names(given, specs, names, f"instance {number}: ")
+    return {name: [row.get(name) for row in rows] for name in chain.from_iterable(firsts)}
+
+
+def check_names(
+    given: Collection[str], specs: Collection[str], names: SourceNames, where: str = ""
+) -> None:
+    """Refuses names that stand for no input of a signature, and inputs that are left out."""
+    stand = {name: names.list_names(name) for name in specs}
+    missing = sorted(name for name in specs if not any(one in given for one in stand[name]))
+    known = set(chain.from_iterable(stand.values()))
+    unknown = next((name for name in given if name not in known), None)
+    if missing or unknown is not None:
+        raise RawValueError(
+            f"{where}inputs do not match the signature; missing: "
+            f"{', '.join(missing)[:300] or 'none'}; unknown: {(unknown or 'none')[:100]}"
+        )
+
+
+def build_inputs(
+    given: Mapping[str, Any],
+    specs: Mapping[str, tf.TensorSpec],
+    names: SourceNames,
+    most: int | None = None,
+) -> dict[str, np.ndarray]:
+    """Returns inputs of a signature, in the shapes and types of its specifications.
+
+    Args:
+        given: Nested lists of JSON by names that stand for the inputs; null is a missing value.
+        specs: Those of the inputs.
+        names: The inputs that are features, and the columns that stand for them.
+        most: Values that lists may have in place of which null or text stands; None: any number.
+
+    Raises:
+        RawValueError: A value has another type, shape or unit, or is missing and must be there.
+    """
+    return {
+        name: _build(names.by_name.get(name), spec, names.choose(name, given), given, most)
+        for name, spec in specs.items()
+    }
+
+
+def build_array(
+    name: str,
+    value: Any,
+    spec: tf.TensorSpec,
+    about: Mapping[str, Any] | None = None,
+    most: int | None = None,
+) -> np.ndarray:
+    """Returns an input of its own values, with what `export.json` says of it."""
+    names = SourceNames((read_column(about),) if about else ())
+    return build_inputs({name: value}, {name: spec}, names, most)[name]
+
+
+def _build(
+    item: InputColumn | None,
+    spec: tf.TensorSpec,
+    choice: Choice,
+    given: Mapping[str, Any],
+    most: int | None,
+) -> np.ndarray:
+    """Builds an input whose rows stand in as many lists as its specification says."""
+    item = item or _describe_plain(choice.names[0], spec.dtype.name)
+    if len(choice.names) == 1:
+        plain = _build_plain(item, given[choice.names[0]], spec)
+        if plain is not None:
+            return plain
+    flat = {name: _flatten(item, given[name], spec) for name in choice.names}
+    columns, sizes = {name: values for name, (values, _) in flat.items()}, flat[choice.names[0]][1]
+    for name, (values, own) in flat.items():
+        if own != sizes:
+            raise _refuse_shape(item, spec, f"{own} values of {name}, and {sizes}")
+        if item.is_list:
+            _check_lists(item, values, most)
+    try:
+        array = build_input(item, choice, columns)
+    except WrongValueError as error:
+        raise _name_input(item, error, sizes) from error
+    array = array.reshape(*sizes, *array.shape[1:])
+    if not spec.shape.is_compatible_with(array.shape):
+        raise _refuse_shape(item, spec, f"shape {list(array.shape)}")
+    return array
+
+
+def _build_plain(item: InputColumn, value: Any, spec: tf.TensorSpec) -> np.ndarray | None:
+    """Builds values that need no reading, in a fifth of the time; None: they do, or are wrong."""
+    has_form = item.written is not None and item.written.pair_separator is not None
+    if has_form or item.time_unit is not None or (item.is_parsed and not item.is_list):
+        return None
+    leaves, shape = [value], list[int]()
+    for size in spec.shape.as_list():
+        if set(map(type, leaves)) != {list} or len(set(map(len, leaves))) > 1:
+            return None
+        shape.append(len(leaves[0]))
+        leaves = list(chain.from_iterable(leaves))
+        if not leaves or size not in (None, shape[-1]):
+            return None
+    dtype = np.dtype(spec.dtype.as_numpy_dtype)
+    if not set(map(type, leaves)) <= _PLAIN[dtype.kind]:
+        return None
+    try:
+        array = np.array([one.encode() for one in leaves] if dtype.kind == "O" else leaves, dtype)
+    except (OverflowError, UnicodeEncodeError):
+        return None
+    is_wrong = dtype.kind == "f" and find_bad_number(array) is not None
+    return None if is_wrong else array.reshape(shape)
+
+
+def _flatten(item: InputColumn, value: Any, spec: tf.TensorSpec) -> tuple[list[Any], list[int]]:
+    """Returns the values of all rows, or of all their items, and how many there are of each."""
+    if not isinstance(value, list):
+        raise _refuse_shape(item, spec, show(value))
+    sizes = [len(value)]
+    for _ in range(spec.shape.rank - item.is_list - 1):
+        if set(map(type, value)) - {list} or len(set(map(len, value))) > 1:
+            raise _refuse_shape(item, spec, show(value))
+        sizes.append(len(value[0]) if value else 0)
+        value = list(chain.from_iterable(value))
+    return value, sizes
+
+
+def _refuse_shape(item: InputColumn, spec: tf.TensorSpec, received: str) -> RawValueError:
+    shape = [-1 if size is None else size for size in spec.shape]
+    return RawValueError(
+        f"input {item.name} must be {describe(item)} ({spec.dtype.name}) of shape {shape}, lists "
+        f"of one length; received {received}"
+    )
+
+
+def _name_input(item: InputColumn, error: WrongValueError, sizes: list[int]) -> RawValueError:
+    if not error.place:
+        return RawValueError(f"input {item.name} {error.said}")
+    outer = np.unravel_index(error.place[0], sizes)
+    row, *position = np.array([*outer, *error.place[1:]]).tolist()
+    inner = f", position {position}" if position else ""
+    return RawValueError(f"input {item.name} {error.said} in row {row} (from 0){inner}")
+
+
+def _check_lists(item: InputColumn, rows: Sequence[Any], most: int | None) -> None:
+    """Refuses lists of several lengths, and padding that a few bytes of null or text ask for."""
+    texts = [row for row in rows if isinstance(row, str)] if item.separator is not None else []
+    lengths = {len(row) for row in rows if isinstance(row, list)}
+    if len(lengths) > 1 and not texts:
+        raise RawValueError(
+            f"input {item.name} must be lists of one length; received lists of "
+            f"{min(lengths)} and {max(lengths)} values"
+        )
+    lengths |= {text.count(item.separator or "") + 1 for text in texts}
+    width = item.length or max(lengths, default=1)
+    if most is not None and width * len(rows) > most and (texts or None in rows):
+        raise RawValueError(
+            f"input {item.name} has null or text in place of a list beside lists of {width:,} "
+            f"values: with {len(rows):,} rows more than {most:,} values; ask for fewer rows"
+        )
+
+
+def read_list(
+    name: str, row: Mapping[str, Any], names: SourceNames, most: int | None = None
+) -> list[Any]:
+    """Returns the values that a row of a request has in the list of an input, the latest first."""
+    item, choice = names.by_name[name], names.choose(name, row)
+    columns = {one: [row[one]] for one in choice.names}
+    for values in columns.values():
+        _check_lists(item, values, most)
+    try:
+        [found] = merge_columns(item, choice, columns).to_pylist()
+    except WrongValueError as error:
+        raise _name_input(item, error, [1]) from error
+    kept = (value for value in found or () if value is not None)
+    return [v.decode(errors="replace") if isinstance(v, bytes) else v for v in kept]
+
+
+def check_times(name: str, values: np.ndarray, about: Mapping[str, Any]) -> None:
+    """Refuses times, of any shape, in another unit than the model reads."""
+    if (said := find_wrong_times(read_column(about), values)) is not None:
+        raise RawValueError(f"input {name} {said}")

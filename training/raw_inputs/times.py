@@ -1,0 +1,178 @@
+"""Times as a source writes them: ISO 8601 or epochs, in the unit that the build was given."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from math import floor
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from conf.dates import (
+    FIRST_DATE_S,
+    LAST_DATE_S,
+    UNIT_WORDS,
+    UNITS_PER_SECOND,
+    find_date_unit,
+    show_time,
+)
+from conf.number_text import SPACES, bare_real
+from training.raw_inputs.inputs import InputColumn
+
+_ISO = re.compile(
+    r"(?P<year>\d{4})-(?P<month>\d{1,2})-(?P<day>\d{1,2})"
+    r"(?:[T ](?P<hour>\d{1,2}):(?P<minute>\d{1,2})(?::(?P<second>\d{1,2})(?:\.(?P<part>\d{1,9}))?"
+    r"\s*(?P<zone>Z|UTC|[+-]\d{1,2}(?::\d{2})?|[+-]\d{4})?)?)?",
+    re.ASCII,
+)
+_PARTS = ("year", "month", "day", "hour", "minute", "second")
+_WHOLE = re.compile(r"([+-]?[0-9]+)(?:\.0*)?")
+_EPOCH = datetime.datetime(1970, 1, 1)
+_MOST_OFFSET = datetime.timedelta(hours=18)
+_SECONDS_PER_DAY = 86_400
+
+
+def read_times(item: InputColumn, values: pa.Array) -> pa.Array:
+    """Returns text, timestamps and dates as whole numbers of the unit that the model reads.
+
+    Other numbers stay as they are; without a zone, times are UTC.
+    """
+    unit = item.read_unit or "ms"
+    if pa.types.is_temporal(values.type):
+        return _convert_timestamps(values, unit)
+    is_fraction = pa.types.is_floating(values.type) or pa.types.is_decimal(values.type)
+    if item.epoch_unit is not None and is_fraction:
+        values = values.cast(pa.string())  # read to the digit
+    if not pa.types.is_string(values.type):
+        return values
+    encoded = values.dictionary_encode()
+    texts = encoded.dictionary.to_pylist()
+    parsed = [None if text is None else parse_time(text, item.epoch_unit, unit) for text in texts]
+    times = pa.array(parsed, pa.int64())
+    return times.take(encoded.indices)
+
+
+def _convert_timestamps(values: pa.Array, unit: str) -> pa.Array:
+    zone = getattr(values.type, "tz", None)
+    micros = values.cast(pa.timestamp("us", zone), safe=False).cast(pa.int64())
+    divisor = 1_000_000 // UNITS_PER_SECOND[unit]
+    whole = np.floor_divide(micros.fill_null(0).to_numpy(zero_copy_only=False), divisor)
+    return pa.array(whole, pa.int64(), mask=values.is_null().to_numpy(zero_copy_only=False))
+
+
+def parse_time(text: str, epoch_unit: str | None, unit: str) -> int:
+    """Reads ISO 8601, or a whole number of `unit`, in which the time is returned.
+
+    Where the source writes epochs a number, rounded down: of their unit if it is a date there.
+    """
+    stripped = text.strip(SPACES)
+    if epoch_unit is not None:
+        return _parse_epoch(stripped, epoch_unit, unit)
+    if (match := _ISO.fullmatch(stripped)) is not None:
+        return _count_micros(match.groupdict("0")) // (1_000_000 // UNITS_PER_SECOND[unit])
+    if (match := _WHOLE.fullmatch(stripped)) is None:
+        raise ValueError(f"{text!r} is no time")
+    return int(match[1])
+
+
+def _parse_epoch(text: str, own: str, unit: str) -> int:
+    number = Decimal(bare_real(text))
+    if number.copy_abs() >= 1 << 63:
+        raise ValueError(f"{text!r} is no time")
+    per = UNITS_PER_SECOND[own]
+    is_date = FIRST_DATE_S * per <= number < LAST_DATE_S * per
+    return floor(number * UNITS_PER_SECOND[unit] / per if is_date else number)
+
+
+def _count_micros(parts: Mapping[str, str]) -> int:
+    """Microseconds since 1970, UTC."""
+    year, month, day, hour, minute, second = (int(parts[name]) for name in _PARTS)
+    micros = int(parts["part"].ljust(6, "0")[:6])
+    moment = datetime.datetime(year, month, day, hour, minute, second, micros)
+    since = moment - _EPOCH - _read_offset(parts["zone"])
+    return since // datetime.timedelta(microseconds=1)
+
+
+def _read_offset(zone: str) -> datetime.timedelta:
+    if zone in ("0", "Z", "UTC"):
+        return datetime.timedelta()
+    digits = zone[1:].replace(":", "")
+    hours, minutes = (int(digits[:-2]), int(digits[-2:])) if len(digits) > 2 else (int(digits), 0)
+    offset = datetime.timedelta(hours=hours, minutes=minutes)
+    if minutes > 59 or offset > _MOST_OFFSET:
+        raise ValueError(f"{zone} is no zone")
+    return -offset if zone[0] == "-" else offset
+
+
+def scale_epochs(item: InputColumn, values: pa.Array) -> pa.Array:
+    """Turns whole numbers that are dates in the unit of the source's epochs into milliseconds."""
+    own = item.epoch_unit
+    if own in (None, "ms"):
+        return values
+    per = UNITS_PER_SECOND[own]
+    is_date = pc.and_(
+        pc.greater_equal(values, FIRST_DATE_S * per), pc.less(values, LAST_DATE_S * per)
+    )
+    turned = pc.multiply(values, 1000) if own == "s" else pc.divide(values, 1000)
+    return pc.if_else(is_date, turned, values)
+
+
+def describe_time(item: InputColumn) -> str:
+    """Returns in words how a time may be written."""
+    unit, own = item.read_unit or "ms", item.epoch_unit
+    if own is None:
+        return (
+            "ISO 8601, such as 2026-01-31 or 2026-01-31T10:00:00Z, in UTC unless a zone is "
+            f"written; or a whole number of {UNIT_WORDS[unit]} since 1970"
+        )
+    also = "" if own == unit else f", or of {UNIT_WORDS[own]}, as the source writes them"
+    return f"a number of {UNIT_WORDS[unit]} since 1970{also}"
+
+
+def find_wrong_times(item: InputColumn, values: np.ndarray) -> str | None:
+    """Returns what is wrong with the times that a date is made of; None: nothing is.
+
+    Dates of one unit are no dates in another one, as 1980 to 2100 is another range of numbers in
+    each. Times of a log that holds dates are dates in its unit, each of them. Of other times of
+    such a log none is a small number such as an hour of the day; 0 may mean that there is none.
+    All of some times are dates in another unit only where the unit is wrong. Values have any
+    shape; missing ones and padding are tokens.
+    """
+    tokens = [t for t in (item.null_token, item.pad_token) if isinstance(t, int | float)]
+    times = values[np.isfinite(values) & ~np.isin(values, np.array(tokens, values.dtype))]
+    unit = item.time_unit
+    if unit is None or not times.size:
+        return None
+    low, high = times.min().item(), times.max().item()
+    own, likely = UNIT_WORDS[unit], find_date_unit(low)
+    if likely is not None and likely == find_date_unit(high):
+        # One early date in milliseconds may be a date of January 1970 indeed, if not of the log.
+        if likely == unit or (likely == "s" and low == high and item.time_kind != "event"):
+            return None
+        days = [f"{show_time(low, one)} to {show_time(high, one)}" for one in (unit, likely)]
+        other = UNIT_WORDS[likely]
+        return (
+            f"holds times in {other}, and the model reads {own}; received {low} to {high}: in "
+            f"{own} {days[0]}, in {other} {days[1]}"
+        )
+    if (bad := _find_no_time(times, unit, item.time_kind)) is None:
+        return None
+    return (
+        f"holds what is no time in {own}; received {bad}, {show_time(bad, unit)}: the model reads "
+        f"the times of {item.column!r}, not a part of them such as the hour"
+    )
+
+
+def _find_no_time(times: np.ndarray, unit: str, kind: str | None) -> int | float | None:
+    """Returns the first number that is no time of a log with dates; None: there is none."""
+    per = UNITS_PER_SECOND[unit]
+    is_bad = np.zeros(times.shape, bool)
+    if kind == "event":
+        is_bad = (times < FIRST_DATE_S * per) | (times >= LAST_DATE_S * per)
+    elif kind == "date":
+        is_bad = (np.abs(times) < _SECONDS_PER_DAY * per) & (times != 0)
+    return times[is_bad.argmax()].item() if is_bad.any() else None

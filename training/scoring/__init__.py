@@ -1,1 +1,0 @@
-"""Batch scoring of an exported model on executors that have TensorFlow and no Sluice."""
