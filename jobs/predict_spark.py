@@ -388,12 +388,17 @@ def _bring_model(session: SparkSession, export: Export, folder: Path) -> str:
     if is_on_this_machine(str(context.master)):
         return str(export.path)
     archive = folder / f"sluice-{export.card['fingerprint'][:16]}.zip"
+    pack_export(export, archive)
+    context.addArchive(f"{archive}#{archive.stem}")
+    return f"archive:{archive.stem}"
+
+
+def pack_export(export: Export, archive: Path) -> None:
+    """Writes what executors read of an export as a zip file."""
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as packed:
         for name in (EXPORT_FILE, *sorted(export.card["files"])):
             if name in _SHIPPED or name.partition("/")[0] in _SHIPPED:
                 packed.write(export.path / name, name)
-    context.addArchive(f"{archive}#{archive.stem}")
-    return f"archive:{archive.stem}"
 
 
 def run_parts(frame: DataFrame, job: Job, directory: str) -> None:

@@ -111,9 +111,10 @@ def read_task(job: Job, output: str) -> Any:
     """Returns the export, and what an executor does with the rows."""
     from dataclasses import replace
 
-    from conf.artefacts.export import find_version
     from training.scoring.executor import RowSource
     from training.scoring.plan import ScoringRequest, plan_task, read_export
+
+    from conf.artefacts.export import find_version
 
     folder = Path(job["folder"])
     exported = read_export(find_version(folder / "models"))
@@ -128,7 +129,6 @@ def read_task(job: Job, output: str) -> Any:
 def score_row_by_row(job: Job) -> Callable[[], int]:
     """Calls the signature with one row each."""
     import tensorflow as tf
-
     from training.scoring.executor import read_rows
 
     exported, task = read_task(job, "rows")

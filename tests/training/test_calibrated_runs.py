@@ -21,6 +21,8 @@ from jobs.evaluate import evaluate, print_metrics
 from jobs.reporting.report import write_report
 from tests.training.loop.test_trainer import Messages
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
+from training.apply.endpoint import evaluate_served
+from training.apply.export import Export
 from training.calibration_fit import fit_isotonic
 from training.checkpoint.calibrations import CheckpointCalibration, write_calibrations
 from training.checkpoint.checkpoint_files import list_checkpoints
@@ -33,7 +35,6 @@ from training.loading.loaded_model import LoadedModel
 from training.models.calibration import Calibration
 from training.models.ranking import RankingModel
 from training.monitoring.progress import NoProgress
-from training.replay.replay import LoadedVersion, replay_split
 
 HALVES = {0: 0.5, 1: 0.5}
 
@@ -125,7 +126,7 @@ def test_exports_and_replays_are_calibrated(run: Path, tmp_path: Path) -> None:
     export = write_export(trained, ExportOptions(tmp_path))
     [output] = read_card(export)["outputs"]
     assert Calibration.from_json(output["calibration"]) == model.calibrations["label"]
-    _, difference = replay_split(trained, "test", LoadedVersion(export))
+    _, difference = evaluate_served(trained, "test", Export(export))
     assert difference.rows == {"label": 450}
     assert not difference.differing
     served = LoadedModel(export)

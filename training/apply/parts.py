@@ -187,7 +187,7 @@ def compute_part(
     export, items = _open_export(directory, job.threads), job.items
     if job.answers.give is Give.LISTS:
         items = items or export.items
-    rows = _read_rows(job, export, items, part, chain([first], batches))
+    rows = read_part(job, export, items, part, chain([first], batches))
     wanted = job.find_rows(part)
     checked = _check_count(rows, part, wanted.stop - wanted.start)
     count, _ = write_answers(Ranker(export, job.answers.task, items), job.answers, checked, target)
@@ -210,9 +210,10 @@ def _check_count(rows: Iterator[Rows], part: int, wanted: int) -> Iterator[Rows]
         )
 
 
-def _read_rows(
+def read_part(
     job: Job, export: Export, items: Items | None, part: int, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[Rows]:
+    """Yields the rows of a partition."""
     source, answers = job.source, job.answers
     if source is None:
         yield from read_users(export, answers, items, job.find_rows(part))

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from conf.artefacts.export import Give
 from conf.errors import ExitCode, InputDataError
-from training.prediction.scores import check_numbers
+from training.apply.answers import Answers, check_numbers
+from training.apply.export import find_inputs
+from training.apply.parts import LINE, Job, RowSource, read_part
 from training.raw_inputs.converter import find_bad_number
 from training.raw_inputs.files import RawFile, RawReader
 from training.raw_inputs.inputs import InputColumn
-from training.scoring.executor import LINE, RowSource, ScoringTask, read_rows
 
 NAN, INF = float("nan"), float("inf")
 
@@ -165,12 +170,13 @@ def test_executors_refuse_them_alike(tmp_path, as_json) -> None:
         batch = pa.RecordBatch.from_pydict({LINE: [json.dumps(row) for row in rows]})
     else:
         [batch] = pa.Table.from_pylist(rows).to_batches()
-    source = RowSource("hdfs:///rows", tuple(GOOD), is_json=as_json)
-    task = ScoringTask("out", "parquet", "scores", "serving_default",
-                       tuple(item.to_json() for item in INPUTS), ("click",), source,
-                       part_rows=100)  # fmt: skip
+    signatures = {"serving_default": {"inputs": [item.to_json() for item in INPUTS]}}
+    card = {"outputs": [{"name": "click"}], "signatures": signatures}
+    export = SimpleNamespace(card=card, find_inputs=partial(find_inputs, card), batch_size=9)
+    source = RowSource("hdfs:///rows", "jsonl" if as_json else "parquet", tuple(GOOD))
+    job = Job("out", "parquet", Answers(Give.SCORES, 1), source, part_rows=100, rows=1000)
     with pytest.raises(InputDataError, match="hdfs:///rows, row 302: column 'cost'"):
-        list(read_rows(task, tmp_path, 3, iter([batch])))
+        list(read_part(job, cast(Any, export), None, 3, iter([batch])))
 
 
 def test_the_first_bad_number_is_found_in_any_shape() -> None:

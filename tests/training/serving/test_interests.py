@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,12 @@ from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions, Give, IndexKind, IndexOptions, read_card
 from conf.training.train import TrainConfig
 from jobs.export import print_summary
+from tests.training.predictions import write_lists, write_scores
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
+from training.apply.answers import Asked, Source, plan_answers
+from training.apply.endpoint import Endpoint, evaluate_served
+from training.apply.export import Export
+from training.apply.parts import JOB_FILE, LINE, PART, Job, RowSource, compute_part
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import (
@@ -44,11 +49,7 @@ from training.input.batches import build_eval_dataset
 from training.loading.loaded_model import LoadedModel
 from training.models.registry import build_model
 from training.models.retrieval import RetrievalModel
-from training.prediction.predict import write_recommendations
-from training.prediction.scores import write_scores
-from training.replay.replay import Endpoint, LoadedVersion, replay_split
-from training.scoring.executor import JOB_FILE, LINE, PART, RowSource, score_partition
-from training.scoring.plan import Exported, ScoringRequest, plan_task, set_rows
+from training.raw_inputs.files import RawFile
 from training.serving.app import build_app
 from training.serving.lists.added_items import add_items
 from training.serving.models.server_config import ServerConfig
@@ -216,8 +217,8 @@ def test_evaluation_counts_an_item_by_the_nearest_vector(exports: Exports) -> No
 
 
 def test_predicted_lists_and_scores_are_those_of_the_sort(exports: Exports, tmp_path: Path) -> None:
-    trained = replace(exports.trained, run_dir=tmp_path)
-    file, _ = write_recommendations(trained, K, mask_seen=True)
+    trained, file = exports.trained, tmp_path / "lists.json.gz"
+    write_lists(trained, file, K)
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     assert {row["user"]: row["items"] for row in rows} == {
@@ -280,30 +281,33 @@ def test_files_hold_each_vector_of_a_user(exports: Exports) -> None:
     assert pq.read_schema(folder / "items.parquet").names == ["key", "id", "vector"]
 
 
-def score_rows(exports: Exports, request: ScoringRequest, rows: int, **columns: Any) -> Path:
-    """Scores a partition as an executor does; returns its file."""
-    exported = Exported(exports.version, read_card(exports.version))
-    task = set_rows(plan_task(exported, request), rows)
-    (request.output / JOB_FILE).touch()
+def compute_rows(
+    exports: Exports, output: Path, asked: Asked, rows: int, source: RowSource | None = None,
+    **columns: Any,
+) -> Path:  # fmt: skip
+    """Computes a part as an executor does; returns its file."""
+    output.mkdir()
+    told = Source(file=None if source is None else RawFile(Path(source.place)))
+    answers = plan_answers(Export(exports.version), asked, told)
+    suffix = "parquet" if asked.give else "json.gz"
+    job = Job(str(output), suffix, answers, source, rows=rows)
+    (output / JOB_FILE).touch()
     batch = pa.RecordBatch.from_pydict({PART: pa.array([0] * rows, pa.int64()), **columns})
-    list(score_partition(task, str(exports.version), iter([batch])))
-    return request.output / task.name_part(0)
+    list(compute_part(job, str(exports.version), iter([batch])))
+    return output / job.name_part(0)
 
 
-def test_batch_scoring_gives_the_same(exports: Exports, tmp_path: Path) -> None:
-    lists, vectors = tmp_path / "lists", tmp_path / "vectors"
-    lists.mkdir()
-    vectors.mkdir()
-    file = score_rows(exports, ScoringRequest(lists, k=K), len(exports.expected))
+def test_batch_prediction_gives_the_same(exports: Exports, tmp_path: Path) -> None:
+    file = compute_rows(exports, tmp_path / "lists", Asked(k=K), len(exports.expected))
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     assert {row["user"]: row["items"] for row in rows} == {
         user: order[:K] for user, order in exports.expected.items()
     }
-    source = RowSource("rows.jsonl", ("history",), is_json=True)
-    asked = ScoringRequest(vectors, give=Give.USER_EMBEDDING, source=source)
+    source = RowSource("rows.jsonl", "jsonl", ("history",))
     raw = ['{"history": [103, 117, 129]}', '{"history": [103]}', '{"history": []}']
-    file = score_rows(exports, asked, 3, **{LINE: pa.array(raw)})
+    asked = Asked(Give.USER_EMBEDDING)
+    file = compute_rows(exports, tmp_path / "vectors", asked, 3, source, **{LINE: pa.array(raw)})
     found = np.array(pq.read_table(file)["embedding"].to_pylist())
     assert found.shape == (3, INTERESTS, DIM)
     assert np.ptp(found[0], axis=0).max() > 0.1
@@ -340,9 +344,9 @@ def test_evaluation_through_what_serves_is_that_of_the_run(
         return answer.status_code, answer.json()
 
     expected = evaluate_split(exports.trained, "test")
-    endpoint = Endpoint("/v1/models/tastes", post, rows=40)
-    for served in (endpoint, LoadedVersion(exports.version)):
-        found, difference = replay_split(exports.trained, "test", served)
+    endpoint = Endpoint("/v1/models/tastes", (), post, rows=40)
+    for served in (endpoint, Export(exports.version)):
+        found, difference = evaluate_served(exports.trained, "test", served)
         assert not difference.differing
         for one, other in zip(found["protocols"], expected["protocols"], strict=True):
             own = one["systems"]["model"]

@@ -34,6 +34,8 @@ from jobs.index import app as index_app
 from jobs.serve import app as serve_app
 from jobs.support.run_app import run_app
 from tests.training.serving.tiny_models import ROW
+from training.apply.endpoint import Endpoint, describe_tasks, evaluate_served
+from training.apply.export import Export
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import build_item_index, read_user_vectors
@@ -43,7 +45,6 @@ from training.index.item_columns import align_columns, read_item_files, read_tab
 from training.index.known_entities import KnownEntities, Users
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
-from training.replay.replay import Endpoint, LoadedVersion, refuse_differences, replay_split
 from training.serving.app import build_app
 from training.serving.lists.added_items import add_items, embed_items
 from training.serving.lists.recommend import describe_history, list_histories
@@ -243,21 +244,22 @@ def test_evaluation_through_what_serves_gives_the_run_s_metrics(
         answer = client.post(url, json=body)
         return answer.status_code, answer.json()
 
-    endpoint = Endpoint(f"/v1/models/{name}/versions/1", post, rows=40)
-    for served in (endpoint, LoadedVersion(models / name / "1")):
-        found, difference = replay_split(one, "test", served)
+    tasks = describe_tasks(one.model)
+    endpoint = Endpoint(f"/v1/models/{name}/versions/1", tasks, post, rows=40)
+    for served in (endpoint, Export(models / name / "1")):
+        found, difference = evaluate_served(one, "test", served)
         assert found["replay"]["sent"] == "raw values"
         assert not difference.differing
         assert difference.largest < 1e-6
         _assert_close(found, expected)
     other = build_model(one.config.model, one.manifest, 4)  # Another run's weights.
-    _, difference = replay_split(replace(one, model=other), "test", served)
+    _, difference = evaluate_served(replace(one, model=other), "test", served)
     assert len(difference.differing) >= 60
     with pytest.raises(InputDataError, match="does not score as the run does") as caught:
-        refuse_differences(difference)
+        difference.refuse()
     assert "row 1: " in caught.value.received
     with pytest.raises(UpstreamNotReadyError, match="does not answer"):
-        replay_split(one, "test", Endpoint("/v1/models/none", post))
+        evaluate_served(one, "test", Endpoint("/v1/models/none", tasks, post))
 
 
 def test_two_things_to_measure_are_refused(capsys) -> None:

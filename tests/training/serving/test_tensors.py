@@ -120,7 +120,9 @@ def test_inputs_may_have_the_names_of_the_source_s_columns(tmp_path) -> None:
         for name, values in own.items():
             assert found[name].tolist() == values.tolist()
     both = {**ROW, "user_id": "u2"}
-    with pytest.raises(RequestError, match="uid is made of 'user_id', and both are given and differ"):
+    with pytest.raises(
+        RequestError, match="uid is made of 'user_id', and both are given and differ"
+    ):
         predict([both])
     with pytest.raises(InputDataError, match="'uid' is made of 'user_id', and both"):
         read_file(tmp_path, [ROW | {"user_id": "u1"}, both])

@@ -11,13 +11,13 @@ from typing import Any, cast
 
 import pytest
 
-from conf.artefacts.export import WARMUP_FILE, Give, seal_card
+from conf.artefacts.export import WARMUP_FILE, seal_card
 from conf.artefacts.run import write_json
 from conf.errors import UpstreamNotReadyError
 from conf.schema import fingerprint
+from jobs.predict_spark import pack_export
 from tests.training.serving.tiny_models import PAD
-from training.scoring.executor import RowSource
-from training.scoring.plan import ScoringRequest, pack_model, plan_task, read_export
+from training.apply.export import Export
 from training.serving.models.model_store import ModelStore
 from training.serving.models.served_version import ServedVersion
 from training.serving.models.server_config import ServerConfig
@@ -63,13 +63,11 @@ def test_files_that_the_card_does_not_list_are_not_used(models: Path, tmp_path: 
     (version / "variables" / "more").write_text("x")
     served = ServedVersion(version)
     assert (served.known, served.warm_up()) == (None, 0)
-    task = plan_task(read_export(version), ScoringRequest(tmp_path / "out", Give.SCORES,
-                                                          RowSource("rows")))  # fmt: skip
-    pack_model(read_export(version), task, tmp_path / "model.zip")
+    pack_export(Export(version), tmp_path / "model.zip")
     with zipfile.ZipFile(tmp_path / "model.zip") as archive:
         assert set(archive.namelist()) == {
-            name for name in files if not name.startswith("assets.extra")
-        }
+            "export.json", *(name for name in files if not name.startswith("assets.extra"))
+        }  # fmt: skip
 
 
 def test_a_card_with_a_change_is_not_served(models: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from conf.errors import ConfigError
 from conf.manifest import Manifest, RunInfo
-from training.replay.other_version import _check_order
+from training.other_version import _check_order
 
 DAY_MS = 86_400_000
 
