@@ -391,8 +391,9 @@ def test_a_killed_submission_is_finished_by_another(session, runs, rows, tmp_pat
     options = ["--export", model_of(runs, "scores"), "--input", str(many), "--part-rows", "1",
                "--as", "jsonl"]  # fmt: skip
     ensure_java()
-    command = [Path(sys.executable).with_name("spark-submit"), "--master", "local[1]", "--conf",
-               "spark.ui.enabled=false", ROOT / "jobs" / "predict.py", "--engine", "spark"]  # fmt: skip
+    submit = Path(sys.executable).with_name("spark-submit")
+    command = [submit, "--master", "local[1]", "--conf", "spark.ui.enabled=false",
+               ROOT / "jobs" / "predict.py", "--engine", "spark"]  # fmt: skip
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     with (tmp_path / "log").open("w") as log:
         killed = subprocess.Popen([*command, *options, "--to", tmp_path / "out"], env=environment,
