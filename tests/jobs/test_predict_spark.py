@@ -41,7 +41,7 @@ from tests.jobs.runs import write_tiny_run
 from tests.training.tiny_dataset import TinyConfig
 from training.apply.answers import Asked, Source
 from training.apply.export import Export
-from training.apply.parts import JOB_FILE
+from training.apply.parts import JOB_FILE, TIMES
 from training.raw_inputs.files import RawFile, RawReader
 from training.raw_inputs.inputs import InputColumn, WrittenForm
 
@@ -189,8 +189,12 @@ def test_text_of_the_source_s_pattern_is_a_time_as_in_the_build(spark, tmp_path)
     form = WrittenForm("when", time="dd/MM/yyyy HH:mm")
     item = InputColumn("when", "when", "when", "int64", False, None, None, None, written=form)
     frame = read_times(found, [item], ["when", "n"])
-    millis = frame.select(F.unix_millis("when").alias("m"))
-    assert [row["m"] for row in millis.collect()] == [1769853600000, None, 1769853600000]
+    assert [row["when"] for row in frame.collect()] == [1769853600000, None, 1769853600000]
+    lines = [{"when": "31/01/2026 10:00"}, {}, {"when": 1769853600000}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = open_input(spark.newSession(), SparkInput((str(tmp_path / "a.jsonl"),)))
+    times = [row[TIMES]["when"] for row in read_times(found, [item], ["when"]).collect()]
+    assert times == [1769853600000, None, 1769853600000]
     (tmp_path / "a.csv").write_text("when,n\n2026-01-31 10:00,1\n")
     found = open_input(spark.newSession(), SparkInput((str(tmp_path / "a.csv"),)))
     with pytest.raises(InputDataError, match="dd/MM/yyyy"), jobs.predict_spark.input_failures():

@@ -28,8 +28,8 @@ from training.raw_inputs.converter import Columns, RawColumns
 from training.raw_inputs.files import decode_columns, parse_line, regroup
 from training.raw_inputs.inputs import InputColumn
 
-PART, ROW, LINE = "__sluice_part", "__sluice_row", "value"
-"""Columns that Spark adds: number of the partition and of the row, from 0; of JSON the line."""
+PART, ROW, LINE, TIMES = "__sluice_part", "__sluice_row", "value", "__sluice_times"
+"""Columns that Spark adds: numbers of partition and row, from 0; of JSON the line, and times."""
 JOB_FILE = "_predict.json"
 """Record of a job; readers of a folder of Parquet skip what begins with `_`."""
 JOB_FORMAT_VERSION = 1
@@ -239,4 +239,7 @@ def _read_columns(
         return decode_columns(batch, names)
     lines = enumerate(batch.column(LINE).to_pylist(), first)
     rows = [parse_line(source.place, number, line) for number, line in lines]
+    times = batch.column(TIMES).to_pylist() if TIMES in batch.schema.names else [{}] * len(rows)
+    rows = [row | {n: t for n, t in own.items() if t is not None}
+            for row, own in zip(rows, times, strict=True)]  # fmt: skip
     return {name: [row.get(name) for row in rows] for name in names}
