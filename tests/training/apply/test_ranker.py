@@ -312,6 +312,7 @@ def test_formats_and_ids_that_do_not_fit_are_refused(trained, tmp_path) -> None:
         write_scores(trained, tmp_path / "out.parquet", "test", file)
     with pytest.raises(ConfigError, match="format of the output"):
         write_scores(trained, tmp_path / "out.csv", "test", file)
+    (tmp_path / "a.csv").write_text(f"click,{HEADER}r,1000,F,101,102,\n")
     with pytest.raises(ConfigError, match="name of a score"):
         write_scores(trained, tmp_path / "o.parquet", "test", RawFile(tmp_path / "a.csv", "click"))
 
@@ -416,7 +417,7 @@ def test_items_that_a_file_describes_are_scored_by_their_inputs(
     pool.write_text("".join(json.dumps(row) + "\n" for row in described))
     given = write_rows(tmp_path / "rows.jsonl.gz", rows[:5])
     for source in (Source(split="test"), Source(file=RawFile(given, "line"))):
-        write_lists(trained, file, 10, source, candidates=RawFile(pool))
+        write_lists(trained, file, 10, source, candidates=RawFile(pool), keep_seen=True)
         for number, entry in enumerate(_read_lists(file)[:5]):
             scores = _score_all(trained, encoded, number)
             found = dict(zip(entry["items"], entry["scores"], strict=True))

@@ -82,7 +82,7 @@ def test_each_format_holds_the_same(tmp_path):
 def test_names_of_rows_are_json_whatever_their_type(tmp_path):
     with ResultWriter(tmp_path / "x.json", "x.json") as writer:
         writer.write({"id": pa.array([b"a\xff"]), "click": to_arrow(np.float32([0.5]))})
-    assert (tmp_path / "x.json").read_text() == '{"id": "a\\ufffd", "click": 0.5}\n'
+    assert (tmp_path / "x.json").read_text() == '{"id": "a\ufffd", "click": 0.5}\n'
 
 
 @pytest.mark.parametrize("name", ["scores.csv", "lists.gz", "lists", "a.parquet.gz", "a.csv.gz"])
