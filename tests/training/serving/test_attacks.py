@@ -108,6 +108,22 @@ def test_broken_examples_are_refused_in_few_words(client, broken) -> None:
     assert (status, "parse" in said.lower(), "Graph execution" in said) == (400, True, False)
 
 
+@pytest.mark.parametrize(
+    ("kind", "status"), [(tf.errors.InvalidArgumentError, 400), (OSError, 500)]
+)
+def test_errors_name_no_folder_of_the_server(client, server, monkeypatch, kind, status) -> None:
+    said = f"cannot read /srv/secret/1/vocabulary.txt: {'ü' * 3000}"
+
+    def fail(*_: Any) -> None:
+        raise kind(None, None, said) if status == 400 else kind(2, "no such file", said)
+
+    monkeypatch.setattr(server.store.get("scores")._model, "call", fail)
+    answer = client.post(PREDICT, json={"instances": [ROW]})
+    assert answer.status_code == status
+    assert "secret" not in answer.text
+    assert len(answer.json()["error"]) <= MESSAGE_CHARACTERS
+
+
 def test_a_refused_request_is_let_go_without_a_collection(client, monkeypatch) -> None:
     class Body(dict):
         """Can be watched, unlike a dict."""
