@@ -187,11 +187,11 @@ def _plan_frame(
     session: SparkSession, export: Export, job: Job, found: NumberedInput | None
 ) -> Any:
     """Returns what gives the rows of some partitions, a partition of Spark each."""
-    from training.apply.parts import LINE, PART, ROW
+    from training.apply.parts import LINE, TIMES
     from training.raw_inputs.files import log_unread
 
     if found is None or job.source is None:
-        return lambda missing: list_parts(session, PART, missing)
+        return lambda missing: list_parts(session, missing)
     if len(found.files) > 1 and job.source.id_column is None:
         raise ConfigError(
             "rows of several files have no numbers that name them",
@@ -202,9 +202,10 @@ def _plan_frame(
     log_unread(job.source.place, job.source.columns, read)
     check_parts(found, read)
     frame = read_times(found, columns.inputs, read)
-    names = Names(PART, ROW, (LINE,) if job.source.kind == "jsonl" else tuple(read))
-    chosen = replace(found, frame=frame)
-    return lambda missing: choose_rows(chosen, names, job.part_rows, missing)
+    chosen, taken = replace(found, frame=frame), read
+    if job.source.kind == "jsonl":
+        taken = [name for name in (LINE, TIMES) if name in frame.columns]
+    return lambda missing: choose_rows(chosen, taken, job.part_rows, missing)
 
 
 def find_columns(found: NumberedInput, source: RowSource) -> tuple[str, ...]:
@@ -309,57 +310,66 @@ def _list_files(session: SparkSession, frame: DataFrame) -> list[list[Any]]:
 
 
 def read_times(found: NumberedInput, inputs: Iterable[Any], read: Sequence[str]) -> DataFrame:
-    """Returns the rows with text of Java's date patterns as timestamps, as the build reads it."""
+    """Returns the rows with text of Java's date patterns as milliseconds, as the build reads it.
+
+    Those of lines of JSON stand in a column of their own, `TIMES`.
+    """
     from pyspark.sql import functions as F
 
+    from training.apply.parts import LINE, TIMES
+
+    patterns = {
+        name: item.written.time
+        for item in inputs
+        if item.written is not None and item.written.time is not None
+        for name in {item.name, item.column} & set(read)
+        if item.written.time != "iso" and not item.written.time.startswith("epoch_")
+    }
     frame, types = found.frame, dict(found.frame.dtypes)
-    for item in inputs:
-        pattern = item.written.time if item.written is not None else None
-        if pattern is None or pattern == "iso" or pattern.startswith("epoch_"):
-            continue
-        for name in {item.name, item.column} & set(read):
-            if types.get(name) == "string":
-                text = _name_column(name)
-                number = F.timestamp_millis(text.try_cast("bigint"))
-                time = F.coalesce(F.try_to_timestamp(text, F.lit(pattern)), number)
-                said = F.concat(F.lit(f"column {name!r}, text of {pattern!r}: "), text)
-                is_wrong = time.isNull() & (F.trim(text) != "")
-                frame = frame.withColumn(
-                    name, F.when(is_wrong, F.raise_error(said)).otherwise(time)
-                )
+    if found.source.find_kind() == "jsonl" and patterns:
+        fields = ", ".join(f"`{name.replace('`', '``')}` string" for name in patterns)
+        row = F.from_json(LINE, fields)
+        times = [_read_time(name, row[name], own).alias(name) for name, own in patterns.items()]
+        return frame.withColumn(TIMES, F.struct(*times))
+    for name, pattern in patterns.items():
+        if types.get(name) == "string":
+            frame = frame.withColumn(name, _read_time(name, _name_column(name), pattern))
     return frame
 
 
-@dataclass(frozen=True)
-class Names:
-    """Names of columns: number of the partition, number of the row, and those that are read."""
+def _read_time(name: str, text: Column, pattern: str) -> Column:
+    from pyspark.sql import functions as F
 
-    part: str
-    row: str
-    read: tuple[str, ...]
+    parsed = F.unix_millis(F.try_to_timestamp(text, F.lit(pattern)))
+    time = F.coalesce(parsed, text.try_cast("bigint"))
+    said = F.concat(F.lit(f"column {name!r}, text of {pattern!r}: "), text)
+    is_wrong = time.isNull() & (F.trim(text) != "")
+    return F.when(is_wrong, F.raise_error(said)).otherwise(time)
 
 
 def choose_rows(
-    found: NumberedInput, names: Names, part_rows: int, missing: Sequence[int]
+    found: NumberedInput, read: Sequence[str], part_rows: int, missing: Sequence[int]
 ) -> DataFrame:
     """Returns the rows of some partitions, each in one of Spark's partitions and in order."""
     from pyspark.sql import functions as F
+
+    from training.apply.parts import PART, ROW
 
     starts, total = [], 0
     for count in found.counts:
         starts.append(total)
         total += count
     position = F.monotonically_increasing_id()
-    numbered = found.frame.select(*map(_name_column, names.read), position.alias(names.row))
-    own = F.col(names.row).bitwiseAND(F.lit((1 << _POSITION_BITS) - 1))
-    begin = F.element_at(F.lit(starts), _to_int(F.shiftright(names.row, _POSITION_BITS) + 1))
-    numbered = numbered.withColumn(names.row, begin + own)
-    part = F.floor(F.col(names.row) / F.lit(part_rows))
-    place = F.array_position(F.lit(list(missing)).cast("array<bigint>"), F.col(names.part)) - 1
-    wanted = numbered.withColumn(names.part, part).withColumn("__sluice_place", place)
+    numbered = found.frame.select(*map(_name_column, read), position.alias(ROW))
+    own = F.col(ROW).bitwiseAND(F.lit((1 << _POSITION_BITS) - 1))
+    begin = F.element_at(F.lit(starts), _to_int(F.shiftright(ROW, _POSITION_BITS) + 1))
+    numbered = numbered.withColumn(ROW, begin + own)
+    part = F.floor(F.col(ROW) / F.lit(part_rows))
+    place = F.array_position(F.lit(list(missing)).cast("array<bigint>"), F.col(PART)) - 1
+    wanted = numbered.withColumn(PART, part).withColumn("__sluice_place", place)
     placed = wanted.where(F.col("__sluice_place") >= 0)
     spread = placed.repartitionById(len(missing), _to_int(F.col("__sluice_place")))
-    return spread.drop("__sluice_place").sortWithinPartitions(names.row)
+    return spread.drop("__sluice_place").sortWithinPartitions(ROW)
 
 
 def _name_column(name: str) -> Column:
@@ -372,14 +382,16 @@ def _to_int(value: Column) -> Column:
     return value.cast("int")
 
 
-def list_parts(session: SparkSession, name: str, missing: Sequence[int]) -> DataFrame:
+def list_parts(session: SparkSession, missing: Sequence[int]) -> DataFrame:
     """Returns a row for each partition, in one of Spark's partitions each."""
     from pyspark.sql import functions as F
+
+    from training.apply.parts import PART
 
     place = _to_int(F.col("id") + 1)
     parts = F.lit(list(missing)).cast("array<bigint>")
     frame = session.range(0, len(missing), 1, len(missing))
-    return frame.select(F.element_at(parts, place).alias(name))
+    return frame.select(F.element_at(parts, place).alias(PART))
 
 
 def _bring_model(session: SparkSession, export: Export, folder: Path) -> str:
@@ -388,12 +400,17 @@ def _bring_model(session: SparkSession, export: Export, folder: Path) -> str:
     if is_on_this_machine(str(context.master)):
         return str(export.path)
     archive = folder / f"sluice-{export.card['fingerprint'][:16]}.zip"
+    pack_export(export, archive)
+    context.addArchive(f"{archive}#{archive.stem}")
+    return f"archive:{archive.stem}"
+
+
+def pack_export(export: Export, archive: Path) -> None:
+    """Writes what executors read of an export as a zip file."""
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as packed:
         for name in (EXPORT_FILE, *sorted(export.card["files"])):
             if name in _SHIPPED or name.partition("/")[0] in _SHIPPED:
                 packed.write(export.path / name, name)
-    context.addArchive(f"{archive}#{archive.stem}")
-    return f"archive:{archive.stem}"
 
 
 def run_parts(frame: DataFrame, job: Job, directory: str) -> None:

@@ -28,8 +28,8 @@ from training.raw_inputs.converter import Columns, RawColumns
 from training.raw_inputs.files import decode_columns, parse_line, regroup
 from training.raw_inputs.inputs import InputColumn
 
-PART, ROW, LINE = "__sluice_part", "__sluice_row", "value"
-"""Columns that Spark adds: number of the partition and of the row, from 0; of JSON the line."""
+PART, ROW, LINE, TIMES = "__sluice_part", "__sluice_row", "value", "__sluice_times"
+"""Columns that Spark adds: numbers of partition and row, from 0; of JSON the line, and times."""
 JOB_FILE = "_predict.json"
 """Record of a job; readers of a folder of Parquet skip what begins with `_`."""
 JOB_FORMAT_VERSION = 1
@@ -187,7 +187,7 @@ def compute_part(
     export, items = _open_export(directory, job.threads), job.items
     if job.answers.give is Give.LISTS:
         items = items or export.items
-    rows = _read_rows(job, export, items, part, chain([first], batches))
+    rows = read_part(job, export, items, part, chain([first], batches))
     wanted = job.find_rows(part)
     checked = _check_count(rows, part, wanted.stop - wanted.start)
     count, _ = write_answers(Ranker(export, job.answers.task, items), job.answers, checked, target)
@@ -210,9 +210,10 @@ def _check_count(rows: Iterator[Rows], part: int, wanted: int) -> Iterator[Rows]
         )
 
 
-def _read_rows(
+def read_part(
     job: Job, export: Export, items: Items | None, part: int, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[Rows]:
+    """Yields the rows of a partition."""
     source, answers = job.source, job.answers
     if source is None:
         yield from read_users(export, answers, items, job.find_rows(part))
@@ -238,4 +239,7 @@ def _read_columns(
         return decode_columns(batch, names)
     lines = enumerate(batch.column(LINE).to_pylist(), first)
     rows = [parse_line(source.place, number, line) for number, line in lines]
+    times = batch.column(TIMES).to_pylist() if TIMES in batch.schema.names else [{}] * len(rows)
+    rows = [row | {n: t for n, t in own.items() if t is not None}
+            for row, own in zip(rows, times, strict=True)]  # fmt: skip
     return {name: [row.get(name) for row in rows] for name in names}

@@ -111,7 +111,7 @@ class Ranker:
         return {SCORE: score_cells(users, items)}
 
     def order_items(self, rows: RowInputs, keys: np.ndarray) -> dict[str, Floats]:
-        """Returns what a ranking model orders items by, `[rows, items]` by task: log-odds or values.
+        """Returns log-odds or values that items are ordered by, `[rows, items]` by task.
 
         `keys` are raw keys of each row's items, `[rows, items]`; unknown ones are scored as such.
         """

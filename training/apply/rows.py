@@ -254,11 +254,11 @@ class DatasetRows:
     def _choose_users(self, parts: Sequence[UserRows], file: RawFile) -> tuple[UserRows, ...]:
         user = self._manifest.require_key("user")
         encoders = read_encoders(TrainingData(*self._where), (user,))
-        key, keys, parts = find_key_input(encoders.inputs, user), [], []
-        for part, rows in read_key_rows(file, [key], key, self._batch_size):
-            keys += part
-            parts.append(encoders.encode({key.name: tf.constant(rows.inputs[key.name])})[user])
-        ids = np.concatenate([np.asarray(part, np.int64) for part in parts])
+        key, keys, found = find_key_input(encoders.inputs, user), [], []
+        for given, rows in read_key_rows(file, [key], key, self._batch_size):
+            keys += given
+            found.append(encoders.encode({key.name: tf.constant(rows.inputs[key.name])})[user])
+        ids = np.concatenate([np.asarray(part, np.int64) for part in found])
         only = np.where(is_named(ids, find_named_ids(*self._where, user)), ids, MISSING)
         there = np.concatenate([part.users for part in parts])
         unmatched = [keys[row] for row in np.flatnonzero(~np.isin(only, there)).tolist()]
@@ -315,13 +315,15 @@ def choose_items(
     describes items, which the catalogue need not have; those of a ranking model are encoded by the
     dataset's encoders.
     """
-    catalogue, key = export.items, InputColumn.from_json(export.card["lists"]["item"])
-    is_computed = data is not None and _is_computed(data, key.feature)
+    catalogue, about = export.items, export.card["lists"]["item"]
+    is_computed = data is not None and _is_computed(data)
     if data is not None and is_computed and export.is_ranking:
         catalogue = _add_features(export, catalogue, data)
     if file is None:
         return catalogue
-    of_items = find_item_inputs(export)
+    if about is None:
+        raise ConfigError("keys of a file stand in one column, and the item's is made of several")
+    key, of_items = InputColumn.from_json(about), find_item_inputs(export)
     encoders, described = None, None
     if data is not None and (export.is_ranking or is_computed):
         names = (key.feature, *(item["feature"] for item in of_items if export.is_ranking))
@@ -423,9 +425,10 @@ def _add_features(export: Export, catalogue: Items, data: TrainingData) -> Items
     return replace(catalogue, features=_name_features(export, columns))
 
 
-def _is_computed(data: TrainingData, feature: str) -> bool:
-    """Whether ids are computed of keys: what lists name items by are the ids then."""
-    return read_plan(data.version_dir, data.manifest).column(feature).operation is not None
+def _is_computed(data: TrainingData) -> bool:
+    """Whether the items' ids are computed of keys: lists name items by their ids then."""
+    plan, key = read_plan(data.version_dir, data.manifest), data.manifest.require_key("item")
+    return plan.column(key).operation is not None
 
 
 def _is_described(file: RawFile, inputs: Sequence[InputColumn], key: InputColumn) -> bool:

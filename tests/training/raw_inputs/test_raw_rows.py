@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from training.prediction.scores import check_numbers
-from training.scoring.executor import LINE, RowSource, ScoringTask, read_rows
 
+from conf.artefacts.export import Give
 from conf.errors import ExitCode, InputDataError
+from training.apply.answers import Answers, check_numbers
+from training.apply.export import find_inputs
+from training.apply.parts import LINE, Job, RowSource, read_part
 from training.raw_inputs.converter import find_bad_number
 from training.raw_inputs.files import RawFile, RawReader
 from training.raw_inputs.inputs import InputColumn
@@ -104,9 +109,9 @@ def test_a_part_that_lacks_a_column_is_named(tmp_path) -> None:
     pq.write_table(pa.Table.from_pylist([GOOD]), folder / "part-0.parquet")
     short = {name: value for name, value in GOOD.items() if name not in ("price", "count")}
     pq.write_table(pa.Table.from_pylist([short]), folder / "part-1.parquet")
-    with pytest.raises(InputDataError, match="cannot be read") as refused:
+    with pytest.raises(InputDataError, match="lacks columns") as refused:
         read(folder)
-    assert "part-1.parquet lacks count, price" in refused.value.render()
+    assert "part-1.parquet: no price, count" in refused.value.render()
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
@@ -117,8 +122,8 @@ def test_numbers_that_are_not_finite_name_their_row_and_column(tmp_path, kind, n
     with pytest.raises(InputDataError) as caught:
         read(write(tmp_path, kind, [GOOD, GOOD, {**GOOD, "tastes": []}, bad]), 3)
     assert f"rows.{kind}, row 4: column '{name}'" in str(caught.value)
-    assert "must be finite numbers" in str(caught.value)
-    assert str(value) in str(caught.value)
+    assert str(value) in caught.value.received
+    assert "finite numbers" in caught.value.allowed
     assert caught.value.exit_code == ExitCode.INPUT_REFUSED
 
 
@@ -165,12 +170,13 @@ def test_executors_refuse_them_alike(tmp_path, as_json) -> None:
         batch = pa.RecordBatch.from_pydict({LINE: [json.dumps(row) for row in rows]})
     else:
         [batch] = pa.Table.from_pylist(rows).to_batches()
-    source = RowSource("hdfs:///rows", tuple(GOOD), is_json=as_json)
-    task = ScoringTask("out", "parquet", "scores", "serving_default",
-                       tuple(item.to_json() for item in INPUTS), ("click",), source,
-                       part_rows=100)  # fmt: skip
+    signatures = {"serving_default": {"inputs": [item.to_json() for item in INPUTS]}}
+    card = {"outputs": [{"name": "click"}], "signatures": signatures}
+    export = SimpleNamespace(card=card, find_inputs=partial(find_inputs, card), batch_size=9)
+    source = RowSource("hdfs:///rows", "jsonl" if as_json else "parquet", tuple(GOOD))
+    job = Job("out", "parquet", Answers(Give.SCORES, 1), source, part_rows=100, rows=1000)
     with pytest.raises(InputDataError, match="hdfs:///rows, row 302: column 'cost'"):
-        list(read_rows(task, tmp_path, 3, iter([batch])))
+        list(read_part(job, cast(Any, export), None, 3, iter([batch])))
 
 
 def test_the_first_bad_number_is_found_in_any_shape() -> None:
