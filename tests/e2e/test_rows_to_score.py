@@ -16,9 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 import yaml
-from training.prediction.scores import write_scores
-from training.scoring.executor import PART, RowSource, score_partition
-from training.scoring.plan import ScoringRequest, plan_task, read_export
 
 from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions

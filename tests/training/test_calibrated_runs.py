@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from training.replay.replay import LoadedVersion, replay_split
 
 from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions, read_card

@@ -20,9 +20,6 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
-from training.prediction.scores import write_scores
-from training.scoring.executor import LINE, RowSource, Served, read_rows
-from training.scoring.plan import Exported, ScoringRequest, plan_task, read_export, set_rows
 
 from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions, Give

@@ -15,11 +15,6 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
-from training.prediction.predict import write_recommendations
-from training.prediction.rows_to_rank import ListSource, carries_candidates, choose_split
-from training.prediction.scores import write_scores
-from training.scoring.executor import PART, RowSource, score_partition
-from training.scoring.plan import ScoringRequest, plan_task, read_export
 
 from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import Give

@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 import yaml
 from pydantic import ValidationError
-from training.prediction.predict import write_recommendations
-from training.prediction.rows_to_rank import ListSource
 
 from conf.artefacts.run import read_json
 from conf.errors import ConfigError, ExitCode, OwnCodeError, TrainingInterruptedError

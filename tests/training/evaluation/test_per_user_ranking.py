@@ -15,8 +15,6 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training.prediction.predict import write_recommendations
-from training.prediction.rows_to_rank import ListSource
 
 from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError, InputDataError

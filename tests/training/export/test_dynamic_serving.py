@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
-from training.prediction.predict import write_recommendations
 
 from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions

@@ -15,7 +15,6 @@ import tensorflow as tf
 import yaml
 from pydantic import ValidationError
 from starlette.testclient import TestClient
-from training.prediction.predict import write_recommendations
 
 from conf.artefacts.export import ExportOptions, IndexOptions
 from conf.errors import ConfigError, ExitCode, OwnCodeError
