@@ -177,7 +177,9 @@ def _build_plain(item: InputColumn, value: Any, spec: tf.TensorSpec) -> np.ndarr
     if not set(map(type, leaves)) <= _PLAIN[dtype.kind]:
         return None
     try:
-        array = np.array([one.encode() for one in leaves] if dtype.kind == "O" else leaves, dtype)
+        leaves = [one.encode() for one in leaves] if dtype.kind == "O" else leaves
+        with np.errstate(over="ignore"):
+            array = np.array(leaves, dtype)
     except (OverflowError, UnicodeEncodeError):
         return None
     is_wrong = dtype.kind == "f" and find_bad_number(array) is not None

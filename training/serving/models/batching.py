@@ -92,8 +92,20 @@ class _Job:
         except Exception as error:
             return error
 
+    def end(self, found: bytes | Exception) -> None:
+        """Hands the answer to the event loop."""
+        if isinstance(found, RequestError):
+            forget_frames(found)  # They hold the request, and the future holds them.
+        with suppress(RuntimeError):  # The loop has ended, and nobody waits.
+            self.answer.get_loop().call_soon_threadsafe(self._settle, found)
 
-Ended = list[tuple[_Job, bytes | Exception]]
+    def _settle(self, found: bytes | Exception) -> None:
+        if self.answer.done():
+            return
+        if isinstance(found, Exception):
+            self.answer.set_exception(found)
+        else:
+            self.answer.set_result(found)
 
 
 class Batcher:
@@ -145,7 +157,7 @@ class Batcher:
                     return len(queue) == 1
             except RequestError as error:
                 found = error
-        _tell([(job, found)])
+        job.end(found)
         return False
 
     def _forget(self, job: _Job) -> None:
@@ -186,15 +198,14 @@ class Batcher:
 
     def _run(self, batch: Sequence[_Job]) -> list[_Job]:
         """Makes the call of requests; returns those that have a further one."""
-        going, ended = [], Ended()
+        going = []
         batch = [job for job in batch if not job.answer.done()]
         for job, outputs in zip(batch, self._call(batch) if batch else (), strict=True):
             found = outputs if isinstance(outputs, Exception) else job.go_on(outputs)
             if isinstance(found, Call):
                 going.append(job)
             else:
-                ended.append((job, found))
-        _tell(ended)
+                job.end(found)
         return going
 
     def _call(self, batch: Sequence[_Job]) -> list[Arrays | Exception]:
@@ -217,23 +228,3 @@ def _concatenate(parts: Sequence[Arrays]) -> Arrays:
     if len(parts) == 1:
         return parts[0]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def _tell(ended: Ended) -> None:
-    """Hands answers to the event loop; a future keeps the frames of its error, which hold it."""
-    for _, found in ended:
-        if isinstance(found, RequestError):
-            forget_frames(found)
-    if ended:
-        with suppress(RuntimeError):  # It has ended, and nobody waits.
-            ended[0][0].answer.get_loop().call_soon_threadsafe(_settle, ended)
-
-
-def _settle(ended: Ended) -> None:
-    for job, found in ended:
-        if job.answer.done():
-            continue
-        if isinstance(found, Exception):
-            job.answer.set_exception(found)
-        else:
-            job.answer.set_result(found)
