@@ -10,7 +10,7 @@ import base64
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -45,13 +45,9 @@ class WrongValueError(Exception):
 
 
 class RawColumns:
-    """Turns columns of raw values into what a model takes.
+    """Turns columns of raw values into what a model takes; messages call the rows by their place.
 
-    Args:
-        inputs: The inputs.
-        place: What messages call the rows: a file's path.
-        list_separator: Between the values of lists in CSV; None: what the build declares.
-        is_delimited: Whether the rows are of CSV.
+    In CSV (`is_delimited`) the separator of lists is that of the user, else of the build, else `|`.
     """
 
     def __init__(
@@ -83,15 +79,13 @@ class RawColumns:
         return list(dict.fromkeys(chain(*(one.names for one in self._chosen.values()), ids)))
 
     def build(self, columns: Columns, first: int) -> dict[str, np.ndarray]:
-        """Builds the inputs of some rows, `[rows]` or `[rows, length]`; text as bytes.
+        """Builds the inputs of rows from number `first` on, of the columns that were chosen.
 
-        Args:
-            columns: Values of the columns that were chosen.
-            first: Number of the first row, for the message about a wrong value.
+        They are `[rows]` or `[rows, length]`, text as bytes. A wrong value is named by its row.
         """
-        items = {item.name: item for item in self.inputs}
+        items = self._names.by_name.items()
         try:
-            return {n: build_input(i, self._chosen[n], columns) for n, i in items.items()}
+            return {name: build_input(i, self._chosen[name], columns) for name, i in items}
         except WrongValueError as error:
             row = f"row {first + error.place[0]}" if error.place else f"from row {first} on"
             raise InputDataError(
@@ -105,11 +99,9 @@ class RawColumns:
         try:
             ids = values if isinstance(values, pa.Array) else pa.array(values)
             return ids if kind is None else ids.cast(kind)
-        except _BAD_VALUES as error:
-            raise InputDataError(
-                f"{self._place}, from row {first} on: column {name!r} has ids of several types",
-                received=error,
-            ) from error
+        except pa.ArrowException as error:
+            place = f"{self._place}, from row {first} on: column {name!r}"
+            raise InputDataError(f"{place} has ids of several types", received=error) from error
 
 
 def _separate(item: InputColumn, separator: str | None) -> InputColumn:
@@ -181,9 +173,9 @@ def _find_wrong(
         try:
             read(column[row : row + 1])
         except _BAD_VALUES as error:
-            wrong = _refuse(name, describe(item), _take(column, row), (row,))
             reason = f" ({error})" if type(error) is ValueError else ""
-            return replace(wrong, said=f"{wrong.said}{reason}")
+            said = f"must be {describe(item)}; received {show(_take(column, row))}{reason}"
+            return WrongValueError(name, said, (row,))
     return WrongValueError(name, f"must be {describe(item)}")
 
 
@@ -433,12 +425,7 @@ def _to_text(value: Any) -> str | bytes | None:
     raise TypeError(type(value))
 
 
-class _Short(reprlib.Repr):
-    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
-        return super().repr_dict(dict(islice(x.items(), self.maxdict + 1)), level)
-
-
-_SHORT = _Short()
+_SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 100
 _SHORT.maxlist, _SHORT.maxdict, _SHORT.maxlevel = 20, 10, 4
 

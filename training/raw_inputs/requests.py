@@ -135,13 +135,14 @@ def _build(
 ) -> np.ndarray:
     """Builds an input whose rows stand in as many lists as its specification says."""
     item = item or _describe_plain(choice.names[0], spec.dtype.name)
-    flat = {name: _flatten(item, given[name], spec) for name in choice.names}
-    columns, sizes = {name: values for name, (values, _) in flat.items()}, flat[choice.names[0]][1]
-    for name, (values, own) in flat.items():
-        if own != sizes:
-            raise _refuse_shape(item, spec, f"{own} values of {name}, and {sizes}")
+    columns, shapes = {}, []
+    for name in choice.names:
+        columns[name], sizes = _flatten(item, given[name], spec)
+        shapes.append(sizes)
         if item.is_list:
-            _check_lists(item, values, most)
+            _check_lists(item, columns[name], most)
+    if any(other != sizes for other in shapes):
+        raise _refuse_shape(item, spec, f"columns of {shapes} rows")
     try:
         array = build_input(item, choice, columns)
     except WrongValueError as error:
@@ -174,12 +175,12 @@ def _refuse_shape(item: InputColumn, spec: tf.TensorSpec, received: str) -> RawV
 
 
 def _name_input(item: InputColumn, error: WrongValueError, sizes: list[int]) -> RawValueError:
-    if not error.place:
-        return RawValueError(f"input {item.name} {error.said}")
-    outer = np.unravel_index(error.place[0], sizes)
-    row, *position = np.array([*outer, *error.place[1:]]).tolist()
-    inner = f", position {position}" if position else ""
-    return RawValueError(f"input {item.name} {error.said} in row {row} (from 0){inner}")
+    where = ""
+    if error.place:
+        outer = np.unravel_index(error.place[0], sizes)
+        row, *position = np.array([*outer, *error.place[1:]]).tolist()
+        where = f" in row {row} (from 0)" + (f", position {position}" if position else "")
+    return RawValueError(f"input {item.name} {error.said}{where}")
 
 
 def _check_lists(item: InputColumn, rows: Sequence[Any], most: int | None) -> None:

@@ -315,7 +315,7 @@ def test_candidates_that_bring_their_inputs_need_not_be_known(
         ("movie_id\n5\n6\n", "is in the catalogue"),
         ("movie_id,x\n104,1\n,2\n", "row 2: there is no key"),
         ("movie_id\n104\n5\n 104\n", "a key twice"),
-        ("movie_id\nx\n", "does not hold what the model reads"),
+        ("movie_id\nx\n", "must be whole numbers"),
     ],
 )
 def test_candidates_that_cannot_be_ranked_are_refused(
