@@ -80,6 +80,8 @@ def check_names(
     given: Collection[str], specs: Collection[str], names: SourceNames, where: str = ""
 ) -> None:
     """Refuses names that stand for no input of a signature, and inputs that are left out."""
+    if set(given) == set(specs):
+        return
     stand = {name: names.list_names(name) for name in specs}
     missing = sorted(name for name in specs if not any(one in given for one in stand[name]))
     known = set(chain.from_iterable(stand.values()))
@@ -147,10 +149,10 @@ def _build(
         array = build_input(item, choice, columns)
     except WrongValueError as error:
         raise _name_input(item, error, sizes) from error
-    array = array.reshape(*sizes, *array.shape[1:])
-    if not spec.shape.is_compatible_with(array.shape):
-        raise _refuse_shape(item, spec, f"shape {list(array.shape)}")
-    return array
+    shape = [*sizes, *array.shape[1:]]
+    if any(size not in (None, own) for size, own in zip(spec.shape.as_list(), shape, strict=True)):
+        raise _refuse_shape(item, spec, f"shape {shape}")
+    return array.reshape(shape)
 
 
 def _flatten(item: InputColumn, value: Any, spec: tf.TensorSpec) -> tuple[list[Any], list[int]]:

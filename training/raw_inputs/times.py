@@ -110,14 +110,11 @@ def scale_epochs(item: InputColumn, values: pa.Array) -> pa.Array:
 
 def describe_time(item: InputColumn) -> str:
     """Returns in words how a time may be written."""
-    unit, own = item.read_unit or "ms", item.epoch_unit
-    if own is None:
-        return (
-            "ISO 8601, such as 2026-01-31 or 2026-01-31T10:00:00Z, in UTC unless a zone is "
-            f"written; or a whole number of {UNIT_WORDS[unit]} since 1970"
-        )
-    also = "" if own == unit else f", or of {UNIT_WORDS[own]}, as the source writes them"
-    return f"a number of {UNIT_WORDS[unit]} since 1970{also}"
+    own, number = item.epoch_unit, f"number of {UNIT_WORDS[item.read_unit or 'ms']} since 1970"
+    if own is not None:
+        return f"a {number}" + ("" if own == "ms" else f", or of {UNIT_WORDS[own]}")
+    iso = "ISO 8601, such as 2026-01-31 or 2026-01-31T10:00:00Z, in UTC unless a zone is written"
+    return f"{iso}; or a whole {number}"
 
 
 def find_wrong_times(item: InputColumn, values: np.ndarray) -> str | None:
@@ -142,10 +139,8 @@ def find_wrong_times(item: InputColumn, values: np.ndarray) -> str | None:
             return None
         days = [f"{show_time(low, one)} to {show_time(high, one)}" for one in (unit, likely)]
         other = UNIT_WORDS[likely]
-        return (
-            f"holds times in {other}, and the model reads {own}; received {low} to {high}: in "
-            f"{own} {days[0]}, in {other} {days[1]}"
-        )
+        said = f"holds times in {other}, and the model reads {own}; received {low} to {high}"
+        return f"{said}: in {own} {days[0]}, in {other} {days[1]}"
     if (bad := _find_no_time(times, unit, item.time_kind)) is None:
         return None
     return (
