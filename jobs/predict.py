@@ -137,7 +137,8 @@ def main(
     """Write ranked lists, scores or vectors of rows."""
     setup_logging(log_format)
     spark = override_section("spark", SparkConfig(), overrides or ())
-    _refuse_two_models({"--run": run, "--export": export})
+    if (run is None) == (export is None):
+        raise ConfigError("one model predicts", fix="give --run or --export")
     _refuse_two_sources({"--input": source, "--split": split, "--as-of": as_of, "--users": users})
     if not source and (id_column or kind or options):
         raise ConfigError("--id, --format and --option are about rows", fix="add --input PATH")
@@ -173,13 +174,6 @@ def main(
     return 0
 
 
-def _refuse_two_models(named: Mapping[str, Any]) -> None:
-    given = [option for option, value in named.items() if value]
-    if len(given) != 1:
-        raise ConfigError("one model predicts", received=" ".join(given) or "none",
-                          fix="give --run or --export")  # fmt: skip
-
-
 def _refuse_two_sources(named: Mapping[str, Any]) -> None:
     """Refuses options that each say which rows are meant; --users goes with --as-of alone."""
     given = [option for option, value in named.items() if value]
@@ -209,12 +203,7 @@ class Model:
 def open_model(
     run: str | Path | None, export: str | None = None, checkpoint: str = CheckpointChoice.BEST
 ) -> Model:
-    """Opens the export of a run's checkpoint, or a version in its place.
-
-    Raises:
-        UpstreamNotReadyError: There is no such run, checkpoint or export.
-        InputDataError: The run's data or checkpoint is damaged.
-    """
+    """Opens the export of a run's checkpoint, or a version in its place."""
     from training.checkpoint.stored_runs import find_run
 
     run_dir = None if run is None else find_run(run)  # Said before TensorFlow starts.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import tempfile
-import threading
 import time
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from etl.sources.text_files import escape_path
 from etl.sources.text_formats import has_bad_quotes
 from etl.tfrecord.spark.failures import describe_failure, known_failures
 from jobs.support.spark_session import build_session, check_executors, is_on_this_machine
-from jobs.support.terminal import quiet_tensorflow, show_progress
+from jobs.support.terminal import quiet_tensorflow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,29 +59,18 @@ _SHIPPED = (EXPORT_FILE, "saved_model.pb", "fingerprint.pb", "variables", "asset
 _FILES_AT_ONCE = 8
 _JSON_SAMPLE = 10_000
 _POSITION_BITS = 33
-_WATCH_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class SparkInput:
-    """An input that Spark reads.
-
-    Attributes:
-        paths: Files, folders or globs.
-        kind: A format of Spark, or `tsv` or `jsonl`; None: told by the name.
-        options: Of Spark's reader.
-    """
+    """Files, folders or globs; a format of Spark, `tsv` or `jsonl` (None: told by the name)."""
 
     paths: tuple[str, ...]
     kind: str | None = None
     options: Mapping[str, str] = field(default_factory=dict)
 
     def find_kind(self) -> str:
-        """Returns the format.
-
-        Raises:
-            ConfigError: The names do not tell it.
-        """
+        """Returns the format."""
         if self.kind is not None:
             return "jsonl" if self.kind in JSON_FORMATS else self.kind
         names = [path.rstrip("/").rpartition("/")[2].removesuffix(".gz") for path in self.paths]
@@ -100,15 +88,7 @@ class SparkInput:
 
 @dataclass(frozen=True)
 class NumberedInput:
-    """Rows with numbers.
-
-    Attributes:
-        frame: The rows.
-        columns: Names of their columns.
-        files: Path, bytes and time of the last change of each file, by path.
-        counts: Rows of each of Spark's partitions.
-        source: Where they come from.
-    """
+    """Rows with numbers: path, bytes and time of each file, rows of each of Spark's partitions."""
 
     frame: DataFrame
     columns: tuple[str, ...]
@@ -119,15 +99,7 @@ class NumberedInput:
 
 @dataclass(frozen=True)
 class SparkRequest:
-    """What is asked of a job, beside what rows get.
-
-    Attributes:
-        output: Directory of the files.
-        suffix: Format of the files; None: what fits.
-        part_rows: Rows of a partition, rounded up to whole calls.
-        id_column: Column that names the rows.
-        list_separator: Separates the values of lists in CSV.
-    """
+    """What is asked of a job, beside what rows get; `suffix` is the format of the files."""
 
     output: Path
     suffix: str | None = None
@@ -148,12 +120,7 @@ class Finished:
 def predict_in_spark(
     export: Export, asked: Asked, request: SparkRequest, rows: SparkInput | None, spark: SparkConfig
 ) -> Finished:
-    """Runs a job in a Spark session of its own, or the submitter's.
-
-    Raises:
-        ConfigError: Options do not fit, or the output directory holds something else.
-        InputDataError: A row is refused, or the input is missing or damaged.
-    """
+    """Runs a job in a Spark session of its own, or the submitter's."""
     job = plan_job(export, asked, request, rows)  # Wrong options are refused before Spark starts.
     session = build_session(spark, "sluice predict")
     try:
@@ -206,7 +173,7 @@ def _run(session: SparkSession, export: Export, job: Job, rows: SparkInput | Non
     begun = time.monotonic()
     if missing:
         _log.info("%s of %s partitions to compute", len(missing), job.parts)
-        with tempfile.TemporaryDirectory() as folder, _watched(job, len(missing)):
+        with tempfile.TemporaryDirectory() as folder:
             directory = _bring_model(session, export, Path(folder))
             run_parts(frame_of(missing), job, directory)
     elif status == "finished":
@@ -220,11 +187,11 @@ def _plan_frame(
     session: SparkSession, export: Export, job: Job, found: NumberedInput | None
 ) -> Any:
     """Returns what gives the rows of some partitions, a partition of Spark each."""
-    from training.apply.parts import LINE, PART, ROW
+    from training.apply.parts import LINE, TIMES
     from training.raw_inputs.files import log_unread
 
     if found is None or job.source is None:
-        return lambda missing: list_parts(session, PART, missing)
+        return lambda missing: list_parts(session, missing)
     if len(found.files) > 1 and job.source.id_column is None:
         raise ConfigError(
             "rows of several files have no numbers that name them",
@@ -235,9 +202,10 @@ def _plan_frame(
     log_unread(job.source.place, job.source.columns, read)
     check_parts(found, read)
     frame = read_times(found, columns.inputs, read)
-    names = Names(PART, ROW, (LINE,) if job.source.kind == "jsonl" else tuple(read))
-    chosen = replace(found, frame=frame)
-    return lambda missing: choose_rows(chosen, names, job.part_rows, missing)
+    chosen, taken = replace(found, frame=frame), read
+    if job.source.kind == "jsonl":
+        taken = [name for name in (LINE, TIMES) if name in frame.columns]
+    return lambda missing: choose_rows(chosen, taken, job.part_rows, missing)
 
 
 def find_columns(found: NumberedInput, source: RowSource) -> tuple[str, ...]:
@@ -253,12 +221,7 @@ def find_columns(found: NumberedInput, source: RowSource) -> tuple[str, ...]:
 
 
 def open_input(session: SparkSession, source: SparkInput) -> NumberedInput:
-    """Opens an input and counts its rows.
-
-    Raises:
-        ConfigError: Its format is not known, or it is not made of files.
-        InputDataError: It is missing or damaged.
-    """
+    """Opens an input and counts its rows."""
     from pyspark.sql import functions as F
 
     kind = source.find_kind()
@@ -347,63 +310,66 @@ def _list_files(session: SparkSession, frame: DataFrame) -> list[list[Any]]:
 
 
 def read_times(found: NumberedInput, inputs: Iterable[Any], read: Sequence[str]) -> DataFrame:
-    """Returns the rows with text of Java's date patterns as timestamps, as the build reads it.
+    """Returns the rows with text of Java's date patterns as milliseconds, as the build reads it.
 
-    Args:
-        found: The rows.
-        inputs: The model's inputs; `written.time` is how the source writes them.
-        read: Names of the columns that are read.
+    Those of lines of JSON stand in a column of their own, `TIMES`.
     """
     from pyspark.sql import functions as F
 
+    from training.apply.parts import LINE, TIMES
+
+    patterns = {
+        name: item.written.time
+        for item in inputs
+        if item.written is not None and item.written.time is not None
+        for name in {item.name, item.column} & set(read)
+        if item.written.time != "iso" and not item.written.time.startswith("epoch_")
+    }
     frame, types = found.frame, dict(found.frame.dtypes)
-    for item in inputs:
-        pattern = item.written.time if item.written is not None else None
-        if pattern is None or pattern == "iso" or pattern.startswith("epoch_"):
-            continue
-        for name in {item.name, item.column} & set(read):
-            if types.get(name) == "string":
-                text = _name_column(name)
-                number = F.timestamp_millis(text.try_cast("bigint"))
-                time = F.coalesce(F.try_to_timestamp(text, F.lit(pattern)), number)
-                said = F.concat(F.lit(f"column {name!r}, text of {pattern!r}: "), text)
-                is_wrong = time.isNull() & (F.trim(text) != "")
-                frame = frame.withColumn(
-                    name, F.when(is_wrong, F.raise_error(said)).otherwise(time)
-                )
+    if found.source.find_kind() == "jsonl" and patterns:
+        fields = ", ".join(f"`{name.replace('`', '``')}` string" for name in patterns)
+        row = F.from_json(LINE, fields)
+        times = [_read_time(name, row[name], own).alias(name) for name, own in patterns.items()]
+        return frame.withColumn(TIMES, F.struct(*times))
+    for name, pattern in patterns.items():
+        if types.get(name) == "string":
+            frame = frame.withColumn(name, _read_time(name, _name_column(name), pattern))
     return frame
 
 
-@dataclass(frozen=True)
-class Names:
-    """Names of columns: number of the partition, number of the row, and those that are read."""
+def _read_time(name: str, text: Column, pattern: str) -> Column:
+    from pyspark.sql import functions as F
 
-    part: str
-    row: str
-    read: tuple[str, ...]
+    parsed = F.unix_millis(F.try_to_timestamp(text, F.lit(pattern)))
+    time = F.coalesce(parsed, text.try_cast("bigint"))
+    said = F.concat(F.lit(f"column {name!r}, text of {pattern!r}: "), text)
+    is_wrong = time.isNull() & (F.trim(text) != "")
+    return F.when(is_wrong, F.raise_error(said)).otherwise(time)
 
 
 def choose_rows(
-    found: NumberedInput, names: Names, part_rows: int, missing: Sequence[int]
+    found: NumberedInput, read: Sequence[str], part_rows: int, missing: Sequence[int]
 ) -> DataFrame:
     """Returns the rows of some partitions, each in one of Spark's partitions and in order."""
     from pyspark.sql import functions as F
+
+    from training.apply.parts import PART, ROW
 
     starts, total = [], 0
     for count in found.counts:
         starts.append(total)
         total += count
     position = F.monotonically_increasing_id()
-    numbered = found.frame.select(*map(_name_column, names.read), position.alias(names.row))
-    own = F.col(names.row).bitwiseAND(F.lit((1 << _POSITION_BITS) - 1))
-    begin = F.element_at(F.lit(starts), _to_int(F.shiftright(names.row, _POSITION_BITS) + 1))
-    numbered = numbered.withColumn(names.row, begin + own)
-    part = F.floor(F.col(names.row) / F.lit(part_rows))
-    place = F.array_position(F.lit(list(missing)).cast("array<bigint>"), F.col(names.part)) - 1
-    wanted = numbered.withColumn(names.part, part).withColumn("__sluice_place", place)
+    numbered = found.frame.select(*map(_name_column, read), position.alias(ROW))
+    own = F.col(ROW).bitwiseAND(F.lit((1 << _POSITION_BITS) - 1))
+    begin = F.element_at(F.lit(starts), _to_int(F.shiftright(ROW, _POSITION_BITS) + 1))
+    numbered = numbered.withColumn(ROW, begin + own)
+    part = F.floor(F.col(ROW) / F.lit(part_rows))
+    place = F.array_position(F.lit(list(missing)).cast("array<bigint>"), F.col(PART)) - 1
+    wanted = numbered.withColumn(PART, part).withColumn("__sluice_place", place)
     placed = wanted.where(F.col("__sluice_place") >= 0)
     spread = placed.repartitionById(len(missing), _to_int(F.col("__sluice_place")))
-    return spread.drop("__sluice_place").sortWithinPartitions(names.row)
+    return spread.drop("__sluice_place").sortWithinPartitions(ROW)
 
 
 def _name_column(name: str) -> Column:
@@ -416,14 +382,16 @@ def _to_int(value: Column) -> Column:
     return value.cast("int")
 
 
-def list_parts(session: SparkSession, name: str, missing: Sequence[int]) -> DataFrame:
+def list_parts(session: SparkSession, missing: Sequence[int]) -> DataFrame:
     """Returns a row for each partition, in one of Spark's partitions each."""
     from pyspark.sql import functions as F
+
+    from training.apply.parts import PART
 
     place = _to_int(F.col("id") + 1)
     parts = F.lit(list(missing)).cast("array<bigint>")
     frame = session.range(0, len(missing), 1, len(missing))
-    return frame.select(F.element_at(parts, place).alias(name))
+    return frame.select(F.element_at(parts, place).alias(PART))
 
 
 def _bring_model(session: SparkSession, export: Export, folder: Path) -> str:
@@ -432,12 +400,17 @@ def _bring_model(session: SparkSession, export: Export, folder: Path) -> str:
     if is_on_this_machine(str(context.master)):
         return str(export.path)
     archive = folder / f"sluice-{export.card['fingerprint'][:16]}.zip"
+    pack_export(export, archive)
+    context.addArchive(f"{archive}#{archive.stem}")
+    return f"archive:{archive.stem}"
+
+
+def pack_export(export: Export, archive: Path) -> None:
+    """Writes what executors read of an export as a zip file."""
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as packed:
         for name in (EXPORT_FILE, *sorted(export.card["files"])):
             if name in _SHIPPED or name.partition("/")[0] in _SHIPPED:
                 packed.write(export.path / name, name)
-    context.addArchive(f"{archive}#{archive.stem}")
-    return f"archive:{archive.stem}"
 
 
 def run_parts(frame: DataFrame, job: Job, directory: str) -> None:
@@ -469,34 +442,8 @@ def _compute(
 
 
 @contextlib.contextmanager
-def _watched(job: Job, total: int) -> Iterator[None]:
-    """Shows how many partitions are done."""
-    ended = threading.Event()
-
-    def watch(advance: Any) -> None:
-        left = total
-        while not ended.wait(_WATCH_SECONDS):
-            now = len(job.find_missing())
-            advance(left - now)
-            left = now
-
-    with show_progress(total) as advance:
-        thread = threading.Thread(target=watch, args=(advance,), daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
-
-
-@contextlib.contextmanager
 def input_failures() -> Iterator[None]:
-    """Raises the cause of what Spark raises: what a task said, or that the input is not readable.
-
-    Raises:
-        SluiceError: The error to show the user.
-    """
+    """Raises the cause of what Spark raises: what a task said, or an input that is not readable."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 

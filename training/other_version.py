@@ -60,13 +60,6 @@ def move_to_version(
         dataset: A version's directory, or the dataset's (its current version).
         which: The run's checkpoint, `best` or `last`.
         split: The split that it is to be measured on, where that is known.
-
-    Raises:
-        ConfigError: It is another dataset, or a version from before the run's own, whose test rows
-            the run may have been trained on; or the versions compute a feature in other ways, and
-            the records do not hold what it is made of.
-        InputDataError: A version or the checkpoint is damaged.
-        UpstreamNotReadyError: There is no such version.
     """
     version_dir = resolve_version(find_path(dataset))
     manifest = read_manifest(version_dir, trained.config.input.tolerates)
@@ -88,14 +81,7 @@ def move_to_version(
 
 
 def require_filter(moved: TrainedModel) -> None:
-    """Refuses a run's own `evaluation.filter` where its values mean something else elsewhere.
-
-    Args:
-        moved: The run on the version that is measured.
-
-    Raises:
-        ConfigError: A feature of the filter was fitted anew, and compared values changed.
-    """
+    """Refuses a run's own `evaluation.filter` where its values mean something else there."""
     reference, config = RunReference.read(moved.run_dir), moved.config
     manifest = reference.read_manifest(config.input.tolerates)
     here = read_encoded_version(moved.version_dir, moved.manifest)
@@ -138,12 +124,7 @@ def _read_tokens(version: EncodedVersion, name: str, ids: np.ndarray) -> list[An
 
 
 def _check_order(own: Manifest, other: Manifest) -> None:
-    """Refuses a version whose held-out rows the run may have been trained on.
-
-    Raises:
-        LaterLogError: The version ends earlier than the one that the run was trained on.
-        ConfigError: It is of another dataset, or was built earlier.
-    """
+    """Refuses a version whose held-out rows the run may have been trained on."""
     name, version = other.dataset_name, other.dataset_version
     if name != own.dataset_name:
         raise ConfigError(
@@ -222,16 +203,10 @@ def build_own_encoders(
     """Builds the run's encoders of features that mean something else in the other version.
 
     Args:
-        changed: Those features.
-        here: The other version.
+        changed: Those features; none of them: None.
+        here: The other version, whose rows hold the raw values.
         there: The version that the run was trained on.
         split: Split whose rows are read; None: any but train.
-
-    Returns:
-        None where no feature has changed.
-
-    Raises:
-        ConfigError: The rows of the other version do not hold the raw values of each.
     """
     if not changed:
         return None
@@ -274,11 +249,7 @@ def _holds_raw(version: EncodedVersion, item: RawInput) -> bool:
 
 @dataclass(frozen=True)
 class OwnEncoders:
-    """A run's own encoders, over raw values as records hold them.
-
-    Attributes:
-        encoders: Of the features that the records encode in another way.
-    """
+    """A run's own encoders of features that records encode in another way, over raw values."""
 
     encoders: ServingEncoders
 
@@ -290,12 +261,7 @@ class OwnEncoders:
         return tuple(dict.fromkeys(read for name in names for read in made.get(name, [name])))
 
     def encode(self, features: Features, names: Sequence[str]) -> dict[str, Any]:
-        """Returns inputs of the model, those of other encodings made of raw values.
-
-        Args:
-            features: Features of a batch, as `read_instead` names them.
-            names: The inputs.
-        """
+        """Returns inputs of the model, those of other encodings made of raw values."""
         items = [item for item in self.encoders.inputs if item.feature in names]
         raw = {item.name: _read_raw(features[f"{RAW_PREFIX}{item.column}"], item) for item in items}
         encoded = self.encoders.encode(raw, {item.feature for item in items})

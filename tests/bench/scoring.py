@@ -109,37 +109,39 @@ def prepare(job: Job) -> Callable[[], int] | None:
 
 def read_task(job: Job, output: str) -> Any:
     """Returns the export, and what an executor does with the rows."""
-    from dataclasses import replace
-
-    from training.scoring.executor import RowSource
-    from training.scoring.plan import ScoringRequest, plan_task, read_export
-
     from conf.artefacts.export import find_version
+    from training.apply.answers import Asked, Source, plan_answers
+    from training.apply.export import Export
+    from training.apply.parts import JOB_FILE, RowSource
+    from training.apply.parts import Job as Parts
+    from training.raw_inputs.files import RawFile
 
     folder = Path(job["folder"])
-    exported = read_export(find_version(folder / "models"))
+    export = Export(find_version(folder / "models"), threads=1)
     columns = tuple(pq.read_schema(folder / "rows.parquet").names)
-    source = RowSource("rows", columns=columns)
-    request = ScoringRequest(folder / output, source=source, part_rows=job["rows"])
+    answers = plan_answers(export, Asked(), Source(file=RawFile(folder / "rows.parquet")))
     (folder / output).mkdir()
-    (folder / output / "_score.json").write_text("{}")
-    return exported, replace(plan_task(exported, request), rows=job["rows"])
+    (folder / output / JOB_FILE).write_text("{}")
+    source = RowSource("rows", "parquet", columns)
+    count = job["rows"]
+    return export, Parts(str(folder / output), "parquet", answers, source, None, count, count)
 
 
 def score_row_by_row(job: Job) -> Callable[[], int]:
     """Calls the signature with one row each."""
     import tensorflow as tf
-    from training.scoring.executor import read_rows
 
-    exported, task = read_task(job, "rows")
+    from training.apply.parts import read_part
+
+    export, parts = read_task(job, "rows")
     batch = next(read_batches(job))
-    first = next(read_rows(task, exported.directory, 0, iter([batch])))
-    function = tf.saved_model.load(str(exported.directory)).signatures[task.signature]
+    first = next(read_part(parts, export, None, 0, iter([batch])))
+    function = tf.saved_model.load(str(export.path)).signatures["serving_default"]
     specs = function.structured_input_signature[1]
     calls = [
         {name: tf.constant(values[row : row + 1], specs[name].dtype)
-         for name, values in first.inputs.items()}
-        for row in range(len(first.ids))
+         for name, values in first.inputs.arrays.items()}
+        for row in range(len(first.names))
     ]  # fmt: skip
     function(**calls[0])
 
@@ -153,12 +155,12 @@ def score_row_by_row(job: Job) -> Callable[[], int]:
 
 def score_by_partition(job: Job) -> Callable[[], int]:
     """Scores all rows as an executor does."""
-    from training.scoring.executor import score_partition
+    from training.apply.parts import compute_part
 
-    exported, task = read_task(job, "partition")
+    export, parts = read_task(job, "partition")
 
     def work() -> int:
-        [done] = score_partition(task, str(exported.directory), read_batches(job))
+        [done] = compute_part(parts, str(export.path), read_batches(job))
         return int(done.column("rows")[0].as_py())
 
     return work

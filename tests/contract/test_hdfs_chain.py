@@ -160,11 +160,12 @@ def test_from_logs_to_lists_and_back(cluster: HdfsCluster, tmp_path: Path) -> No
         server.wait_for(1, 1)
         assert server.recommend(USER) == before
 
-    chain.run("score", "--model", f"{models}/demo", "--to", "lists")
+    score = ("predict", "--engine", "spark", "--export", f"{models}/demo")
+    chain.run(*score, "--to", "lists")
     lists = {line["user"]: line["items"] for line in read_lines(tmp_path / "lists")}
     assert lists[USER][: len(before)] == before
     upload_rows(cluster, {**ASKING, "history": [before, []]}, "/chain/rows.parquet/part")
-    chain.run("score", "--model", f"{models}/demo", "--to", "asked", "--id", "user_id",
+    chain.run(*score, "--to", "asked", "--id", "user_id",
               "--input", f"{chain.uri}/rows.parquet", "--as", "jsonl.gz")  # fmt: skip
     asked = read_lines(tmp_path / "asked")
     assert [(line["id"], len(line["items"])) for line in asked] == [(USER, 20), (8, 20)]

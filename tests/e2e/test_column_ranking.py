@@ -166,7 +166,7 @@ def test_unknown_clicks_and_columns_without_videos_get_lists(world, monkeypatch)
     Path("unknown.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in unknown))
     file = world.built.version / "encoders" / "column_videos.most_frequent.parquet"
     arguments = ["predict", "--run", "work/runs/clicks_columns", "--input", "unknown.jsonl"]
-    out = ["--output", "unknown.json.gz", "--k", "100"]
+    out = ["--to", "unknown.json.gz", "--k", "100"]
     assert main([*arguments, "--candidates", str(file), *out]) == 0
     by_file = read_lists(world.folder / "unknown.json.gz")
     assert main([*arguments, *out]) == 0

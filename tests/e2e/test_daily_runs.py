@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from training.replay.other_version import move_to_version
-from training.replay.own_encoders import RawRanking, RawTowers
-from training.replay.replay import LoadedVersion, replay_split
 
 from conf.artefacts.run import read_json, resolve_run
 from conf.encoders import ENCODERS_DIR
@@ -22,9 +19,11 @@ from etl.tfrecord.types.features import WireFeature
 from jobs.cli import main
 from tests.etl.daily_versions import build_days, log_config
 from tests.tfrecord_files import read_file
+from training.apply.endpoint import Endpoint, evaluate_served
 from training.checkpoint.restore import load_run
 from training.evaluation.comparison import compare_runs
 from training.input.batches import build_eval_dataset
+from training.other_version import RawRanking, RawTowers, move_to_version
 
 pytestmark = pytest.mark.slow
 
@@ -140,4 +139,4 @@ def test_rows_of_train_and_what_is_served_are_refused(versions, runs, tmp_path):
     assert "another split than train" in refused.value.render()
     moved = move_to_version(trained, str(versions[2].version))
     with pytest.raises(ConfigError, match="has fitted features anew"):
-        replay_split(moved, "test", LoadedVersion.__new__(LoadedVersion))
+        evaluate_served(moved, "test", Endpoint("http://host"))

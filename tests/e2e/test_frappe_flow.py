@@ -134,7 +134,7 @@ def test_libfm_logs_become_the_probability_of_a_row(spark, tmp_path) -> None:
     rows = tmp_path / "row.jsonl"
     rows.write_text(json.dumps(json.loads(request)["instances"][0]) + "\n")
     predict = ["predict", "--run", str(run), "--input", str(rows)]
-    assert main([*predict, "--output", str(tmp_path / "row.parquet")]) == 0
+    assert main([*predict, "--to", str(tmp_path / "row.parquet")]) == 0
     [score] = pq.read_table(tmp_path / "row.parquet")["used"].to_pylist()
     assert answer == pytest.approx(score, abs=1e-6)
     assert len(row.split()) == 11

@@ -128,7 +128,7 @@ def test_the_served_score_of_raw_ids_is_that_of_the_right_item(tmp_path, monkeyp
     np.testing.assert_allclose(examples, served, atol=1e-6)
     rows, scores = tmp_path / "rows.parquet", tmp_path / "scores.parquet"
     pq.write_table(table.slice(0, 20), rows)
-    run_sluice("predict", "--run", str(run), "--input", str(rows), "--output", str(scores))
+    run_sluice("predict", "--run", str(run), "--input", str(rows), "--to", str(scores))
     predicted = pq.read_table(scores)["worth"].to_numpy()
     np.testing.assert_allclose(predicted, served[:20], atol=1e-6)
 
@@ -170,9 +170,7 @@ def test_lists_of_matrix_factorization_hold_the_files_own_ids(tmp_path):
     assert scores[:, [0, 2]].min() > scores[:, [1, 3, 4]].max()
     rows, lists = tmp_path / "rows.json", tmp_path / "lists.json"
     rows.write_text("".join(f'{{"user": {user}}}\n' for user in range(20)))
-    run_sluice(
-        "predict", "--run", str(run), "--input", str(rows), "--k", "2", "--output", str(lists)
-    )
+    run_sluice("predict", "--run", str(run), "--input", str(rows), "--k", "2", "--to", str(lists))
     found = [json.loads(line) for line in lists.read_text().splitlines()]
     assert [set(row["items"]) for row in found] == [liked] * 20
 

@@ -6,7 +6,6 @@ import csv
 import datetime
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 import yaml
-from training.prediction.scores import write_scores
-from training.scoring.executor import PART, RowSource, score_partition
-from training.scoring.plan import ScoringRequest, plan_task, read_export
 
 from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions
@@ -35,6 +31,10 @@ from etl.unlabelled_rows import choose_columns, leave_out_labels
 from etl.versions.run_fingerprint import RunRequest
 from jobs.build_dataset import app
 from jobs.support.run_app import run_app
+from tests.training.predictions import write_scores
+from training.apply.answers import Asked, Source, plan_answers
+from training.apply.export import Export
+from training.apply.parts import JOB_FILE, PART, Job, RowSource, compute_part
 from training.checkpoint.restore import TrainedModel
 from training.export.saved_model import write_export
 from training.input.batches import build_eval_dataset
@@ -284,13 +284,13 @@ def test_executors_give_them_too(
     export: Path, expected: pd.Series, rows: Path, tmp_path: Path
 ) -> None:
     table = pq.read_table(rows)
-    source = RowSource(str(rows), tuple(table.column_names), id_column="row")
-    request = ScoringRequest(tmp_path / "out", source=source)
-    task = replace(plan_task(read_export(export), request), rows=60)
+    source = RowSource(str(rows), "parquet", tuple(table.column_names), "row")
+    answers = plan_answers(Export(export), Asked(), Source(file=RawFile(rows)))
+    job = Job(str(tmp_path / "out"), "parquet", answers, source, rows=60)
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "_score.json").touch()
+    (tmp_path / "out" / JOB_FILE).touch()
     [batch] = table.append_column(PART, pa.array([0] * 60)).combine_chunks().to_batches()
-    list(score_partition(task, str(export), [batch]))
+    list(compute_part(job, str(export), [batch]))
     check_scores(pq.read_table(tmp_path / "out" / "part-00000.parquet").to_pandas(), expected)
 
 

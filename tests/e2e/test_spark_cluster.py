@@ -238,7 +238,7 @@ def wait_for(look: Callable[[], Path | None], process: subprocess.Popen[str]) ->
     return found
 
 
-def test_training_workers_run_by_archive_and_the_model_scores_without(cluster, archive, tmp_path):
+def test_training_workers_and_predictions_run_by_archive(cluster, archive, tmp_path):
     from tests.training.tiny_dataset import write_tiny_dataset
 
     version = write_tiny_dataset(tmp_path)
@@ -256,8 +256,8 @@ def test_training_workers_run_by_archive_and_the_model_scores_without(cluster, a
     assert (run / "report.html").is_file()
     for command in (("export", "--to", tmp_path / "models"), ("predict",)):
         finish(cluster.run(sys.executable, "-m", "jobs.cli", *command, "--run", run))
-    score = ("--model", tmp_path / "models", "--to", tmp_path / "lists")
-    finish(submit(cluster, ROOT / "jobs/score.py", *score))
+    options = ("--engine", "spark", "--export", tmp_path / "models", "--to", tmp_path / "lists")
+    finish(submit(cluster, "--py-files", archive, ROOT / "jobs/predict.py", *options))
     parts = sorted((tmp_path / "lists").glob("part-*"))
     lists = b"".join(gzip.decompress(part.read_bytes()) for part in parts)
     assert lists == gzip.decompress((run / "recommendations.json.gz").read_bytes())

@@ -235,8 +235,8 @@ def test_ranking_models_are_exported_and_predict(
     assert read_json(run / "run_card.json")["scores"]["rows"] == 2
     for name in ("lists.json.gz", "lists.parquet"):  # Lists and scores have the same formats.
         target = str(tmp_path / name)
-        assert run_app(predict_app, [*arguments, "--lists", "--output", target]) == ExitCode.OK
-        assert run_app(predict_app, [*arguments, "--output", str(tmp_path / f"s-{name}")]) == 0
+        assert run_app(predict_app, [*arguments, "--give", "lists", "--to", target]) == ExitCode.OK
+        assert run_app(predict_app, [*arguments, "--to", str(tmp_path / f"s-{name}")]) == 0
     lists = pq.read_table(tmp_path / "lists.parquet").to_pylist()
     with gzip.open(tmp_path / "lists.json.gz", "rt") as lines:
         found = [json.loads(line) for line in lines]
@@ -246,8 +246,8 @@ def test_ranking_models_are_exported_and_predict(
     assert scores == table.to_pylist()
     capsys.readouterr()
     for more, said in (
-        (["--k", "3"], "these options are about lists"),
-        (["--lists", "--output", str(tmp_path / "lists.gz")], "that ends in .parquet, .json"),
+        (["--give", "scores", "--k", "3"], "these options are about lists"),
+        (["--to", str(tmp_path / "lists.gz")], "that ends in .parquet, .json"),
     ):
         assert run_app(predict_app, [*arguments, *more]) == ExitCode.CONFIG
         assert said in capsys.readouterr().err
@@ -263,7 +263,7 @@ def test_the_rows_of_a_split_are_scored_by_any_model(
     ranking_series: Path, predict_series: Path, tmp_path: Path, kind: str
 ) -> None:
     series, target = ranking_series if kind == "ranking" else predict_series, tmp_path / "s.json.gz"
-    arguments = ["--run", str(series), "--split", "test", "--output", str(target)]
+    arguments = ["--run", str(series), "--split", "test", "--to", str(target)]
     assert run_app(predict_app, arguments) == ExitCode.OK
     with gzip.open(target, "rt") as lines:
         found = [json.loads(line) for line in lines]
@@ -279,10 +279,9 @@ def test_the_rows_of_a_split_are_scored_by_any_model(
     for name, values in expected.items():
         np.testing.assert_allclose([row[name] for row in found], values, rtol=1e-5, atol=1e-6)
     assert set(found[0]) == {"row", *expected}
-    assert run_app(predict_app, [*arguments, "--lists"]) == ExitCode.OK
+    assert run_app(predict_app, [*arguments, "--give", "lists"]) == ExitCode.OK
     with gzip.open(target, "rt") as lines:
         assert {"items", "scores"} < set(json.loads(next(lines)))
-    assert run_app(predict_app, [*arguments[:2], "--lists"]) == ExitCode.CONFIG
 
 
 def _write_later(root: Path, name: str = "tiny", **changes: Any) -> Path:
@@ -343,7 +342,7 @@ def test_lists_as_of_a_split_say_so(predict_series: Path, tmp_path: Path) -> Non
     (tmp_path / "pool.csv").write_text("movie_id\n101\n102\n103\n")
     target = tmp_path / "lists.json.gz"
     command = ["--run", str(predict_series), "--as-of", "train", "--k", "2"]
-    command += ["--candidates", str(tmp_path / "pool.csv"), "--output", str(target)]
+    command += ["--candidates", str(tmp_path / "pool.csv"), "--to", str(target)]
     assert run_app(predict_app, command) == ExitCode.OK
     with gzip.open(target, "rt") as lines:
         rows = [json.loads(line) for line in lines]
@@ -646,10 +645,6 @@ def test_the_run_s_own_length_is_the_default(
     file = Path(json.loads(capsys.readouterr().out)["recommendations"])
     with gzip.open(file, "rt") as lines:
         assert len(json.loads(next(lines))["items"]) == 20
-    assert (
-        run_app(predict_app, ["--run", str(predict_series), "--set", "predict.k=0"])
-        == ExitCode.CONFIG
-    )
 
 
 def _raw_batch(run: Path, split: str, card: dict) -> dict[str, tf.Tensor]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from training.replay.replay import LoadedVersion, replay_split
 
 from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions, read_card
@@ -22,6 +21,8 @@ from jobs.evaluate import evaluate, print_metrics
 from jobs.reporting.report import write_report
 from tests.training.loop.test_trainer import Messages
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
+from training.apply.endpoint import evaluate_served
+from training.apply.export import Export
 from training.calibration_fit import fit_isotonic
 from training.checkpoint.calibrations import CheckpointCalibration, write_calibrations
 from training.checkpoint.checkpoint_files import list_checkpoints
@@ -125,7 +126,7 @@ def test_exports_and_replays_are_calibrated(run: Path, tmp_path: Path) -> None:
     export = write_export(trained, ExportOptions(tmp_path))
     [output] = read_card(export)["outputs"]
     assert Calibration.from_json(output["calibration"]) == model.calibrations["label"]
-    _, difference = replay_split(trained, "test", LoadedVersion(export))
+    _, difference = evaluate_served(trained, "test", Export(export))
     assert difference.rows == {"label": 450}
     assert not difference.differing
     served = LoadedModel(export)

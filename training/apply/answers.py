@@ -108,11 +108,7 @@ class Rows:
 
 
 def plan_answers(export: Export, asked: Asked, source: Source) -> Answers:
-    """Returns what each row gets.
-
-    Raises:
-        ConfigError: The model cannot give it, or an option would be ignored.
-    """
+    """Returns what each row gets; refuses what the model cannot give, and options without use."""
     options, give = asked.list_options(), asked.give
     holds_items = source.split is not None and source.split not in ROLE_OF_SPLIT
     is_scored = export.is_ranking and (source.file is not None or not export.has_items)
@@ -155,12 +151,7 @@ def find_row_inputs(
 
 
 def answer(ranker: Ranker, answers: Answers, rows: Rows) -> dict[str, pa.Array]:
-    """Returns what rows get, in columns; what names them is the first.
-
-    Raises:
-        ConfigError: Rows are named by a column of the name of a score.
-        InputDataError: A score is no number.
-    """
+    """Returns what rows get, in columns; what names them is the first."""
     if answers.give is Give.LISTS:
         found = ranker.rank(rows.inputs, answers.k, rows.candidates, rows.seen)
         return build_lists(rows, found, ranker.items)
@@ -176,11 +167,7 @@ def answer(ranker: Ranker, answers: Answers, rows: Rows) -> dict[str, pa.Array]:
 
 
 def build_lists(rows: Rows, found: TopK, items: Items) -> dict[str, pa.Array]:
-    """Returns the lists of rows, without those of users whose name is not known.
-
-    Returns:
-        What names the lists, `items` and `scores`, best first, and where rows have numbers `row`.
-    """
+    """Returns the lists of rows, best first, without those of users whose name is not known."""
     kept = rows.names.is_valid().to_numpy(zero_copy_only=False) | (rows.key != "user")
     lengths = np.count_nonzero(found.ids != PAD_ID, axis=1)[kept]
     inside = np.arange(found.ids.shape[1]) < lengths[:, np.newaxis]
@@ -196,15 +183,7 @@ def build_lists(rows: Rows, found: TopK, items: Items) -> dict[str, pa.Array]:
 
 
 def check_numbers(scores: Mapping[str, np.ndarray], first: int) -> None:
-    """Refuses scores that are no numbers.
-
-    Args:
-        scores: `[rows]` or `[rows, dim]` by task.
-        first: Number of the first row.
-
-    Raises:
-        InputDataError: One is not finite; names the row.
-    """
+    """Refuses scores `[rows, …]` that are not finite; `first` is the number of the first row."""
     for task, values in scores.items():
         bad = ~np.isfinite(values)
         if bad.any():

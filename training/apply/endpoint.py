@@ -11,7 +11,6 @@ import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,15 +24,11 @@ from training.apply.export import Arrays, Exported
 from training.apply.ranker import Ranker, RowInputs
 from training.apply.rows import to_array
 from training.checkpoint.restore import TrainedModel
-from training.encoders.vocabularies import (
-    Vocabulary,
-    read_key_vocabulary,
-    read_plan,
-)
+from training.encoders.vocabularies import read_key_vocabulary, read_plan
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.task_metrics import compile_scores
 from training.export.model_signatures import build_encoders
-from training.export.serving_encoders import RawInput, name_inputs
+from training.export.serving_encoders import name_inputs
 from training.input.batches import Features
 from training.models.ranking import RankingModel
 from training.models.retrieval import RetrievalModel, require_retrieval
@@ -50,13 +45,10 @@ PostJson = Callable[[str, dict[str, Any]], tuple[int, Any]]
 
 
 class Endpoint:
-    """A server of TensorFlow Serving's REST API.
+    """A model on a server of TensorFlow Serving's REST API.
 
-    Args:
-        url: That of the model: `http://host:port/v1/models/MODEL`, with a version or without.
-        tasks: What `export.json` says of the outputs of a ranking model; none of another one.
-        post: Sends a request; None: over HTTP, without a token.
-        rows: Rows of a request, at most.
+    `tasks` are the outputs of a ranking model as `export.json` says them; `rows` are those of a
+    request, at most.
     """
 
     def __init__(
@@ -71,11 +63,7 @@ class Endpoint:
         self._output = tasks[0]["name"] if tasks else EMBEDDING
 
     def call(self, signature: str, inputs: Arrays) -> Arrays:
-        """Returns the outputs of a signature.
-
-        Raises:
-            UpstreamNotReadyError: Nothing answers, or another thing than the outputs.
-        """
+        """Returns the outputs of a signature."""
         count = len(next(iter(inputs.values())))
         width = sum(values[:1].size for values in inputs.values())
         rows = max(1, min(self._rows, REQUEST_VALUES // max(1, width)))
@@ -114,11 +102,7 @@ def _to_json(value: Any) -> Any:
 
 
 def post_json(url: str, body: dict[str, Any], token: str | None = None) -> tuple[int, Any]:
-    """Sends JSON over HTTP; returns the status and the JSON of the answer.
-
-    Raises:
-        UpstreamNotReadyError: Nothing answers, or no JSON.
-    """
+    """Sends JSON over HTTP; returns the status and the JSON of the answer."""
     import requests
 
     headers = {"Content-Type": "application/json"}
@@ -133,14 +117,7 @@ def post_json(url: str, body: dict[str, Any], token: str | None = None) -> tuple
 
 @dataclass
 class Mismatch:
-    """How far answers are from what the trainer computes.
-
-    Attributes:
-        rows: Rows that were compared, by side.
-        largest: The largest difference.
-        differing: Side, number (from 1, in the order of the rows that are measured or of the
-            catalogue) and difference of rows beyond the tolerance.
-    """
+    """How far answers are from what the trainer computes: by rows of a side, from 1, in order."""
 
     rows: dict[str, int] = field(default_factory=dict)
     largest: float = 0.0
@@ -158,11 +135,7 @@ class Mismatch:
             self.differing.append((side, first + int(row), float(found[row])))
 
     def refuse(self) -> None:
-        """Refuses answers that are not the trainer's.
-
-        Raises:
-            InputDataError: Some differ; names the first rows.
-        """
+        """Refuses answers that are not the trainer's; names the first rows."""
         if self.differing:
             shown = [f"{side} row {row}: {size:.3g}" for side, row, size in self.differing]
             raise InputDataError(
@@ -173,80 +146,67 @@ class Mismatch:
             )
 
 
-class _RowBuilder:
-    """Turns features of records into what signatures take: raw values where all can be."""
+class _Asked:
+    """What serves a run, asked for rows of its records; notes how far answers are from its own."""
 
-    def __init__(self, trained: TrainedModel) -> None:
-        encoders, plan = build_encoders(trained), read_plan(trained.version_dir, trained.manifest)
+    def __init__(self, trained: TrainedModel, served: Exported) -> None:
+        self.difference, self.ranker = Mismatch(), Ranker(served)
+        encoders, where = build_encoders(trained), (trained.version_dir, trained.manifest)
+        plan = read_plan(*where)
         self._inputs = {item.feature: item for item in encoders.inputs}
-        self._names = name_inputs(dict.fromkeys(item.feature for item in encoders.inputs))
+        self._names = name_inputs(dict.fromkeys(self._inputs))
         columns = {name: plan.column(name) for name in trained.model.inputs}
         named = {name: c.vocabulary for name, c in columns.items() if c.vocabulary}
-        self.encoded = tuple(
-            name
-            for name, column in columns.items()
-            if column.operation is not None
-            or (name in named and plan.vocabulary(named[name]).oov_buckets)
-        )
-        where = (trained.version_dir, trained.manifest)
+        shared = {name for name, own in named.items() if plan.vocabulary(own).oov_buckets}
+        self.encoded = [n for n, c in columns.items() if c.operation is not None or n in shared]
         self._vocabularies = {name: read_key_vocabulary(*where, name) for name in named}
 
-    def build(self, features: Features, names: Sequence[str]) -> RowInputs:
+    def ask(
+        self, call: Callable[..., AnswerT], features: Features, names: Sequence[str], *more: Any
+    ) -> AnswerT:
+        """Calls the ranker for rows: raw where all features can be turned back, else encoded."""
         arrays = {name: to_array(features[name]) for name in names}
         if self.encoded:
-            return RowInputs({self._names[n]: v for n, v in arrays.items()}, is_encoded=True)
-        items = {name: self._inputs[name] for name in arrays}
-        return RowInputs(
-            {
-                item.name: _decode(arrays[name], item, self._vocabularies.get(name))
-                for name, item in items.items()
-            }
-        )
+            rows = RowInputs({self._names[n]: v for n, v in arrays.items()}, is_encoded=True)
+        else:
+            raw = {self._inputs[n].name: self._decode(n, v) for n, v in arrays.items()}
+            rows = RowInputs(raw)
+        try:
+            return call(rows, *more)
+        except KeyError as error:
+            raise InputDataError(
+                "what serves the model has no such signature or output",
+                received=error,
+                fix="name the export of this run",
+            ) from error
+
+    def _decode(self, name: str, values: np.ndarray) -> np.ndarray:
+        """Returns the raw values that encoded ones were made of; an unknown one is missing."""
+        item, vocabulary = self._inputs[name], self._vocabularies.get(name)
+        if vocabulary is None:
+            return values
+        tokens = vocabulary.take(values.ravel()).to_pylist()
+        found = np.empty(values.size, object)
+        found[:] = [item.null_token if token is None else token for token in tokens]
+        if item.is_list:
+            found[values.ravel() == PAD_ID] = item.pad_token
+        return found.reshape(values.shape).astype(object if item.dtype == "string" else np.int64)
 
 
-def _decode(values: np.ndarray, item: RawInput, vocabulary: Vocabulary | None) -> np.ndarray:
-    """Returns the raw values that encoded ones were made of; an unknown one is missing."""
-    if vocabulary is None:
-        return values
-    tokens = vocabulary.take(values.ravel()).to_pylist()
-    found = np.empty(values.size, object)
-    found[:] = [item.null_token if token is None else token for token in tokens]
-    if item.is_list:
-        found[values.ravel() == PAD_ID] = item.pad_token
-    return found.reshape(values.shape).astype(object if item.dtype == "string" else np.int64)
+def _build_score(model: RankingModel, asked: _Asked) -> Callable[[Features], dict[str, tf.Tensor]]:
+    """Returns what gives the served scores of each task, binary ones as log-odds."""
+    predict = compile_scores(model, model.predict)
 
-
-class ServedScores:
-    """Scores of a ranking model's tasks from what serves it, in the place of its own logits."""
-
-    def __init__(
-        self, model: RankingModel, served: Exported, rows: _RowBuilder, difference: Mismatch
-    ) -> None:
-        self._model, self._rows, self._difference = model, rows, difference
-        self._ranker, self._predict = Ranker(served), compile_scores(model, model.predict)
-
-    def __call__(self, features: Features) -> dict[str, tf.Tensor]:
-        """Returns the served scores of each task, binary ones as log-odds."""
-        rows = self._rows.build(features, self._model.inputs)
-        served = _ask(partial(self._ranker.score, rows))
-        own, logits = self._predict(features), {}
-        for task in self._model.tasks:
-            scores = served[task.name]
-            self._difference.add(task.name, scores, np.asarray(own[task.name]))
-            found = _find_logits(scores) if task.is_binary else scores
+    def score(features: Features) -> dict[str, tf.Tensor]:
+        served = asked.ask(asked.ranker.score, features, model.inputs)
+        own, logits = predict(features), {}
+        for task in model.tasks:
+            asked.difference.add(task.name, served[task.name], np.asarray(own[task.name]))
+            found = _find_logits(served[task.name]) if task.is_binary else served[task.name]
             logits[task.name] = tf.constant(found, tf.float32)
         return logits
 
-
-def _ask(ask: Callable[[], AnswerT]) -> AnswerT:
-    try:
-        return ask()
-    except KeyError as error:
-        raise InputDataError(
-            "what serves the model has no such signature or output",
-            received=error,
-            fix="name the export of this run",
-        ) from error
+    return score
 
 
 def _find_logits(scores: np.ndarray) -> np.ndarray:
@@ -258,31 +218,28 @@ def _find_logits(scores: np.ndarray) -> np.ndarray:
 class ServedTowers(RetrievalModel):
     """A retrieval model whose vectors come from what serves it."""
 
-    def __init__(
-        self, model: RetrievalModel, served: Exported, rows: _RowBuilder, difference: Mismatch
-    ) -> None:
+    def __init__(self, model: RetrievalModel, asked: _Asked) -> None:
         super().__init__(name="served")
         self.user_inputs, self.item_inputs = model.user_inputs, model.item_inputs
         self.temperature, self.tables = model.temperature, {}
         self.interests = model.interests
-        self._own, self._ranker = model, Ranker(served)
-        self._rows, self._difference = rows, difference
+        self._own, self._asked = model, asked
 
     def embed_users(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
         """Returns served user vectors, one or several of a row."""
-        return self._embed(Give.USER_EMBEDDING, self.user_inputs, features)
+        own = self._own.embed_users({name: features[name] for name in self.user_inputs})
+        return self._embed(Give.USER_EMBEDDING, features, own)
 
     def embed_items(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
         """Returns served item vectors `[batch, dim]`."""
-        return self._embed(Give.ITEM_EMBEDDING, self.item_inputs, features)
+        own = self._own.embed_items({name: features[name] for name in self.item_inputs})
+        return self._embed(Give.ITEM_EMBEDDING, features, own)
 
-    def _embed(self, side: Give, names: Sequence[str], features: Features) -> tf.Tensor:
-        rows = self._rows.build(features, names)
-        vectors = _ask(partial(self._ranker.embed, rows, side))
-        is_user = side is Give.USER_EMBEDDING
-        embed = self._own.embed_users if is_user else self._own.embed_items
-        own = np.asarray(embed({name: features[name] for name in names}))
-        self._difference.add("user" if is_user else "item", vectors, own)
+    def _embed(self, give: Give, features: Features, own: tf.Tensor) -> tf.Tensor:
+        side, asked = give.split("_")[0], self._asked
+        names = self.user_inputs if side == "user" else self.item_inputs
+        vectors = asked.ask(asked.ranker.embed, features, names, give)
+        asked.difference.add(side, vectors, np.asarray(own))
         return tf.constant(vectors, tf.float32)
 
 
@@ -300,31 +257,23 @@ def evaluate_served(
     Returns:
         The metrics as `evaluate_split` gives them, with `replay`: what was sent and how far
         answers are from the trainer's; and that as an object.
-
-    Raises:
-        ConfigError: The run was put on a version that has fitted features anew.
-        InputDataError: Outputs are missing, or the split is damaged.
-        UpstreamNotReadyError: The endpoint does not answer.
     """
     model = trained.model
     if isinstance(model, RawRanking | RawTowers):
         raise ConfigError(
             "what serves the run cannot be measured on this version: it has fitted features anew",
             received=trained.manifest.dataset_version,
-            fix="measure the run itself there, or what serves it on the version that it was "
-            "trained on",
+            fix="measure the run itself there, or what serves it on the version of its own",
         )
-    rows, difference = _RowBuilder(trained), Mismatch()
+    asked = _Asked(trained, served)
     if isinstance(model, RankingModel):
-        score = ServedScores(model, served, rows, difference)
-        metrics = evaluate_split(trained, split, score=score)
+        metrics = evaluate_split(trained, split, score=_build_score(model, asked))
     else:
-        towers = ServedTowers(require_retrieval(model), served, rows, difference)
+        towers = ServedTowers(require_retrieval(model), asked)
         metrics = evaluate_split(replace(trained, model=towers), split)
+    difference, kept = asked.difference, ", ".join(asked.encoded)
     metrics["replay"] = {
-        "sent": f"encoded features: {', '.join(rows.encoded)} cannot be turned back"
-        if rows.encoded
-        else "raw values",
+        "sent": f"encoded features: {kept} cannot be turned back" if kept else "raw values",
         "rows": difference.rows,
         "largest_difference": difference.largest,
         "differing_rows": len(difference.differing),

@@ -11,14 +11,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 import pyarrow as pa
 
-from conf.artefacts.export import (
-    EMBEDDINGS_DIR,
-    ID,
-    ITEMS_FILE,
-    KEY,
-    VECTOR,
-    read_card,
-)
+from conf.artefacts.export import EMBEDDINGS_DIR, ID, ITEMS_FILE, KEY, VECTOR, read_card
 from conf.errors import ConfigError
 from conf.storage.table_files import read_parquet
 from training.evaluation.item_index import ItemIndex
@@ -29,7 +22,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class Exported(Protocol):
-    """What a `Ranker` calls: an `Export`, or a version of the server."""
+    """What a `Ranker` calls: an `Export`, a version of the server, an endpoint."""
 
     @property
     def card(self) -> Mapping[str, Any]:
@@ -53,8 +46,11 @@ class Items(ItemIndex):
 
     def take(self, positions: IntArray) -> Self:
         """Returns some of the items; positions are ascending."""
-        keys = self.keys.take(pa.array(positions))
-        return replace(self, ids=self.ids[positions], vectors=self.vectors[positions], keys=keys)
+        keys, features = self.keys.take(pa.array(positions)), self.features
+        if features is not None:
+            features = {name: values[positions] for name, values in features.items()}
+        ids, vectors = self.ids[positions], self.vectors[positions]
+        return replace(self, ids=ids, vectors=vectors, keys=keys, features=features)
 
     @cached_property
     def tensor(self) -> np.ndarray:
@@ -73,11 +69,18 @@ class Export:
     def __init__(self, path: Path, threads: int | None = None) -> None:
         self.path, self._threads = path, threads
         self.card: Mapping[str, Any] = read_card(path)
+        names = (f"{EMBEDDINGS_DIR}/{ITEMS_FILE}", ITEMS_FILE)
+        self._items_file = next((name for name in names if name in self.card["files"]), None)
 
     @property
     def is_ranking(self) -> bool:
         """Whether it scores pairs, rather than comparing vectors."""
         return "outputs" in self.card
+
+    @property
+    def has_items(self) -> bool:
+        """Whether it knows items to rank."""
+        return self._items_file is not None
 
     @property
     def batch_size(self) -> int:
@@ -93,36 +96,19 @@ class Export:
         return self._model.call(signature, inputs)
 
     def find_inputs(self, signature: str) -> tuple[Mapping[str, Any], ...]:
-        """Returns what `export.json` says of the inputs of a signature that are features.
-
-        Raises:
-            ConfigError: The model does not have that signature.
-        """
+        """Returns what `export.json` says of the inputs of a signature that are features."""
         return find_inputs(self.card, signature)
-
-    @property
-    def has_items(self) -> bool:
-        """Whether it knows items to rank."""
-        return self._find_items_file() is not None
-
-    def _find_items_file(self) -> str | None:
-        names = (f"{EMBEDDINGS_DIR}/{ITEMS_FILE}", ITEMS_FILE)
-        return next((name for name in names if name in self.card["files"]), None)
 
     @cached_property
     def items(self) -> Items:
-        """The catalogue.
-
-        Raises:
-            ConfigError: The model knows no items.
-        """
-        if (name := self._find_items_file()) is None:
+        """The catalogue."""
+        if self._items_file is None:
             raise ConfigError(
                 "the model ranks no items",
-                received=self.card.get("no_item_scores", "its dataset has none"),
+                received=self.card.get("no_item_scores", "its dataset has no item"),
                 fix="score rows by --input, or train without what stands in the way",
             )
-        table = read_parquet(self.path / name).combine_chunks()
+        table = read_parquet(self.path / self._items_file).combine_chunks()
         vectors = np.zeros((len(table), 0), np.float32)
         if VECTOR in table.column_names:
             flat = table[VECTOR].combine_chunks().flatten().to_numpy()
@@ -136,12 +122,11 @@ def find_inputs(card: Mapping[str, Any], signature: str) -> tuple[Mapping[str, A
     Raises:
         ConfigError: The model does not have that signature.
     """
-    signatures = card["signatures"]
+    signatures, reason = card["signatures"], card.get("no_item_scores")
     if signature not in signatures:
         raise ConfigError(
             "the exported model cannot give that",
-            received=f"signature {signature}"
-            + (f": {reason}" if (reason := card.get("no_item_scores")) else ""),
+            received=f"signature {signature}" + (f": {reason}" if reason else ""),
             allowed=", ".join(signatures),
         )
     return tuple(item for item in signatures[signature]["inputs"] if "feature" in item)

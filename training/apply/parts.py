@@ -28,8 +28,8 @@ from training.raw_inputs.converter import Columns, RawColumns
 from training.raw_inputs.files import decode_columns, parse_line, regroup
 from training.raw_inputs.inputs import InputColumn
 
-PART, ROW, LINE = "__sluice_part", "__sluice_row", "value"
-"""Columns that Spark adds: number of the partition and of the row, from 0; of JSON the line."""
+PART, ROW, LINE, TIMES = "__sluice_part", "__sluice_row", "value", "__sluice_times"
+"""Columns that Spark adds: numbers of partition and row, from 0; of JSON the line, and times."""
 JOB_FILE = "_predict.json"
 """Record of a job; readers of a folder of Parquet skip what begins with `_`."""
 JOB_FORMAT_VERSION = 1
@@ -37,15 +37,7 @@ JOB_FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class RowSource:
-    """Rows of raw values that Spark reads.
-
-    Attributes:
-        place: What messages call it.
-        kind: Format: `csv`, `tsv`, `jsonl` or one of Spark.
-        columns: Names of the columns that there are.
-        id_column: Column that names the rows; None: their numbers do.
-        list_separator: Separates the values of lists in CSV; None: as the build reads them.
-    """
+    """Rows of raw values that Spark reads: `csv`, `tsv`, `jsonl` or a format of Spark."""
 
     place: str
     kind: str
@@ -54,11 +46,7 @@ class RowSource:
     list_separator: str | None = None
 
     def choose(self, export: Export, give: Give) -> tuple[RawColumns, list[str]]:
-        """Returns what reads raw values, and the names of the columns that it takes.
-
-        Raises:
-            InputDataError: A column is missing.
-        """
+        """Returns what reads raw values, and the names of the columns that it takes."""
         inputs = [InputColumn.from_json(item) for item in find_row_inputs(export, give)]
         is_text = self.kind in ("csv", "tsv")
         separator = self.list_separator if is_text else None
@@ -111,12 +99,7 @@ class Job:
     def open(self, export: Export, inputs: Mapping[str, Any]) -> str:
         """Returns the status of the job in its directory: `new`, `running` or `finished`.
 
-        Args:
-            export: The model.
-            inputs: Files and options of what Spark reads.
-
-        Raises:
-            ConfigError: The directory holds the output of another job, or other files.
+        `inputs` are files and options of what Spark reads. Another job's directory is refused.
         """
         record, file = self._describe(export, inputs), self.directory / JOB_FILE
         if file.is_file():
@@ -184,19 +167,12 @@ def _open_export(directory: str, threads: int) -> Export:
 def compute_part(
     job: Job, directory: str, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Computes one partition on an executor, and publishes its file.
+    """Computes one partition on an executor, publishes its file, and yields how many rows it has.
 
     Args:
         job: What to do.
         directory: The export on this host.
         batches: The rows in order, with `PART` and `ROW`; of users of the export `PART` alone.
-
-    Yields:
-        One row: the partition and its rows.
-
-    Raises:
-        InputDataError: A row is refused, or its score is no number.
-        InternalError: The output is not on this host, or Spark did not bring the partition.
     """
     batches = iter(batches)
     first = next(batches)
@@ -211,7 +187,7 @@ def compute_part(
     export, items = _open_export(directory, job.threads), job.items
     if job.answers.give is Give.LISTS:
         items = items or export.items
-    rows = _read_rows(job, export, items, part, chain([first], batches))
+    rows = read_part(job, export, items, part, chain([first], batches))
     wanted = job.find_rows(part)
     checked = _check_count(rows, part, wanted.stop - wanted.start)
     count, _ = write_answers(Ranker(export, job.answers.task, items), job.answers, checked, target)
@@ -234,9 +210,10 @@ def _check_count(rows: Iterator[Rows], part: int, wanted: int) -> Iterator[Rows]
         )
 
 
-def _read_rows(
+def read_part(
     job: Job, export: Export, items: Items | None, part: int, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[Rows]:
+    """Yields the rows of a partition."""
     source, answers = job.source, job.answers
     if source is None:
         yield from read_users(export, answers, items, job.find_rows(part))
@@ -262,4 +239,7 @@ def _read_columns(
         return decode_columns(batch, names)
     lines = enumerate(batch.column(LINE).to_pylist(), first)
     rows = [parse_line(source.place, number, line) for number, line in lines]
+    times = batch.column(TIMES).to_pylist() if TIMES in batch.schema.names else [{}] * len(rows)
+    rows = [row | {n: t for n, t in own.items() if t is not None}
+            for row, own in zip(rows, times, strict=True)]  # fmt: skip
     return {name: [row.get(name) for row in rows] for name in names}

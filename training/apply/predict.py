@@ -31,17 +31,8 @@ _log = logging.getLogger("sluice.training.predict")
 
 @dataclass(frozen=True)
 class Predicted:
-    """What was written.
+    """What was written: of which rows, how many, and without how many users that have no name."""
 
-    Attributes:
-        give: What rows got.
-        rows: Rows that were written.
-        left_out: Users without a name, whose lists were not.
-        answers: The plan.
-        source: The rows.
-    """
-
-    give: Give
     rows: int
     left_out: int
     answers: Answers
@@ -49,27 +40,18 @@ class Predicted:
 
 
 def find_export(run_dir: Path, checkpoint: Literal["best", "last"]) -> Path:
-    """Returns the export of a run's checkpoint; where there is none it is made, for nobody else.
-
-    Raises:
-        UpstreamNotReadyError: The run has no such checkpoint.
-        InputDataError: The run's data or checkpoint is damaged.
-    """
+    """Returns the export of a run's checkpoint; where there is none it is made, for nobody else."""
     point, run = find_checkpoint(run_dir, checkpoint).position, describe(run_dir.resolve())
     for base in (run_dir / EXPORT_DIR, run_dir / OWN_EXPORTS):
         for model in list_models(base):
             found = find_exports(model, run, (point.epoch, point.batch))
-            if own := [version.path for version in found if not version.is_withdrawn]:
-                return Path(own[-1])
+            if own := [version.number for version in found if not version.is_withdrawn]:
+                return model / str(own[-1])
     return write_export(load_run(run_dir, checkpoint), ExportOptions(run_dir / OWN_EXPORTS, keep=2))
 
 
 def read_data(run_dir: Path) -> TrainingData:
-    """Returns the dataset version that a run was trained on.
-
-    Raises:
-        InputDataError: It is gone, or another one.
-    """
+    """Returns the dataset version that a run was trained on."""
     reference = RunReference.read(run_dir)
     manifest = reference.read_manifest(reference.config.input.tolerates)
     return TrainingData(reference.version_dir, manifest)
@@ -86,10 +68,6 @@ def predict_rows(
         asked: What they get.
         target: File to write; its suffix says how.
         data: The dataset of the model's run; None: rows are those of the export or of a file.
-
-    Raises:
-        ConfigError: The model cannot give that, or options do not fit.
-        InputDataError: A row or record is damaged or refused, or a score is no number.
     """
     check_format(target)
     answers = plan_answers(export, asked, source)
@@ -102,7 +80,7 @@ def predict_rows(
     if left_out := total - written:
         _log.warning("%s of %s lists are of users outside the vocabulary and not written",
                      f"{left_out:,}", f"{total:,}")  # fmt: skip
-    return Predicted(answers.give, written, left_out, answers, source)
+    return Predicted(written, left_out, answers, source)
 
 
 def resolve_source(

@@ -97,14 +97,7 @@ class Ranker:
         return self._items
 
     def embed(self, rows: RowInputs, side: Give = Give.USER_EMBEDDING) -> Floats:
-        """Returns the vectors of rows by a retrieval model.
-
-        Returns:
-            `[rows, dim]`, or `[rows, interests, dim]` of users with several vectors.
-
-        Raises:
-            InputDataError: A vector is not finite.
-        """
+        """Returns vectors `[rows, dim]`, `[rows, interests, dim]` of users with several."""
         [vectors] = self.export.call(rows.name_signature(side), rows.arrays).values()
         check_finite(side.split("_")[0], np.arange(1, len(rows) + 1), vectors)
         return np.asarray(vectors, np.float32)
@@ -118,23 +111,13 @@ class Ranker:
         return {SCORE: score_cells(users, items)}
 
     def order_items(self, rows: RowInputs, keys: np.ndarray) -> dict[str, Floats]:
-        """Returns what a ranking model orders items by: log-odds, or values.
+        """Returns log-odds or values that items are ordered by, `[rows, items]` by task.
 
-        Args:
-            rows: The rows.
-            keys: Raw keys of each row's items, `[rows, items]`; unknown ones are scored as such.
-
-        Returns:
-            `[rows, items]` by task.
+        `keys` are raw keys of each row's items, `[rows, items]`; unknown ones are scored as such.
         """
         given = {**rows.arrays, find_items_input(self.export.card): keys}
         found = self.export.call(rows.name_signature(RANK_ITEMS), given)
         return {name: np.asarray(found[name], np.float32) for name in self.tasks}
-
-    def score_items(self, rows: RowInputs, keys: np.ndarray) -> dict[str, Floats]:
-        """Returns the scores of items, as `order_items` but probabilities of binary tasks."""
-        orders = self.order_items(rows, keys)
-        return {name: self.finish(name, values) for name, values in orders.items()}
 
     def finish(self, task: str, order: Floats) -> Floats:
         """Returns the scores that a task's order stands for: probabilities of a binary one."""
@@ -155,9 +138,6 @@ class Ranker:
             k: Length of a list; shorter ones are padded.
             candidates: Cells of `items` that are ranked, each once; None: all items for each row.
             seen: Cells that are left out, where all items are ranked.
-
-        Raises:
-            InputDataError: A vector or a score is no number.
         """
         items = self.items
         if not self.tasks:
@@ -217,11 +197,7 @@ def find_items_input(card: Mapping[str, Any]) -> str:
 
 
 def find_task(tasks: Mapping[str, TaskT], name: str | None) -> TaskT:
-    """Returns the task of a ranking model that ranks: the first where none is named.
-
-    Raises:
-        ConfigError: The model has no task of that name.
-    """
+    """Returns the task of a ranking model that ranks: the first where none is named."""
     if name is None:
         return next(iter(tasks.values()))
     if name not in tasks:
@@ -242,11 +218,8 @@ def rank_all(
 ) -> TopK:
     """Ranks all items for rows by scores of pairs, some rows at a time.
 
-    Args:
-        order: From some of the rows to the orders of all items for each, flat.
-        items: What is ranked.
-        shape: Number of rows, and length of a list.
-        seen: Cells that are left out.
+    `order` gives the orders of all items for some of the rows, flat; `shape` is the number of rows
+    and the length of a list.
     """
     parts, (rows, k) = [], shape
     step = max(1, PAIRS_AT_ONCE // len(items))
@@ -266,15 +239,7 @@ def rank_all(
 
 
 def rank_pairs(pairs: Pairs, orders: Floats, items: ItemIds, rows: int, k: int) -> TopK:
-    """Ranks each row's candidates by what orders them; equal ones stand in the order of ids.
-
-    Args:
-        pairs: The candidates, each once.
-        orders: `[pairs]`.
-        items: What columns stand for.
-        rows: Number of rows; one without a candidate has an empty list.
-        k: Length of a list.
-    """
+    """Ranks each row's candidates by their orders `[pairs]`, into lists `[rows, k]`."""
     order = np.lexsort((pairs.columns, -orders, pairs.rows))
     of_row = pairs.rows[order]
     starts = np.searchsorted(of_row, np.arange(rows))

@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
-from typing import IO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,11 +29,7 @@ ROW_FORMATS = (".parquet", ".json", ".jsonl", ".json.gz", ".jsonl.gz")
 
 
 def check_format(target: Path) -> None:
-    """Refuses a file whose name does not say how it is written.
-
-    Raises:
-        ConfigError: It ends in none of `ROW_FORMATS`, or its folder is not there.
-    """
+    """Refuses a file whose name does not say how it is written, or whose folder is not there."""
     if not target.name.endswith(ROW_FORMATS):
         raise ConfigError(
             "the format of the output is not known by the file's name",
@@ -49,49 +44,26 @@ def check_format(target: Path) -> None:
         )
 
 
-class ResultWriter:
-    """Writes rows batch by batch.
-
-    Args:
-        path: File to write.
-        name: Name that says how: that of the file which it is to become.
-    """
+class ResultWriter(ExitStack):
+    """Writes rows into an unfinished file whose later name says the format."""
 
     def __init__(self, path: Path, name: str) -> None:
-        self._path = path
-        self._is_parquet, self._is_gzip = name.endswith(".parquet"), name.endswith(".gz")
-        self._stack = ExitStack()
+        super().__init__()
+        self._is_parquet = name.endswith(".parquet")
         self._parquet: pq.ParquetWriter | None = None
         self._rendered: tuple[pa.Array, NDArray[np.object_]] | None = None
-
-    def __enter__(self) -> ResultWriter:
-        plain = self._stack.enter_context(self._path.open("wb"))
-        self._file: IO[bytes] | gzip.GzipFile = plain
-        if self._is_gzip:  # No name and no time in it, so that the same give the same.
-            packed = gzip.GzipFile(filename="", mode="wb", fileobj=plain, compresslevel=6, mtime=0)
-            self._file = self._stack.enter_context(packed)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.close()
+        self._file: Any = self.enter_context(path.open("wb"))
+        if name.endswith(".gz"):  # No name and no time in it, so that the same give the same.
+            packed = gzip.GzipFile("", "wb", 6, self._file, mtime=0)
+            self._file = self.enter_context(packed)
 
     def write(self, columns: Mapping[str, pa.Array]) -> None:
-        """Appends rows.
-
-        Args:
-            columns: By name; the first names the rows, the others are numbers `[rows]`, or lists of
-                numbers or of entries of a dictionary.
-        """
+        """Appends rows; the first column names them, others are numbers, lists, or of entries."""
         if self._is_parquet:
             table = pa.table({name: _decode(values) for name, values in columns.items()})
             if self._parquet is None:
                 self._parquet = pq.ParquetWriter(self._file, table.schema)
-                self._stack.callback(self._parquet.close)
+                self.callback(self._parquet.close)
             self._parquet.write_table(table)
             return
         ids, *others = columns.values()

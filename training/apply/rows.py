@@ -107,11 +107,7 @@ def read_users(
 
 
 def find_users_inputs(export: Export, answers: Answers) -> list[Mapping[str, Any]]:
-    """Returns what is read of an export's users.
-
-    Raises:
-        ConfigError: It does not know that of them, or not what they have met.
-    """
+    """Returns what is read of an export's users; refuses what it does not know of them."""
     inputs = find_row_inputs(export, answers.give, is_encoded=True)
     users = export.card["users"]
     names = [item["feature"] for item in inputs]
@@ -157,14 +153,7 @@ def _to_dense(values: pa.Array) -> np.ndarray:
 
 
 class DatasetRows:
-    """Rows of the dataset that a run was trained on.
-
-    Args:
-        export: The run's model.
-        data: The dataset version.
-        answers: What rows get.
-        items: What is ranked; None: nothing.
-    """
+    """Rows of the dataset that a run was trained on."""
 
     def __init__(
         self, export: Export, data: TrainingData, answers: Answers, items: Items | None
@@ -178,13 +167,7 @@ class DatasetRows:
             self._vocabulary = read_key_vocabulary(*self._where, self._user)
 
     def read(self, source: Source) -> Iterator[Rows]:
-        """Yields the rows of a split, or of users as of one, in the order of the shards.
-
-        Raises:
-            ConfigError: Records do not hold what the model reads or has to leave out, or there are
-                no users.
-            InputDataError: A split is missing or empty, or a record is damaged.
-        """
+        """Yields the rows of a split, or of users as of one, in the order of the shards."""
         if source.as_of is None:
             yield from self._read_split(source.split or TEST)
             return
@@ -271,11 +254,11 @@ class DatasetRows:
     def _choose_users(self, parts: Sequence[UserRows], file: RawFile) -> tuple[UserRows, ...]:
         user = self._manifest.require_key("user")
         encoders = read_encoders(TrainingData(*self._where), (user,))
-        key, keys, parts = find_key_input(encoders.inputs, user), [], []
-        for part, rows in read_key_rows(file, [key], key, self._batch_size):
-            keys += part
-            parts.append(encoders.encode({key.name: tf.constant(rows.inputs[key.name])})[user])
-        ids = np.concatenate([np.asarray(part, np.int64) for part in parts])
+        key, keys, found = find_key_input(encoders.inputs, user), [], []
+        for given, rows in read_key_rows(file, [key], key, self._batch_size):
+            keys += given
+            found.append(encoders.encode({key.name: tf.constant(rows.inputs[key.name])})[user])
+        ids = np.concatenate([np.asarray(part, np.int64) for part in found])
         only = np.where(is_named(ids, find_named_ids(*self._where, user)), ids, MISSING)
         there = np.concatenate([part.users for part in parts])
         unmatched = [keys[row] for row in np.flatnonzero(~np.isin(only, there)).tolist()]
@@ -331,24 +314,16 @@ def choose_items(
     A file names items of the catalogue by their keys. One that holds all inputs of an item too
     describes items, which the catalogue need not have; those of a ranking model are encoded by the
     dataset's encoders.
-
-    Args:
-        export: The model.
-        file: The file.
-        data: The dataset of its run; None: not known.
-
-    Raises:
-        ConfigError: The model ranks no items, or the file's format is not known by its name.
-        InputDataError: The file is missing, damaged or empty, lacks a column or a key, holds a key
-            twice, or names no item of the catalogue.
     """
-    catalogue, key = export.items, InputColumn.from_json(export.card["lists"]["item"])
-    is_computed = data is not None and _is_computed(data, key.feature)
+    catalogue, about = export.items, export.card["lists"]["item"]
+    is_computed = data is not None and _is_computed(data)
     if data is not None and is_computed and export.is_ranking:
         catalogue = _add_features(export, catalogue, data)
     if file is None:
         return catalogue
-    of_items = find_item_inputs(export)
+    if about is None:
+        raise ConfigError("keys of a file stand in one column, and the item's is made of several")
+    key, of_items = InputColumn.from_json(about), find_item_inputs(export)
     encoders, described = None, None
     if data is not None and (export.is_ranking or is_computed):
         names = (key.feature, *(item["feature"] for item in of_items if export.is_ranking))
@@ -364,13 +339,7 @@ def choose_items(
 
 @dataclass(frozen=True)
 class RawKeys:
-    """A file whose rows are named by a key.
-
-    Attributes:
-        file: The file.
-        key: The key's input.
-        encoders: What makes ids and features of them; None: the catalogue knows the keys.
-    """
+    """A file whose rows are named by a key; `encoders` make ids of keys that nobody knows."""
 
     file: RawFile
     key: InputColumn
@@ -456,9 +425,10 @@ def _add_features(export: Export, catalogue: Items, data: TrainingData) -> Items
     return replace(catalogue, features=_name_features(export, columns))
 
 
-def _is_computed(data: TrainingData, feature: str) -> bool:
-    """Whether ids are computed of keys: what lists name items by are the ids then."""
-    return read_plan(data.version_dir, data.manifest).column(feature).operation is not None
+def _is_computed(data: TrainingData) -> bool:
+    """Whether the items' ids are computed of keys: lists name items by their ids then."""
+    plan, key = read_plan(data.version_dir, data.manifest), data.manifest.require_key("item")
+    return plan.column(key).operation is not None
 
 
 def _is_described(file: RawFile, inputs: Sequence[InputColumn], key: InputColumn) -> bool:
@@ -476,11 +446,7 @@ def read_encoders(data: TrainingData, names: tuple[str, ...]) -> ServingEncoders
 
 
 def _report_unmatched(file: RawFile, what: str, given: int, unmatched: Sequence[Any]) -> None:
-    """Warns of keys that name nothing: they are left out.
-
-    Raises:
-        InputDataError: None names anything.
-    """
+    """Warns of keys that name nothing: they are left out; refuses a file of such keys alone."""
     if not unmatched:
         return
     said = describe_unmatched(file.path, given, unmatched)

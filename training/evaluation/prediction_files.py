@@ -62,7 +62,7 @@ _KEYS = (str, int, float, type(None))
 
 @dataclass(frozen=True)
 class WrittenLists:
-    """Some lists of a file; `names` are raw values of users or numbers of rows, `first` is from 1."""
+    """Some lists of a file, named by raw values of users or numbers of rows; `first` from 1."""
 
     names: list[Any]
     items: list[list[Any]]
@@ -106,21 +106,8 @@ def measure_lists(
 ) -> dict[str, Any]:
     """Measures the lists of a file; cut-offs behind the end of the longest list are left out.
 
-    Args:
-        trained: A run on the dataset version that the lists are for.
-        path: The file.
-        split: Split whose events are relevant.
-        measures: What is measured.
-
     Returns:
         `per`, `rows`, `ks`, counts and `metrics`; `met_before` is None of lists named by row.
-
-    Raises:
-        ConfigError: The lists are named by neither user nor row, by row where there is a filter,
-            or are shorter than all cut-offs.
-        InputDataError: The file is missing, damaged or empty, has two lists of one name, or one
-            item twice in a list.
-        OwnCodeError: A metric of one's own fails.
     """
     require_rows(trained.manifest, split)
     key, longest = _survey(path)
@@ -307,11 +294,7 @@ def _read(path: Path, key: str) -> Iterator[WrittenLists]:
 
 
 def read_entries(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the lists of a file, numbered from 1.
-
-    Raises:
-        InputDataError: The file is missing or damaged, or a row is no list.
-    """
+    """Yields the lists of a file, numbered from 1."""
     rows = _read_parquet(path) if path.suffix == ".parquet" else _read_lines(path)
     try:
         for number, row in enumerate(rows, 1):
@@ -337,39 +320,33 @@ def _read_lines(path: Path) -> Iterator[Any]:
 def _parse(path: Path, number: int, row: str | dict[str, Any]) -> dict[str, Any]:
     try:
         entry = json.loads(row) if isinstance(row, str) else row
-        items, scores = entry["items"], entry.get("scores") or ()
-        is_list = isinstance(items, list) and len(scores) in (0, len(items))
-        are_keys = all(type(key) in _KEYS for key in [*items, entry.get("user")])
-        # Of a truth value `type` is bool, of NaN the order is none.
-        are_numbers = all(type(s) in (int, float) and math.isfinite(s) for s in scores)
-        row_number = entry.get("row", 0)
-        is_row = type(row_number) is int and row_number < _MOST_ROWS
-        if is_list and are_keys and are_numbers and is_row:
+        is_list = _is_list(entry["items"], entry.get("scores") or (), entry.get("row", 0))
+        if is_list and type(entry.get("user")) in _KEYS:
             return dict(entry)
     except (ValueError, KeyError, TypeError, OverflowError):
         pass
     raise InputDataError(
         f"{path}, row {number}: not a ranked list",
-        received=repr(row.rstrip("\n") if isinstance(row, str) else row)[:200],
+        received=repr(row)[:200],
         allowed='{"user": …, "items": […]} or {"row": 1, "items": […]}, with as many `scores` '
         "as items, all finite numbers, or none",
     )
 
 
-def _is_same(made: str | None, path: Path) -> bool:
-    """Whether a file that a run card names is this one, however both are written."""
-    return made is not None and Path(made).resolve() == path.resolve()
+def _is_list(items: Any, scores: Any, row: Any) -> bool:
+    is_list = isinstance(items, list) and len(scores) in (0, len(items))
+    # Of a truth value `type` is bool, of NaN the order is none.
+    are_numbers = all(type(s) in (int, float) and math.isfinite(s) for s in scores)
+    are_keys = is_list and all(type(key) in _KEYS for key in items)
+    return are_keys and are_numbers and type(row) is int and row < _MOST_ROWS
 
 
 def refuse_later_lists(card: dict[str, Any], path: Path, split: str) -> None:
-    """Refuses lists of the run itself that know the events they would be measured against.
-
-    Raises:
-        ConfigError: They were made as of a split that is not before this one.
-    """
+    """Refuses lists of the run itself that know the events they would be measured against."""
     order = ("train", "validation", "test")
     made = card.get("recommendations") or {}
-    if not _is_same(made.get("file"), path) or made.get("input") or split not in order:
+    is_own = "file" in made and Path(made["file"]).resolve() == path.resolve()
+    if not is_own or made.get("input") or split not in order:
         return
     as_of = made.get("as_of") or ("test" if made.get("split") == "users" else None)
     if as_of is not None and order.index(as_of) >= order.index(split):

@@ -45,24 +45,21 @@ from training.index.known_entities import (
     IncompleteVersionError,
     check_index,
     find_index,
-    open_index,
     read_vectors,
 )
-from training.index.vector_index import VectorIndex, choose_kind, fit_index, tune
+from training.index.vector_index import VectorIndex, choose_kind, fit_index, open_index, tune
 from training.loading.loaded_model import LoadedModel
 from training.raw_inputs.converter import DEFAULT_SEPARATOR, RawColumns
 from training.raw_inputs.files import decode_columns
 from training.raw_inputs.inputs import InputColumn
 
-LENGTH, QUERIES = 50, 512
-"""Lists that are measured: how long, and of how many users."""
+LENGTH, QUERIES = 50, 512  # Lists that are measured: how long, and of how many users.
 BATCH_ROWS = 1024
 ITEM_VECTORS = f"{EMBEDDINGS_DIR}/{ITEMS_FILE}"
 
 
-def build_index(version: Path, options: IndexOptions | None = None) -> Path:
+def build_index(version: Path, options: IndexOptions) -> Path:
     """Builds the next index of a published version, and returns its directory."""
-    options = options or IndexOptions()
     _require_whole(version, ITEM_VECTORS)
     with (
         hold_numbers(version / INDEX_DIR, INDEX_CARD) as held,
@@ -79,21 +76,19 @@ def write_index(version: Path, options: IndexOptions) -> None:
     _write_first(version / INDEX_DIR / "1", version, options.kind, columns)
 
 
-def rebuild_index(version: Path, base: Path) -> Path:
-    """Writes index 1 into a version that is not published yet, as the newest one of another is.
+def rebuild_index(version: Path, base: Path) -> int:
+    """Writes index 1 into a version that is not published yet, like the newest one of another.
 
-    Items that were added to the other index, and are not of this version, are left out: an index
-    keeps no features that their vectors could be made of. The card counts them in `rebuilt`.
+    Items that were added to that one, and are not of this version, are left out: an index keeps no
+    features that their vectors could be made of. Returns how many they are.
     """
-    _require_whole(version, ITEM_VECTORS)
     before, keys = base / INDEX_DIR / str(find_index(base)), _read_keys(version)
     about, items = check_index(before, read_card(base)), read_parquet(before / ITEMS_FILE)
     kind = None if about["kind"] == choose_kind(about["items"]) else IndexKind(about["kind"])
     columns = align_columns(select_columns(items).add_column(0, KEY, items[KEY]), keys)
+    _write_first(version / INDEX_DIR / "1", version, kind, columns)
     added = items.filter(items[ID].is_null())[KEY].to_pylist()
-    lacks = len(set(added).difference(keys.to_pylist()))
-    rebuilt = {"version": base.name, "index": before.name, "added_items_left_out": lacks}
-    return _write_first(version / INDEX_DIR / "1", version, kind, columns, rebuilt=rebuilt)
+    return len(set(added).difference(keys.to_pylist()))
 
 
 def _require_whole(version: Path, read: str) -> dict[str, Any]:
@@ -102,10 +97,8 @@ def _require_whole(version: Path, read: str) -> dict[str, Any]:
     if damage := find_damage(version):
         raise IncompleteVersionError(f"the export {version} is not whole", received=damage)
     if ITEM_VECTORS not in card["files"]:
-        raise ConfigError(
-            "only the items of a retrieval model can be indexed",
-            received=f"{card['name']}, a {card['kind']} model",
-        )
+        problem = "only the items of a retrieval model can be indexed"
+        raise ConfigError(problem, received=f"{card['name']}, a {card['kind']} model")
     files = {name: info for name, info in card["files"].items() if name.startswith(read)}
     if damaged := find_damaged(version, files):
         raise InputDataError(f"the export {version} is damaged", received=damaged)
@@ -116,38 +109,28 @@ def _read_keys(version: Path) -> pa.Array:
     return read_parquet(version / ITEM_VECTORS, [KEY])[KEY].combine_chunks()
 
 
-def _read_columns(version: Path, path: Path | None) -> pa.Table | None:
-    """Reads a file of items in the order of the version's; None: there is none."""
+def _read_columns(version: Path, path: Path | None) -> pa.Table:
+    """Reads a file of items in the order of the version's."""
     if path is None:
-        return None
+        return pa.table({})
     found = align_columns(read_table(path), _read_keys(version))
     if found.num_columns and all(one.null_count == len(one) for one in found.columns):
-        raise InputDataError(
-            "the file of items names none of the model's items in its first column",
-            received=str(path),
-        )
+        problem = "the file of items names none of the model's items in its first column"
+        raise InputDataError(problem, received=str(path))
     return found
 
 
-def _write_first(
-    directory: Path,
-    version: Path,
-    kind: IndexKind | None,
-    columns: pa.Table | None,
-    **about: Any,
-) -> Path:
-    """Writes an index of all items of a version, with columns of theirs; returns its directory."""
+def _write_first(directory: Path, version: Path, kind: IndexKind | None, columns: pa.Table) -> None:
+    """Writes an index of all items of a version, with columns of theirs."""
     directory.mkdir(parents=True, exist_ok=True)
     table = read_parquet(version / ITEM_VECTORS)
     items = pa.table({KEY: table[KEY], ID: table[ID]})  # Ids of items to come are null.
-    for name in () if columns is None else columns.column_names:
+    for name in columns.column_names:
         items = items.append_column(f"{COLUMN_PREFIX}{name}", columns[name])
-    return _write(directory, version, fit_index(kind, read_vectors(table)), items, **about)
+    _write(directory, version, fit_index(kind, read_vectors(table)), items)
 
 
-def _write(
-    directory: Path, version: Path, index: VectorIndex, items: pa.Table, **about: Any
-) -> Path:
+def _write(directory: Path, version: Path, index: VectorIndex, items: pa.Table) -> None:
     """Tunes an index, and writes it with what was measured."""
     card, k = read_card(version), min(LENGTH, len(index))
     index, recall, milliseconds = tune(index, _draw_queries(version, card, index), k)
@@ -164,11 +147,9 @@ def _write(
         "k": k,
         "recall": recall,
         "milliseconds": milliseconds,
-        **about,
         "files": list_files(directory),
     }
     write_json(directory / INDEX_CARD, found)
-    return directory
 
 
 def _draw_queries(version: Path, card: dict[str, Any], index: VectorIndex) -> NDArray[np.float32]:
@@ -183,26 +164,17 @@ def _draw_queries(version: Path, card: dict[str, Any], index: VectorIndex) -> ND
 def add_items(version: Path, path: Path, keep: int | None = None) -> tuple[Path, int, int]:
     """Writes the next index of a published version with further items, embedded by its tower.
 
-    Args:
-        version: Directory of the version.
-        path: File of items: the first column is the key, others are raw inputs of the tower and
-            columns of the index, by their names.
-        keep: Indexes that are kept, the newest ones; None: all.
-
-    Returns:
-        Directory of the newest index, how many items were added, and how many it had already.
+    The file's first column is the key, others are raw inputs and columns of the index. Returns the
+    newest index, how many items were added, and how many of them it had already.
     """
     card = _require_whole(version, "")
     if find_index(version) is None:
-        raise ConfigError(
-            "there is no index to add items to",
-            received=str(version),
-            fix="build one: `sluice index --export` this version",
-        )
+        problem = "there is no index to add items to: build one first"
+        raise ConfigError(problem, received=str(version))
     with hold_numbers(version / INDEX_DIR, INDEX_CARD) as held:
         base = version / INDEX_DIR / str(find_index(version))
-        index, items = open_index(base, card, can_grow=True), read_parquet(base / ITEMS_FILE)
-        table = read_table(path, as_text=True)
+        index = open_index(base, check_index(base, card), can_grow=True)
+        items, table = read_parquet(base / ITEMS_FILE), read_table(path, as_text=True)
         rows = _shape_rows(table, items.schema, path)
         is_new = pc.invert(pc.is_in(rows[KEY], value_set=items[KEY].combine_chunks()))
         new = table.filter(is_new)
@@ -238,24 +210,25 @@ def embed_items(version: Path, items: pa.Table) -> NDArray[np.float32]:
     The first column is the key, others are raw inputs; what is left out is missing.
     """
     about = read_card(version)["signatures"]["item_embedding"]["inputs"]
-    inputs, found = [InputColumn.from_json(one) for one in about], items.column_names
-    lacking = [one.name for one in inputs if not {one.name, one.column} & set(found)]
-    features = [one.name for one in inputs if found[0] not in (one.name, one.column)]
+    inputs, names = [InputColumn.from_json(one) for one in about], items.column_names
+    lacking = [one.name for one in inputs if not {one.name, one.column} & set(names)]
+    features = [one.name for one in inputs if names[0] not in (one.name, one.column)]
     if not set(features).difference(lacking):
         raise ConfigError(
             "new items need features: a model knows nothing of a key that it was not trained on",
-            received=f"columns {', '.join(found)}",
+            received=f"columns {', '.join(names)}",
             allowed=", ".join(features) or "none: this model reads nothing but the key",
         )
     for name in lacking:
         items = items.append_column(name, pa.nulls(len(items)))
     # Whatever the file is: a list that is text has its values between separators.
     reader = RawColumns(inputs, "the new items", DEFAULT_SEPARATOR, is_delimited=True)
-    read, model, vectors, first = reader.choose(items.column_names), LoadedModel(version), [], 1
-    for batch in items.combine_chunks().to_batches(BATCH_ROWS):
-        given = reader.build(decode_columns(batch, read), first)
-        vectors.append(model.call("item_embedding", given)["embedding"])
-        first += batch.num_rows
-    if not all(np.isfinite(part).all() for part in vectors):
+    read, model, found = reader.choose(items.column_names), LoadedModel(version), []
+    for first in range(0, len(items), BATCH_ROWS):
+        [batch] = items.slice(first, BATCH_ROWS).combine_chunks().to_batches()
+        given = reader.build(decode_columns(batch, read), first + 1)
+        found.append(model.call("item_embedding", given)["embedding"])
+    vectors: NDArray[np.float32] = np.concatenate(found)
+    if not np.isfinite(vectors).all():
         raise InputDataError("the vectors of new items are not finite", received=str(version))
-    return np.concatenate(vectors)
+    return vectors

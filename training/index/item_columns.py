@@ -52,9 +52,9 @@ class ItemColumns:
 
     def find(self, wanted: Mapping[str, Sequence[Any]]) -> np.ndarray:
         """Returns which items have one of the values of every column, `[items]`."""
-        for name in wanted.keys() - self._values:
+        if unknown := [name[:100] for name in wanted if name not in self._values]:
             known = ", ".join(self._values)
-            raise WrongFilterError(f"filter names unknown columns {[name[:100]]}; allowed: {known}")
+            raise WrongFilterError(f"filter names unknown columns {unknown[:1]}; allowed: {known}")
         allowed = np.ones(self._table.num_rows, bool)
         for name, values in wanted.items():
             has_one = np.zeros(len(allowed), bool)
@@ -67,7 +67,8 @@ class ItemColumns:
 class _Values:
     """Distinct values of a column as text; items of the n-th: `positions[starts[n:n + 2]]`."""
 
-    kind: pa.DataType
+    is_text: bool
+    are_numbers: bool
     texts: pa.Array
     starts: np.ndarray
     positions: np.ndarray
@@ -84,22 +85,20 @@ class _Values:
         """Returns a value as the column may hold it: numbers may come as text."""
         if not isinstance(value, str):
             return value
-        if _is_text(self.kind) and "|" in value:
+        if self.is_text and "|" in value:
             parts = [part[:50] for part in value.split("|")[:3]]
             raise WrongFilterError(
-                f"filter.{name}: a value holds no '|', which separates several; for any of some "
-                f"give a list: {parts}"
+                f"filter.{name}: '|' separates values; for any of some give a list: {parts}"
             )
-        if not _is_number(self.kind):
+        if not self.are_numbers:
             return value
         try:
             with suppress(ValueError):
                 return parse_whole(value)
             return parse_real(value)
         except ValueError as error:
-            raise WrongFilterError(
-                f"filter.{name}: the column holds numbers; received {value[:100]!r}"
-            ) from error
+            problem = f"filter.{name}: the column holds numbers; received {value[:100]!r}"
+            raise WrongFilterError(problem) from error
 
 
 def _find_text(value: Any) -> str | None:
@@ -115,13 +114,15 @@ def _find_text(value: Any) -> str | None:
 def _list_values(column: pa.ChunkedArray) -> _Values | None:
     """Lists where each value stands; text holds several between `|`. None: they are structures."""
     values = column.combine_chunks()
-    if _is_text(values.type):
+    is_text = pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
+    if is_text:
         values = pc.split_pattern(values, "|")
     positions = np.arange(len(values))
     if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
         positions = pc.list_parent_indices(values).to_numpy(zero_copy_only=False)
         values = pc.list_flatten(values)
-    if pa.types.is_floating(values.type):
+    are_numbers = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
+    if are_numbers:
         with suppress(pa.ArrowInvalid):  # pandas makes floats of whole numbers beside nulls.
             values = values.cast(pa.int64())
     try:
@@ -135,16 +136,7 @@ def _list_values(column: pa.ChunkedArray) -> _Values | None:
     counts = np.bincount(codes, minlength=len(encoded.dictionary))
     starts = np.concatenate(([0], np.cumsum(counts)))
     positions = positions[np.argsort(codes, kind="stable")].astype(np.int32)
-    return _Values(column.type, encoded.dictionary, starts, positions)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    leaf = getattr(kind, "value_type", kind)
-    return bool(pa.types.is_integer(leaf) or pa.types.is_floating(leaf))
+    return _Values(is_text, are_numbers, encoded.dictionary, starts, positions)
 
 
 def _clean(value: Any) -> Any:

@@ -40,7 +40,7 @@ from training.index.item_columns import (
     align_columns,
     select_columns,
 )
-from training.index.vector_index import VectorIndex, build_exact, open_files, share_exact
+from training.index.vector_index import VectorIndex, build_exact, open_index
 
 _log = logging.getLogger("sluice.training.serving")
 
@@ -66,26 +66,15 @@ class Users:
 
 @dataclass(frozen=True)
 class KnownEntities:
-    """What is known of users and items.
-
-    Attributes:
-        keys: `[items]` raw keys.
-        ids: int64, ascending, of the first items; those behind were added and have none.
-        position_of: Position of each key, by its text.
-        allowed: `[items]`: which of them are not blocked.
-        columns: Titles and further columns, if there are any.
-        index: What finds items; None: those of a ranking model.
-        number: Version of the index; None: the export's own vectors are searched.
-        users: The users, if there are any.
-    """
+    """What is known of users and items; arrays are `[items]`, in the order of positions."""
 
     keys: list[Token]
-    ids: np.ndarray
-    position_of: dict[str, int]
-    allowed: np.ndarray
+    ids: np.ndarray  # int64, ascending; items at the end were added and have none.
+    position_of: dict[str, int]  # By the text of a key.
+    allowed: np.ndarray  # Those that are not blocked.
     columns: ItemColumns | None = None
-    index: VectorIndex | None = None
-    number: int | None = None
+    index: VectorIndex | None = None  # None: a ranking model's items are not searched for.
+    number: int | None = None  # Of the index; None: the export's own vectors are searched.
     users: Users | None = None
 
     @cached_property
@@ -101,8 +90,8 @@ class KnownEntities:
 
     def find_keys(self, keys: Iterable[Token]) -> np.ndarray:
         """Returns the positions of items by their keys; unknown ones are left out."""
-        found = (self.position_of.get(str(key)) for key in keys)
-        return np.array([position for position in found if position is not None], np.int64)
+        texts = map(str, keys)
+        return np.array([self.position_of[n] for n in texts if n in self.position_of], np.int64)
 
     def find_positions(self, ids: np.ndarray) -> np.ndarray:
         """Returns the positions of items by their ids; unknown ones are left out."""
@@ -110,7 +99,6 @@ class KnownEntities:
         return found[self.ids[found] == ids]
 
     def get_columns(self, positions: np.ndarray) -> list[dict[str, Any]]:
-        """Returns the columns of items, by name."""
         return [{} for _ in positions] if self.columns is None else self.columns.get(positions)
 
 
@@ -133,12 +121,15 @@ def read_known(
     number, index = find_index(version), None
     if number is not None:
         directory = version / INDEX_DIR / str(number)
-        index, table = open_index(directory, card), read_parquet(directory / ITEMS_FILE)
-    elif (table := _read_items(version, card)) is None:
-        return None
-    elif VECTOR in table.column_names:
-        vectors = read_vectors(table)
-        index = VectorIndex(build_exact(vectors) if pages is None else share_exact(vectors, pages))
+        index = open_index(directory, check_index(directory, card))
+        table = read_parquet(directory / ITEMS_FILE)
+    else:
+        names = (f"{EMBEDDINGS_DIR}/{ITEMS_FILE}", ITEMS_FILE)
+        if (name := next((one for one in names if one in card["files"]), None)) is None:
+            return None
+        table = read_parquet(version / name)
+        if VECTOR in table.column_names:
+            index = VectorIndex(build_exact(read_vectors(table), pages))
     keys, ids = table[KEY].combine_chunks(), table[ID].drop_null().to_numpy()
     columns = select_columns(table) if files.columns is None else align_columns(files.columns, keys)
     position_of = {str(key): position for position, key in enumerate(keys.to_pylist())}
@@ -157,13 +148,6 @@ def _log_unmatched(blocked: KeyList, known: Mapping[str, int], card: Mapping[str
     if unmatched := [key for key in blocked.keys if key not in known]:
         said = describe_unmatched(blocked.path, len(blocked.keys), unmatched)
         _log.warning("%s, among the items of %s, version %s", said, card["name"], card["version"])
-
-
-def _read_items(version: Path, card: Mapping[str, Any]) -> pa.Table | None:
-    for name in (f"{EMBEDDINGS_DIR}/{ITEMS_FILE}", ITEMS_FILE):
-        if name in card["files"]:
-            return read_parquet(version / name)
-    return None
 
 
 def read_vectors(table: pa.Table) -> np.ndarray:
@@ -186,22 +170,14 @@ def _read_users(version: Path, card: Mapping[str, Any]) -> Users | None:
     return Users(table, row_of, tuple(f"{FEATURE_PREFIX}{name}" for name in histories))
 
 
-def open_index(directory: Path, card: Mapping[str, Any], *, can_grow: bool = False) -> VectorIndex:
-    """Opens an index of the version that has a card; `can_grow` where items will be added."""
-    about = check_index(directory, card)
-    return open_files(directory, about["kind"], about["effort"], can_grow=can_grow)
-
-
 def check_index(directory: Path, card: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the card of an index that is whole and of the version that has another."""
+    """Returns the card of an index that is whole, and of the version with another card."""
     about = read_json(directory / INDEX_CARD)
     what = f"index {directory.name} of {card['name']}, version {card['version']},"
     fix = "build it anew: `sluice index --export` this version, and remove this one"
     if about["export"]["fingerprint"] != card["fingerprint"]:
-        made_of = "{name}, version {version}".format(**about["export"])
-        raise InputDataError(
-            f"{what} was made of another model than the one beside it", received=made_of, fix=fix
-        )
+        problem = f"{what} was made of another model than the one beside it"
+        raise InputDataError(problem, received=about["export"]["fingerprint"][:12], fix=fix)
     if unfinished := find_unfinished(directory, about["files"]):
         raise IncompleteVersionError(f"{what} {unfinished}")
     if damaged := find_damaged(directory, about["files"]):

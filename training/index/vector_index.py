@@ -4,15 +4,14 @@
     ivf     k-means cells: those nearest to the query are compared (Sivic and Zisserman 2003)
     hnsw    a graph of near neighbours is walked (Malkov and Yashunin 2016)
 
-The score is the dot product; of a user with several vectors the largest of them. Each vector is
-searched for, and the lists are merged (Cen et al. 2020, "Controllable multi-interest framework for
-recommendation", online serving), so that exact lists stay exact.
+The score is the dot product; of a user with several vectors the largest one: their lists are merged
+(Cen et al. 2020, "Controllable multi-interest framework for recommendation", online serving).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,19 +24,13 @@ from conf.artefacts.export import IndexKind
 from conf.storage.atomic_output import atomic_file
 from conf.storage.locks import hold_file_lock
 
-_LIBRARY: Any = faiss
-"""Its stubs know the arguments of C++, not those that Python may pass."""
+_LIBRARY: Any = faiss  # Its stubs know the arguments of C++, not those that Python may pass.
 EXACT_FILE, NEAR_FILE, VECTORS_FILE = "exact.faiss", "near.faiss", "vectors.faiss"
-EXACT_ITEMS = 50_000
-"""Items that are compared one by one in less time than it takes to look for them elsewhere."""
-GRAPH_SHARE = 4
-"""A graph loses its way where less than one in so many items is allowed."""
-CELL_POINTS = 64
-"""Items that k-means looks at for each cell; faiss warns below 39."""
-LINKS, BUILD_EFFORT = 32, 80
-"""Of a graph: neighbours of an item, and candidates for them."""
-MAX_EFFORT, RECALL = 4096, 0.95
-"""The effort is doubled up to here, or until this share of the exact lists is found."""
+EXACT_ITEMS = 50_000  # Comparing so many takes less time than to look for them elsewhere.
+GRAPH_SHARE = 4  # A graph loses its way where less than one in so many items is allowed.
+CELL_POINTS = 64  # Items that k-means looks at for each cell; faiss warns below 39.
+LINKS, BUILD_EFFORT = 32, 80  # Of a graph: neighbours of an item, and candidates for them.
+MAX_EFFORT, RECALL = 4096, 0.95  # Where `tune` ends.
 
 Floats = NDArray[np.float32]
 Mask = NDArray[np.bool_]
@@ -47,28 +40,18 @@ Found = tuple[NDArray[np.int64], Floats]
 
 @dataclass(frozen=True)
 class VectorIndex:
-    """Vectors of items, and what finds the best of them.
+    """Vectors of items by their positions, and what finds the best of them."""
 
-    Attributes:
-        exact: All vectors, by position.
-        kind: Of the index.
-        near: The approximate index; None: `exact` answers.
-        effort: Cells that are looked into, or length of the list of candidates of the walk.
-    """
-
-    exact: Any
+    exact: Any  # All vectors.
     kind: str = "exact"
-    near: Any = None
-    effort: int = 1
+    near: Any = None  # The approximate index; None: `exact` answers.
+    effort: int = 1  # Cells that are looked into, or candidates of a walk.
 
     def __len__(self) -> int:
         return int(self.exact.ntotal)
 
     def search(self, vectors: Floats, k: int, allowed: Mask) -> Found:
-        """Returns the best `k` of the items that are allowed, `[items]`.
-
-        The vectors are those of a user, `[dim]` or `[interests, dim]`.
-        """
+        """Returns the best `k` items of `allowed [items]` for `[dim]` or `[interests, dim]`."""
         count = int(np.count_nonzero(allowed))
         k = min(k, count)
         if k == 0:
@@ -85,7 +68,9 @@ class VectorIndex:
 
     def _search_exactly(self, vector: Floats, k: int, allowed: Mask) -> Found:
         """Compares all items; where several tie for the last place, the first of them have it."""
-        selector = None if allowed.all() else _LIBRARY.IDSelectorArray(np.flatnonzero(allowed))
+        selector, chosen = _select(allowed), np.flatnonzero(allowed)
+        if len(chosen) < min(len(self), EXACT_ITEMS):
+            selector = _LIBRARY.IDSelectorArray(chosen)  # Others are not even looked at.
         parameters = _LIBRARY.SearchParameters(sel=selector)
         positions, scores = _search(self.exact, vector, k + 1, parameters)
         if len(scores) <= k or scores[k] < scores[k - 1]:
@@ -99,7 +84,7 @@ class VectorIndex:
 
     def _search_near(self, vector: Floats, k: int, allowed: Mask) -> Found:
         """Looks the further, the fewer items are allowed: about as many of them are compared."""
-        effort = int(min(self.effort * len(self) // np.count_nonzero(allowed), MAX_EFFORT))
+        effort = min(self.effort * len(self) // int(np.count_nonzero(allowed)), MAX_EFFORT)
         if self.kind == IndexKind.IVF:
             parameters = _LIBRARY.SearchParametersIVF(nprobe=effort, sel=_select(allowed))
         else:
@@ -108,36 +93,32 @@ class VectorIndex:
         return found if len(found[0]) == k else self._search_exactly(vector, k, allowed)
 
     def add(self, vectors: Floats) -> None:
-        """Adds items behind the others, to an index that was opened to grow."""
         self.exact.add(vectors)
         if self.near is not None:
             self.near.add(vectors)
 
     def write(self, directory: Path) -> None:
-        """Writes the files that `open_files` opens."""
         faiss.write_index(self.exact, str(directory / EXACT_FILE))
         if self.near is not None:
             faiss.write_index(self.near, str(directory / NEAR_FILE))
 
 
-def open_files(directory: Path, kind: str, effort: int, *, can_grow: bool) -> VectorIndex:
-    """Opens an index; where it does not grow, processes share the pages of its vectors."""
+def open_index(directory: Path, about: Mapping[str, Any], *, can_grow: bool = False) -> VectorIndex:
+    """Opens an index by its card; where it does not grow, processes share its pages."""
     flags = 0 if can_grow else faiss.IO_FLAG_MMAP_IFC
     exact = faiss.read_index(str(directory / EXACT_FILE), flags)
-    if kind == IndexKind.EXACT:
+    if about["kind"] == IndexKind.EXACT:
         return VectorIndex(exact)
-    return VectorIndex(exact, kind, faiss.read_index(str(directory / NEAR_FILE), flags), effort)
+    near = faiss.read_index(str(directory / NEAR_FILE), flags)
+    return VectorIndex(exact, about["kind"], near, about["effort"])
 
 
-def build_exact(vectors: Floats) -> Any:
-    """Builds the index that compares all vectors, `[items, dim]`."""
-    found = faiss.IndexFlatIP(vectors.shape[1])
-    found.add(np.ascontiguousarray(vectors, np.float32))
-    return found
-
-
-def share_exact(vectors: Floats, pages: Path) -> Any:
-    """Returns the same in a file whose pages processes share; the first of them writes it."""
+def build_exact(vectors: Floats, pages: Path | None = None) -> Any:
+    """Builds what compares all vectors, `[items, dim]`; in `pages` processes share a file of it."""
+    if pages is None:
+        found = faiss.IndexFlatIP(vectors.shape[1])
+        found.add(np.ascontiguousarray(vectors, np.float32))
+        return found
     pages.mkdir(parents=True, exist_ok=True)
     file = pages / VECTORS_FILE
     with hold_file_lock(pages / ".lock"):
@@ -148,7 +129,6 @@ def share_exact(vectors: Floats, pages: Path) -> Any:
 
 
 def choose_kind(items: int) -> IndexKind:
-    """Chooses the kind of an index by the number of its items."""
     return IndexKind.EXACT if items <= EXACT_ITEMS else IndexKind.IVF
 
 
@@ -180,21 +160,17 @@ def tune(
     Queries are `[queries, dim]` or `[queries, interests, dim]`. Returns the index, the share that
     it finds (recall@k), and the median milliseconds of a search.
     """
-    expected, _ = _search_all(VectorIndex(index.exact), queries, k)
+    exact, everything = VectorIndex(index.exact), np.ones(len(index), bool)
+    expected = [exact.search(one, k, everything)[0] for one in queries]
     while True:
-        found, seconds = _search_all(index, queries, k)
+        found, times = [], [time.perf_counter()]
+        for vectors in queries:
+            found.append(index.search(vectors, k, everything)[0])
+            times.append(time.perf_counter())
         recall = np.mean([np.isin(*one).mean() for one in zip(expected, found, strict=True)])
         if index.near is None or recall >= goal or index.effort >= MAX_EFFORT:
-            return index, float(recall), round(float(np.median(seconds)) * 1e3, 3)
+            return index, float(recall), round(float(np.median(np.diff(times))) * 1e3, 3)
         index = replace(index, effort=2 * index.effort)
-
-
-def _search_all(index: VectorIndex, queries: Floats, k: int) -> tuple[list[Any], list[float]]:
-    lists, times, everything = [], [time.perf_counter()], np.ones(len(index), bool)
-    for vectors in queries:
-        lists.append(index.search(vectors, k, everything)[0])
-        times.append(time.perf_counter())
-    return lists, np.diff(times).tolist()
 
 
 def _select(allowed: Mask) -> Any:

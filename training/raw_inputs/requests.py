@@ -15,6 +15,7 @@ from training.raw_inputs.converter import (
     WrongValueError,
     build_input,
     describe,
+    find_bad_number,
     merge_columns,
     show,
 )
@@ -23,6 +24,9 @@ from training.raw_inputs.times import find_wrong_times
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+_PLAIN: dict[str, set[type]] = {"i": {int}, "f": {int, float}, "O": {str}}
+"""Types of JSON that need no reading, by the kind of the array."""
 
 _KEPT = 4096
 
@@ -137,6 +141,10 @@ def _build(
 ) -> np.ndarray:
     """Builds an input whose rows stand in as many lists as its specification says."""
     item = item or _describe_plain(choice.names[0], spec.dtype.name)
+    if len(choice.names) == 1:
+        plain = _build_plain(item, given[choice.names[0]], spec)
+        if plain is not None:
+            return plain
     columns, shapes = {}, []
     for name in choice.names:
         columns[name], sizes = _flatten(item, given[name], spec)
@@ -153,6 +161,32 @@ def _build(
     if any(size not in (None, own) for size, own in zip(spec.shape.as_list(), shape, strict=True)):
         raise _refuse_shape(item, spec, f"shape {shape}")
     return array.reshape(shape)
+
+
+def _build_plain(item: InputColumn, value: Any, spec: tf.TensorSpec) -> np.ndarray | None:
+    """Builds values that need no reading, in a fifth of the time; None: they do, or are wrong."""
+    has_form = item.written is not None and item.written.pair_separator is not None
+    if has_form or item.time_unit is not None or (item.is_parsed and not item.is_list):
+        return None
+    leaves, shape = [value], list[int]()
+    for size in spec.shape.as_list():
+        if set(map(type, leaves)) != {list} or len(set(map(len, leaves))) > 1:
+            return None
+        shape.append(len(leaves[0]))
+        leaves = list(chain.from_iterable(leaves))
+        if not leaves or size not in (None, shape[-1]):
+            return None
+    dtype = np.dtype(spec.dtype.as_numpy_dtype)
+    if not set(map(type, leaves)) <= _PLAIN[dtype.kind]:
+        return None
+    try:
+        leaves = [one.encode() for one in leaves] if dtype.kind == "O" else leaves
+        with np.errstate(over="ignore"):
+            array = np.array(leaves, dtype)
+    except (OverflowError, UnicodeEncodeError):
+        return None
+    is_wrong = dtype.kind == "f" and find_bad_number(array) is not None
+    return None if is_wrong else array.reshape(shape)
 
 
 def _flatten(item: InputColumn, value: Any, spec: tf.TensorSpec) -> tuple[list[Any], list[int]]:

@@ -20,9 +20,6 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
-from training.prediction.scores import write_scores
-from training.scoring.executor import LINE, RowSource, Served, read_rows
-from training.scoring.plan import Exported, ScoringRequest, plan_task, read_export, set_rows
 
 from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions, Give
@@ -36,7 +33,11 @@ from conf.training.train import TrainConfig
 from etl.encoders.pipeline import read_pipeline
 from tests.contract.skew.encoder_plans import plan_feature, write_tokens
 from tests.machine import examples
+from tests.training.predictions import write_scores
 from tests.training.tiny_dataset import describe_shard, write_shard, write_tiny_dataset
+from training.apply.answers import Asked, Source, find_row_inputs, plan_answers
+from training.apply.export import Export
+from training.apply.parts import LINE, Job, RowSource, read_part
 from training.checkpoint.restore import TrainedModel
 from training.export.saved_model import write_export
 from training.models.registry import build_model
@@ -127,14 +128,12 @@ class Ways:
         plan: Encoders of the build.
         trained: Models of runs, by name.
         exported: Their exports.
-        served: What executors have of them.
         client: Asks the server.
     """
 
     plan: Path
     trained: dict[str, TrainedModel]
-    exported: dict[str, Exported]
-    served: dict[str, Served]
+    exported: dict[str, Export]
     client: TestClient
 
 
@@ -179,18 +178,15 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ways]:
         source=replace(base.source, config=SOURCE),
     )  # fmt: skip
     (root / "v" / "manifest.json").write_text(manifest.dumps())
-    trained, exported, served = {}, {}, {}
+    trained, exported = {}, {}
     for name, model in MODELS.items():
         values = {"dataset": "d", "name": name, "model": {**SETTINGS, **model}}
         config = TrainConfig.model_validate(values)
         built = build_model(config.model, manifest, 3)
         trained[name] = TrainedModel(root, built, config, manifest, root / "v")
-        version = write_export(trained[name], ExportOptions(root / "models"))
-        exported[name] = read_export(version)
-        request = ScoringRequest(root / "out", ASKED[name][0], RowSource("rows"))
-        served[name] = Served(plan_task(exported[name], request), version)
+        exported[name] = Export(write_export(trained[name], ExportOptions(root / "models")))
     with TestClient(build_app(Server(ServerConfig(root / "models"))), "http://localhost") as client:
-        yield Ways(directory, trained, exported, served, client)
+        yield Ways(directory, trained, exported, client)
 
 
 def compute(ways: Ways, rows: list[Row]) -> dict[str, np.ndarray]:
@@ -218,7 +214,8 @@ def compute(ways: Ways, rows: list[Row]) -> dict[str, np.ndarray]:
 
 def ask_server(ways: Ways, name: str, rows: list[Row]) -> list[Any]:
     """Each row in a request of its own, as lists of a request have one length."""
-    inputs = {item["column"] for item in ways.served[name].task.inputs}
+    read = find_row_inputs(ways.exported[name], ASKED[name][0])
+    inputs = {item["column"] for item in read}
     signature = ASKED[name][1]
 
     def ask(body: dict[str, Any]) -> Any:
@@ -235,12 +232,13 @@ def ask_server(ways: Ways, name: str, rows: list[Row]) -> list[Any]:
 
 
 def score_lines(ways: Ways, name: str, rows: list[Row]) -> np.ndarray:
-    served, lines = ways.served[name], [json.dumps(row.json) for row in rows]
+    export, (give, signature, output) = ways.exported[name], ASKED[name]
     names = tuple(dict.fromkeys(name for row in rows for name in row.json))
-    task = replace(set_rows(served.task, len(rows)), source=RowSource("rows", names, is_json=True))
-    batch = pa.RecordBatch.from_pydict({LINE: pa.array(lines)})
-    parts = read_rows(task, ways.exported[name].directory, 0, iter([batch]))
-    return np.concatenate([served.call(part.inputs)[ASKED[name][2]] for part in parts])
+    answers = plan_answers(export, Asked(give), Source(file=RawFile(Path("rows"))))
+    job = Job("out", "parquet", answers, RowSource("rows", "jsonl", names), rows=len(rows))
+    batch = pa.RecordBatch.from_pydict({LINE: pa.array([json.dumps(row.json) for row in rows])})
+    parts = read_part(job, export, None, 0, iter([batch]))
+    return np.concatenate([export.call(signature, part.inputs.arrays)[output] for part in parts])
 
 
 def predict_file(ways: Ways, file: Path) -> list[float]:

@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 import yaml
 from pydantic import ValidationError
-from training.prediction.predict import write_recommendations
-from training.prediction.rows_to_rank import ListSource
 
 from conf.artefacts.run import read_json
 from conf.errors import ConfigError, ExitCode, OwnCodeError, TrainingInterruptedError
@@ -27,8 +25,10 @@ from jobs.compare import compare
 from jobs.evaluate import evaluate, evaluate_lists, print_list_metrics, print_metrics
 from jobs.reporting.report import write_report
 from tests.training.evaluation.test_own_metrics import Messages
+from tests.training.predictions import write_lists
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from tests.training.toy_models import TinyTowers
+from training.apply.answers import Source
 from training.checkpoint.restore import TrainedModel, load_run
 from training.evaluation.comparison import compare_runs
 from training.evaluation.evaluate import evaluate_split
@@ -285,7 +285,7 @@ def test_commands_and_the_report_show_them(
     assert shown.count("own_missed@10") == 4  # Of each protocol.
     assert "own_missed@5" not in shown
     trained, file = load_run(run), tmp_path / "lists.json.gz"
-    write_recommendations(trained, 12, True, ListSource(as_of="validation"), target=file)
+    write_lists(trained, file, 12, Source(as_of="validation"))
     lists = evaluate_lists(run, file)
     assert equal_built_in(lists["metrics"])
     print_list_metrics(lists)
@@ -305,7 +305,7 @@ def test_written_lists_of_shorter_length_have_the_cut_offs_that_they_reach(
 ) -> None:
     run = fit_run(plan(several, tmp_path, METRICS_ASKED), NoProgress())
     file = tmp_path / "lists.json.gz"
-    write_recommendations(load_run(run), 5, True, ListSource(as_of="validation"), target=file)
+    write_lists(load_run(run), file, 5, Source(as_of="validation"))
     with gzip.open(file, "rt") as lines:
         assert len(json.loads(next(iter(lines)))["items"]) == 5
     found = evaluate_lists(run, file)

@@ -15,14 +15,14 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training.prediction.predict import write_recommendations
-from training.prediction.rows_to_rank import ListSource
 
 from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError, InputDataError
 from conf.training.train import TrainConfig
+from tests.training.predictions import write_lists
 from tests.training.tiny_dataset import TinyConfig, _draw_log, write_tiny_dataset
 from tests.training.toy_models import TinyTowers
+from training.apply.answers import Source
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.baselines import read_popularity
 from training.evaluation.evaluate import evaluate_split
@@ -327,7 +327,7 @@ def test_the_means_are_those_of_single_rows() -> None:
 def lists(trained: TrainedModel, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """What `predict` writes as of the end of validation."""
     target = tmp_path_factory.mktemp("lists") / "lists.json.gz"
-    write_recommendations(trained, 12, True, ListSource(as_of="validation"), target=target)
+    write_lists(trained, target, 12, Source(as_of="validation"))
     with gzip.open(target, "rt") as lines:
         return [json.loads(line) for line in lines]
 
@@ -376,7 +376,7 @@ def test_lists_of_rows_are_measured_against_their_items(
 ) -> None:
     keys = replace(trained.manifest.keys, user=None, seen=None, candidates=None)
     alone = replace(_configure(trained), manifest=replace(trained.manifest, keys=keys))
-    write_recommendations(alone, 10, False, target=tmp_path / "rows.json.gz")
+    write_lists(alone, tmp_path / "rows.json.gz", 10, keep_seen=True)
     found = measure_lists(alone, tmp_path / "rows.json.gz", "test", RankMeasures(KS))
     systems = evaluate_split(alone, "test")["protocols"][0]["systems"]["model"]
     assert found["met_before"] is None

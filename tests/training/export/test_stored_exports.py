@@ -16,6 +16,7 @@ from tensorflow_serving.config.model_server_config_pb2 import ModelServerConfig
 
 from conf.artefacts.export import (
     EXPORT_FILE,
+    Give,
     find_published,
     list_files,
     list_versions,
@@ -156,9 +157,12 @@ def test_another_machine_uses_what_was_exported(
     left = {key.split("/")[3] for key in store.objects("bucket/models") if "/1/index/" in key}
     assert left == {".lease", "2"}
     scored = []
-    monkeypatch.setattr("jobs.score.score", lambda version, *_: scored.append(version))
-    monkeypatch.setattr("jobs.score.print_summary", lambda *_: None)
-    assert main(["score", "--model", MODELS, "--to", str(tmp_path / "scores")]) == 0
+    monkeypatch.setattr("jobs.predict.write", lambda model, *_: (Give.LISTS, Path("x")))
+    monkeypatch.setattr("jobs.predict.print_done", lambda *_: None)
+    monkeypatch.setattr(
+        "training.apply.export.Export.__init__", lambda _, path, *__: scored.append(path)
+    )
+    assert main(["predict", "--export", MODELS, "--to", str(tmp_path / "scores.jsonl")]) == 0
     files = read_card(world.version)["files"]
     brought = {n: info for n, info in list_files(scored[0]).items() if n in files}
     assert brought == files
@@ -375,8 +379,8 @@ def test_a_server_follows_a_store(
         (["models", "apply", f"{MODELS}/t", "--delta", "s3://bucket/d"], 4, "there is no delta"),
         (["index", "--export", "s3://other/models"], 2, "there is no such bucket"),
         (["index", "--export", "s3:/bucket/models"], 2, "no place in an object store"),
-        (["score", "--model", "s3://other/models", "--to", "x"], 2, "there is no such bucket"),
-        (["serve", "--export", "s3://other/models", "--port", "0"], 2, "there is no such bucket"),
+        (["predict", "--export", "s3://other/models", "--to", "x"], 2, "there is no such bucket"),
+        (["serve", "--models", "s3://other/models", "--port", "0"], 2, "there is no such bucket"),
         (["export", "--run", RUN, "--to", "s3://other/models"], 2, "there is no such bucket"),
         (["evaluate", "--run", RUN, "--export", "s3://bucket/no"], 4, "no exported model"),
         (["evaluate", "--run", "s3://bucket/runs/none"], 4, "there is no finished training run"),

@@ -15,7 +15,6 @@ import tensorflow as tf
 import yaml
 from pydantic import ValidationError
 from starlette.testclient import TestClient
-from training.prediction.predict import write_recommendations
 
 from conf.artefacts.export import ExportOptions, IndexOptions
 from conf.errors import ConfigError, ExitCode, OwnCodeError
@@ -23,6 +22,7 @@ from conf.manifest import Manifest
 from conf.training.models import DSSMConfig, YouTubeDNNConfig
 from conf.training.train import TrainConfig
 from tests.training import tiny_dataset
+from tests.training.predictions import write_lists
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.restore import load_run
 from training.evaluation.evaluate import evaluate_split
@@ -356,7 +356,8 @@ def test_index_and_server_give_the_lists_of_own_towers_without_their_module(
     }  # fmt: skip
     run = fit_run(plan(tiny_version, tmp_path / "runs", model), NoProgress())
     trained = load_run(run)
-    file, _ = write_recommendations(trained, 6, mask_seen=True)
+    file = tmp_path / "lists.json.gz"
+    write_lists(trained, file, 6)
     version = write_export(trained, ExportOptions(tmp_path / "models", index=IndexOptions()))
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         expected = {row["user"]: row for row in map(json.loads, lines)}

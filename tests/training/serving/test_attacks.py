@@ -9,11 +9,9 @@ import json
 import shutil
 import threading
 import weakref
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import tensorflow as tf
 from starlette.requests import ClientDisconnect
@@ -22,10 +20,9 @@ from starlette.testclient import TestClient
 from tests.browser import wait_for
 from tests.training.serving.tiny_models import PAD, ROW
 from training.serving.app import build_app
-from training.serving.models.batching import AT_ONCE_BYTES, Batcher, Call, Steps
+from training.serving.models.batching import AT_ONCE_BYTES
 from training.serving.models.server_config import ServerConfig
 from training.serving.requests.errors import MESSAGE_CHARACTERS, RequestError
-from training.serving.requests.limits import CallLimits, Cost, ServerLimits, SignatureCost
 from training.serving.server import Server
 
 PREDICT, RECOMMEND = "/v1/models/scores:predict", "/v1/recommend"
@@ -111,6 +108,22 @@ def test_broken_examples_are_refused_in_few_words(client, broken) -> None:
     assert (status, "parse" in said.lower(), "Graph execution" in said) == (400, True, False)
 
 
+@pytest.mark.parametrize(
+    ("kind", "status"), [(tf.errors.InvalidArgumentError, 400), (OSError, 500)]
+)
+def test_errors_name_no_folder_of_the_server(client, server, monkeypatch, kind, status) -> None:
+    said = f"cannot read /srv/secret/1/vocabulary.txt: {'ü' * 3000}"
+
+    def fail(*_: Any) -> None:
+        raise kind(None, None, said) if status == 400 else kind(2, "no such file", said)
+
+    monkeypatch.setattr(server.store.get("scores")._model, "call", fail)
+    answer = client.post(PREDICT, json={"instances": [ROW]})
+    assert answer.status_code == status
+    assert "secret" not in answer.text
+    assert len(answer.json()["error"]) <= MESSAGE_CHARACTERS
+
+
 def test_a_refused_request_is_let_go_without_a_collection(client, monkeypatch) -> None:
     class Body(dict):
         """Can be watched, unlike a dict."""
@@ -140,34 +153,6 @@ def test_a_refused_request_is_let_go_without_a_collection(client, monkeypatch) -
         wait_for(lambda: all(one() is None for one in watched))
     finally:
         gc.enable()
-
-
-class SlowModel:
-    """Stands for a model whose calls wait until they may end."""
-
-    def __init__(self) -> None:
-        self.called, self.may_end = [], threading.Event()
-
-    def apply(self, inputs: dict) -> dict:
-        self.called.append(inputs["items"].shape)
-        assert self.may_end.wait(60)
-        return {"scores": inputs["items"]}
-
-    def ask(self, pairs: int, key: object = 1) -> Steps:
-        """A request for candidates; those of one key may share a call."""
-        rows, cost = np.zeros((1, pairs)), Cost(1, pairs, pairs)
-        outputs = yield Call(self.apply, {"items": rows}, cost, SignatureCost(), key)
-        return b"%d" % outputs["scores"].shape[1]
-
-
-def run_batcher(limits: CallLimits, ask: Callable[[Batcher], Any]) -> None:
-    async def run() -> None:
-        batcher = Batcher(ServerLimits(calls=limits), lambda rows: None)
-        await ask(batcher)
-        assert batcher.waiting == 0
-        batcher.close()
-
-    asyncio.run(run())
 
 
 @pytest.mark.parametrize("path", [PREDICT, RECOMMEND])

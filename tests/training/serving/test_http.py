@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
+from conf.errors import ExitCode
+from jobs.serve import app as serve_app
+from jobs.support.run_app import run_app
 from jobs.support.serving import bind_socket, build_config
 from tests.browser import wait_for
+from tests.training.serving.tiny_models import ROW
 from training.serving.access import Access, Guard
 
 GET = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -93,3 +103,46 @@ def test_a_body_is_read_in_chunks_and_one_that_nobody_reads_is_let_go(port) -> N
     size = 1 << 20
     long = head % b"refused" + b"Content-Length: %d\r\n\r\n" % size + bytes(size)
     assert ask(port, long + LAST % b"next").endswith(b"/next")
+
+
+def test_a_port_that_is_taken_is_said_before_models_load(tmp_path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        arguments = ["--export", str(tmp_path), "--port", port]
+        assert run_app(serve_app, arguments) == ExitCode.CONFIG
+    assert run_app(serve_app, ["--export", str(tmp_path), "--port", "0"]) == ExitCode.NOT_READY
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("part", "host", "processes"), [("scores/1", "127.0.0.1", 1), ("", "::1", 2)]
+)
+def test_a_server_answers_what_has_begun_before_it_ends(models, part, host, processes) -> None:
+    command = [sys.executable, "-m", "jobs.cli", "serve", "--export", str(models / part), "--port",
+               "0", "--host", host, "--processes", str(processes), "--timeout", "5"]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("serving scores" if part else "serving scores, towers"), line
+        port = int(re.findall(r":(\d+)", line)[-1])
+        body = json.dumps({"instances": [ROW]}).encode()
+        head = b"POST /v1/models/scores:predict HTTP/1.1\r\nHost: [::1]\r\nContent-Length: %d"
+
+        def begin() -> socket.socket:
+            found = socket.create_connection((host, port), timeout=60)
+            found.sendall(head % len(body) + b"\r\n\r\n" + body[:5])
+            return found
+
+        assert begin().recv(12) == b"HTTP/1.1 408"
+        slow = begin()
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        slow.sendall(body[5:])
+        assert slow.recv(12) == b"HTTP/1.1 200"
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()

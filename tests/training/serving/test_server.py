@@ -27,11 +27,10 @@ from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import build_item_index, read_user_vectors
 from training.export.saved_model import write_export
 from training.index.index_build import add_items, build_index
-from training.index.item_columns import align_columns, read_item_files, read_table
+from training.index.item_columns import align_columns, read_table
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
 from training.serving.app import build_app
-from training.serving.models.served_version import Loading, ServedVersion
 from training.serving.models.server_config import RecommendConfig, ServerConfig
 from training.serving.requests.errors import RequestError
 from training.serving.server import Server
@@ -101,32 +100,6 @@ def test_status_metadata_health_and_metrics(client) -> None:
     assert 'sluice_requests_total{method="status",status="200"}' in text
     assert 'sluice_model_version{model="towers"} 1.0' in text
     assert "<form" in client.get("/").text
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ('\ufeff103\r\n\r\n 104 \r\n"105"\r\n999\r\n7\r\n',
-         "2 of 5 keys match nothing, the first '999', among the items of towers, version 1"),
-        ("103\n104\n105\n", ""),
-        ("103\n105\n 103\n", None),
-    ],
-)  # fmt: skip
-def test_blocked_keys_are_read_as_people_write_them(
-    models, tmp_path, caplog, content: str, said: str | None
-) -> None:
-    file = tmp_path / "blocked.txt"
-    file.write_bytes(content.encode())
-    if said is None:
-        with pytest.raises(InputDataError, match="a key twice") as caught:
-            read_item_files(None, file)
-        assert "lines 1 and 3: '103'" in str(caught.value.received)
-        return
-    with caplog.at_level("WARNING", "sluice.training.serving"):
-        known = ServedVersion(models / "towers" / "1", Loading(read_item_files(None, file))).known
-    assert {known.keys[n] for n in np.flatnonzero(~known.allowed)} == {103, 104, 105}
-    assert said in caplog.text
-    assert bool(said) == bool(caplog.text)
 
 
 def test_lists_are_exact_and_leave_out_what_is_met_blocked_or_filtered(client, trained) -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import zipfile
 from pathlib import Path
 
 import pytest
-from training.scoring.executor import RowSource
-from training.scoring.plan import ScoringRequest, pack_model, plan_task, read_export
 
-from conf.artefacts.export import WARMUP_FILE, Give, seal_card
+from conf.artefacts.export import WARMUP_FILE, seal_card
 from conf.artefacts.run import write_json
 from conf.errors import UpstreamNotReadyError
 from tests.training.serving.tiny_models import PAD
@@ -59,13 +56,6 @@ def test_files_that_the_card_does_not_list_are_not_used(models: Path, tmp_path: 
     (version / "variables" / "more").write_text("x")
     served = ServedVersion(version)
     assert (served.known, served.warm_up()) == (None, 0)
-    task = plan_task(read_export(version), ScoringRequest(tmp_path / "out", Give.SCORES,
-                                                          RowSource("rows")))  # fmt: skip
-    pack_model(read_export(version), task, tmp_path / "model.zip")
-    with zipfile.ZipFile(tmp_path / "model.zip") as archive:
-        assert set(archive.namelist()) == {
-            name for name in files if not name.startswith("assets.extra")
-        }
 
 
 def test_a_card_with_a_change_is_not_served(models: Path, tmp_path: Path) -> None:

@@ -207,10 +207,8 @@ class Recommender:
 def _read_histories(request: ListRequest, models: Sequence[ListModel]) -> Histories:
     """Returns the histories that a request gives, as the first model that reads each takes it."""
     names = frozenset().union(*(model.allowed for model in models))
-    if unknown := next((name for name in request.features if name not in names), None):
-        raise RequestError(
-            f"unknown features {[unknown[:100]]}; allowed: {', '.join(sorted(names))}"
-        )
+    if unknown := [name[:100] for name in request.features if name not in names][:1]:
+        raise RequestError(f"unknown features {unknown}; allowed: {', '.join(sorted(names))}")
     found: dict[str, list[Token]] = {}
     for model in reversed(models):
         found |= model.read_histories(request.features)

@@ -105,7 +105,7 @@ def parse_request(data: Mapping[str, Any]) -> ListRequest:
     try:
         request = ListRequest.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         said = first["msg"].removeprefix("Value error, ")
         raise RequestError(f"{first['loc'][0]}: {said}") from error
     if request.user is None and not request.features:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,49 +116,58 @@ class ModelStore:
         return {"model_version_status": described}
 
     def refresh(self) -> None:
-        """Loads what is new; a version that fails leaves the one before in place."""
+        """Loads what is new; a version or an index that fails leaves the one before in place."""
         for name, numbers in self._source.list_versions().items():
             model = self._models.setdefault(name, _Model())
             for number in reversed(numbers):
                 path = self._source.bring(name, number)
                 if model.current is not None and model.current.number == number:
-                    self._try_index(model, model.current)
+                    if find_index(path) != model.current.index:
+                        self._try(
+                            model, path, f"index {find_index(path)}", model.current.read_index
+                        )
                     break
-                if self._try_version(model, path):
+                model.states.setdefault(number, ("LOADING", ""))
+                if self._try(model, path, f"version {number}", partial(self._load, path)):
                     break
             if model.current is not None:
                 self._source.drop(name, [n for n in numbers if n >= model.current.number])
 
-    def _try_version(self, model: _Model, path: Path) -> bool:
-        number, stamp, start = int(path.name), _read_stamp(path), time.monotonic()
+    def _load(self, path: Path) -> ServedVersion:
+        version = ServedVersion(path, self._loading)
+        if self.check is not None:
+            self.check(version)
+        version.warm_up()
+        return version
+
+    def _try(self, model: _Model, path: Path, what: str, load: Callable[[], ServedVersion]) -> bool:
+        """Loads a version, or its newest index; returns whether it answers."""
+        name, number, before = path.parent.name, int(path.name), model.current
+        stamp, start = _read_stamp(path), time.monotonic()
         if model.refused.get(path) == stamp:
             return False
-        model.states.setdefault(number, ("LOADING", ""))
         try:
-            version = ServedVersion(path, self._loading)
-            if self.check is not None:
-                self.check(version)
-            requests = version.warm_up()
-        except IncompleteVersionError as error:  # Still being copied, it seems: tried again.
-            model.states[number] = ("LOADING", hide_folders(str(error)))
-            return False
+            version = load()
         except Exception as error:
-            model.refused[path] = stamp
-            model.states[number] = ("END", self._note_failure(path, f"version {number}", error))
+            said, is_new = _describe(error), before is None or before.number != number
+            if is_new:
+                is_copied = isinstance(error, IncompleteVersionError)
+                model.states[number] = ("LOADING" if is_copied else "END", hide_folders(said))
+            if not isinstance(error, IncompleteVersionError):  # Else it is tried again.
+                model.refused[path] = stamp
+                _log.error("%s of %s is not served: %s", what, name, said)
+                self._metrics.reloads.labels(name, "failed").inc()
             return False
-        self._replace(model, version)
-        _log.info("version %d of %s answers, by index %s: loaded and called %d times in %.1f s",
-                  number, version.name, version.index, requests, time.monotonic() - start
-                  )  # fmt: skip
+        model.current, seconds = version, time.monotonic() - start
+        _log.info("%s of %s answers: loaded in %.1f s", what, name, seconds)
+        self._metrics.count_load(name, number, version.index)
+        if before is not None and before.number != number:
+            self._leave(model, before, version)
+        model.states[number] = ("AVAILABLE", "")
         gc.collect()  # Graphs are circles of objects: they hold what the version before had.
         return True
 
-    def _replace(self, model: _Model, version: ServedVersion) -> None:
-        before, model.current = model.current, version
-        model.states[version.number] = ("AVAILABLE", "")
-        self._metrics.count_load(version.name, version.number, version.index)
-        if before is None:
-            return
+    def _leave(self, model: _Model, before: ServedVersion, version: ServedVersion) -> None:
         model.states[before.number] = ("END", "")
         if before.index is not None and version.index is None:
             _log.warning(
@@ -169,28 +179,6 @@ class ModelStore:
             for folder in (self._loading.pages / version.name).glob("*-*"):
                 if int(folder.name.partition("-")[0]) not in (before.number, version.number):
                     shutil.rmtree(folder, ignore_errors=True)
-
-    def _try_index(self, model: _Model, version: ServedVersion) -> None:
-        """Takes the newest index of the version that answers, if it has another one by now."""
-        path, newest = version.path, find_index(version.path)
-        if newest == version.index or model.refused.get(path) == (stamp := _read_stamp(path)):
-            return
-        try:
-            model.current = version.read_index()
-        except IncompleteVersionError:
-            return  # Still being copied, it seems: tried again.
-        except Exception as error:
-            model.refused[path] = stamp
-            self._note_failure(path, f"index {newest}", error)
-            return
-        _log.info("index %s of version %d of %s answers", newest, version.number, version.name)
-        self._metrics.count_load(version.name, version.number, newest)
-
-    def _note_failure(self, path: Path, what: str, error: Exception) -> str:
-        name, message = path.parent.name, _describe(error)
-        _log.error("%s of %s is not served: %s", what, name, message)
-        self._metrics.reloads.labels(name, "failed").inc()
-        return hide_folders(message)
 
     def _watch(self) -> None:
         while not self._stopped.wait(self._poll_seconds):

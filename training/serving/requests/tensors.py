@@ -180,9 +180,9 @@ def _is_open(item: Mapping[str, Any]) -> bool:
 
 def _check_feature(item: Mapping[str, Any], feature: tf.RaggedTensor) -> None:
     values = feature.values.numpy()
-    if values.dtype.kind != "f":
+    if values.dtype.kind == "i":
         check_times(item["name"], values, item)
-    elif (bad := find_bad_number(values)) is not None:
+    elif values.dtype.kind == "f" and (bad := find_bad_number(values)) is not None:
         row = int(feature.value_rowids()[bad])
         raise RequestError(
             f"feature {item['name']} must be {FINITE}; received {values[bad]} in row {row} "

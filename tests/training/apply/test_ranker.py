@@ -15,13 +15,9 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
-from training.prediction.predict import write_recommendations
-from training.prediction.rows_to_rank import ListSource, carries_candidates, choose_split
-from training.prediction.scores import write_scores
-from training.scoring.executor import PART, RowSource, score_partition
-from training.scoring.plan import ScoringRequest, plan_task, read_export
 
 from conf.artefacts.dataset import read_manifest
+from conf.artefacts.export import Give
 from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
 from conf.encoders.bags import SparseIndices, Weights
 from conf.encoders.numbers import Bucketize, Normalize
@@ -29,10 +25,17 @@ from conf.errors import ConfigError, InputDataError, InternalError
 from conf.manifest import DatasetKeys, Manifest, SplitInfo
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.train import TrainConfig
+from tests.training.predictions import open_export, predict, write_lists, write_scores
 from tests.training.tiny_dataset import TinyConfig, describe_shard, write_shard, write_tiny_dataset
 from tests.training.toy_models import TinyTowers
+from training.apply.answers import Answers, Asked, Source, plan_answers
+from training.apply.export import Export, Items
+from training.apply.parts import JOB_FILE, PART, Job, RowSource, compute_part
+from training.apply.ranker import Ranker, RowInputs, rank_all, rank_pairs
+from training.apply.rows import carries_candidates, choose_split
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
+from training.evaluation.metrics import Pairs
 from training.export.saved_model import write_export
 from training.input.batches import build_eval_dataset
 from training.loop.assembly import refuse_lost_order
@@ -234,43 +237,32 @@ def test_rows_of_a_file_are_scored_in_order(trained, rows, expected, tmp_path, n
     np.testing.assert_array_equal(np.float32([row["click"] for row in found]), table["click"])
 
 
-def test_an_executor_writes_what_predict_writes(trained, export, rows, tmp_path) -> None:
+def test_an_executor_writes_what_one_machine_writes(trained, export, rows, tmp_path) -> None:
     """Partitions of one batch each; lines of JSON come from Spark as text."""
     path = write_rows(tmp_path / "rows.jsonl.gz", rows)
     lines = gzip.decompress(path.read_bytes()).decode().splitlines()
-    columns = tuple(json.loads(lines[0]))
-    source = RowSource(str(path), columns, id_column="line", is_json=True)
-    asked = {"scores": ("jsonl.gz", {}), "lists": ("jsonl.gz", {"k": 4, "task": "value"})}
-    for name, (suffix, options) in asked.items():
-        output = tmp_path / name
-        default = plan_task(read_export(export), ScoringRequest(output, source=source, **options))
-        assert default.suffix == {"scores": "parquet", "lists": "json.gz"}[name]
-        request = ScoringRequest(output, source=source, suffix=suffix, part_rows=1, **options)
-        task = replace(plan_task(read_export(export), request), rows=len(rows))
+    source = RowSource(str(path), "jsonl", tuple(json.loads(lines[0])), "line")
+    for name, asked in (("scores", Asked()), ("lists", Asked(k=4, task="value"))):
+        output, told = tmp_path / name, Source(file=RawFile(path, "line"))
+        answers = plan_answers(Export(export), asked, told)
+        job = Job(str(output), "jsonl.gz", answers, source, part_rows=17, rows=len(rows))
         output.mkdir()
         lost = pa.RecordBatch.from_pydict({PART: [0], "value": lines[:1]})
         with pytest.raises(InternalError, match="does not see the output"):
-            list(score_partition(task, str(export), [lost]))
-        (output / "_score.json").touch()
+            list(compute_part(job, str(export), [lost]))
+        (output / JOB_FILE).touch()
         with pytest.raises(InternalError, match="rows that were counted"):
-            list(score_partition(task, str(export), [lost]))
-        assert [file.name for file in output.iterdir()] == ["_score.json"]
-        for part in range(task.parts):
+            list(compute_part(job, str(export), [lost]))
+        assert [file.name for file in output.iterdir()] == [JOB_FILE]
+        for part in range(job.parts):
             own = lines[part * 17 : part * 17 + 17]
             batch = pa.RecordBatch.from_pydict({PART: [part] * len(own), "value": own})
-            [done] = score_partition(task, str(export), [batch[:5], batch[5:]])
+            [done] = compute_part(job, str(export), [batch[:5], batch[5:]])
             assert done.to_pylist() == [{"part": part, "rows": len(own)}]
         written = [gzip.decompress(file.read_bytes()) for file in sorted(output.glob("part-*"))]
-        target, file = tmp_path / f"{name}.jsonl.gz", RawFile(path, "line")
-        if name == "scores":
-            write_scores(trained, target, "test", file)
-        else:
-            source_ = ListSource(file=file)
-            write_recommendations(trained, 4, False, source_, task="value", target=target)
-        assert len(written) == task.parts == 4
-        assert b"".join(written) == gzip.decompress(target.read_bytes())
-        shipped = [json.loads(line) for line in b"".join(written).splitlines()]
-        assert len(shipped) == len(rows)
+        predict(trained, tmp_path / "own.jsonl.gz", told, **vars(asked))
+        assert len(written) == job.parts == 4
+        assert b"".join(written) == gzip.decompress((tmp_path / "own.jsonl.gz").read_bytes())
 
 
 def test_columns_are_those_of_all_lines(trained, rows, expected, tmp_path) -> None:
@@ -284,34 +276,13 @@ def test_columns_are_those_of_all_lines(trained, rows, expected, tmp_path) -> No
 
 
 def test_a_split_without_a_candidate_has_none(trained) -> None:
-    assert carries_candidates(trained, "test")
-    assert not carries_candidates(trained, "train")
+    assert carries_candidates(trained.manifest, "test")
+    assert not carries_candidates(trained.manifest, "train")
     counted = {"test": {"candidates": {"values": 0}}}
-    empty = replace(trained, manifest=replace(trained.manifest, statistics=counted))
-    assert not carries_candidates(empty, "test")
+    assert not carries_candidates(replace(trained.manifest, statistics=counted), "test")
 
 
 GOOD = {"user_id": 1000, "gender": "F", "history": [101], "movie_id": 102, "genres": []}
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"user_id": "x"}, "row 2: column 'user_id'"),
-        ({"history": 7}, "row 2: column 'history'"),
-        ({"history": ["a"]}, "row 2: column 'history'"),
-        ({"gender": 3.5}, "row 2: column 'gender'"),
-    ],
-)
-def test_bad_rows_are_named(trained, tmp_path, change, said) -> None:
-    path, target = tmp_path / "rows.jsonl", tmp_path / "out.parquet"
-    path.write_text(f"{json.dumps(GOOD)}\n{json.dumps({**GOOD, **change})}\n")
-    with pytest.raises(InputDataError, match=said) as caught:
-        write_scores(trained, target, "test", RawFile(path))
-    assert str(path) in caught.value.what
-    assert not target.exists()
-
-
 HEADER = "user_id,gender,history,movie_id,genres\n"
 
 
@@ -319,13 +290,9 @@ HEADER = "user_id,gender,history,movie_id,genres\n"
     ("name", "text", "said"),
     [
         ("a.csv", f"{HEADER}1000,F,101,102,\n1000,F,1o1,102,\n", "row 2: column 'history'"),
-        ("a.csv", f"{HEADER}1000,F,101,102,\n1000,F\n", "Expected 5 columns, got 2"),
         ("a.csv", "user_id,gender,history,movie,genres\n1,F,1,2,\n", "missing: movie_id"),
         ("a.csv", HEADER, "no rows"),
-        ("a.csv", "", "cannot be read"),
         ("a.jsonl", f"{json.dumps(GOOD)}\n\n", "row 2: the line is no JSON object"),
-        ("a.jsonl", '{"user_id": 1}\n', "missing: gender, history, movie_id, genres"),
-        ("a.parquet", "no parquet", "cannot be read"),
         (None, "", "no such input"),
     ],
 )
@@ -345,6 +312,7 @@ def test_formats_and_ids_that_do_not_fit_are_refused(trained, tmp_path) -> None:
         write_scores(trained, tmp_path / "out.parquet", "test", file)
     with pytest.raises(ConfigError, match="format of the output"):
         write_scores(trained, tmp_path / "out.csv", "test", file)
+    (tmp_path / "a.csv").write_text(f"click,{HEADER}r,1000,F,101,102,\n")
     with pytest.raises(ConfigError, match="name of a score"):
         write_scores(trained, tmp_path / "o.parquet", "test", RawFile(tmp_path / "a.csv", "click"))
 
@@ -380,11 +348,90 @@ def _token(trained, identifier: int) -> int:
     return table["token"][identifier - 2].as_py()
 
 
+def test_pairs_are_ranked_as_a_sort_ranks_them() -> None:
+    rng = np.random.default_rng(3)
+    items = Items(np.arange(2, 32), np.zeros((30, 0), np.float32), pa.array(range(30)))
+    orders = rng.integers(0, 9, (40, 30)).astype(np.float32)  # Many ties: these stand by id.
+    kept = rng.random(orders.shape) < 0.7
+    kept[0] = False
+    expected = [
+        sorted(items.ids[kept[row]], key=lambda i: (-orders[row, i - 2], i))[:5]
+        for row in range(40)
+    ]
+    own = rank_pairs(Pairs(*np.nonzero(kept)), orders[kept], items, 40, 5)
+    whole = rank_all(lambda part: orders[part].ravel(), items, (40, 5), Pairs(*np.nonzero(~kept)))
+    for found in (own, whole):
+        assert [row[row > 0].tolist() for row in found.ids] == expected
+
+
+def test_scores_of_items_are_those_of_pairs(trained, encoded, raw, expected) -> None:
+    """Raw and encoded rows, the whole catalogue and pairs: one score of a row and an item."""
+    export = open_export(trained)
+    ranker = Ranker(export, None, export.items)
+    names = [item["name"] for item in export.find_inputs("rank_items")]
+    own = ({name: values[name].numpy() for name in names} for values in (raw, encoded))
+    ways = [RowInputs(next(own)), RowInputs(next(own), is_encoded=True)]
+    cells = Pairs(np.arange(60), export.items.columns_of(encoded["movie_id"].numpy()))
+    for rows in ways:
+        orders = ranker.order_items(rows, np.tile(export.items.tensor, (60, 1)))
+        for task, scores in expected.items():
+            found = ranker.finish(task, orders[task])[cells.rows, cells.columns]
+            np.testing.assert_allclose(found, scores, atol=1e-6)
+        lists = ranker.rank(rows, 3, candidates=cells)
+        assert lists.ids[:, 0].tolist() == encoded["movie_id"].numpy().tolist()
+        np.testing.assert_allclose(lists.scores[:, 0], expected["click"], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("asked", "source", "said"),
+    [
+        (Asked(Give.SCORES, k=3), Source(), "about lists"),
+        (Asked(Give.USER_EMBEDDING), Source(), "cannot give that"),
+    ],
+)
+def test_what_a_model_cannot_give_is_refused(trained, asked, source, said) -> None:
+    with pytest.raises(ConfigError, match=said):
+        plan_answers(open_export(trained), asked, source)
+
+
+def test_what_rows_get_follows_from_model_and_rows(trained) -> None:
+    export = open_export(trained)
+    for asked, source, give in (
+        (Asked(), Source(file=RawFile(Path("x"))), Give.SCORES),
+        (Asked(), Source(), Give.LISTS),
+        (Asked(k=3), Source(file=RawFile(Path("x"))), Give.LISTS),
+        (Asked(), Source(split="test"), Give.SCORES),
+        (Asked(), Source(as_of="test"), Give.LISTS),
+    ):
+        assert plan_answers(export, asked, source).give is give
+    assert plan_answers(export, Asked(), Source()) == Answers(Give.LISTS, 20, None, True)
+
+
+def test_items_that_a_file_describes_are_scored_by_their_inputs(
+    trained, encoded, rows, tmp_path
+) -> None:
+    known = {row["movie_id"]: row["genres"] for row in rows}
+    described = [{"movie_id": m, "genres": g} for m, g in list(known.items())[:9]]
+    described.append({"movie_id": 99_999, "genres": ["genre_1"]})
+    pool, file = tmp_path / "pool.jsonl", tmp_path / "lists.json.gz"
+    pool.write_text("".join(json.dumps(row) + "\n" for row in described))
+    given = write_rows(tmp_path / "rows.jsonl.gz", rows[:5])
+    for source in (Source(split="test"), Source(file=RawFile(given, "line"))):
+        write_lists(trained, file, 10, source, candidates=RawFile(pool), keep_seen=True)
+        for number, entry in enumerate(_read_lists(file)[:5]):
+            scores = _score_all(trained, encoded, number)
+            found = dict(zip(entry["items"], entry["scores"], strict=True))
+            assert set(found) == {row["movie_id"] for row in described}
+            tokens = {_token(trained, item): value for item, value in scores.items()}
+            own = {m: tokens[m] for m in found if m in tokens}
+            np.testing.assert_allclose([found[m] for m in own], list(own.values()), atol=1e-6)
+
+
 def test_candidates_of_each_row_are_ranked(trained, encoded, tmp_path) -> None:
-    assert choose_split(trained) == "test"
-    file, counts = write_recommendations(trained, 20, True, target=tmp_path / "lists.json.gz")
+    assert choose_split(open_export(trained), trained.manifest) == "test"
+    file = tmp_path / "lists.json.gz"
+    assert write_lists(trained, file, 20).rows == 60
     lists = _read_lists(file)
-    assert counts.users == len(lists) == 60
     for row in (0, 31, 59):
         known = _score_all(trained, encoded, row)
         own = [int(encoded["movie_id"][row]), *encoded["candidates"][row].numpy().tolist()]
@@ -396,8 +443,8 @@ def test_candidates_of_each_row_are_ranked(trained, encoded, tmp_path) -> None:
 def test_rows_without_users_and_candidates_rank_the_catalogue(trained, encoded, tmp_path) -> None:
     keys = replace(trained.manifest.keys, user=None, seen=None, candidates=None)
     alone = replace(trained, manifest=replace(trained.manifest, keys=keys))
-    file, _ = write_recommendations(alone, 5, True, target=tmp_path / "lists.json.gz")
-    lists = _read_lists(file)
+    write_lists(alone, tmp_path / "lists.json.gz", 5)
+    lists = _read_lists(tmp_path / "lists.json.gz")
     assert [entry["row"] for entry in lists] == list(range(1, 61))
     known = _score_all(trained, encoded, 3)
     best = sorted(known, key=lambda item: (-known[item], item))[:5]
@@ -405,10 +452,8 @@ def test_rows_without_users_and_candidates_rank_the_catalogue(trained, encoded, 
 
 
 def test_users_get_what_they_have_not_met_and_files_get_lists(trained, rows, tmp_path) -> None:
-    file, counts = write_recommendations(
-        trained, 40, True, ListSource(split="users"), target=tmp_path / "users.json.gz"
-    )
-    assert counts.users == 60
+    file = tmp_path / "users.json.gz"
+    assert write_lists(trained, file, 40, Source(split="users")).rows == 60
     where = (trained.version_dir, trained.manifest)
     [users] = build_eval_dataset(*where, "users", 100, ("user_id", "seen"), ("seen",))
     for entry, seen in zip(_read_lists(file), users["seen"], strict=True):
@@ -418,13 +463,12 @@ def test_users_get_what_they_have_not_met_and_files_get_lists(trained, rows, tmp
     users_only = [{k: v for k, v in row.items() if k not in ("movie_id", "genres")}
                   for row in rows[:4]]  # fmt: skip
     given = RawFile(write_rows(tmp_path / "rows.csv", users_only), "line")
-    file, _ = write_recommendations(
-        trained, 3, True, ListSource(file=given), target=tmp_path / "l.json.gz"
-    )
+    file = tmp_path / "l.json.gz"
+    write_lists(trained, file, 3, Source(file=given))
     assert [entry["id"] for entry in _read_lists(file)] == ["r0", "r1", "r2", "r3"]
     assert {len(entry["items"]) for entry in _read_lists(file)} == {3}
     with pytest.raises(ConfigError, match="no such task"):
-        write_recommendations(trained, 3, True, task="clock")
+        write_lists(trained, file, 3, task="clock")
 
 
 def test_towers_of_a_dataset_without_users(trained, tmp_path) -> None:
@@ -436,8 +480,9 @@ def test_towers_of_a_dataset_without_users(trained, tmp_path) -> None:
     card = json.loads((export / "export.json").read_text())
     assert (card["embeddings"]["items"], card["embeddings"]["users"]) == ({"rows": 40}, None)
     assert "user_embedding" in card["signatures"]
-    file, counts = write_recommendations(towers, 4, True)
-    assert [entry["row"] for entry in _read_lists(file)] == list(range(1, counts.users + 1))
+    file = tmp_path / "lists.json.gz"
+    rows = write_lists(towers, file, 4).rows
+    assert [entry["row"] for entry in _read_lists(file)] == list(range(1, rows + 1))
 
 
 SPARSE = FeatureSchema((
@@ -526,5 +571,5 @@ def test_sparse_pairs_without_users_or_items(trained, tmp_path) -> None:
     check_order(sparse)
     tasks = evaluate_split(sparse, "test")["tasks"]
     assert tasks["label"]["rows"] == 3
-    with pytest.raises(ConfigError, match="has no item"):
-        write_recommendations(sparse, 3, False)
+    with pytest.raises(ConfigError, match="cannot give that"):
+        write_lists(sparse, tmp_path / "lists.jsonl", 3)

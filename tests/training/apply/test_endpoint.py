@@ -12,10 +12,11 @@ import numpy as np
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
-from training.replay.replay import Endpoint, post_json
 
+from training.apply.endpoint import Endpoint, post_json
 from training.serving.requests.tensors import parse_predict
 
+TASKS = [{"name": "click", "kind": "binary"}]
 SPECS = {"vector": tf.TensorSpec([None], tf.string), "names": tf.TensorSpec([None, 2], tf.string)}
 
 
@@ -32,7 +33,7 @@ def test_bytes_arrive_as_they_are(rows):
         received.append(parsed)
         return 200, {"outputs": [0.0] * len(parsed["vector"])}
 
-    Endpoint("http://host/v1/models/m", post, rows=3).call(
+    Endpoint("http://host/v1/models/m", (), post, rows=3).call(
         "serving_default", {"vector": vectors, "names": names}
     )
     for name, sent in (("vector", vectors), ("names", names)):
@@ -47,7 +48,7 @@ def test_what_is_no_text_goes_as_tensorflow_serving_asks():
         return 200, {"outputs": [0.0]}
 
     vector = np.array([np.array([0.1], np.float64).tobytes()], object)
-    Endpoint("u", post).call(
+    Endpoint("u", (), post).call(
         "encoded", {"vector": vector, "title": np.array([b"\xc3\xa9"], object)}
     )
     [body] = asked
@@ -73,7 +74,7 @@ def test_a_token_goes_with_each_request():
         url = f"http://127.0.0.1:{server.server_port}/v1/models/m"
         for token in (None, "t" * 16):
             post = partial(post_json, token=token)
-            answer = Endpoint(url, post).call("serving_default", {"a": np.zeros(1)})
-            assert answer[""].tolist() == [0.5]
+            answer = Endpoint(url, TASKS, post).call("serving_default", {"a": np.zeros(1)})
+            assert answer["click"].tolist() == [0.5]
         server.shutdown()
     assert seen == [None, "Bearer " + "t" * 16]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from training.replay.other_version import _check_order
 
 from conf.errors import ConfigError
 from conf.manifest import Manifest, RunInfo
+from training.other_version import _check_order
 
 DAY_MS = 86_400_000
 
