@@ -32,9 +32,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from jobs.predict import Model
     from training.apply.answers import Asked
     from training.apply.export import Export
     from training.apply.parts import Job, RowSource
+    from training.reader.training_data import TrainingData
 
 _log = logging.getLogger("sluice.predict")
 JSON_FORMATS = ("jsonl", "ndjson", "json")
@@ -118,10 +120,11 @@ class Finished:
 
 
 def predict_in_spark(
-    export: Export, asked: Asked, request: SparkRequest, rows: SparkInput | None, spark: SparkConfig
+    model: Model, asked: Asked, request: SparkRequest, rows: SparkInput | None, spark: SparkConfig
 ) -> Finished:
     """Runs a job in a Spark session of its own, or the submitter's."""
-    job = plan_job(export, asked, request, rows)  # Wrong options are refused before Spark starts.
+    export = model.export  # Wrong options are refused before Spark starts.
+    job = plan_job(export, asked, request, rows, model.data)
     session = build_session(spark, "sluice predict")
     try:
         check_executors(session)
@@ -131,7 +134,13 @@ def predict_in_spark(
             session.stop()
 
 
-def plan_job(export: Export, asked: Asked, request: SparkRequest, rows: SparkInput | None) -> Job:
+def plan_job(
+    export: Export,
+    asked: Asked,
+    request: SparkRequest,
+    rows: SparkInput | None,
+    data: TrainingData | None = None,
+) -> Job:
     """Returns the job, without its rows."""
     from conf.artefacts.export import Give
     from training.apply.answers import Source, plan_answers
@@ -150,7 +159,11 @@ def plan_job(export: Export, asked: Asked, request: SparkRequest, rows: SparkInp
     if source is None:
         find_users_inputs(export, answers)
     suffix = request.suffix or ("json.gz" if answers.give is Give.LISTS else "parquet")
-    items = choose_items(export, asked.candidates) if asked.candidates else None
+    items = None
+    if answers.give is Give.LISTS and (asked.candidates or data):
+        items = choose_items(export, asked.candidates, data)
+        if items is export.items:  # Executors have it.
+            items = None
     part_rows = -(-request.part_rows // export.batch_size) * export.batch_size
     output = str(request.output.absolute())
     return Job(output, suffix, answers, source, items, part_rows)

@@ -233,21 +233,6 @@ def test_tabs_separate_without_quotes_as_predict_reads_them(spark, tmp_path) -> 
     assert "line 2" in refused.value.received
 
 
-def test_columns_of_parquet_that_spark_does_not_read_are_left_out(spark, tmp_path) -> None:
-    columns = {
-        "id": [1],
-        "ns": pa.array([1], pa.timestamp("ns")),
-        "u": pa.array([b"0" * 16], pa.uuid()),
-    }
-    for day in (1, 2):
-        (tmp_path / f"day={day}").mkdir()
-        pq.write_table(pa.table(columns), tmp_path / f"day={day}" / "a.parquet")
-    found = open_input(spark.newSession(), SparkInput((str(tmp_path),), "parquet"))
-    assert found.columns == ("id", "day")
-    assert sorted(map(tuple, found.frame.collect())) == [(1, 1), (1, 2)]
-    check_parts(found, ["id", "day"])
-
-
 def test_files_with_other_headers_are_refused(spark, tmp_path) -> None:
     (tmp_path / "a.csv").write_text("a,b\n1,2\n")
     (tmp_path / "b.csv").write_text("b,a\n3,4\n")
@@ -371,8 +356,6 @@ def test_a_job_goes_on_with_what_is_missing(session, runs, rows, tmp_path, capsy
         ("a.csv", "user_id,gender,movie_id\n1,F,2\n", 3, "missing: genres"),
         ("a.csv", "user_id,gender,movie_id,genres\n", 3, "no rows"),
         ("a.csv", "user_id,gender,movie_id,genres\n1,F,2,a\n1,F\n", 3, "damaged"),
-        ("a.jsonl", "{}\n[]\n", 3, "row 2: the line is no JSON object"),
-        ("a.parquet", "no parquet", 3, ""),
         ("a.txt", "x", 2, "format of the input"),
         (None, "", 3, "no such input"),
     ],
