@@ -58,15 +58,8 @@ class RowSource:
 class Job:
     """What is computed, and how it is cut.
 
-    Attributes:
-        output: Directory of the files.
-        suffix: That of their names: the format.
-        answers: What each row gets.
-        source: The rows; None: the users of the export.
-        items: What is ranked; None: the catalogue.
-        part_rows: Rows of a partition, a multiple of those of a call.
-        rows: Rows of all partitions.
-        threads: Threads of TensorFlow.
+    `source` None are the users of the export, `items` None its catalogue; `part_rows` is a multiple
+    of the rows of a call.
     """
 
     output: str
