@@ -151,7 +151,8 @@ def main(
 
     asked = Asked(give, k, task, read(candidates), keep_seen)
     if engine is Engine.SPARK:
-        from jobs.predict_spark import SparkInput, SparkRequest, predict_in_spark
+        from jobs.predict_inputs import SparkInput
+        from jobs.predict_spark import SparkRequest, predict_in_spark
 
         if to is None or split or as_of or users:
             raise ConfigError(

@@ -22,26 +22,20 @@ import tensorflow as tf
 from pyspark.sql import functions as F
 
 import jobs.predict_spark
-from conf.artefacts.export import ExportOptions, Give
+from conf.artefacts.export import TIMES, ExportOptions, Give
 from conf.errors import ConfigError, InputDataError
 from etl.sources.text_files import escape_path
 from jobs.export import export
 from jobs.predict import app, predict
-from jobs.predict_spark import (
-    SparkInput,
-    SparkRequest,
-    check_parts,
-    open_input,
-    plan_job,
-    read_times,
-)
+from jobs.predict_inputs import SparkInput, check_parts, input_failures, open_input, read_times
+from jobs.predict_spark import SparkRequest, plan_job
 from jobs.support.java_runtime import ensure_java
 from jobs.support.run_app import run_app
 from tests.jobs.runs import write_tiny_run
 from tests.training.tiny_dataset import TinyConfig
 from training.apply.answers import Asked, Source
 from training.apply.export import Export
-from training.apply.parts import JOB_FILE, TIMES
+from training.apply.parts import JOB_FILE
 from training.raw_inputs.files import RawFile, RawReader
 from training.raw_inputs.inputs import InputColumn, WrittenForm
 
@@ -197,7 +191,7 @@ def test_text_of_the_source_s_pattern_is_a_time_as_in_the_build(spark, tmp_path)
     assert times == [1769853600000, None, 1769853600000]
     (tmp_path / "a.csv").write_text("when,n\n2026-01-31 10:00,1\n")
     found = open_input(spark.newSession(), SparkInput((str(tmp_path / "a.csv"),)))
-    with pytest.raises(InputDataError, match="dd/MM/yyyy"), jobs.predict_spark.input_failures():
+    with pytest.raises(InputDataError, match="dd/MM/yyyy"), input_failures():
         read_times(found, [item], ["when", "n"]).collect()
 
 

@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 from conf.artefacts.dataset import read_manifest
-from conf.artefacts.export import Give
+from conf.artefacts.export import PART, Give
 from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
 from conf.encoders.bags import SparseIndices, Weights
 from conf.encoders.numbers import Bucketize, Normalize
@@ -30,7 +30,7 @@ from tests.training.tiny_dataset import TinyConfig, describe_shard, write_shard,
 from tests.training.toy_models import TinyTowers
 from training.apply.answers import Answers, Asked, Source, plan_answers
 from training.apply.export import Export, Items
-from training.apply.parts import JOB_FILE, PART, Job, RowSource, compute_part
+from training.apply.parts import JOB_FILE, Job, RowSource, compute_part
 from training.apply.ranker import Ranker, RowInputs, rank_all, rank_pairs
 from training.apply.rows import carries_candidates, choose_split
 from training.checkpoint.restore import TrainedModel

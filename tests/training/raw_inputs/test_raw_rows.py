@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from conf.artefacts.export import Give
+from conf.artefacts.export import LINE, Give
 from conf.errors import ExitCode, InputDataError
 from training.apply.answers import Answers, check_numbers
 from training.apply.export import find_inputs
-from training.apply.parts import LINE, Job, RowSource, read_part
+from training.apply.parts import Job, RowSource, read_part
 from training.raw_inputs.converter import find_bad_number
 from training.raw_inputs.files import RawFile, RawReader
 from training.raw_inputs.inputs import InputColumn

@@ -20,7 +20,15 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from conf.artefacts.dataset import read_manifest
-from conf.artefacts.export import ExportOptions, Give, IndexKind, IndexOptions, read_card
+from conf.artefacts.export import (
+    LINE,
+    PART,
+    ExportOptions,
+    Give,
+    IndexKind,
+    IndexOptions,
+    read_card,
+)
 from conf.training.train import TrainConfig
 from jobs.export import print_summary
 from tests.training.predictions import write_lists, write_scores
@@ -28,7 +36,7 @@ from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.apply.answers import Asked, Source, plan_answers
 from training.apply.endpoint import Endpoint, evaluate_served
 from training.apply.export import Export
-from training.apply.parts import JOB_FILE, LINE, PART, Job, RowSource, compute_part
+from training.apply.parts import JOB_FILE, Job, RowSource, compute_part
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import (
