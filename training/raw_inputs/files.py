@@ -74,9 +74,9 @@ class RawReader:
         self.file, self.inputs, self._done = file, tuple(inputs), 0
         self._keys = () if key is None else (key.name, key.column)
         self._separator = _SEPARATORS.get(file.format, "")
-        separator = file.list_separator if self._separator else None
-        is_csv = bool(self._separator)
-        self._columns = RawColumns(self.inputs, str(file.path), separator, is_delimited=is_csv)
+        self._columns = RawColumns(
+            self.inputs, str(file.path), file.list_separator, is_delimited=bool(self._separator)
+        )
 
     def find_columns(self) -> list[str]:
         """Returns the names of the file's columns."""
@@ -112,13 +112,13 @@ class RawReader:
 
     def _choose(self, found: Sequence[str]) -> list[str]:
         names = self._columns.choose(found, self.file.id_column)
+        log_unread(str(self.file.path), found, names)
         if twice := [name for name in names if found.count(name) > 1]:
             raise InputDataError(
                 f"{self.file.path} has two columns of one name",
                 received=twice[0],
                 fix="rename one of them, or leave it out",
             )
-        log_unread(str(self.file.path), found, names)
         return names
 
     def _read_columns(

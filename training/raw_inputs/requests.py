@@ -84,6 +84,8 @@ def check_names(
     given: Collection[str], specs: Collection[str], names: SourceNames, where: str = ""
 ) -> None:
     """Refuses names that stand for no input of a signature, and inputs that are left out."""
+    if set(given) == set(specs):
+        return
     stand = {name: names.list_names(name) for name in specs}
     missing = sorted(name for name in specs if not any(one in given for one in stand[name]))
     known = set(chain.from_iterable(stand.values()))
@@ -143,21 +145,22 @@ def _build(
         plain = _build_plain(item, given[choice.names[0]], spec)
         if plain is not None:
             return plain
-    flat = {name: _flatten(item, given[name], spec) for name in choice.names}
-    columns, sizes = {name: values for name, (values, _) in flat.items()}, flat[choice.names[0]][1]
-    for name, (values, own) in flat.items():
-        if own != sizes:
-            raise _refuse_shape(item, spec, f"{own} values of {name}, and {sizes}")
+    columns, shapes = {}, []
+    for name in choice.names:
+        columns[name], sizes = _flatten(item, given[name], spec)
+        shapes.append(sizes)
         if item.is_list:
-            _check_lists(item, values, most)
+            _check_lists(item, columns[name], most)
+    if any(other != sizes for other in shapes):
+        raise _refuse_shape(item, spec, f"columns of {shapes} rows")
     try:
         array = build_input(item, choice, columns)
     except WrongValueError as error:
         raise _name_input(item, error, sizes) from error
-    array = array.reshape(*sizes, *array.shape[1:])
-    if not spec.shape.is_compatible_with(array.shape):
-        raise _refuse_shape(item, spec, f"shape {list(array.shape)}")
-    return array
+    shape = [*sizes, *array.shape[1:]]
+    if any(size not in (None, own) for size, own in zip(spec.shape.as_list(), shape, strict=True)):
+        raise _refuse_shape(item, spec, f"shape {shape}")
+    return array.reshape(shape)
 
 
 def _build_plain(item: InputColumn, value: Any, spec: tf.TensorSpec) -> np.ndarray | None:
@@ -208,12 +211,12 @@ def _refuse_shape(item: InputColumn, spec: tf.TensorSpec, received: str) -> RawV
 
 
 def _name_input(item: InputColumn, error: WrongValueError, sizes: list[int]) -> RawValueError:
-    if not error.place:
-        return RawValueError(f"input {item.name} {error.said}")
-    outer = np.unravel_index(error.place[0], sizes)
-    row, *position = np.array([*outer, *error.place[1:]]).tolist()
-    inner = f", position {position}" if position else ""
-    return RawValueError(f"input {item.name} {error.said} in row {row} (from 0){inner}")
+    where = ""
+    if error.place:
+        outer = np.unravel_index(error.place[0], sizes)
+        row, *position = np.array([*outer, *error.place[1:]]).tolist()
+        where = f" in row {row} (from 0)" + (f", position {position}" if position else "")
+    return RawValueError(f"input {item.name} {error.said}{where}")
 
 
 def _check_lists(item: InputColumn, rows: Sequence[Any], most: int | None) -> None:

@@ -32,7 +32,7 @@ _ISO = re.compile(
 _PARTS = ("year", "month", "day", "hour", "minute", "second")
 _WHOLE = re.compile(r"([+-]?[0-9]+)(?:\.0*)?")
 _EPOCH = datetime.datetime(1970, 1, 1)
-_MOST_OFFSET = datetime.timedelta(hours=18)
+_MOST_OFFSET = 1800  # hours and minutes
 _SECONDS_PER_DAY = 86_400
 
 
@@ -69,43 +69,30 @@ def parse_time(text: str, epoch_unit: str | None, unit: str) -> int:
 
     Where the source writes epochs a number, rounded down: of their unit if it is a date there.
     """
-    stripped = text.strip(SPACES)
+    bare = text.strip(SPACES)
     if epoch_unit is not None:
-        return _parse_epoch(stripped, epoch_unit, unit)
-    if (match := _ISO.fullmatch(stripped)) is not None:
+        number, per = Decimal(bare_real(bare)), UNITS_PER_SECOND[epoch_unit]
+        if number.copy_abs() < 1 << 63:
+            is_date = FIRST_DATE_S * per <= number < LAST_DATE_S * per
+            return floor(number * UNITS_PER_SECOND[unit] / per if is_date else number)
+    elif (match := _ISO.fullmatch(bare)) is not None:
         return _count_micros(match.groupdict("0")) // (1_000_000 // UNITS_PER_SECOND[unit])
-    if (match := _WHOLE.fullmatch(stripped)) is None:
-        raise ValueError(f"{text!r} is no time")
-    return int(match[1])
-
-
-def _parse_epoch(text: str, own: str, unit: str) -> int:
-    number = Decimal(bare_real(text))
-    if number.copy_abs() >= 1 << 63:
-        raise ValueError(f"{text!r} is no time")
-    per = UNITS_PER_SECOND[own]
-    is_date = FIRST_DATE_S * per <= number < LAST_DATE_S * per
-    return floor(number * UNITS_PER_SECOND[unit] / per if is_date else number)
+    elif (match := _WHOLE.fullmatch(bare)) is not None:
+        return int(match[1])
+    raise ValueError(f"{text!r} is no time")
 
 
 def _count_micros(parts: Mapping[str, str]) -> int:
     """Microseconds since 1970, UTC."""
     year, month, day, hour, minute, second = (int(parts[name]) for name in _PARTS)
-    micros = int(parts["part"].ljust(6, "0")[:6])
-    moment = datetime.datetime(year, month, day, hour, minute, second, micros)
-    since = moment - _EPOCH - _read_offset(parts["zone"])
-    return since // datetime.timedelta(microseconds=1)
-
-
-def _read_offset(zone: str) -> datetime.timedelta:
-    if zone in ("0", "Z", "UTC"):
-        return datetime.timedelta()
-    digits = zone[1:].replace(":", "")
-    hours, minutes = (int(digits[:-2]), int(digits[-2:])) if len(digits) > 2 else (int(digits), 0)
-    offset = datetime.timedelta(hours=hours, minutes=minutes)
-    if minutes > 59 or offset > _MOST_OFFSET:
+    micros, zone = int(parts["part"].ljust(6, "0")[:6]), parts["zone"].replace(":", "")
+    offset = 0 if zone in ("0", "Z", "UTC") else int(zone) * (1 if len(zone) > 3 else 100)
+    hours, minutes = divmod(abs(offset), 100)
+    if minutes > 59 or abs(offset) > _MOST_OFFSET:
         raise ValueError(f"{zone} is no zone")
-    return -offset if zone[0] == "-" else offset
+    shift = datetime.timedelta(hours=hours, minutes=minutes) * (-1 if offset < 0 else 1)
+    moment = datetime.datetime(year, month, day, hour, minute, second, micros) - shift
+    return (moment - _EPOCH) // datetime.timedelta(microseconds=1)
 
 
 def scale_epochs(item: InputColumn, values: pa.Array) -> pa.Array:
@@ -123,14 +110,11 @@ def scale_epochs(item: InputColumn, values: pa.Array) -> pa.Array:
 
 def describe_time(item: InputColumn) -> str:
     """Returns in words how a time may be written."""
-    unit, own = item.read_unit or "ms", item.epoch_unit
-    if own is None:
-        return (
-            "ISO 8601, such as 2026-01-31 or 2026-01-31T10:00:00Z, in UTC unless a zone is "
-            f"written; or a whole number of {UNIT_WORDS[unit]} since 1970"
-        )
-    also = "" if own == unit else f", or of {UNIT_WORDS[own]}, as the source writes them"
-    return f"a number of {UNIT_WORDS[unit]} since 1970{also}"
+    own, number = item.epoch_unit, f"number of {UNIT_WORDS[item.read_unit or 'ms']} since 1970"
+    if own is not None:
+        return f"a {number}" + ("" if own == "ms" else f", or of {UNIT_WORDS[own]}")
+    iso = "ISO 8601, such as 2026-01-31 or 2026-01-31T10:00:00Z, in UTC unless a zone is written"
+    return f"{iso}; or a whole {number}"
 
 
 def find_wrong_times(item: InputColumn, values: np.ndarray) -> str | None:
@@ -139,13 +123,13 @@ def find_wrong_times(item: InputColumn, values: np.ndarray) -> str | None:
     Dates of one unit are no dates in another one, as 1980 to 2100 is another range of numbers in
     each. Times of a log that holds dates are dates in its unit, each of them. Of other times of
     such a log none is a small number such as an hour of the day; 0 may mean that there is none.
-    All of some times are dates in another unit only where the unit is wrong. Values have any
-    shape; missing ones and padding are tokens.
+    Values have any shape; missing ones and padding are tokens.
     """
+    if (unit := item.time_unit) is None or values.dtype == object:
+        return None
     tokens = [t for t in (item.null_token, item.pad_token) if isinstance(t, int | float)]
     times = values[np.isfinite(values) & ~np.isin(values, np.array(tokens, values.dtype))]
-    unit = item.time_unit
-    if unit is None or not times.size:
+    if not times.size:
         return None
     low, high = times.min().item(), times.max().item()
     own, likely = UNIT_WORDS[unit], find_date_unit(low)
@@ -155,10 +139,8 @@ def find_wrong_times(item: InputColumn, values: np.ndarray) -> str | None:
             return None
         days = [f"{show_time(low, one)} to {show_time(high, one)}" for one in (unit, likely)]
         other = UNIT_WORDS[likely]
-        return (
-            f"holds times in {other}, and the model reads {own}; received {low} to {high}: in "
-            f"{own} {days[0]}, in {other} {days[1]}"
-        )
+        said = f"holds times in {other}, and the model reads {own}; received {low} to {high}"
+        return f"{said}: in {own} {days[0]}, in {other} {days[1]}"
     if (bad := _find_no_time(times, unit, item.time_kind)) is None:
         return None
     return (
