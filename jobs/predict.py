@@ -151,7 +151,8 @@ def main(
 
     asked = Asked(give, k, task, read(candidates), keep_seen)
     if engine is Engine.SPARK:
-        from jobs.predict_spark import SparkInput, SparkRequest, predict_in_spark
+        from jobs.predict_inputs import SparkInput
+        from jobs.predict_spark import SparkRequest, predict_in_spark
 
         if to is None or split or as_of or users:
             raise ConfigError(
@@ -162,7 +163,7 @@ def main(
         suffix = None if written_as is None else str(written_as)
         request = SparkRequest(to, suffix, part_rows, id_column, list_separator)
         model = open_model(run, export, checkpoint)
-        print_job(predict_in_spark(model.export, asked, request, rows, spark), log_format)
+        print_job(predict_in_spark(model, asked, request, rows, spark), log_format)
         return 0
     if len(source or ()) > 1 or kind or options or written_as or overrides:
         raise ConfigError("several inputs, --format, --option, --as and --set are of Spark",

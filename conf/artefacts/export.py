@@ -43,6 +43,9 @@ ITEMS_FILE = "items.parquet"
 KEY, ID, VECTOR, VECTORS = "key", "id", "vector", "vectors"
 SEEN, FEATURE_PREFIX = "seen", "feature:"
 """Columns of tables of users and items: raw key, id, embedding, items met, features."""
+PART, ROW, LINE, TIMES = "__sluice_part", "__sluice_row", "value", "__sluice_times"
+"""Columns of rows that Spark brings to be predicted: numbers of partition and row, from 0; of JSON
+the line, and its times."""
 INDEX_DIR = "index"
 INDEX_CARD = "index.json"
 INDEX_FORMAT_VERSION = 1

@@ -18,7 +18,7 @@ import tensorflow as tf
 import yaml
 
 from conf.artefacts.dataset import read_manifest
-from conf.artefacts.export import ExportOptions
+from conf.artefacts.export import PART, ExportOptions
 from conf.dates import DateRange
 from conf.errors import ConfigError, ExitCode, InputDataError
 from conf.etl.build import BuildConfig
@@ -34,7 +34,7 @@ from jobs.support.run_app import run_app
 from tests.training.predictions import write_scores
 from training.apply.answers import Asked, Source, plan_answers
 from training.apply.export import Export
-from training.apply.parts import JOB_FILE, PART, Job, RowSource, compute_part
+from training.apply.parts import JOB_FILE, Job, RowSource, compute_part
 from training.checkpoint.restore import TrainedModel
 from training.export.saved_model import write_export
 from training.input.batches import build_eval_dataset

@@ -22,26 +22,20 @@ import tensorflow as tf
 from pyspark.sql import functions as F
 
 import jobs.predict_spark
-from conf.artefacts.export import ExportOptions, Give
+from conf.artefacts.export import TIMES, ExportOptions, Give
 from conf.errors import ConfigError, InputDataError
 from etl.sources.text_files import escape_path
 from jobs.export import export
 from jobs.predict import app, predict
-from jobs.predict_spark import (
-    SparkInput,
-    SparkRequest,
-    check_parts,
-    open_input,
-    plan_job,
-    read_times,
-)
+from jobs.predict_inputs import SparkInput, check_parts, input_failures, open_input, read_times
+from jobs.predict_spark import SparkRequest, plan_job
 from jobs.support.java_runtime import ensure_java
 from jobs.support.run_app import run_app
 from tests.jobs.runs import write_tiny_run
 from tests.training.tiny_dataset import TinyConfig
 from training.apply.answers import Asked, Source
 from training.apply.export import Export
-from training.apply.parts import JOB_FILE, TIMES
+from training.apply.parts import JOB_FILE
 from training.raw_inputs.files import RawFile, RawReader
 from training.raw_inputs.inputs import InputColumn, WrittenForm
 
@@ -197,7 +191,7 @@ def test_text_of_the_source_s_pattern_is_a_time_as_in_the_build(spark, tmp_path)
     assert times == [1769853600000, None, 1769853600000]
     (tmp_path / "a.csv").write_text("when,n\n2026-01-31 10:00,1\n")
     found = open_input(spark.newSession(), SparkInput((str(tmp_path / "a.csv"),)))
-    with pytest.raises(InputDataError, match="dd/MM/yyyy"), jobs.predict_spark.input_failures():
+    with pytest.raises(InputDataError, match="dd/MM/yyyy"), input_failures():
         read_times(found, [item], ["when", "n"]).collect()
 
 
@@ -231,21 +225,6 @@ def test_tabs_separate_without_quotes_as_predict_reads_them(spark, tmp_path) -> 
     with pytest.raises(InputDataError, match="cannot be read") as refused:
         list(RawReader(RawFile(rows), [column]).read(9))
     assert "line 2" in refused.value.received
-
-
-def test_columns_of_parquet_that_spark_does_not_read_are_left_out(spark, tmp_path) -> None:
-    columns = {
-        "id": [1],
-        "ns": pa.array([1], pa.timestamp("ns")),
-        "u": pa.array([b"0" * 16], pa.uuid()),
-    }
-    for day in (1, 2):
-        (tmp_path / f"day={day}").mkdir()
-        pq.write_table(pa.table(columns), tmp_path / f"day={day}" / "a.parquet")
-    found = open_input(spark.newSession(), SparkInput((str(tmp_path),), "parquet"))
-    assert found.columns == ("id", "day")
-    assert sorted(map(tuple, found.frame.collect())) == [(1, 1), (1, 2)]
-    check_parts(found, ["id", "day"])
 
 
 def test_files_with_other_headers_are_refused(spark, tmp_path) -> None:
@@ -371,8 +350,6 @@ def test_a_job_goes_on_with_what_is_missing(session, runs, rows, tmp_path, capsy
         ("a.csv", "user_id,gender,movie_id\n1,F,2\n", 3, "missing: genres"),
         ("a.csv", "user_id,gender,movie_id,genres\n", 3, "no rows"),
         ("a.csv", "user_id,gender,movie_id,genres\n1,F,2,a\n1,F\n", 3, "damaged"),
-        ("a.jsonl", "{}\n[]\n", 3, "row 2: the line is no JSON object"),
-        ("a.parquet", "no parquet", 3, ""),
         ("a.txt", "x", 2, "format of the input"),
         (None, "", 3, "no such input"),
     ],

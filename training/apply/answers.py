@@ -25,15 +25,7 @@ EMBEDDING = "embedding"
 
 @dataclass(frozen=True)
 class Asked:
-    """What a user asks for; None: what fits the model and the rows, as its run says.
-
-    Attributes:
-        give: What each row gets.
-        k: Length of a list.
-        task: Task of a ranking model whose score ranks.
-        candidates: File of the items that are ranked; None: the catalogue.
-        keep_seen: Whether lists keep what a user has met.
-    """
+    """What a user asks for; None: what fits the model and the rows, as its run says."""
 
     give: Give | None = None
     k: int | None = None
@@ -50,13 +42,9 @@ class Asked:
 
 @dataclass(frozen=True)
 class Source:
-    """Rows that are asked for; by default those of all users, or of `test`.
+    """Rows of a split, of users as of one (all, or those of a file), or of a file.
 
-    Attributes:
-        split: Rows of a split of the run's dataset.
-        as_of: Every user as things stood at the end of this split.
-        users: File of the users among them; None: all.
-        file: Rows of a file.
+    By default those of all users, or of `test`.
     """
 
     split: str | None = None
@@ -67,15 +55,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Answers:
-    """What each row gets.
-
-    Attributes:
-        give: A list, scores or a vector.
-        k: Length of a list.
-        task: Task that ranks; None: the first.
-        mask_seen: Whether lists leave out what a user has met, where that is known.
-        has_pool: Whether all rows have the same candidates, whatever their own.
-    """
+    """What each row gets; `has_pool`: all have the same candidates, whatever their own."""
 
     give: Give
     k: int

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from conf.artefacts.export import Give
+from conf.artefacts.export import LINE, PART, TIMES, Give
 from conf.artefacts.run import read_json, write_json
 from conf.errors import ConfigError, InternalError
 from conf.storage.atomic_output import remove_unfinished
@@ -28,8 +28,6 @@ from training.raw_inputs.converter import Columns, RawColumns
 from training.raw_inputs.files import decode_columns, parse_line, regroup
 from training.raw_inputs.inputs import InputColumn
 
-PART, ROW, LINE, TIMES = "__sluice_part", "__sluice_row", "value", "__sluice_times"
-"""Columns that Spark adds: numbers of partition and row, from 0; of JSON the line, and times."""
 JOB_FILE = "_predict.json"
 """Record of a job; readers of a folder of Parquet skip what begins with `_`."""
 JOB_FORMAT_VERSION = 1
@@ -58,15 +56,8 @@ class RowSource:
 class Job:
     """What is computed, and how it is cut.
 
-    Attributes:
-        output: Directory of the files.
-        suffix: That of their names: the format.
-        answers: What each row gets.
-        source: The rows; None: the users of the export.
-        items: What is ranked; None: the catalogue.
-        part_rows: Rows of a partition, a multiple of those of a call.
-        rows: Rows of all partitions.
-        threads: Threads of TensorFlow.
+    `source` None are the users of the export, `items` None its catalogue; `part_rows` is a multiple
+    of the rows of a call.
     """
 
     output: str

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from conf.artefacts.dataset import read_manifest
-from conf.artefacts.export import ExportOptions, Give
+from conf.artefacts.export import LINE, ExportOptions, Give
 from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
 from conf.encoders.bags import VectorBytes
 from conf.encoders.hashing import Hash
@@ -37,7 +37,7 @@ from tests.training.predictions import write_scores
 from tests.training.tiny_dataset import describe_shard, write_shard, write_tiny_dataset
 from training.apply.answers import Asked, Source, find_row_inputs, plan_answers
 from training.apply.export import Export
-from training.apply.parts import LINE, Job, RowSource, read_part
+from training.apply.parts import Job, RowSource, read_part
 from training.checkpoint.restore import TrainedModel
 from training.export.saved_model import write_export
 from training.models.registry import build_model

@@ -17,11 +17,11 @@ import pytest
 import tensorflow as tf
 
 from conf.artefacts.dataset import read_manifest
-from conf.artefacts.export import Give
+from conf.artefacts.export import PART, Give
 from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
 from conf.encoders.bags import SparseIndices, Weights
 from conf.encoders.numbers import Bucketize, Normalize
-from conf.errors import ConfigError, InputDataError, InternalError
+from conf.errors import ConfigError, InternalError
 from conf.manifest import DatasetKeys, Manifest, SplitInfo
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.train import TrainConfig
@@ -30,7 +30,7 @@ from tests.training.tiny_dataset import TinyConfig, describe_shard, write_shard,
 from tests.training.toy_models import TinyTowers
 from training.apply.answers import Answers, Asked, Source, plan_answers
 from training.apply.export import Export, Items
-from training.apply.parts import JOB_FILE, PART, Job, RowSource, compute_part
+from training.apply.parts import JOB_FILE, Job, RowSource, compute_part
 from training.apply.ranker import Ranker, RowInputs, rank_all, rank_pairs
 from training.apply.rows import carries_candidates, choose_split
 from training.checkpoint.restore import TrainedModel
@@ -265,16 +265,6 @@ def test_an_executor_writes_what_one_machine_writes(trained, export, rows, tmp_p
         assert b"".join(written) == gzip.decompress((tmp_path / "own.jsonl.gz").read_bytes())
 
 
-def test_columns_are_those_of_all_lines(trained, rows, expected, tmp_path) -> None:
-    """Lines leave out what is not there; the first ones need not name every column."""
-    bare = [{k: v for k, v in row.items() if k != "history"} for row in rows[:-1]]
-    file = RawFile(write_rows(tmp_path / "rows.jsonl.gz", [*bare, rows[-1]]), "line")
-    write_scores(trained, tmp_path / "out.parquet", "test", file)
-    found = pq.read_table(tmp_path / "out.parquet")["click"].to_numpy()
-    assert rows[-1]["history"]
-    np.testing.assert_allclose(found[-1], expected["click"][-1], rtol=1e-5)
-
-
 def test_a_split_without_a_candidate_has_none(trained) -> None:
     assert carries_candidates(trained.manifest, "test")
     assert not carries_candidates(trained.manifest, "train")
@@ -282,28 +272,7 @@ def test_a_split_without_a_candidate_has_none(trained) -> None:
     assert not carries_candidates(replace(trained.manifest, statistics=counted), "test")
 
 
-GOOD = {"user_id": 1000, "gender": "F", "history": [101], "movie_id": 102, "genres": []}
 HEADER = "user_id,gender,history,movie_id,genres\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "said"),
-    [
-        ("a.csv", f"{HEADER}1000,F,101,102,\n1000,F,1o1,102,\n", "row 2: column 'history'"),
-        ("a.csv", "user_id,gender,history,movie,genres\n1,F,1,2,\n", "missing: movie_id"),
-        ("a.csv", HEADER, "no rows"),
-        ("a.jsonl", f"{json.dumps(GOOD)}\n\n", "row 2: the line is no JSON object"),
-        (None, "", "no such input"),
-    ],
-)
-def test_files_that_are_not_rows_are_refused(trained, tmp_path, name, text, said) -> None:
-    path = tmp_path / (name or "none.csv")
-    if name is not None:
-        path.write_text(text)
-    with pytest.raises(InputDataError) as caught:
-        write_scores(trained, tmp_path / "out.parquet", "test", RawFile(path))
-    assert said in str(caught.value)
-    assert [p.name for p in tmp_path.iterdir()] == ([] if name is None else [name])
 
 
 def test_formats_and_ids_that_do_not_fit_are_refused(trained, tmp_path) -> None:
