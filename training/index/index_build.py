@@ -188,8 +188,8 @@ def add_items(version: Path, path: Path, keep: int | None = None) -> tuple[Path,
 
 def _shape_rows(table: pa.Table, schema: pa.Schema, path: Path) -> pa.Table:
     """Returns new items as rows of the index: no id, and null in columns that the file lacks."""
-    given = {f"{COLUMN_PREFIX}{name}": table[name] for name in table.column_names[1:]}
-    lacking = pa.nulls(len(table))
+    names, lacking = [f"{COLUMN_PREFIX}{name}" for name in table.column_names], pa.nulls(len(table))
+    given = dict(zip(names, table.columns, strict=True))
     try:
         given[KEY] = table.column(0)
         rows = pa.table([given.get(one.name, lacking).cast(one.type) for one in schema], schema)
