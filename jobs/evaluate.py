@@ -32,6 +32,7 @@ from jobs.support.formatting import (
     metric_title,
     read_task_metrics,
 )
+from jobs.support.serving import read_token
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
 from jobs.support.trained_run import (
     CheckpointChoice,
@@ -96,7 +97,7 @@ def main(
     how: dict[str, Any] = {"split": split, "checkpoint": checkpoint, "overrides": overrides or ()}
     served = endpoint if export is None else resolve_export(export)
     if served is not None:
-        token = None if token_file is None else _read_token(token_file)
+        token = None if token_file is None else read_token(token_file)
         metrics = evaluate_served(run, served, **how, dataset=dataset, token=token)
     elif predictions is not None:
         metrics = evaluate_lists(run, predictions, **how)
@@ -154,12 +155,6 @@ def _refuse_mixed(
         raise ConfigError(
             "--token-file goes with --endpoint", received=f"--token-file {token_file}"
         )
-
-
-def _read_token(file: Path) -> str:
-    from training.serving.access import read_token  # Needs what the server needs.
-
-    return read_token(file)
 
 
 def evaluate(

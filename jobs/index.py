@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from conf.artefacts.export import (
-    INDEX_CARD,
-    INDEX_DIR,
-    IndexKind,
-    IndexOptions,
-    list_indexes,
-)
+from conf.artefacts.export import INDEX_CARD, INDEX_DIR, IndexKind, IndexOptions, list_indexes
 from conf.artefacts.run import read_json
 from conf.errors import ConfigError
 from conf.local_paths import local_path
@@ -26,120 +20,53 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def main(
-    export: Annotated[
-        str, typer.Option(help="An exported version, or a model: its newest version.")
-    ],
+    export: Annotated[str, typer.Option(help="A version, or a model: its newest version.")],
     kind: Annotated[IndexKind | None, typer.Option(help="Default: by the number of items.")] = None,
     items: Annotated[
-        Path | None,
-        typer.Option(
-            parser=local_path, help="Columns of items, to filter by; the first is the key."
-        ),
-    ] = None,
-    k: Annotated[
-        int | None, typer.Option(min=1, help="Length of the lists that are measured [50].")
-    ] = None,
-    recall: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Share of them to be found [0.95].")
+        Path | None, typer.Option(parser=local_path, help="Columns to filter by, the key first.")
     ] = None,
     add: Annotated[
-        Path | None,
-        typer.Option(
-            parser=local_path, help="New items with their features, for the newest index."
-        ),
+        Path | None, typer.Option(parser=local_path, help="New items with their features.")
     ] = None,
-    keep: Annotated[
-        int | None, typer.Option(min=1, help="Indexes kept, the newest ones; default: all.")
-    ] = None,
-    once: Annotated[
-        bool, typer.Option("--once", help="Build nothing where the version has an index already.")
-    ] = False,
+    keep: Annotated[int | None, typer.Option(min=1, help="Newest ones kept; default: all.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Only where there is no index yet.")] = False,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Index the items of a retrieval model, or add items to its index; `sluice serve` takes it."""
-    from training.export.stored_models import describe, resolve_export
+    from training.export.stored_models import describe, hold_version, resolve_export
 
     setup_logging(log_format)
-    version = resolve_export(export)
-    given = {"kind": kind, "items_file": items, "k": k, "recall": recall}
-    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if add is not None and chosen:
-        raise ConfigError(
-            "--add keeps the kind, the columns and the goal of the index",
-            received=", ".join(f"--{name.removesuffix('_file')}" for name in chosen),
-            fix="leave them out, or build a new index without --add",
-        )
+    if add is not None and (kind, items) != (None, None):
+        raise ConfigError("--add keeps the kind and the columns of the index")
+    version, note = resolve_export(export), ""
     index: ReadablePath
     if once and add is None and (numbers := list_indexes(version)):
-        index, note = version / INDEX_DIR / str(numbers[-1]), "the version has an index already"
+        index = version / INDEX_DIR / str(numbers[-1])
     else:
-        index, note = _write_index(version, add, IndexOptions(**chosen, keep=keep))
+        with quiet_tensorflow():
+            from training.index.index_build import add_items, build_index
+        with hold_version(version) as directory:
+            if add is None:
+                index = build_index(directory, IndexOptions(kind, items, keep))
+            else:
+                index, added, others = add_items(directory, add, keep)
+                note = f"added {added:,} items; {others:,} were in the index already\n"
     if log_format is LogFormat.JSON:
         print(json.dumps({"index": describe(index)}))
     else:
-        print_index(index, note)
+        print(note, end="")
+        print_index(index)
     return 0
 
 
-def _write_index(
-    version: ReadablePath, add: Path | None, options: IndexOptions
-) -> tuple[Path, str]:
-    """Builds an index, or adds items to the newest one; returns it, and what there is to say."""
-    from training.export.stored_models import hold_version
-
-    with quiet_tensorflow():
-        from training.index.index_build import build_index
-        from training.serving.lists.added_items import add_items
-    with hold_version(version) as directory:
-        if add is None:
-            return build_index(directory, options), ""
-        index, added, repeated = add_items(directory, add, options.keep)
-    return index, f"added {added:,} items; {repeated:,} were in the index already"
-
-
-def print_index(index: ReadablePath, note: str = "") -> None:
+def print_index(index: ReadablePath) -> None:
     """Prints what an index holds, and what it finds of the exact lists."""
-    from rich.console import Console
-    from rich.table import Table
-
     from training.export.stored_models import describe
 
     about = read_json(index / INDEX_CARD)
-    report, console = about["report"], Console(highlight=False)
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for name, value in report["recall"].items():
-        table.add_row(f"recall {name}", f"{value:.4f}")
-    for name, value in report["milliseconds"].items():
-        table.add_row(f"milliseconds, {name}", f"{value:.2f}")
-    if rebuilt := about.get("rebuilt"):
-        missing = rebuilt["added_items_left_out"]
-        lacks = f", without {missing:,} items that were added to it" if missing else ""
-        built = f"built as the index of version {rebuilt['version']}{lacks}"
-        note = f"{note}; {built}" if note else built
-    if note:
-        console.print(note, soft_wrap=True)
-    console.print(_describe(about), soft_wrap=True)
-    console.print(table)
-    if (reached := report["recall"][f"@{report['k']}"]) < about["goal"]["recall"]:
-        console.print(
-            f"recall {reached:.4f} is below the goal of {about['goal']['recall']}: "
-            + ("build the index anew" if about["added"] else "choose another --kind"),
-            soft_wrap=True,
-        )
-    console.print(f"index {index.name} of {about['export']['name']}: {describe(index)}",
-                  soft_wrap=True)  # fmt: skip
-
-
-def _describe(about: dict[str, Any]) -> str:
-    total = sum(info["bytes"] for info in about["files"].values())
-    looks = {"ivf": f", looks into {about['effort']} of {about['cells']} cells",
-             "hnsw": f", walks with {about['effort']} candidates"}  # fmt: skip
-    queries = about["report"]["queries"]
-    return (
-        f"{about['kind']}{looks.get(about['kind'], '')}: {about['items']:,} items of "
-        f"{about['dim']} dimensions, {about['added']:,} of them added, {total / 1e6:.1f} MB; "
-        f"measured by {queries['count']} {queries['of']}"
-    )
+    print("{kind}: {items:,} items of {dim} dimensions, {added:,} of them added".format(**about))
+    print("recall@{k} {recall:.4f}, {milliseconds} ms a search".format(**about))
+    print(f"index {index.name} of {about['export']['name']}: {describe(index)}")
 
 
 if __name__ == "__main__":

@@ -9,30 +9,19 @@ import typer
 
 from conf.errors import ConfigError
 from conf.local_paths import local_path
-from jobs.support.serving import Serving, run_server
+from jobs.support.serving import Serving, read_token, run_server
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
-from training.serving.log_limit import limit_log
-from training.serving.requests.limits import (
-    CallLimits,
-    ConnectionLimits,
-    RequestLimits,
-    ServerLimits,
-)
+from training.serving.requests.limits import CallLimits, RequestLimits, ServerLimits
 
 app = typer.Typer(add_completion=False)
 
 DEFAULTS = ServerLimits()
 
-_REQUEST, _CONNECTIONS = DEFAULTS.request, DEFAULTS.connections
-
 
 @app.command()
 def main(
-    models: Annotated[
-        str,
-        typer.Option(
-            help="Directory of models: `export --to`, also in s3://, gs://, az:// or hdfs://."
-        ),
+    export: Annotated[
+        str, typer.Option(help="A version, a model, or a folder of models; also a store's URI.")
     ],
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 8501,
@@ -79,20 +68,16 @@ def main(
     ] = 1,
     threads: Annotated[
         int, typer.Option(min=1, help="Calls of models at the same time, of each process.")
-    ] = 2,
+    ] = DEFAULTS.calls.threads,
     max_body_mb: Annotated[int, typer.Option(min=1, help="Longest body of a request.")] = (
         DEFAULTS.body_bytes >> 20
     ),
-    max_rows: Annotated[int, typer.Option(min=1, help="Most rows of a request.")] = _REQUEST.rows,
     max_candidates: Annotated[
         int, typer.Option(min=1, help="Most candidates of a request, of all its rows together.")
-    ] = _REQUEST.pairs,
+    ] = DEFAULTS.request.pairs,
     max_values: Annotated[
         int, typer.Option(min=1, help="Most values of a request: rows x candidates x length.")
-    ] = _REQUEST.values,
-    max_connections: Annotated[
-        int, typer.Option(min=1, help="Most connections at a time, of each process.")
-    ] = _CONNECTIONS.count,
+    ] = DEFAULTS.request.values,
     timeout: Annotated[
         float, typer.Option(min=0.1, help="Seconds for a body to arrive, and for an answer.")
     ] = DEFAULTS.seconds,
@@ -100,39 +85,23 @@ def main(
 ) -> int:
     """Answer TensorFlow Serving's REST API, /v1/recommend, and people who open / in a browser."""
     from training.export.stored_models import find_place
-    from training.serving.access import Access, read_token
+    from training.serving.access import Access
     from training.serving.models.server_config import RecommendConfig, ServerConfig
 
     setup_logging(log_format)
-    _check_options(ranker, no_ranker)
-    limit_log()
-    access = Access(
-        host, tuple(allow_host or ()), None if token_file is None else read_token(token_file), docs
-    )
-    limits = ServerLimits(
-        max_body_mb << 20,
-        timeout,
-        RequestLimits(max_rows, max_candidates, max_values),
-        CallLimits(threads),
-        ConnectionLimits(max_connections),
-    )
-    recommend = RecommendConfig(retrieval, ranker, items, blocked, not no_ranker)
-    config = ServerConfig(find_place(models), poll, limits, recommend, verify)
-    return run_server(Serving(config, access, log_format), host, port, processes)
-
-
-def _check_options(ranker: str | None, no_ranker: bool) -> None:
-    """Refuses options that contradict each other.
-
-    Raises:
-        ConfigError: They do.
-    """
     if no_ranker and ranker is not None:
         raise ConfigError(
             "--ranker names what orders lists, and --no-ranker says that nothing does",
             received=f"--ranker {ranker} --no-ranker",
             fix="leave one of them out",
         )
+    token = None if token_file is None else read_token(token_file)
+    access = Access(host, tuple(allow_host or ()), token, docs)
+    request = RequestLimits(pairs=max_candidates, values=max_values)
+    limits = ServerLimits(max_body_mb << 20, timeout, request, CallLimits(threads))
+    recommend = RecommendConfig(retrieval, ranker, items, blocked, not no_ranker)
+    config = ServerConfig(find_place(export), poll, limits, recommend, verify)
+    return run_server(Serving(config, access, log_format), host, port, processes)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ DIR/models.config     what `--model_config_file` of TensorFlow Serving reads
 DIR/<model>/<n>/      a version, from 1 on; whole as soon as it has its name
     export.json       what it is, how to call it, checksums
     index/<m>/        an index of its items, from 1 on; whole as soon as it has its name
-        index.json    of which version it is, its report, checksums
+        index.json    of which version it is, recall and latency, checksums
 DIR/<model>/.withdrawn/<n>/     a version that was withdrawn
 """
 
@@ -75,15 +75,11 @@ class IndexOptions:
     Attributes:
         kind: None: by the number of items.
         items_file: Columns of the items, by which lists are filtered; the first one is the key.
-        k: Length of the lists whose recall is measured.
-        recall: Share of the exact list that a list shall hold; sets how much is searched.
         keep: Versions of the index that are kept, the newest ones; None: all.
     """
 
     kind: IndexKind | None = None
     items_file: Path | None = None
-    k: int = 50
-    recall: float = 0.95
     keep: int | None = None
 
 

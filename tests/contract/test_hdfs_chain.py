@@ -78,7 +78,7 @@ class Chain:
     @contextlib.contextmanager
     def serve(self) -> Iterator[Server]:
         """A server of the folder of models, for the block."""
-        command = [sys.executable, "-m", "jobs.cli", "serve", "--models", f"{self.uri}/models",
+        command = [sys.executable, "-m", "jobs.cli", "serve", "--export", f"{self.uri}/models",
                    "--port", "0", "--poll", "0.5"]  # fmt: skip
         with (self.local / "serve.log").open("w") as log, subprocess.Popen(
             command, cwd=self.local, env=self.environment, stdout=subprocess.PIPE, stderr=log,

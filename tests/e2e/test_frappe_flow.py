@@ -51,7 +51,7 @@ def serve(models: Path, log: Path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "jobs.cli", "serve", "--models", str(models)]
+    command = [sys.executable, "-m", "jobs.cli", "serve", "--export", str(models)]
     with log.open("w") as out:
         process = subprocess.Popen([*command, "--port", str(port)], stdout=out, stderr=out)
     try:

@@ -120,7 +120,7 @@ def test_a_server_is_quiet(folder: Path) -> None:
     run(folder, "export --run runs/tiny --to served")
     with (folder / "said").open("w") as said:
         process = subprocess.Popen(
-            [sys.executable, "-m", "jobs.cli", "serve", "--models", "served", "--port", "0"],
+            [sys.executable, "-m", "jobs.cli", "serve", "--export", "served", "--port", "0"],
             cwd=folder, env=environment(folder), stdout=subprocess.PIPE, stderr=said, text=True,
         )  # fmt: skip
         assert process.stdout is not None

@@ -31,28 +31,17 @@ from etl.tfrecord.reading import crc32c
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Raw tokens in the order of their ids, the first of which is 2, or past the OOV buckets.
+    """Raw tokens in the order of their ids, the first of which is 2, or past the OOV buckets."""
 
-    Attributes:
-        name: Name in the encoder plan.
-        token_dtype: Type of the tokens.
-        tokens: `[size - first_id]` int64 or string.
-        oov_buckets: Buckets of unknown tokens, or None.
-        retired: Tokens that keep their ids but are no longer known, bool `[size - first_id]`, or
-            None: no token is.
-        pad_token: Token that pads lists in the raw data; None: none does.
-    """
-
-    name: str
+    name: str  # in the encoder plan
     token_dtype: TokenDType
-    tokens: pa.Array
+    tokens: pa.Array  # `[size - first_id]` int64 or string
     oov_buckets: int | None = None
-    retired: np.ndarray | None = None
-    pad_token: int | None = None
+    retired: np.ndarray | None = None  # which keep their ids and are no longer known, bool
+    pad_token: int | None = None  # pads lists in the raw data
 
     @property
     def first_id(self) -> int:
-        """The id of the first token."""
         return FIRST_TOKEN_ID + (self.oov_buckets or 0)
 
     @property
@@ -86,9 +75,6 @@ def is_named(ids: np.ndarray, named: range | None) -> np.ndarray:
     Args:
         ids: int64, of any shape.
         named: The ids of a vocabulary that do (`find_named_ids`); None: they are keys or hashes.
-
-    Returns:
-        bool, of the shape of the ids.
     """
     if named is None:
         return np.asarray((ids != PAD_ID) & (ids != OOV_ID))
@@ -96,11 +82,7 @@ def is_named(ids: np.ndarray, named: range | None) -> np.ndarray:
 
 
 def read_plan(version_dir: ReadablePath, manifest: Manifest) -> EncoderPlan:
-    """Reads the encoder plan of a version.
-
-    Raises:
-        InputDataError: It is missing, damaged, or not the one that the manifest names.
-    """
+    """Reads the encoder plan of a version, which must be the one that the manifest names."""
     directory = version_dir / ENCODERS_DIR
     plan = read_plan_file(directory)
     if plan.fingerprint != manifest.encoders_fingerprint:
@@ -114,14 +96,9 @@ def read_plan(version_dir: ReadablePath, manifest: Manifest) -> EncoderPlan:
 
 
 def read_vocabulary(version_dir: ReadablePath, spec: VocabularySpec) -> Vocabulary:
-    """Reads one vocabulary and checks it against its description.
-
-    Raises:
-        InputDataError: The file is missing or outside its directory, its checksum, types or size
-            differ, or its ids do not rise from the first one without gaps.
-    """
+    """Reads one vocabulary and checks it against its description."""
     columns = ["token", "id", *([RETIRED_COLUMN] if spec.incremental else [])]
-    table = _open_files(version_dir).read_vocabulary(spec, columns)
+    table = EncoderFiles(version_dir / ENCODERS_DIR, crc32c).read_vocabulary(spec, columns)
     retired = table[RETIRED_COLUMN].to_numpy() if spec.incremental else None
     tokens = table["token"].combine_chunks()
     return Vocabulary(
@@ -130,30 +107,15 @@ def read_vocabulary(version_dir: ReadablePath, spec: VocabularySpec) -> Vocabula
 
 
 def read_statistics(version_dir: ReadablePath, spec: TableSpec) -> np.ndarray:
-    """Reads the statistic of each id of a vocabulary over the whole train split.
-
-    Returns:
-        float32 `[vocabulary_size]`.
-
-    Raises:
-        InputDataError: The file is missing or outside its directory, or is not the one that the
-            plan was written for.
-    """
-    return _open_files(version_dir).read_table(spec, ["all"])["all"].to_numpy()
-
-
-def _open_files(version_dir: ReadablePath) -> EncoderFiles:
-    return EncoderFiles(version_dir / ENCODERS_DIR, crc32c)
+    """Reads the statistic of each id over the whole train split, float32 `[vocabulary_size]`."""
+    files = EncoderFiles(version_dir / ENCODERS_DIR, crc32c)
+    return files.read_table(spec, ["all"])["all"].to_numpy()
 
 
 def read_key_vocabulary(
     version_dir: ReadablePath, manifest: Manifest, feature: str
 ) -> Vocabulary | None:
-    """Reads the vocabulary of a key feature, or returns None where its ids are the tokens.
-
-    Raises:
-        InputDataError: The plan does not make the feature, or the vocabulary is damaged.
-    """
+    """Reads the vocabulary of a key feature, or returns None where its ids are the tokens."""
     spec = _find_vocabulary(version_dir, manifest, feature)
     return None if spec is None else read_vocabulary(version_dir, spec)
 
@@ -161,13 +123,7 @@ def read_key_vocabulary(
 def find_named_ids(version_dir: ReadablePath, manifest: Manifest, feature: str) -> range | None:
     """Returns the ids of a feature's vocabulary that name one token each, retired ones too.
 
-    No file of tokens is opened.
-
-    Returns:
-        The ids; None: the feature has no vocabulary, its ids are keys or hashes.
-
-    Raises:
-        InputDataError: The plan is missing or damaged, or does not make the feature.
+    None: the feature has no vocabulary, its ids are keys or hashes. No file of tokens is opened.
     """
     spec = _find_vocabulary(version_dir, manifest, feature)
     return None if spec is None else range(spec.first_token_id, spec.size)
@@ -193,13 +149,7 @@ NO_ROW = -1
 
 @dataclass(frozen=True)
 class EncodedVersion:
-    """A dataset version and the encoders that gave its ids.
-
-    Attributes:
-        version_dir: Its directory.
-        manifest: Its manifest.
-        plan: Its encoders.
-    """
+    """A dataset version and the encoders that gave its ids."""
 
     version_dir: ReadablePath
     manifest: Manifest
@@ -207,11 +157,7 @@ class EncodedVersion:
 
 
 def read_encoded_version(version_dir: ReadablePath, manifest: Manifest) -> EncodedVersion:
-    """Reads the encoders of a version.
-
-    Raises:
-        InputDataError: They are missing or damaged.
-    """
+    """Reads the encoders of a version."""
     return EncodedVersion(version_dir, manifest, read_plan(version_dir, manifest))
 
 
@@ -240,14 +186,10 @@ def list_fitted_anew(
     new: EncodedVersion,
     old: EncodedVersion,
 ) -> list[str]:
-    """Returns the features of a model whose values mean something else than in an earlier version.
+    """Returns the inputs of a model whose values mean something else than in an earlier version.
 
-    Args:
-        inputs: The features that the model reads.
-        looked_up: Those whose ids it looks up in tables: ids of vocabularies are matched by token,
-            whatever they are.
-        new: The later version.
-        old: The earlier version.
+    Those that are looked up in tables by ids of vocabularies are matched by token, whatever the
+    ids are.
     """
     return [
         name
@@ -268,17 +210,9 @@ def match_rows(table: str, new: EncodedVersion, old: EncodedVersion) -> np.ndarr
     there are equally many. Ids that are computed, as by hashing, keep their rows where both
     versions compute them alike.
 
-    Args:
-        table: Name of the features' table.
-        new: The version to train on.
-        old: The version that the earlier table was trained on.
-
     Returns:
         int64 `[vocabulary_size]`: rows of the earlier table, -1 where there is none. None where
         the ids of the two versions have nothing to do with each other.
-
-    Raises:
-        InputDataError: A vocabulary is damaged.
     """
     found, before = _find_encoding(table, new), _find_encoding(table, old)
     if found is None or before is None:
@@ -290,13 +224,10 @@ def match_rows(table: str, new: EncodedVersion, old: EncodedVersion) -> np.ndarr
         return match_tokens(vocabulary, old_vocabulary)
     size = spec.vocabulary_size
     computed = vocabulary is None and old_vocabulary is None
-    operations = column.operation, old_column.operation
+    made, was = column.operation, old_column.operation
     # Equally full buckets keep their order: the k-th of each version holds values of one rank.
-    is_refitted = all(isinstance(operation, Bucketize | Cross) for operation in operations)
-    alike = operations[0] == operations[1] or (
-        is_refitted and type(operations[0]) is type(operations[1])
-    )
-    alike = alike and size == old_spec.vocabulary_size
+    is_refitted = isinstance(made, Bucketize | Cross) and type(made) is type(was)
+    alike = (made == was or is_refitted) and size == old_spec.vocabulary_size
     return np.arange(size) if computed and alike and size is not None else None
 
 
@@ -307,18 +238,9 @@ def match_keys(
 
     Keys that are computed, as by hashing, are the same; ids of a vocabulary are matched by token.
 
-    Args:
-        feature: A feature of the table.
-        keys: int64 `[n]`, keys of the earlier table.
-        new: The version to train on.
-        old: The version that the earlier table was trained on.
-
     Returns:
         int64 `[n]`, -1 where the new vocabulary does not have the token. None where the keys of
         the two versions have nothing to do with each other.
-
-    Raises:
-        InputDataError: A vocabulary is damaged.
     """
     try:
         column, old_column = new.plan.column(feature), old.plan.column(feature)

@@ -32,7 +32,6 @@ from conf.artefacts.delta import (
 )
 from conf.artefacts.export import (
     EXPORT_FILE,
-    INDEX_CARD,
     TABLES_DIR,
     ExportOptions,
     list_files,
@@ -346,8 +345,7 @@ def _rebuild_index(staging: Path, base: Path, target: Path) -> None:
             target.name, base.name, error.name, install_hint("serve"), command,
         )  # fmt: skip
         return
-    rebuilt = read_json(rebuild_index(staging, base) / INDEX_CARD)["rebuilt"]
-    if missing := rebuilt["added_items_left_out"]:
+    if missing := rebuild_index(staging, base):
         _log.warning(
             "%d items that were added to the index of version %s are not in that of version %s: "
             "add them again by `%s --add FILE`",

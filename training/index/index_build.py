@@ -1,22 +1,19 @@
-"""Builds the index of a version's items, measures it, and adds items to it.
+"""Builds the index of a version's items, and adds items that the model was not trained on.
 
     DIR/<model>/<n>/index/<m>/
         exact.faiss     all vectors
         near.faiss      of an approximate index
         items.parquet   key, id (null where added), column:<name> of what lists are filtered by
-        index.json      of which version it is, the report, checksums
+        index.json      of which version it is, recall and latency, checksums
 
 An index is written under a hidden name and renamed when it is whole; earlier ones stay.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,6 +28,7 @@ from conf.artefacts.export import (
     INDEX_FORMAT_VERSION,
     ITEMS_FILE,
     KEY,
+    USERS_FILE,
     IndexKind,
     IndexOptions,
     find_damage,
@@ -38,247 +36,199 @@ from conf.artefacts.export import (
     list_files,
     read_card,
 )
-from conf.artefacts.run import read_json, write_json
+from conf.artefacts.run import write_json
 from conf.errors import ConfigError, InputDataError
 from conf.publication.numbered import hold_numbers
 from conf.storage.table_files import read_parquet
-from training.index.index_report import measure, read_queries, tune
 from training.index.item_columns import COLUMN_PREFIX, align_columns, read_table, select_columns
 from training.index.known_entities import (
-    EXACT_FILE,
-    NEAR_FILE,
     IncompleteVersionError,
+    check_index,
     find_index,
     read_vectors,
 )
-from training.index.vector_index import EXACT_ITEMS, VectorIndex, build_exact
+from training.index.vector_index import VectorIndex, choose_kind, fit_index, open_index, tune
+from training.loading.loaded_model import LoadedModel
+from training.raw_inputs.converter import DEFAULT_SEPARATOR, RawColumns
+from training.raw_inputs.files import decode_columns
+from training.raw_inputs.inputs import InputColumn
 
-CELL_POINTS = 64
-"""Items that k-means looks at for each cell; faiss warns below 39."""
-LINKS, BUILD_EFFORT = 32, 80
-"""Of a graph: neighbours of an item, and candidates for them."""
+LENGTH, QUERIES = 50, 512  # Lists that are measured: how long, and of how many users.
+BATCH_ROWS = 1024
+ITEM_VECTORS = f"{EMBEDDINGS_DIR}/{ITEMS_FILE}"
 
 
-def build_index(version: Path, options: IndexOptions | None = None) -> Path:
-    """Builds the next index of a published version.
-
-    Args:
-        version: Directory of the version.
-        options: How it is built.
-
-    Returns:
-        Directory of the index.
-
-    Raises:
-        ConfigError: The model retrieves no items, or the format of a file is unknown.
-        InputDataError: A file is damaged.
-        UpstreamNotReadyError: The version is not whole, or another process indexes it.
-    """
-    options = options or IndexOptions()
-    require_whole(version)
+def build_index(version: Path, options: IndexOptions) -> Path:
+    """Builds the next index of a published version, and returns its directory."""
+    _require_whole(version, ITEM_VECTORS)
     with (
         hold_numbers(version / INDEX_DIR, INDEX_CARD) as held,
         held.next_entry(options.keep) as (staging, target),
     ):
-        _write_first(staging, version, options)
+        _write_first(staging, version, options.kind, _read_columns(version, options.items_file))
     return target
 
 
 def write_index(version: Path, options: IndexOptions) -> None:
-    """Writes index 1 into a version that is not published yet; see `build_index`."""
-    require_whole(version)
-    _write_first(_make_first(version), version, options)
+    """Writes index 1 into a version that is not published yet."""
+    _require_whole(version, ITEM_VECTORS)
+    columns = _read_columns(version, options.items_file)
+    _write_first(version / INDEX_DIR / "1", version, options.kind, columns)
 
 
-def rebuild_index(version: Path, base: Path) -> Path:
-    """Writes index 1 into a version that is not published yet, as the newest one of another is.
+def rebuild_index(version: Path, base: Path) -> int:
+    """Writes index 1 into a version that is not published yet, like the newest one of another.
 
-    Kind, goal and columns are the same. Items that were added to the other index, and are not of
-    this version, are left out: an index keeps no features that their vectors could be made of.
-
-    Args:
-        version: Directory of the version; its `export.json` is written.
-        base: Directory of a version that has an index.
-
-    Returns:
-        Directory of the index; `rebuilt` of its card says of what, and how many items it lacks.
-
-    Raises:
-        InputDataError: The index of the other version is damaged.
+    Items that were added to that one, and are not of this version, are left out: an index keeps no
+    features that their vectors could be made of. Returns how many they are.
     """
-    require_whole(version)
-    before = base / INDEX_DIR / str(find_index(base))
-    about, items = read_json(before / INDEX_CARD), read_parquet(_check_items(before))
-    columns = select_columns(items).add_column(0, KEY, items[KEY])
-    usual = about["kind"] == _choose_kind(about["items"])
-    options = IndexOptions(
-        kind=None if usual else IndexKind(about["kind"]),
-        k=about["goal"]["k"],
-        recall=about["goal"]["recall"],
-    )
-    added = items.filter(pc.is_null(items[ID]))[KEY].combine_chunks()
-    known = read_parquet(version / EMBEDDINGS_DIR / ITEMS_FILE, [KEY])[KEY]
-    left_out = pc.invert(pc.is_in(added, value_set=known.combine_chunks()))
-    rebuilt = {
-        "version": base.name,
-        "index": before.name,
-        "added_items_left_out": int(pc.sum(left_out).as_py() or 0),
-    }
-    directory = _make_first(version)
-    _write_first(directory, version, options, columns, {"rebuilt": rebuilt})
-    return directory
+    before, keys = base / INDEX_DIR / str(find_index(base)), _read_keys(version)
+    about, items = check_index(before, read_card(base)), read_parquet(before / ITEMS_FILE)
+    kind = None if about["kind"] == choose_kind(about["items"]) else IndexKind(about["kind"])
+    columns = align_columns(select_columns(items).add_column(0, KEY, items[KEY]), keys)
+    _write_first(version / INDEX_DIR / "1", version, kind, columns)
+    added = items.filter(items[ID].is_null())[KEY].to_pylist()
+    return len(set(added).difference(keys.to_pylist()))
 
 
-def _make_first(version: Path) -> Path:
-    directory = version / INDEX_DIR / "1"
-    directory.mkdir(parents=True)
-    return directory
-
-
-def _check_items(index: Path) -> Path:
-    """Returns the file of an index's items, which is as it was written."""
-    files = {ITEMS_FILE: read_json(index / INDEX_CARD)["files"][ITEMS_FILE]}
-    if damaged := find_damaged(index, files):
-        raise InputDataError(
-            f"the index {index}, which the next version's is to be like, is damaged",
-            received=damaged,
-            fix="build it anew by `sluice index --export` this version, then run again",
-        )
-    return index / ITEMS_FILE
-
-
-def require_whole(version: Path) -> dict[str, Any]:
-    """Returns `export.json` of a version of a retrieval model, all of whose files are there.
-
-    Raises:
-        ConfigError: The model retrieves no items.
-        IncompleteVersionError: A file is missing, or shorter than it should be.
-        InputDataError: The vectors are damaged.
-    """
+def _require_whole(version: Path, read: str) -> dict[str, Any]:
+    """Returns `export.json` of a version; files whose names begin with `read` are compared."""
     card = read_card(version)
     if damage := find_damage(version):
         raise IncompleteVersionError(f"the export {version} is not whole", received=damage)
-    if not card.get("embeddings", {}).get("items"):
-        raise ConfigError(
-            "only the items of a retrieval model can be indexed",
-            received=f"{card['name']}, a {card['kind']} model",
-            fix="export a retrieval model (model.kind: retrieval) of a dataset with items",
-        )
-    vectors = f"{EMBEDDINGS_DIR}/{ITEMS_FILE}"
-    if damaged := find_damaged(version, {vectors: card["files"][vectors]}):
+    if ITEM_VECTORS not in card["files"]:
+        problem = "only the items of a retrieval model can be indexed"
+        raise ConfigError(problem, received=f"{card['name']}, a {card['kind']} model")
+    files = {name: info for name, info in card["files"].items() if name.startswith(read)}
+    if damaged := find_damaged(version, files):
         raise InputDataError(f"the export {version} is damaged", received=damaged)
     return card
 
 
-def _write_first(
-    directory: Path,
-    version: Path,
-    options: IndexOptions,
-    given: pa.Table | None = None,
-    about: Mapping[str, Any] | None = None,
-) -> None:
-    """Writes an index of all items of a version.
+def _read_keys(version: Path) -> pa.Array:
+    return read_parquet(version / ITEM_VECTORS, [KEY])[KEY].combine_chunks()
 
-    Args:
-        directory: Of the index.
-        version: Of the version.
-        options: How it is built.
-        given: Columns of the items, the first one the key; None: those of the options' file.
-        about: What its card says besides.
-    """
-    start = time.monotonic()
-    table = read_parquet(version / EMBEDDINGS_DIR / ITEMS_FILE)
+
+def _read_columns(version: Path, path: Path | None) -> pa.Table:
+    """Reads a file of items in the order of the version's."""
+    if path is None:
+        return pa.table({})
+    found = align_columns(read_table(path), _read_keys(version))
+    if found.num_columns and all(one.null_count == len(one) for one in found.columns):
+        problem = "the file of items names none of the model's items in its first column"
+        raise InputDataError(problem, received=str(path))
+    return found
+
+
+def _write_first(directory: Path, version: Path, kind: IndexKind | None, columns: pa.Table) -> None:
+    """Writes an index of all items of a version, with columns of theirs."""
+    directory.mkdir(parents=True, exist_ok=True)
+    table = read_parquet(version / ITEM_VECTORS)
     items = pa.table({KEY: table[KEY], ID: table[ID]})  # Ids of items to come are null.
-    if options.items_file is not None:
-        given = read_table(options.items_file)
-    if given is not None:
-        columns = align_columns(given, table[KEY].combine_chunks())
-        if options.items_file is not None:
-            _require_some(columns, options.items_file)
-        for name in columns.column_names:
-            items = items.append_column(f"{COLUMN_PREFIX}{name}", columns[name])
-    index = fit_index(options.kind, read_vectors(table))
-    goal = {"k": options.k, "recall": options.recall}
-    about = {"goal": goal, **read_seconds(start), **(about or {})}
-    write_numbered(directory, version, index, items, about)
+    for name in columns.column_names:
+        items = items.append_column(f"{COLUMN_PREFIX}{name}", columns[name])
+    _write(directory, version, fit_index(kind, read_vectors(table)), items)
 
 
-def _require_some(columns: pa.Table, path: Path) -> None:
-    if columns.num_columns and not any(c.null_count < len(c) for c in columns.columns):
-        raise InputDataError(
-            "the file of items names none of the model's items in its first column",
-            received=str(path),
-            fix="put the items' raw keys into the first column",
-        )
-
-
-def fit_index(kind: IndexKind | None, vectors: NDArray[np.float32]) -> VectorIndex:
-    """Builds the index of some vectors; how far an approximate one looks is chosen later.
-
-    Args:
-        kind: None: by the number of vectors.
-        vectors: `[items, dim]`.
-    """
-    exact, dim = build_exact(vectors), vectors.shape[1]
-    kind = kind or _choose_kind(len(vectors))
-    if kind == IndexKind.EXACT:
-        return VectorIndex(exact)
-    metric = faiss.METRIC_INNER_PRODUCT
-    near: Any
-    if kind == IndexKind.IVF:
-        cells = 2 ** round(np.log2(4 * np.sqrt(len(vectors))))
-        cells = max(1, min(cells, len(vectors) // CELL_POINTS))
-        near = faiss.IndexIVFFlat(faiss.IndexFlatIP(dim), dim, cells, metric)
-        near.cp.max_points_per_centroid = CELL_POINTS
-        near.cp.min_points_per_centroid = 1
-        near.train(vectors)
-    else:
-        near = faiss.IndexHNSWFlat(dim, LINKS, metric)
-        near.hnsw.efConstruction = BUILD_EFFORT
-    near.add(vectors)
-    return VectorIndex(exact, kind, near)
-
-
-def _choose_kind(items: int) -> IndexKind:
-    return IndexKind.EXACT if items <= EXACT_ITEMS else IndexKind.IVF
-
-
-def write_numbered(
-    directory: Path,
-    version: Path,
-    index: VectorIndex,
-    items: pa.Table,
-    about: Mapping[str, Any],
-) -> None:
-    """Writes an index; `effort` is chosen where `about` has none."""
-    card, k = read_card(version), min(about["goal"]["k"], len(index))
-    queries = read_queries(version, index, items[ID].drop_null().to_numpy())
-    if not index.effort:
-        index = tune(index, queries.tuning, k, about["goal"]["recall"])
-    report = measure(index, queries, k)
-    faiss.write_index(index.exact, str(directory / EXACT_FILE))
-    if index.near is not None:
-        faiss.write_index(index.near, str(directory / NEAR_FILE))
+def _write(directory: Path, version: Path, index: VectorIndex, items: pa.Table) -> None:
+    """Tunes an index, and writes it with what was measured."""
+    card, k = read_card(version), min(LENGTH, len(index))
+    index, recall, milliseconds = tune(index, _draw_queries(version, card, index), k)
+    index.write(directory)
     pq.write_table(items, directory / ITEMS_FILE)
     found = {
         "format_version": INDEX_FORMAT_VERSION,
         "export": {name: card[name] for name in ("name", "version", "fingerprint")},
-        "score": card["score"],
         "kind": index.kind,
         "effort": index.effort,
-        "cells": index.near.nlist if index.kind == "ivf" else None,
         "items": len(index),
         "added": items[ID].null_count,
-        "dim": index.dim,
-        "columns": [n.removeprefix(COLUMN_PREFIX) for n in items.column_names[2:]],
-        **about,
-        "report": report,
-        "faiss": faiss.__version__,
+        "dim": index.exact.d,
+        "k": k,
+        "recall": recall,
+        "milliseconds": milliseconds,
         "files": list_files(directory),
     }
     write_json(directory / INDEX_CARD, found)
 
 
-def read_seconds(start: float) -> dict[str, float]:
-    """Returns how long a build has taken, for the card of the index."""
-    return {"build_seconds": round(time.monotonic() - start, 2)}
+def _draw_queries(version: Path, card: dict[str, Any], index: VectorIndex) -> NDArray[np.float32]:
+    """Draws vectors of users, or where the export has none, of items; the same ones each time."""
+    users = (card["embeddings"]["users"] or {}).get("rows", 0)
+    rows = np.random.default_rng(0).permutation(users or len(index))[:QUERIES]
+    if users:
+        return read_vectors(read_parquet(version / EMBEDDINGS_DIR / USERS_FILE))[rows]
+    return np.asarray(index.exact.reconstruct_batch(rows))
+
+
+def add_items(version: Path, path: Path, keep: int | None = None) -> tuple[Path, int, int]:
+    """Writes the next index of a published version with further items, embedded by its tower.
+
+    The file's first column is the key, others are raw inputs and columns of the index. Returns the
+    newest index, how many items were added, and how many of them it had already.
+    """
+    card = _require_whole(version, "")
+    if find_index(version) is None:
+        problem = "there is no index to add items to: build one first"
+        raise ConfigError(problem, received=str(version))
+    with hold_numbers(version / INDEX_DIR, INDEX_CARD) as held:
+        base = version / INDEX_DIR / str(find_index(version))
+        index = open_index(base, check_index(base, card), can_grow=True)
+        items, table = read_parquet(base / ITEMS_FILE), read_table(path, as_text=True)
+        rows = _shape_rows(table, items.schema, path)
+        is_new = pc.invert(pc.is_in(rows[KEY], value_set=items[KEY].combine_chunks()))
+        new = table.filter(is_new)
+        if not len(new):
+            return base, 0, len(table)
+        with held.next_entry(keep) as (staging, target):
+            index.add(embed_items(version, new))
+            _write(staging, version, index, pa.concat_tables([items, rows.filter(is_new)]))
+    return target, len(new), len(table) - len(new)
+
+
+def _shape_rows(table: pa.Table, schema: pa.Schema, path: Path) -> pa.Table:
+    """Returns new items as rows of the index: no id, and null in columns that the file lacks."""
+    given = {f"{COLUMN_PREFIX}{name}": table[name] for name in table.column_names[1:]}
+    lacking = pa.nulls(len(table))
+    try:
+        given[KEY] = table.column(0)
+        rows = pa.table([given.get(one.name, lacking).cast(one.type) for one in schema], schema)
+        if rows[KEY].null_count or len(pc.unique(rows[KEY])) < len(rows):
+            raise pa.ArrowInvalid("an item without a key, or twice")
+    except (pa.ArrowException, IndexError) as error:
+        raise InputDataError(
+            "new items must have a key each in the first column, and values of the index's types",
+            received=f"{path}: {error}",
+            allowed=", ".join(f"{one.name} {one.type}" for one in schema),
+        ) from error
+    return rows
+
+
+def embed_items(version: Path, items: pa.Table) -> NDArray[np.float32]:
+    """Computes the vectors of items by the tower of a version, `[items, dim]`.
+
+    The first column is the key, others are raw inputs; what is left out is missing.
+    """
+    about = read_card(version)["signatures"]["item_embedding"]["inputs"]
+    inputs, names = [InputColumn.from_json(one) for one in about], items.column_names
+    lacking = [one.name for one in inputs if not {one.name, one.column} & set(names)]
+    features = [one.name for one in inputs if names[0] not in (one.name, one.column)]
+    if not set(features).difference(lacking):
+        raise ConfigError(
+            "new items need features: a model knows nothing of a key that it was not trained on",
+            received=f"columns {', '.join(names)}",
+            allowed=", ".join(features) or "none: this model reads nothing but the key",
+        )
+    for name in lacking:
+        items = items.append_column(name, pa.nulls(len(items)))
+    # Whatever the file is: a list that is text has its values between separators.
+    reader = RawColumns(inputs, "the new items", DEFAULT_SEPARATOR, is_delimited=True)
+    read, model, found = reader.choose(items.column_names), LoadedModel(version), []
+    for first in range(0, len(items), BATCH_ROWS):
+        [batch] = items.slice(first, BATCH_ROWS).combine_chunks().to_batches()
+        given = reader.build(decode_columns(batch, read), first + 1)
+        found.append(model.call("item_embedding", given)["embedding"])
+    vectors: NDArray[np.float32] = np.concatenate(found)
+    if not np.isfinite(vectors).all():
+        raise InputDataError("the vectors of new items are not finite", received=str(version))
+    return vectors

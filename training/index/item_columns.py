@@ -33,106 +33,72 @@ Token = int | str
 
 
 class WrongFilterError(ValueError):
-    """A filter names a column that items do not have, or values that it can never hold."""
+    """A filter that no item can ever fit."""
 
 
 class ItemColumns:
-    """Titles and further columns of items, for people and for filters.
-
-    Args:
-        table: A row per item, in the order of positions.
-    """
+    """Titles and further columns: a row of a table per item, in the order of positions."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table.combine_chunks()
-        self.names = tuple(table.column_names)
-        found = {name: _list_places(self._table[name]) for name in self.names}
-        self._places = {name: places for name, places in found.items() if places is not None}
-        self._json = {field.name for field in self._table.schema if _is_json(field.type)}
-        self._numbers = {field.name for field in self._table.schema if _is_number(field.type)}
-        self._texts = {field.name for field in self._table.schema if _is_text(field.type)}
+        found = {name: _list_values(self._table[name]) for name in table.column_names}
+        self._values = {name: values for name, values in found.items() if values is not None}
 
     def get(self, positions: np.ndarray) -> list[dict[str, Any]]:
         """Returns the columns of items; none of an item of which nothing is known."""
-        found = self._table.take(pa.array(positions)).to_pydict()
-        columns = [
-            values if name in self._json else [_clean(value) for value in values]
-            for name, values in found.items()
-        ]
-        return [
-            {} if row.count(None) == len(row) else dict(zip(self.names, row, strict=True))
-            for row in zip(*columns, strict=True)
-        ]
+        found = self._table.take(pa.array(positions))
+        rows = ({n: _clean(value) for n, value in row.items()} for row in found.to_pylist())
+        return [row if any(one is not None for one in row.values()) else {} for row in rows]
 
     def find(self, wanted: Mapping[str, Sequence[Any]]) -> np.ndarray:
-        """Returns which items have one of the values of every column, `[items]`.
-
-        Raises:
-            WrongFilterError: There is no such column, or it cannot hold such a value.
-        """
-        if (name := next((n for n in wanted if n not in self._places), None)) is not None:
-            raise WrongFilterError(
-                f"filter names unknown columns {[name[:100]]}; allowed: {', '.join(self._places)}"
-            )
+        """Returns which items have one of the values of every column, `[items]`."""
+        if unknown := [name[:100] for name in wanted if name not in self._values]:
+            known = ", ".join(self._values)
+            raise WrongFilterError(f"filter names unknown columns {unknown[:1]}; allowed: {known}")
         allowed = np.ones(self._table.num_rows, bool)
         for name, values in wanted.items():
             has_one = np.zeros(len(allowed), bool)
-            has_one[self._places[name].get(self._read_wanted(name, values))] = True
+            has_one[self._values[name].find(name, values)] = True
             allowed &= has_one
         return allowed
 
-    def _read_wanted(self, name: str, values: Sequence[Any]) -> Sequence[Any]:
-        """Returns values as a column may hold them: numbers may come as text."""
-        if name in self._texts:
-            value = next((one for one in values if isinstance(one, str) and "|" in one), None)
-            if value is None:
-                return values
-            parts = [part[:50] for part in value.split("|")[:3]]
-            raise WrongFilterError(
-                f"filter.{name}: a value holds no '|', which separates several; for any of some "
-                f"give a list: {parts}"
-            )
-        return [_read_number(name, value) for value in values] if name in self._numbers else values
-
 
 @dataclass(frozen=True)
-class _Places:
-    """Where the values of a column stand.
+class _Values:
+    """Distinct values of a column as text; items of the n-th: `positions[starts[n:n + 2]]`."""
 
-    Attributes:
-        values: The distinct ones, as text.
-        starts: `[values + 1]`: where the positions of each begin.
-        positions: Of the items that have it.
-    """
-
-    values: pa.Array
+    is_text: bool
+    are_numbers: bool
+    texts: pa.Array
     starts: np.ndarray
     positions: np.ndarray
 
-    def get(self, wanted: Sequence[Any]) -> np.ndarray:
-        """Returns the positions of the items that have one of some values, in one pass."""
-        texts = [text for value in wanted if (text := _find_text(value)) is not None]
-        if len(texts) == 1:
-            code = pc.index(self.values, pa.scalar(texts[0], self.values.type)).as_py()
-            codes = [code] if code >= 0 else []
-        else:
-            value_set = pa.array(texts, self.values.type)
-            codes = np.flatnonzero(pc.is_in(self.values, value_set=value_set)).tolist()
+    def find(self, name: str, wanted: Sequence[Any]) -> np.ndarray:
+        """Returns the positions of the items that have one of some values."""
+        texts = [_find_text(self._read_wanted(name, value)) for value in wanted]
+        value_set = pa.array([text for text in texts if text is not None], self.texts.type)
+        codes = np.flatnonzero(pc.is_in(self.texts, value_set=value_set))
         parts = [self.positions[self.starts[code] : self.starts[code + 1]] for code in codes]
-        return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+        return np.concatenate([np.zeros(0, np.int32), *parts])
 
-
-def _read_number(name: str, value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        with suppress(ValueError):
-            return parse_whole(value)
-        return parse_real(value)
-    except ValueError as error:
-        raise WrongFilterError(
-            f"filter.{name}: the column holds numbers; received {value[:100]!r}"
-        ) from error
+    def _read_wanted(self, name: str, value: Any) -> Any:
+        """Returns a value as the column may hold it: numbers may come as text."""
+        if not isinstance(value, str):
+            return value
+        if self.is_text and "|" in value:
+            parts = [part[:50] for part in value.split("|")[:3]]
+            raise WrongFilterError(
+                f"filter.{name}: '|' separates values; for any of some give a list: {parts}"
+            )
+        if not self.are_numbers:
+            return value
+        try:
+            with suppress(ValueError):
+                return parse_whole(value)
+            return parse_real(value)
+        except ValueError as error:
+            problem = f"filter.{name}: the column holds numbers; received {value[:100]!r}"
+            raise WrongFilterError(problem) from error
 
 
 def _find_text(value: Any) -> str | None:
@@ -145,52 +111,32 @@ def _find_text(value: Any) -> str | None:
         return None
 
 
-def _list_places(column: pa.ChunkedArray) -> _Places | None:
-    """Lists where each value stands; values of text and lists are several, text between `|`."""
+def _list_values(column: pa.ChunkedArray) -> _Values | None:
+    """Lists where each value stands; text holds several between `|`. None: they are structures."""
     values = column.combine_chunks()
-    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+    is_text = pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
+    if is_text:
         values = pc.split_pattern(values, "|")
+    positions = np.arange(len(values))
     if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
         positions = pc.list_parent_indices(values).to_numpy(zero_copy_only=False)
         values = pc.list_flatten(values)
-    else:
-        positions = np.arange(len(values))
-    if pa.types.is_floating(values.type):
-        values = _to_whole(values)
+    are_numbers = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
+    if are_numbers:
+        with suppress(pa.ArrowInvalid):  # pandas makes floats of whole numbers beside nulls.
+            values = values.cast(pa.int64())
     try:
         texts = values.cast(pa.string())
     except pa.ArrowException:
-        return None  # A structure, such as a map.
-    encoded = texts.dictionary_encode()
-    is_value = texts.is_valid().to_numpy(zero_copy_only=False)
-    codes = encoded.indices.filter(texts.is_valid()).to_numpy(zero_copy_only=False)
-    order = np.argsort(codes, kind="stable")
+        return None
+    is_value = texts.is_valid()
+    encoded = texts.filter(is_value).dictionary_encode()
+    codes = encoded.indices.to_numpy(zero_copy_only=False)
+    positions = positions[is_value.to_numpy(zero_copy_only=False)]
     counts = np.bincount(codes, minlength=len(encoded.dictionary))
     starts = np.concatenate(([0], np.cumsum(counts)))
-    return _Places(encoded.dictionary, starts, positions[is_value][order].astype(np.int32))
-
-
-def _to_whole(values: pa.Array) -> pa.Array:
-    """Returns floats as whole numbers where all of them are some, as pandas makes of nulls."""
-    try:
-        return values.cast(pa.int64())
-    except pa.ArrowInvalid:
-        return values
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    leaf = getattr(kind, "value_type", kind)
-    return bool(pa.types.is_integer(leaf) or pa.types.is_floating(leaf))
-
-
-def _is_json(kind: pa.DataType) -> bool:
-    """Whether JSON knows all values of a type."""
-    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer, pa.types.is_boolean)
-    return any(test(kind) for test in tests)
+    positions = positions[np.argsort(codes, kind="stable")].astype(np.int32)
+    return _Values(is_text, are_numbers, encoded.dictionary, starts, positions)
 
 
 def _clean(value: Any) -> Any:
@@ -200,46 +146,29 @@ def _clean(value: Any) -> Any:
     return value if isinstance(value, (int, float, str, list, type(None))) else str(value)
 
 
-def read_table(path: Path, texts: Iterable[str] = ()) -> pa.Table:
-    """Reads a file of items: `.csv`, `.tsv`, `.jsonl`, `.ndjson` or `.parquet`.
-
-    Args:
-        path: The file. Arrow finds the types of CSV columns, but for the first one, the key, which
-            is text: `007` is not `7`. An empty field is a missing value.
-        texts: Further columns of CSV that are text.
-
-    Raises:
-        ConfigError: The format is not known by the name.
-        InputDataError: The file cannot be read, or has no column.
-    """
-    kind = path.suffix.lower()
+def read_table(path: Path, *, as_text: bool = False) -> pa.Table:
+    """Reads a file of items, whose first column is the key; of CSV it is text, or all are."""
+    kind, known = path.suffix.lower(), ".csv, .tsv, .jsonl, .ndjson, .parquet"
+    if kind not in known.split(", "):
+        raise ConfigError("the format of the items is unknown", received=str(path), allowed=known)
     try:
-        if kind == ".parquet":
-            return read_parquet(path)
-        if kind in (".jsonl", ".ndjson"):
-            return _read_json(path)
         if kind in (".csv", ".tsv"):
-            return _read_csv(path, "\t" if kind == ".tsv" else ",", texts)
+            return _read_csv(path, "\t" if kind == ".tsv" else ",", as_text)
+        return read_parquet(path) if kind == ".parquet" else _read_json(path)
     except (OSError, pa.ArrowException) as error:
-        raise InputDataError("the file of items cannot be read", received=f"{path}: {error}") from (
-            error
-        )
-    raise ConfigError(
-        "the format of the items is not known by the file's name",
-        received=str(path),
-        allowed=".csv, .tsv, .jsonl, .parquet",
-    )
+        received = f"{path}: {error}"
+        raise InputDataError("the file of items cannot be read", received=received) from error
 
 
-def _read_csv(path: Path, separator: str, texts: Iterable[str]) -> pa.Table:
+def _read_csv(path: Path, separator: str, as_text: bool, texts: Iterable[str] = ()) -> pa.Table:
     names = read_csv_names(path, separator, is_line_wise=True)
-    types = dict.fromkeys((names[0], *texts), pa.string())
+    types = dict.fromkeys(names if as_text else (names[0], *texts), pa.string())
     try:
         form = CsvForm(separator, types, quoted_nulls=True, is_line_wise=True)
         rows = open_csv(path, names, form)
         return pa.Table.from_batches(rows.batches, rows.schema)
     except LongNumberError as error:
-        return _read_csv(path, separator, (*types, error.column))
+        return _read_csv(path, separator, as_text, (*texts, error.column))
 
 
 def _read_json(path: Path) -> pa.Table:
@@ -258,12 +187,7 @@ def _read_json(path: Path) -> pa.Table:
 
 @dataclass(frozen=True)
 class ItemFiles:
-    """What is said of items beside exports and indexes.
-
-    Attributes:
-        columns: Titles and further columns, the first one the key; None: those of the index.
-        blocked: Keys of items that are never recommended; None: all may be.
-    """
+    """Columns of items in the place of an index's, the first one the key, and blocked items."""
 
     columns: pa.Table | None = None
     blocked: KeyList | None = None
@@ -273,23 +197,13 @@ NO_FILES = ItemFiles()
 
 
 def read_item_files(items: Path | None, blocked: Path | None) -> ItemFiles:
-    """Reads a file of items, and one of keys that are blocked, one a line.
-
-    Raises:
-        ConfigError: The format of the items is not known by the name.
-        InputDataError: A file cannot be read, or a key is blocked twice.
-    """
+    """Reads a file of items, and one of keys that are blocked, one a line."""
     columns = None if items is None else read_table(items)
     return ItemFiles(columns, None if blocked is None else KeyList.read(blocked))
 
 
 def align_columns(table: pa.Table, keys: pa.Array) -> pa.Table:
-    """Returns the columns of a file of items in the order of the catalogue.
-
-    Args:
-        table: The first column is the key; one behind it may have the same name.
-        keys: `[items]`; the columns of an item that is not in the file are null.
-    """
+    """Returns the columns of a file of items in the order of keys `[items]`; null where none is."""
     of_file = table.column(0).combine_chunks()
     with suppress(pa.ArrowException):  # Texts that are no keys: the others are found as text.
         of_file = of_file.cast(keys.type)

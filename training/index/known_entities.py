@@ -1,8 +1,4 @@
-"""What is known of users and items: what stands beside a SavedModel, and its index of items.
-
-The index of a version, if it has one, brings the items: those of the export, those that were added
-since, and their columns. It is read together with the version, so that both are of one model.
-"""
+"""Users and items of an export: those of its newest index, where it has one, added ones too."""
 
 from __future__ import annotations
 
@@ -13,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 import pyarrow as pa
 
@@ -45,11 +40,9 @@ from training.index.item_columns import (
     align_columns,
     select_columns,
 )
-from training.index.pages import share_vectors
-from training.index.vector_index import VectorIndex, build_exact
+from training.index.vector_index import VectorIndex, build_exact, open_index
 
 _log = logging.getLogger("sluice.training.serving")
-EXACT_FILE, NEAR_FILE = "exact.faiss", "near.faiss"
 
 
 class IncompleteVersionError(UpstreamNotReadyError):
@@ -58,14 +51,7 @@ class IncompleteVersionError(UpstreamNotReadyError):
 
 @dataclass(frozen=True)
 class Users:
-    """The users of an export.
-
-    Attributes:
-        table: A row per user.
-        row_of: Row of each, by the text of its key.
-        met: Columns of the items that a user has met: `seen`, or the histories where no column
-            holds what was seen.
-    """
+    """A row per user, found by the text of its key; `met` names lists of items that it has met."""
 
     table: pa.Table
     row_of: dict[str, int]
@@ -77,36 +63,18 @@ class Users:
             return np.zeros(0, np.int64)
         return np.asarray(self.table[column][row].values.to_numpy(zero_copy_only=False))
 
-    def count_values(self, row: int, columns: Iterable[str]) -> int:
-        """Returns how many values lists of a user hold; other columns are left out."""
-        names = set(self.table.column_names)
-        lists = [self.table[name][row] for name in columns if name in names]
-        found = [one.values for one in lists if isinstance(one, pa.ListScalar)]
-        return sum(len(values) for values in found if values is not None)
-
 
 @dataclass(frozen=True)
 class KnownEntities:
-    """What is known of users and items.
-
-    Attributes:
-        keys: `[items]` raw keys.
-        ids: int64, ascending, of the first items; those behind were added and have none.
-        position_of: Position of each key, by its text.
-        allowed: `[items]`: which of them are not blocked.
-        columns: Titles and further columns; None: there are none.
-        index: What finds items; None: those of a ranking model.
-        number: Version of the index; None: the export's own vectors are searched.
-        users: The users, or None.
-    """
+    """What is known of users and items; arrays are `[items]`, in the order of positions."""
 
     keys: list[Token]
-    ids: np.ndarray
-    position_of: dict[str, int]
-    allowed: np.ndarray
+    ids: np.ndarray  # int64, ascending; items at the end were added and have none.
+    position_of: dict[str, int]  # By the text of a key.
+    allowed: np.ndarray  # Those that are not blocked.
     columns: ItemColumns | None = None
-    index: VectorIndex | None = None
-    number: int | None = None
+    index: VectorIndex | None = None  # None: a ranking model's items are not searched for.
+    number: int | None = None  # Of the index; None: the export's own vectors are searched.
     users: Users | None = None
 
     @cached_property
@@ -122,16 +90,15 @@ class KnownEntities:
 
     def find_keys(self, keys: Iterable[Token]) -> np.ndarray:
         """Returns the positions of items by their keys; unknown ones are left out."""
-        found = (self.position_of.get(str(key)) for key in keys)
-        return np.array([position for position in found if position is not None], np.int64)
+        texts = map(str, keys)
+        return np.array([self.position_of[n] for n in texts if n in self.position_of], np.int64)
 
     def find_positions(self, ids: np.ndarray) -> np.ndarray:
-        """Returns the positions of items; unknown ones are left out."""
+        """Returns the positions of items by their ids; unknown ones are left out."""
         found = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
         return found[self.ids[found] == ids]
 
     def get_columns(self, positions: np.ndarray) -> list[dict[str, Any]]:
-        """Returns the columns of items, by name."""
         return [{} for _ in positions] if self.columns is None else self.columns.get(positions)
 
 
@@ -147,84 +114,49 @@ def read_known(
     users: Users | None = None,
     pages: Path | None = None,
 ) -> KnownEntities | None:
-    """Reads what stands beside a SavedModel, and its newest index.
+    """Reads what a version and its newest index know; None: the model knows no items.
 
-    Args:
-        version: Directory of the version.
-        card: Its `export.json`.
-        files: What else is said of the items.
-        users: The users, where they have been read before.
-        pages: Directory of what processes share of the version; None: nothing is shared.
-
-    Returns:
-        None: the model knows no items.
-
-    Raises:
-        IncompleteVersionError: The index is not whole.
-        InputDataError: It is of another model, or damaged.
+    `users` have been read before; processes share what lies in `pages`.
     """
     number, index = find_index(version), None
     if number is not None:
         directory = version / INDEX_DIR / str(number)
-        index, table = open_index(directory, card), read_parquet(directory / ITEMS_FILE)
-    elif (table := _read_items(version, card)) is None:
-        return None
-    elif VECTOR in table.column_names:
-        vectors = read_vectors(table)
-        index = VectorIndex(
-            build_exact(vectors) if pages is None else share_vectors(vectors, pages)
-        )
-    keys = table[KEY].combine_chunks()
+        index = open_index(directory, check_index(directory, card))
+        table = read_parquet(directory / ITEMS_FILE)
+    else:
+        names = (f"{EMBEDDINGS_DIR}/{ITEMS_FILE}", ITEMS_FILE)
+        if (name := next((one for one in names if one in card["files"]), None)) is None:
+            return None
+        table = read_parquet(version / name)
+        if VECTOR in table.column_names:
+            index = VectorIndex(build_exact(read_vectors(table), pages))
+    keys, ids = table[KEY].combine_chunks(), table[ID].drop_null().to_numpy()
     columns = select_columns(table) if files.columns is None else align_columns(files.columns, keys)
-    found = keys.to_pylist()
-    position_of = {str(key): position for position, key in enumerate(found)}
-    allowed = np.ones(len(found), bool)
-    allowed[_find_blocked(files.blocked, position_of, card)] = False
-    known = KnownEntities(
-        keys=found,
-        ids=table[ID].drop_null().to_numpy(),
-        position_of=position_of,
-        allowed=allowed,
-        columns=ItemColumns(columns) if columns.num_columns else None,
-        index=index,
-        number=number,
-        users=users or _read_users(version, card),
-    )
+    position_of = {str(key): position for position, key in enumerate(keys.to_pylist())}
+    allowed = np.ones(len(keys), bool)
+    if files.blocked is not None:
+        _log_unmatched(files.blocked, position_of, card)
+        allowed[[position_of[key] for key in files.blocked.keys if key in position_of]] = False
+    users = users or _read_users(version, card)
+    found = ItemColumns(columns) if columns.num_columns else None
+    known = KnownEntities(keys.to_pylist(), ids, position_of, allowed, found, index, number, users)
     known.get_keys(np.zeros(0, np.int64))  # What it gathers once is not left to a request.
     return known
 
 
-def _find_blocked(
-    blocked: KeyList | None, position_of: Mapping[str, int], card: Mapping[str, Any]
-) -> list[int]:
-    """Returns the positions of the items that are blocked, and logs keys of no item."""
-    if blocked is None:
-        return []
-    if unmatched := [key for key in blocked.keys if key not in position_of]:
+def _log_unmatched(blocked: KeyList, known: Mapping[str, int], card: Mapping[str, Any]) -> None:
+    if unmatched := [key for key in blocked.keys if key not in known]:
         said = describe_unmatched(blocked.path, len(blocked.keys), unmatched)
         _log.warning("%s, among the items of %s, version %s", said, card["name"], card["version"])
-    return [position_of[key] for key in blocked.keys if key in position_of]
-
-
-def _read_items(version: Path, card: Mapping[str, Any]) -> pa.Table | None:
-    for name in (f"{EMBEDDINGS_DIR}/{ITEMS_FILE}", ITEMS_FILE):
-        if name in card["files"]:
-            return read_parquet(version / name)
-    return None
 
 
 def read_vectors(table: pa.Table) -> np.ndarray:
-    """Returns the vectors of a table of embeddings, float32.
-
-    Returns:
-        `[rows, dim]`; of users with several vectors `[rows, interests, dim]`.
-    """
+    """Returns float32 `[rows, dim]`; of users with several vectors `[rows, interests, dim]`."""
     if VECTOR in table.column_names:
-        flat = table[VECTOR].combine_chunks().flatten().to_numpy()
-        return np.asarray(flat.reshape(len(table), -1))
+        return np.asarray(table[VECTOR].combine_chunks().flatten()).reshape(len(table), -1)
     vectors = table[VECTORS].combine_chunks().flatten()
-    flat = vectors.flatten().to_numpy()
-    return np.asarray(flat.reshape(len(table), len(vectors) // len(table), -1))
+    shape = (len(table), len(vectors) // len(table), -1)
+    return np.asarray(vectors.flatten()).reshape(shape)
 
 
 def _read_users(version: Path, card: Mapping[str, Any]) -> Users | None:
@@ -238,42 +170,16 @@ def _read_users(version: Path, card: Mapping[str, Any]) -> Users | None:
     return Users(table, row_of, tuple(f"{FEATURE_PREFIX}{name}" for name in histories))
 
 
-def open_index(directory: Path, card: Mapping[str, Any], *, can_grow: bool = False) -> VectorIndex:
-    """Opens an index.
-
-    Args:
-        directory: That of the index.
-        card: `export.json` of the version that it must be of.
-        can_grow: Whether items will be added; else its vectors stay in the file until they are
-            needed.
-
-    Raises:
-        IncompleteVersionError: It is not whole.
-        InputDataError: It is of another model, or damaged.
-    """
+def check_index(directory: Path, card: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the card of an index that is whole, and of the version with another card."""
     about = read_json(directory / INDEX_CARD)
-    _check_index(directory, about, card)
-    flags = 0 if can_grow else faiss.IO_FLAG_MMAP_IFC
-    exact = faiss.read_index(str(directory / EXACT_FILE), flags)
-    near = None
-    if about["kind"] != "exact":
-        near = faiss.read_index(str(directory / NEAR_FILE), flags)
-    return VectorIndex(exact, about["kind"], near, about["effort"])
-
-
-def _check_index(directory: Path, about: Mapping[str, Any], card: Mapping[str, Any]) -> None:
     what = f"index {directory.name} of {card['name']}, version {card['version']},"
     fix = "build it anew: `sluice index --export` this version, and remove this one"
-    made_of = about["export"]
-    if made_of["fingerprint"] != card["fingerprint"]:
-        raise InputDataError(
-            f"{what} was made of another model than the one beside it",
-            received=f"{made_of['name']}, version {made_of['version']}, fingerprint "
-            f"{made_of['fingerprint'][:12]}…",
-            allowed=f"fingerprint {card['fingerprint'][:12]}…",
-            fix=fix,
-        )
+    if about["export"]["fingerprint"] != card["fingerprint"]:
+        problem = f"{what} was made of another model than the one beside it"
+        raise InputDataError(problem, received=about["export"]["fingerprint"][:12], fix=fix)
     if unfinished := find_unfinished(directory, about["files"]):
         raise IncompleteVersionError(f"{what} {unfinished}")
     if damaged := find_damaged(directory, about["files"]):
         raise InputDataError(f"{what} is damaged", received=damaged, fix=fix)
+    return about

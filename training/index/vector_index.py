@@ -4,124 +4,182 @@
     ivf     k-means cells: those nearest to the query are compared (Sivic and Zisserman 2003)
     hnsw    a graph of near neighbours is walked (Malkov and Yashunin 2016)
 
-The score is the dot product; of a user with several vectors the largest of them. Each vector is
-searched for, and the lists are merged (Cen et al. 2020, "Controllable multi-interest framework for
-recommendation", online serving): an item of the merged list is in that of its nearest vector, so
-that exact lists stay exact.
-
-Items that are not allowed cost nothing but a bit. Where few are allowed, they are all compared.
+The score is the dot product; of a user with several vectors the largest one: their lists are merged
+(Cen et al. 2020, "Controllable multi-interest framework for recommendation", online serving).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-_LIBRARY: Any = faiss
-"""Its stubs know the arguments of C++, not those that Python may pass."""
-EXACT_ITEMS = 50_000
-"""Items that are compared one by one in less time than it takes to look for them elsewhere."""
-GRAPH_SHARE = 4
-"""A graph loses its way where less than one in so many items is allowed."""
-MAX_EFFORT = 4096
+from conf.artefacts.export import IndexKind
+from conf.storage.atomic_output import atomic_file
+from conf.storage.locks import hold_file_lock
 
-Found = tuple[NDArray[np.int64], NDArray[np.float32]]
+_LIBRARY: Any = faiss  # Its stubs know the arguments of C++, not those that Python may pass.
+EXACT_FILE, NEAR_FILE, VECTORS_FILE = "exact.faiss", "near.faiss", "vectors.faiss"
+EXACT_ITEMS = 50_000  # Comparing so many takes less time than to look for them elsewhere.
+GRAPH_SHARE = 4  # A graph loses its way where less than one in so many items is allowed.
+CELL_POINTS = 64  # Items that k-means looks at for each cell; faiss warns below 39.
+LINKS, BUILD_EFFORT = 32, 80  # Of a graph: neighbours of an item, and candidates for them.
+MAX_EFFORT, RECALL = 4096, 0.95  # Where `tune` ends.
+
+Floats = NDArray[np.float32]
+Mask = NDArray[np.bool_]
+Found = tuple[NDArray[np.int64], Floats]
 """Positions of items and their scores, best first; equal scores in the order of positions."""
 
 
 @dataclass(frozen=True)
 class VectorIndex:
-    """Vectors of items, and what finds the best of them.
+    """Vectors of items by their positions, and what finds the best of them."""
 
-    Attributes:
-        exact: All vectors, by position.
-        kind: `exact`, `ivf` or `hnsw`.
-        near: The approximate index; None: `exact` answers.
-        effort: Cells that are looked into, or length of the list of candidates of the walk.
-    """
-
-    exact: Any
+    exact: Any  # All vectors.
     kind: str = "exact"
-    near: Any = None
-    effort: int = 0
+    near: Any = None  # The approximate index; None: `exact` answers.
+    effort: int = 1  # Cells that are looked into, or candidates of a walk.
 
     def __len__(self) -> int:
         return int(self.exact.ntotal)
 
-    @property
-    def dim(self) -> int:
-        """Length of a vector."""
-        return int(self.exact.d)
-
-    def search(self, vectors: NDArray[np.float32], k: int, allowed: NDArray[np.bool_]) -> Found:
-        """Returns the best allowed items.
-
-        Args:
-            vectors: Of the user, `[dim]` or `[interests, dim]` float32.
-            k: How many, where there are so many.
-            allowed: `[items]`.
-        """
+    def search(self, vectors: Floats, k: int, allowed: Mask) -> Found:
+        """Returns the best `k` items of `allowed [items]` for `[dim]` or `[interests, dim]`."""
         count = int(np.count_nonzero(allowed))
         k = min(k, count)
         if k == 0:
             return np.zeros(0, np.int64), np.zeros(0, np.float32)
-        selector = _select(allowed, count)
-        found = [self._search(one, k, selector, count) for one in np.atleast_2d(vectors)]
+        search = self._search_exactly if self._is_few(count) else self._search_near
+        found = [search(one, k, allowed) for one in np.atleast_2d(vectors)]
         return found[0] if len(found) == 1 else merge_lists(found, k)
 
-    def _search(self, vector: NDArray[np.float32], k: int, selector: Any, count: int) -> Found:
-        if not self._is_few(count):
-            found = self._search_near(vector, k, selector, count)
-            if len(found[0]) == k:
-                return found
-        return self._search_exactly(vector, k, selector)
+    def _is_few(self, count: int) -> bool:
+        few = min(EXACT_ITEMS, len(self) // 2)
+        if self.kind == IndexKind.HNSW:
+            few = max(few, len(self) // GRAPH_SHARE)
+        return self.near is None or count <= few
 
-    def _search_exactly(self, vector: NDArray[np.float32], k: int, selector: Any) -> Found:
+    def _search_exactly(self, vector: Floats, k: int, allowed: Mask) -> Found:
         """Compares all items; where several tie for the last place, the first of them have it."""
+        selector, chosen = _select(allowed), np.flatnonzero(allowed)
+        if len(chosen) < min(len(self), EXACT_ITEMS):
+            selector = _LIBRARY.IDSelectorArray(chosen)  # Others are not even looked at.
         parameters = _LIBRARY.SearchParameters(sel=selector)
         positions, scores = _search(self.exact, vector, k + 1, parameters)
         if len(scores) <= k or scores[k] < scores[k - 1]:
             return positions[:k], scores[:k]
-        below = np.nextafter(scores[k], np.float32("-inf"))
+        parameters = _LIBRARY.SearchParameters(sel=_select(allowed))
+        below = float(np.nextafter(scores[k], np.float32("-inf")))
         row = vector[None].astype(np.float32)
-        _, found, tied = self.exact.range_search(row, float(below), params=parameters)
+        _, found, tied = self.exact.range_search(row, below, params=parameters)
         order = np.lexsort((tied, -found))[:k]
         return tied[order], found[order]
 
-    def _is_few(self, count: int) -> bool:
-        few = min(EXACT_ITEMS, len(self) // 2)
-        if self.kind == "hnsw":
-            few = max(few, len(self) // GRAPH_SHARE)
-        return self.near is None or count <= few
-
-    def _search_near(self, vector: NDArray[np.float32], k: int, selector: Any, count: int) -> Found:
+    def _search_near(self, vector: Floats, k: int, allowed: Mask) -> Found:
         """Looks the further, the fewer items are allowed: about as many of them are compared."""
-        effort = min(self.effort * len(self) // count, MAX_EFFORT)
-        return _search(self.near, vector, k, build_parameters(self.kind, effort, selector))
+        effort = min(self.effort * len(self) // int(np.count_nonzero(allowed)), MAX_EFFORT)
+        if self.kind == IndexKind.IVF:
+            parameters = _LIBRARY.SearchParametersIVF(nprobe=effort, sel=_select(allowed))
+        else:
+            parameters = _LIBRARY.SearchParametersHNSW(efSearch=effort, sel=_select(allowed))
+        found = _search(self.near, vector, k, parameters)
+        return found if len(found[0]) == k else self._search_exactly(vector, k, allowed)
+
+    def add(self, vectors: Floats) -> None:
+        self.exact.add(vectors)
+        if self.near is not None:
+            self.near.add(vectors)
+
+    def write(self, directory: Path) -> None:
+        faiss.write_index(self.exact, str(directory / EXACT_FILE))
+        if self.near is not None:
+            faiss.write_index(self.near, str(directory / NEAR_FILE))
 
 
-def build_parameters(kind: str, effort: int, selector: Any = None) -> Any:
-    """Returns how an approximate index is searched."""
-    if kind == "ivf":
-        return _LIBRARY.SearchParametersIVF(nprobe=effort, sel=selector)
-    return _LIBRARY.SearchParametersHNSW(efSearch=effort, sel=selector)
+def open_index(directory: Path, about: Mapping[str, Any], *, can_grow: bool = False) -> VectorIndex:
+    """Opens an index by its card; where it does not grow, processes share its pages."""
+    flags = 0 if can_grow else faiss.IO_FLAG_MMAP_IFC
+    exact = faiss.read_index(str(directory / EXACT_FILE), flags)
+    if about["kind"] == IndexKind.EXACT:
+        return VectorIndex(exact)
+    near = faiss.read_index(str(directory / NEAR_FILE), flags)
+    return VectorIndex(exact, about["kind"], near, about["effort"])
 
 
-def _select(allowed: NDArray[np.bool_], count: int) -> Any:
-    if count == len(allowed):
+def build_exact(vectors: Floats, pages: Path | None = None) -> Any:
+    """Builds what compares all vectors, `[items, dim]`; in `pages` processes share a file of it."""
+    if pages is None:
+        found = faiss.IndexFlatIP(vectors.shape[1])
+        found.add(np.ascontiguousarray(vectors, np.float32))
+        return found
+    pages.mkdir(parents=True, exist_ok=True)
+    file = pages / VECTORS_FILE
+    with hold_file_lock(pages / ".lock"):
+        if not file.exists():
+            with atomic_file(file, durable=False) as unfinished:
+                faiss.write_index(build_exact(vectors), str(unfinished))
+    return faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
+
+
+def choose_kind(items: int) -> IndexKind:
+    return IndexKind.EXACT if items <= EXACT_ITEMS else IndexKind.IVF
+
+
+def fit_index(kind: IndexKind | None, vectors: Floats) -> VectorIndex:
+    """Builds the index of some vectors, `[items, dim]`; `tune` chooses how far it looks."""
+    exact, (items, dim) = build_exact(vectors), vectors.shape
+    kind, metric = kind or choose_kind(items), faiss.METRIC_INNER_PRODUCT
+    near: Any = None
+    if kind == IndexKind.IVF:
+        cells = 2 ** round(np.log2(4 * np.sqrt(items)))
+        cells = max(1, min(cells, items // CELL_POINTS))
+        near = faiss.IndexIVFFlat(faiss.IndexFlatIP(dim), dim, cells, metric)
+        near.cp.max_points_per_centroid = CELL_POINTS
+        near.cp.min_points_per_centroid = 1
+        near.train(vectors)
+    if kind == IndexKind.HNSW:
+        near = faiss.IndexHNSWFlat(dim, LINKS, metric)
+        near.hnsw.efConstruction = BUILD_EFFORT
+    if near is not None:
+        near.add(vectors)
+    return VectorIndex(exact, kind, near)
+
+
+def tune(
+    index: VectorIndex, queries: Floats, k: int, goal: float = RECALL
+) -> tuple[VectorIndex, float, float]:
+    """Doubles the effort of an index until it finds enough of the exact lists of `k`.
+
+    Queries are `[queries, dim]` or `[queries, interests, dim]`. Returns the index, the share that
+    it finds (recall@k), and the median milliseconds of a search.
+    """
+    exact, everything = VectorIndex(index.exact), np.ones(len(index), bool)
+    expected = [exact.search(one, k, everything)[0] for one in queries]
+    while True:
+        found, times = [], [time.perf_counter()]
+        for vectors in queries:
+            found.append(index.search(vectors, k, everything)[0])
+            times.append(time.perf_counter())
+        recall = np.mean([np.isin(*one).mean() for one in zip(expected, found, strict=True)])
+        if index.near is None or recall >= goal or index.effort >= MAX_EFFORT:
+            return index, float(recall), round(float(np.median(np.diff(times))) * 1e3, 3)
+        index = replace(index, effort=2 * index.effort)
+
+
+def _select(allowed: Mask) -> Any:
+    if allowed.all():
         return None
-    if count <= EXACT_ITEMS:
-        return _LIBRARY.IDSelectorArray(np.flatnonzero(allowed))
-    bits = np.packbits(allowed, bitorder="little")
-    return _LIBRARY.IDSelectorBitmap(bits)
+    return _LIBRARY.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
 
 
-def _search(index: Any, vector: NDArray[np.float32], k: int, parameters: Any) -> Found:
+def _search(index: Any, vector: Floats, k: int, parameters: Any) -> Found:
     scores, positions = index.search(vector[None].astype(np.float32), k, params=parameters)
     is_found = positions[0] >= 0
     scores, positions = scores[0][is_found], positions[0][is_found]
@@ -130,25 +188,13 @@ def _search(index: Any, vector: NDArray[np.float32], k: int, parameters: Any) ->
 
 
 def merge_lists(lists: Sequence[Found], k: int) -> Found:
-    """Merges the lists of a user's vectors: an item counts once, with its largest score.
-
-    Args:
-        lists: Positions and scores of each.
-        k: Length of the list that is returned, at most.
-    """
+    """Merges the lists of a user's vectors: an item counts once, with its largest score."""
     positions = np.concatenate([found for found, _ in lists])
     scores = np.concatenate([found for _, found in lists])
     order = np.lexsort((positions, -scores))
     first = np.unique(positions[order], return_index=True)[1]
     best = order[np.sort(first)[:k]]
     return positions[best], scores[best]
-
-
-def build_exact(vectors: NDArray[np.float32]) -> Any:
-    """Builds the index that compares all vectors, `[items, dim]`."""
-    found = faiss.IndexFlatIP(vectors.shape[1])
-    found.add(np.ascontiguousarray(vectors, np.float32))
-    return found
 
 
 def use_one_thread() -> None:

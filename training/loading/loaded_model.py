@@ -1,45 +1,58 @@
-"""A SavedModel in memory, called by its signatures.
+"""A SavedModel in memory, called by its signatures; processes of a machine can share its weights.
 
 A session of its own holds the graph, the weights and the tables, and gives all of it back when it
 ends: `tf.saved_model.load` leaves some fifty megabytes of functions with each load of a model.
+
+A shared weight is a file that every process maps and a variable takes as its value. TensorFlow
+copies it where a graph gathers rows from the variable itself, so that such operations are
+rewritten: read the variable, which costs nothing, and gather from what was read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
-from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
+from tensorflow.core.framework import function_pb2, types_pb2
+from tensorflow.core.protobuf import (
+    meta_graph_pb2,
+    saved_model_pb2,
+    trackable_object_graph_pb2,
+)
 
-from training.loading.shared_weights import read_weights, restore_shared
+from conf.errors import InputDataError
+from conf.storage.atomic_output import atomic_file
+from conf.storage.locks import hold_file_lock
 
 INIT_OPERATION = "__saved_model_init_op"
+SHARED_BYTES = 1 << 20
+"""Smaller weights are copied: they are not worth a file."""
+_OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 Arrays = dict[str, np.ndarray]
 
 
 class LoadedModel:
-    """A SavedModel in memory.
+    """A SavedModel: its `signatures`, and shape and type of the `inputs` of each, by name.
 
     Args:
         directory: The SavedModel.
         pages: Directory of weights that processes share; None: each has a copy of its own.
         threads: Threads of one call; None: TensorFlow's choice.
-
-    Attributes:
-        signatures: As the SavedModel holds them, by name.
-        inputs: Name and type of the inputs of each.
     """
 
     def __init__(
         self, directory: Path, pages: Path | None = None, threads: int | None = None
     ) -> None:
         self._directory = directory
-        graph_of_model = read_graph(directory)
-        self.signatures = list_signatures(graph_of_model)
+        saved = saved_model_pb2.SavedModel.FromString((directory / "saved_model.pb").read_bytes())
+        [served] = [graph for graph in saved.meta_graphs if "serve" in graph.meta_info_def.tags]
+        signatures = served.signature_def.items()
+        self.signatures = {name: one for name, one in signatures if not name.startswith("__")}
         self.inputs = {name: _read_inputs(one) for name, one in self.signatures.items()}
         config = tf.compat.v1.ConfigProto(
             intra_op_parallelism_threads=threads or 0, inter_op_parallelism_threads=threads or 0
@@ -47,7 +60,7 @@ class LoadedModel:
         graph = tf.Graph()
         self._session = tf.compat.v1.Session(graph=graph, config=config)
         with graph.as_default():
-            _restore(self._session, graph_of_model, directory, pages)
+            _restore(self._session, served, directory, pages)
         graph.finalize()
         self._calls = {
             name: self._session.make_callable(
@@ -58,38 +71,15 @@ class LoadedModel:
         }
 
     def call(self, signature: str, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Calls a signature, from any thread.
-
-        Args:
-            signature: One of `signatures`.
-            inputs: Values by name; of the signature's types, or such as convert to them.
-
-        Returns:
-            The outputs by name; text as bytes.
-
-        Raises:
-            tf.errors.InvalidArgumentError: The graph refuses the inputs.
-        """
+        """Calls a signature, from any thread; returns the outputs by name, text as bytes."""
         found: Arrays = self._calls[signature](*(inputs[name] for name in self.inputs[signature]))
         return found
 
     def read_weights(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
         """Yields name and values of each weight, as the SavedModel's file holds them."""
-        yield from read_weights(self._directory)
-
-
-def read_graph(directory: Path) -> meta_graph_pb2.MetaGraphDef:
-    """Reads the graph that serves."""
-    saved = saved_model_pb2.SavedModel.FromString((directory / "saved_model.pb").read_bytes())
-    [found] = [graph for graph in saved.meta_graphs if "serve" in graph.meta_info_def.tags]
-    return found
-
-
-def list_signatures(
-    graph: meta_graph_pb2.MetaGraphDef,
-) -> dict[str, meta_graph_pb2.SignatureDef]:
-    """Returns the signatures that may be called, by name."""
-    return {n: s for n, s in graph.signature_def.items() if not n.startswith("__")}
+        reader = tf.train.load_checkpoint(_name_weights(self._directory))
+        for name, key in _list_keys(reader):
+            yield name, reader.get_tensor(key)
 
 
 def _read_inputs(signature: meta_graph_pb2.SignatureDef) -> dict[str, tf.TensorSpec]:
@@ -105,13 +95,16 @@ def _restore(
     directory: Path,
     pages: Path | None,
 ) -> None:
-    """Brings weights and tables into a session."""
+    """Imports a graph into the default one, and brings weights and tables into the session."""
     if pages is None:
         saver = tf.compat.v1.train.import_meta_graph(graph, clear_devices=True)
         if saver is not None:
-            saver.restore(session, str(directory / "variables" / "variables"))
+            saver.restore(session, _name_weights(directory))
     else:
-        restore_shared(session, graph, directory, pages)
+        for function in graph.graph_def.library.function:
+            _rewrite_gathers(function)
+        tf.compat.v1.train.import_meta_graph(graph, clear_devices=True)
+        _assign_shared(session, directory, pages)
     if INIT_OPERATION in graph.signature_def:
         assets = {
             asset.tensor_info.name: str(directory / "assets" / asset.filename)
@@ -119,3 +112,82 @@ def _restore(
         }
         init = graph.signature_def[INIT_OPERATION].outputs[INIT_OPERATION].name
         session.run(init, assets)
+
+
+def _name_weights(directory: Path) -> str:
+    return str(directory / "variables" / "variables")
+
+
+def _list_keys(reader: Any) -> list[tuple[str, str]]:
+    """Lists name and key of the weights."""
+    if not reader.has_tensor(_OBJECTS):
+        return []
+    objects = trackable_object_graph_pb2.TrackableObjectGraph.FromString(
+        reader.get_tensor(_OBJECTS)
+    )
+    return [(one.full_name, one.checkpoint_key) for node in objects.nodes
+            for one in node.attributes if one.name == "VARIABLE_VALUE"]  # fmt: skip
+
+
+def _assign_shared(session: tf.compat.v1.Session, directory: Path, pages: Path) -> None:
+    """Gives the variables of the default graph values that lie in `pages`."""
+    reader = tf.train.load_checkpoint(_name_weights(directory))
+    keys = _list_keys(reader)
+    names = [name for name, _ in keys]
+    if len(set(names)) != len(names):
+        raise InputDataError(
+            "two weights of the model have one name, so that processes cannot share them",
+            received=f"{directory}: {next(name for name in names if names.count(name) > 1)}",
+            fix="give each variable of the network a name, or serve with --processes 1",
+        )
+    key_of, assigned = dict(keys), []
+    pages.mkdir(parents=True, exist_ok=True)
+    for operation in tf.compat.v1.get_default_graph().get_operations():
+        if operation.type == "VarHandleOp":
+            key = key_of[operation.get_attr("shared_name").decode()]
+            value = _place(_map_weight(reader, key, pages))
+            assigned.append(tf.raw_ops.AssignVariableOp(resource=operation.outputs[0], value=value))
+    session.run(assigned)
+
+
+def _place(values: NDArray[np.generic]) -> tf.Tensor:
+    """Returns a tensor that is an array, not a copy of it."""
+    found = tf.numpy_function(lambda: values, [], tf.as_dtype(values.dtype))
+    found.set_shape(values.shape)
+    return found
+
+
+def _map_weight(reader: Any, key: str, pages: Path) -> NDArray[np.generic]:
+    """Maps the file of a weight; the first process writes it."""
+    shape = reader.get_variable_to_shape_map()[key]
+    dtype = reader.get_variable_to_dtype_map()[key].as_numpy_dtype
+    if dtype is object or int(np.prod(shape)) * np.dtype(dtype).itemsize < SHARED_BYTES:
+        return reader.get_tensor(key)
+    file = pages / f"{key.replace('/', '_')}.bin"
+    with hold_file_lock(pages / ".lock"):
+        if not file.exists():
+            with atomic_file(file, durable=False) as unfinished:
+                reader.get_tensor(key).tofile(unfinished)
+    # A write would go to a copy of the page, and nothing writes.
+    return np.memmap(file, dtype, "c", shape=tuple(shape))
+
+
+def _rewrite_gathers(function: function_pb2.FunctionDef) -> None:
+    """Makes each gather from a variable one from its value; changes the function."""
+    for node in [one for one in function.node_def if one.op == "ResourceGather"]:
+        dtype, indices = node.attr["dtype"].type, node.attr["Tindices"].type
+        batch_dims, name, device = node.attr["batch_dims"].i, node.name, node.device
+        handle, positions, *controls = node.input
+        read = function.node_def.add(
+            name=f"{node.name}/read", op="ReadVariableOp", input=[handle, *controls]
+        )
+        read.attr["dtype"].type = dtype
+        axis = function.node_def.add(name=f"{node.name}/axis", op="Const")
+        axis.attr["dtype"].type = types_pb2.DT_INT32
+        axis.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(batch_dims, tf.int32))
+        node.Clear()
+        node.name, node.op, node.device = name, "GatherV2", device
+        node.input.extend([f"{read.name}:value:0", positions, f"{axis.name}:output:0", *controls])
+        node.attr["Tparams"].type, node.attr["Tindices"].type = dtype, indices
+        node.attr["Taxis"].type = types_pb2.DT_INT32
+        node.attr["batch_dims"].i = batch_dims

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
+Token = int | float | str
 EPOCHS = {"epoch_s": "s", "epoch_ms": "ms", "epoch_us": "us"}
 """Units of the epochs that a source may write."""
 TYPES = {
@@ -22,26 +23,15 @@ TYPES = {
 
 @dataclass(frozen=True)
 class WrittenForm:
-    """How the source writes the column that an input is made of.
+    """How the source writes the column that an input is made of."""
 
-    Attributes:
-        column: Column of the source whose text holds the values.
-        time: How its timestamps are written: `iso`, `epoch_s`, `epoch_ms`, `epoch_us`, or a
-            pattern of Java's, which Spark alone reads; None: they are no timestamps.
-        separator: Between the values of a list; None: no list comes as text.
-        pair_separator: Between the two values of an entry; None: an entry is a value.
-        is_second: Whether the input's values are the second ones of their entries.
-        default: Second value of an entry that has none; None: nothing is.
-        is_oldest_first: Whether a list has the latest value last; the model reads it first.
-    """
-
-    column: str
-    time: str | None = None
-    separator: str | None = None
-    pair_separator: str | None = None
-    is_second: bool = False
-    default: int | str | None = None
-    is_oldest_first: bool = False
+    column: str  # of the source, whose text holds the values
+    time: str | None = None  # timestamps: `iso`, `epoch_s`, …, or a pattern that Spark alone reads
+    separator: str | None = None  # between the values of a list; None: no list comes as text
+    pair_separator: str | None = None  # between the two values of an entry
+    is_second: bool = False  # whether the input's values are the second ones of their entries
+    default: int | str | None = None  # second value of an entry that has none
+    is_oldest_first: bool = False  # whether a list has the latest value last; models read it first
 
     def to_json(self) -> dict[str, Any]:
         """Returns what differs from the defaults."""
@@ -50,18 +40,13 @@ class WrittenForm:
 
 
 def find_forms(config: Mapping[str, Any]) -> dict[str, WrittenForm]:
-    """Returns how each column of the events is written, by the resolved config of a build.
-
-    That of imported records says nothing of columns.
-    """
+    """Returns how each column of the events is written, by the resolved config of a build."""
     events, sources = config.get("events") or {}, config.get("sources") or {}
     brought = events.get("history") if events.get("history_order") == "oldest_first" else None
-    joined = [join["source"] for join in config.get("joins") or ()]
     forms: dict[str, WrittenForm] = {}
-    for name in (events.get("source"), *joined):
+    for name in (events.get("source"), *(join["source"] for join in config.get("joins") or ())):
         for column in (sources.get(name) or {}).get("columns") or ():
-            found = _find_column_forms(column, is_reversed=column["name"] == brought)
-            forms = {**found, **forms}
+            forms = _find_column_forms(column, is_reversed=column["name"] == brought) | forms
     return forms
 
 
@@ -80,41 +65,23 @@ def _find_column_forms(column: Mapping[str, Any], *, is_reversed: bool) -> dict[
 
 @dataclass(frozen=True)
 class InputColumn:
-    """One raw input of a model.
+    """One raw input of a model, `[batch]` or `[batch, length]`."""
 
-    Attributes:
-        name: Name of the input: the feature's, where TensorFlow allows it in a signature.
-        feature: Name of the feature.
-        column: Raw column that the feature was made from.
-        dtype: `int64`, `float32`, `float64` or `string`.
-        is_list: Whether it is `[batch, length]` rather than `[batch]`.
-        length: The fixed length of a list, None where any length will do.
-        max_len: Values that are read of a longer list, None for all.
-        pad_token: Fills a list that is shorter than others in the batch.
-        null_token: Means a missing value; None: of floats, NaN does.
-        is_required: Whether each row must have a value: the feature has no pad_value.
-        time_unit: Unit of the times that the feature's date is made of; None: it is no date.
-        time_kind: `event` where they are the times of the log, all of them dates since 1980,
-            `date` where they are others of such a log; None: the log's times count from
-            anywhere, or are not known.
-        written: How the source writes its column; None: values come as they are.
-        per: `candidate` or `row` in a signature that takes several items of a row.
-    """
-
-    name: str
+    name: str  # of the input: the feature's, where TensorFlow allows it in a signature
     feature: str
-    column: str
-    dtype: str
+    column: str  # of the source, that the feature was made from
+    dtype: str  # `int64`, `float32`, `float64` or `string`
     is_list: bool
-    length: int | None
-    max_len: int | None
-    pad_token: int | float | str | None
-    null_token: int | float | str | None = None
-    is_required: bool = False
-    time_unit: str | None = None
+    length: int | None  # the fixed length of a list
+    max_len: int | None  # values that are read of a longer list; None: all
+    pad_token: Token | None  # fills a list that is shorter than others in the batch
+    null_token: Token | None = None  # means a missing value; None: of floats, NaN does
+    is_required: bool = False  # whether each row must have a value: there is no pad_value
+    time_unit: str | None = None  # of the times that a date is made of; None: it is no date
+    # `event`: the times of the log, all of them dates since 1980; `date`: others of such a log.
     time_kind: str | None = None
-    written: WrittenForm | None = None
-    per: str | None = None
+    written: WrittenForm | None = None  # None: values come as they are
+    per: str | None = None  # `candidate` or `row`, in a signature that takes items of a row
 
     def to_json(self) -> dict[str, Any]:
         """Returns the input as a JSON object."""
@@ -154,7 +121,7 @@ class InputColumn:
 
     @property
     def is_parsed(self) -> bool:
-        """Whether text of a source is parsed for it: a list, a pair of values, or a time."""
+        """Whether text is taken apart for it: a list, a pair of values, or a time."""
         if self.is_list:
             return self.separator is not None
         is_pair = self.written is not None and self.written.pair_separator is not None
@@ -164,35 +131,26 @@ class InputColumn:
     def padding(self) -> int | float | bytes:
         """What fills a list that is shorter than others."""
         padding = _encode(self.pad_token)
-        if padding is None:
-            return b"" if self.dtype == "string" else 0
-        return padding
+        return padding if padding is not None else b"" if self.dtype == "string" else 0
 
     @property
     def missing(self) -> int | float | bytes | None:
         """What stands for a missing value; None: it must be there."""
-        if self.null_token is not None:
-            return _encode(self.null_token)
-        is_number = self.dtype in ("float32", "float64")
-        return float("nan") if is_number and not self.is_required else None
+        if self.null_token is None and self.dtype.startswith("float") and not self.is_required:
+            return float("nan")
+        return _encode(self.null_token)
 
 
-def _encode(token: int | float | str | None) -> int | float | bytes | None:
+def _encode(token: Token | None) -> int | float | bytes | None:
     return token.encode() if isinstance(token, str) else token
 
 
 class Choice(NamedTuple):
-    """Given columns that stand for an input.
-
-    Attributes:
-        names: Their names; a row takes the first of them that has a value there.
-        paired: Those whose text has the values as second ones of its entries.
-        twin: One that holds the same as that of the input's own name, or is refused.
-    """
+    """Given columns that stand for an input: of each row the first that has a value there."""
 
     names: list[str]
-    paired: Collection[str] = ()
-    twin: str | None = None
+    paired: Collection[str] = ()  # those whose text has the values as second ones of its entries
+    twin: str | None = None  # the source's beside the input's own: both must say the same
 
 
 @dataclass(frozen=True)
@@ -203,56 +161,51 @@ class SourceNames:
 
     @cached_property
     def by_name(self) -> dict[str, InputColumn]:
-        """The inputs by their names."""
         return {item.name: item for item in self.inputs}
 
     @cached_property
     def sources(self) -> dict[str, str]:
-        """The source's column of each input that has one, by the input's name.
-
-        A column that names an input made of another column stands for that input alone.
-        """
+        """The source's column of each input, but one that names an input of another column."""
         columns = {item.name: item.column for item in self.inputs}
         return {n: column for n, column in columns.items() if columns.get(column, column) == column}
 
     @cached_property
     def _pairs(self) -> dict[str, list[str]]:
-        return {item.name: _find_paired(item, self.inputs) for item in self.inputs}
+        """By input the columns whose text has its values as second ones of its entries."""
+        found = {}
+        for item in self.inputs:
+            if item.written is not None and item.written.is_second:
+                first = item.written.column
+                found[item.name] = [*_list_made(self.inputs, first), first]
+        return found
 
     @cached_property
-    def _all(self) -> dict[str, list[str]]:
-        return {item.name: self._find_names(item) for item in self.inputs}
-
-    def _find_names(self, item: InputColumn) -> list[str]:
-        def kind(one: InputColumn) -> tuple[Any, ...]:
-            return one.column, one.dtype, one.is_list, one.per
-
-        alike = [other.name for other in self.inputs if kind(other) == kind(item)]
-        own = [item.name, self.sources.get(item.name, item.name)]
-        return list(dict.fromkeys([*own, *alike, *self._pairs[item.name]]))
+    def _names(self) -> dict[str, list[str]]:
+        found = {}
+        for item in self.inputs:
+            kind = (item.dtype, item.is_list, item.per)
+            alike = [one for one in self.inputs if (one.dtype, one.is_list, one.per) == kind]
+            own = [item.name, self.sources.get(item.name, item.name)]
+            paired = self._pairs.get(item.name, ())
+            names = [*own, *_list_made(alike, item.column), *paired]
+            found[item.name] = list(dict.fromkeys(names))
+        return found
 
     def list_names(self, name: str) -> list[str]:
         """Returns the names that the values of an input may have, the first choice first."""
-        return self._all.get(name, [name])
+        return self._names.get(name, [name])
 
     def choose(self, name: str, found: Collection[str]) -> Choice:
         """Returns which of the columns that are there stand for an input."""
         names, source = [n for n in self.list_names(name) if n in found], self.sources.get(name)
-        has_twin = name in found and source in found and source not in self._all
+        has_twin = name in found and source in found and source not in self.by_name
         return Choice(names, self._pairs.get(name, ()), source if has_twin else None)
 
-    def find_given(self, row: Mapping[str, Any]) -> set[str]:
+    def find_given(self, row: Collection[str]) -> set[str]:
         """Returns the inputs that a row says something of."""
-
-        def says(name: str, other: str) -> bool:
-            return other in row and (other not in self._pairs[name] or isinstance(row[other], str))
-
-        return {name for name, names in self._all.items() if any(says(name, n) for n in names)}
+        return {name for name, names in self._names.items() if any(one in row for one in names)}
 
 
-def _find_paired(item: InputColumn, inputs: Sequence[InputColumn]) -> list[str]:
-    """Returns the columns whose text has the values of an input as second ones of its entries."""
-    if item.written is None or not item.written.is_second:
-        return []
-    first = item.written.column
-    return [*(other.name for other in inputs if other.column == first), first]
+def _list_made(inputs: Iterable[InputColumn], column: str) -> list[str]:
+    """Names the inputs that are made of a column."""
+    return [item.name for item in inputs if item.column == column]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from math import floor
 
@@ -33,18 +32,14 @@ _ISO = re.compile(
 _PARTS = ("year", "month", "day", "hour", "minute", "second")
 _WHOLE = re.compile(r"([+-]?[0-9]+)(?:\.0*)?")
 _EPOCH = datetime.datetime(1970, 1, 1)
-_MOST_OFFSET = datetime.timedelta(hours=18)
+_MOST_OFFSET = 1800  # hours and minutes
 _SECONDS_PER_DAY = 86_400
 
 
 def read_times(item: InputColumn, values: pa.Array) -> pa.Array:
     """Returns text, timestamps and dates as whole numbers of the unit that the model reads.
 
-    Other numbers stay as they are: whole ones are of the unit already, or epochs of the source,
-    which `scale_epochs` turns. Without a zone, times are UTC.
-
-    Raises:
-        ValueError or pa.ArrowException: One is no time.
+    Other numbers stay as they are; without a zone, times are UTC.
     """
     unit = item.read_unit or "ms"
     if pa.types.is_temporal(values.type):
@@ -70,54 +65,34 @@ def _convert_timestamps(values: pa.Array, unit: str) -> pa.Array:
 
 
 def parse_time(text: str, epoch_unit: str | None, unit: str) -> int:
-    """Reads a time.
+    """Reads ISO 8601, or a whole number of `unit`, in which the time is returned.
 
-    Args:
-        text: ISO 8601 or a whole number of the unit; where the source writes epochs a number,
-            rounded down, which is of their unit if it is a date there.
-        epoch_unit: Unit of the source's epochs; None: it writes none.
-        unit: `s`, `ms` or `us`: what comes out.
-
-    Raises:
-        ValueError: It is none.
+    Where the source writes epochs a number, rounded down: of their unit if it is a date there.
     """
-    stripped = text.strip(SPACES)
+    bare = text.strip(SPACES)
     if epoch_unit is not None:
-        return _parse_epoch(stripped, epoch_unit, unit)
-    if (match := _ISO.fullmatch(stripped)) is not None:
+        number, per = Decimal(bare_real(bare)), UNITS_PER_SECOND[epoch_unit]
+        if number.copy_abs() < 1 << 63:
+            is_date = FIRST_DATE_S * per <= number < LAST_DATE_S * per
+            return floor(number * UNITS_PER_SECOND[unit] / per if is_date else number)
+    elif (match := _ISO.fullmatch(bare)) is not None:
         return _count_micros(match.groupdict("0")) // (1_000_000 // UNITS_PER_SECOND[unit])
-    if (match := _WHOLE.fullmatch(stripped)) is None:
-        raise ValueError(f"{text!r} is no time")
-    return int(match[1])
-
-
-def _parse_epoch(text: str, own: str, unit: str) -> int:
-    number = Decimal(bare_real(text))
-    if number.copy_abs() >= 1 << 63:
-        raise ValueError(f"{text!r} is no time")
-    per = UNITS_PER_SECOND[own]
-    is_date = FIRST_DATE_S * per <= number < LAST_DATE_S * per
-    return floor(number * UNITS_PER_SECOND[unit] / per if is_date else number)
+    elif (match := _WHOLE.fullmatch(bare)) is not None:
+        return int(match[1])
+    raise ValueError(f"{text!r} is no time")
 
 
 def _count_micros(parts: Mapping[str, str]) -> int:
     """Microseconds since 1970, UTC."""
     year, month, day, hour, minute, second = (int(parts[name]) for name in _PARTS)
-    micros = int(parts["part"].ljust(6, "0")[:6])
-    moment = datetime.datetime(year, month, day, hour, minute, second, micros)
-    since = moment - _EPOCH - _read_offset(parts["zone"])
-    return since // datetime.timedelta(microseconds=1)
-
-
-def _read_offset(zone: str) -> datetime.timedelta:
-    if zone in ("0", "Z", "UTC"):
-        return datetime.timedelta()
-    digits = zone[1:].replace(":", "")
-    hours, minutes = (int(digits[:-2]), int(digits[-2:])) if len(digits) > 2 else (int(digits), 0)
-    offset = datetime.timedelta(hours=hours, minutes=minutes)
-    if minutes > 59 or offset > _MOST_OFFSET:
+    micros, zone = int(parts["part"].ljust(6, "0")[:6]), parts["zone"].replace(":", "")
+    offset = 0 if zone in ("0", "Z", "UTC") else int(zone) * (1 if len(zone) > 3 else 100)
+    hours, minutes = divmod(abs(offset), 100)
+    if minutes > 59 or abs(offset) > _MOST_OFFSET:
         raise ValueError(f"{zone} is no zone")
-    return -offset if zone[0] == "-" else offset
+    shift = datetime.timedelta(hours=hours, minutes=minutes) * (-1 if offset < 0 else 1)
+    moment = datetime.datetime(year, month, day, hour, minute, second, micros) - shift
+    return (moment - _EPOCH) // datetime.timedelta(microseconds=1)
 
 
 def scale_epochs(item: InputColumn, values: pa.Array) -> pa.Array:
@@ -135,90 +110,51 @@ def scale_epochs(item: InputColumn, values: pa.Array) -> pa.Array:
 
 def describe_time(item: InputColumn) -> str:
     """Returns in words how a time may be written."""
-    unit, own = item.read_unit or "ms", item.epoch_unit
-    if own is None:
-        return (
-            "ISO 8601, such as 2026-01-31 or 2026-01-31T10:00:00Z, in UTC unless a zone is "
-            f"written; or a whole number of {UNIT_WORDS[unit]} since 1970"
-        )
-    also = "" if own == unit else f", or of {UNIT_WORDS[own]}, as the source writes them"
-    return f"a number of {UNIT_WORDS[unit]} since 1970{also}"
+    own, number = item.epoch_unit, f"number of {UNIT_WORDS[item.read_unit or 'ms']} since 1970"
+    if own is not None:
+        return f"a {number}" + ("" if own == "ms" else f", or of {UNIT_WORDS[own]}")
+    iso = "ISO 8601, such as 2026-01-31 or 2026-01-31T10:00:00Z, in UTC unless a zone is written"
+    return f"{iso}; or a whole {number}"
 
 
-@dataclass(frozen=True)
-class WrongTimes:
-    """What is wrong with some times, in words."""
-
-    problem: str
-    received: str
-    allowed: str
-
-
-def find_wrong_times(item: InputColumn, values: np.ndarray) -> WrongTimes | None:
+def find_wrong_times(item: InputColumn, values: np.ndarray) -> str | None:
     """Returns what is wrong with the times that a date is made of; None: nothing is.
 
     Dates of one unit are no dates in another one, as 1980 to 2100 is another range of numbers in
     each. Times of a log that holds dates are dates in its unit, each of them. Of other times of
     such a log none is a small number such as an hour of the day; 0 may mean that there is none.
-    All of some times are dates in another unit only where the unit is wrong.
-
-    Args:
-        item: The input.
-        values: Of any shape, missing ones and padding as tokens.
+    Values have any shape; missing ones and padding are tokens.
     """
-    unit = item.time_unit
-    if unit is None or values.dtype.kind not in "iuf":
+    if (unit := item.time_unit) is None or values.dtype == object:
         return None
-    times = _drop_tokens(item, values)
+    tokens = [t for t in (item.null_token, item.pad_token) if isinstance(t, int | float)]
+    times = values[np.isfinite(values) & ~np.isin(values, np.array(tokens, values.dtype))]
     if not times.size:
         return None
     low, high = times.min().item(), times.max().item()
-    likely, has_one = find_date_unit(low), find_date_unit(low) == find_date_unit(high)
-    if has_one and likely is not None:
+    own, likely = UNIT_WORDS[unit], find_date_unit(low)
+    if likely is not None and likely == find_date_unit(high):
         # One early date in milliseconds may be a date of January 1970 indeed, if not of the log.
-        is_early = item.time_kind != "event" and likely == "s" and low == high
-        return None if likely == unit or is_early else _describe_other(unit, likely, low, high)
-    bad = _find_no_time(times, unit, item.time_kind)
-    if bad is None:
+        if likely == unit or (likely == "s" and low == high and item.time_kind != "event"):
+            return None
+        days = [f"{show_time(low, one)} to {show_time(high, one)}" for one in (unit, likely)]
+        other = UNIT_WORDS[likely]
+        said = f"holds times in {other}, and the model reads {own}; received {low} to {high}"
+        return f"{said}: in {own} {days[0]}, in {other} {days[1]}"
+    if (bad := _find_no_time(times, unit, item.time_kind)) is None:
         return None
-    words = UNIT_WORDS[unit]
-    return WrongTimes(
-        f"holds what is no time in {words}: the model reads the times of {item.column!r}, as the "
-        "build had them, not a part of them such as the hour",
-        f"{bad}: in {words} {show_time(bad, unit)}",
-        f"dates{' from 1980 to 2100' if item.time_kind == 'event' else ''} in {words} since 1970",
-    )
-
-
-def _drop_tokens(item: InputColumn, values: np.ndarray) -> np.ndarray:
-    """Returns what is neither missing nor padding, `[times]`."""
-    is_time = np.isfinite(values)
-    for token in (item.null_token, item.pad_token):
-        if isinstance(token, int | float):
-            is_time &= values != values.dtype.type(token)
-    return values[is_time]
-
-
-def _describe_other(unit: str, likely: str, low: float, high: float) -> WrongTimes:
-    said = [
-        f"in {UNIT_WORDS[one]} {show_time(low, one)} to {show_time(high, one)}"
-        for one in (unit, likely)
-    ]
-    return WrongTimes(
-        f"holds times in {UNIT_WORDS[likely]}, and the model reads {UNIT_WORDS[unit]}",
-        f"{low} to {high}: {', '.join(said)}",
-        f"{UNIT_WORDS[unit]} since 1970, as the build had them",
+    return (
+        f"holds what is no time in {own}; received {bad}, {show_time(bad, unit)}: the model reads "
+        f"the times of {item.column!r}, not a part of them such as the hour"
     )
 
 
 def _find_no_time(times: np.ndarray, unit: str, kind: str | None) -> int | float | None:
     """Returns the first number that is no time of a log with dates; None: there is none."""
-    is_bad: np.ndarray
+    per = UNITS_PER_SECOND[unit]
+    is_bad = np.zeros(times.shape, bool)
     if kind == "event":
-        is_bad = np.fromiter((find_date_unit(t) != unit for t in times.tolist()), bool, times.size)
+        is_bad = (times < FIRST_DATE_S * per) | (times >= LAST_DATE_S * per)
     elif kind == "date":
-        is_bad = (np.abs(times) < _SECONDS_PER_DAY * UNITS_PER_SECOND[unit]) & (times != 0)
-    else:
-        return None
-    time: int | float = times[is_bad.argmax()].item()
-    return time if is_bad.any() else None
+        is_bad = (np.abs(times) < _SECONDS_PER_DAY * per) & (times != 0)
+    return times[is_bad.argmax()].item() if is_bad.any() else None

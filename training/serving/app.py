@@ -8,22 +8,19 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from importlib.resources import files
-from typing import Annotated, Any
-from urllib.parse import unquote_to_bytes
+from typing import Annotated
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, Response
+from fastapi.responses import Response
+from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BeforeValidator
+from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from conf.number_text import parse_whole
 from training.serving.access import Access, Guard, refuse
 from training.serving.requests.errors import (
-    ENCODED,
     EXPIRED,
     FAILED,
     INVALID,
@@ -33,27 +30,32 @@ from training.serving.requests.errors import (
     RequestError,
     forget_frames,
 )
-from training.serving.requests.limits import (
-    SMALL_BYTES,
-    describe_list_limits,
-)
-from training.serving.server import Server, encode_json
+from training.serving.requests.limits import ServerLimits
+from training.serving.requests.tensors import encode_json
+from training.serving.server import Server
 
 _TARGET = re.compile(
-    r"(?P<model>[^/:]+)(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?(?P<part>:predict|/metadata)?"
+    r"(?P<name>[^/:]+)(/versions/0*(?P<number>[0-9]{1,18})|/labels/(?P<label>[^/:]+))?"
+    r"(?P<part>:predict|/metadata)?"
 )
-_Whole = Annotated[int, BeforeValidator(parse_whole)]
 PREDICT = ":predict"
-MOST_VERSION = 2**63 - 1
 _log = logging.getLogger("sluice.training.serving")
 
 
-def build_app(server: Server, access: Access | None = None) -> FastAPI:
-    """Builds the application of a server.
+class ListQuery(BaseModel):
+    """What a GET may say of a list; a POST may say more."""
 
-    Args:
-        server: What answers.
-        access: Who may ask; None: whoever names a loopback address.
+    model_config = ConfigDict(extra="forbid")
+
+    user: str
+    k: int = 10
+    seen: bool = False
+
+
+def build_app(server: Server, access: Access | None = None) -> FastAPI:
+    """Builds the application of a server; without `access` whoever names a loopback address asks.
+
+    It closes the server when it ends.
     """
 
     @asynccontextmanager
@@ -62,22 +64,20 @@ def build_app(server: Server, access: Access | None = None) -> FastAPI:
         await asyncio.to_thread(server.close)
 
     access = access or Access()
-    docs, redoc, api = ("/docs", "/redoc", "/openapi.json") if access.docs else (None,) * 3
+    urls = {name: f"/{name}" if access.docs else None for name in ("docs", "redoc")}
     app = FastAPI(
         title="Sluice",
         lifespan=lifespan,
-        docs_url=docs,
-        redoc_url=redoc,
-        openapi_url=api,
+        docs_url=urls["docs"],
+        redoc_url=urls["redoc"],
+        openapi_url="/openapi.json" if access.docs else None,
         redirect_slashes=False,
     )
-    page = (files("training.serving") / "page.html").read_text(encoding="utf-8")
-    app.add_middleware(
-        Guard, access=access, head_bytes=server.limits.connections.head_bytes, page=page
-    )
+    app.add_middleware(Guard, access=access)
     _add_models(app, server)
     _add_recommend(app, server)
-    _add_rest(app, server, page)
+    _add_rest(app, server)
+    app.mount("/", StaticFiles(packages=[("training.serving", "page")], html=True))
 
     @app.exception_handler(HTTPException)
     async def refuse_path(request: Request, error: HTTPException) -> Response:
@@ -89,7 +89,7 @@ def build_app(server: Server, access: Access | None = None) -> FastAPI:
     @app.exception_handler(RequestValidationError)
     async def refuse_query(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        return refuse(f"{first['loc'][-1]}: {first['msg']}", INVALID)
+        return refuse(f"{str(first['loc'][-1])[:100]}: {first['msg']}", INVALID)
 
     return app
 
@@ -97,15 +97,14 @@ def build_app(server: Server, access: Access | None = None) -> FastAPI:
 def _add_models(app: FastAPI, server: Server) -> None:
     @app.get("/v1/models")
     async def list_models() -> Response:
-        served = [server.store.get(name) for name in server.store.names]
-        found = [{"name": one.name, "version": str(one.number)} for one in served]
+        found = [{"name": n, "version": str(v)} for n, v in _list_versions(server).items()]
         return _respond(encode_json({"models": found}))
 
     @app.get("/v1/models/{target:path}")
     async def get_model(target: str) -> Response:
-        async def answer(_: asyncio.Timeout) -> bytes:
-            found = _match(target, "GET")
-            named = found["model"], found["version"], found["label"]
+        async def answer() -> bytes:
+            found = _match("GET", target)
+            named = found.group("name", "number", "label")
             if found["part"]:
                 return server.store.get(*named).metadata
             return encode_json(server.store.describe(*named))
@@ -114,92 +113,57 @@ def _add_models(app: FastAPI, server: Server) -> None:
 
     @app.post("/v1/models/{target:path}")
     async def post_model(target: str, request: Request) -> Response:
-        async def answer(time_left: asyncio.Timeout) -> bytes:
-            found = _match(target, "POST")
-            version = server.store.get(found["model"], found["version"], found["label"])
-            read = await _read_request(request, server, time_left)
-            return await server.predict(version, *read)
+        def answer(body: bytes) -> Awaitable[bytes]:
+            found = _match("POST", target)
+            version = server.store.get(*found.group("name", "number", "label"))
+            return server.predict(version, body)
 
-        return await _answer(server, "predict" if target.endswith(PREDICT) else "unknown", answer)
+        method = "predict" if target.endswith(PREDICT) else "unknown"
+        return await _answer(server, method, answer, request)
 
 
-def _match(target: str, verb: str) -> dict[str, Any]:
-    match = _TARGET.fullmatch(target)
-    if match is None or (verb == "POST") != (match["part"] == PREDICT):
+def _match(verb: str, target: str) -> re.Match[str]:
+    found = _TARGET.fullmatch(target)
+    if found is None or (verb == "POST") != (found["part"] == PREDICT):
         raise RequestError(f"Malformed request: {verb} /v1/models/{target[:200]}")
-    parts = match.groupdict()
-    if (number := parts["version"]) is not None:
-        if len(number) > len(str(MOST_VERSION)) or int(number) > MOST_VERSION:
-            raise RequestError(f"Failed to convert version: {number[:100]} to numeric.")
-        parts["version"] = str(int(number))
-    return parts
+    return found
+
+
+def _list_versions(server: Server) -> dict[str, int]:
+    return {name: server.store.get(name).number for name in server.store.names}
 
 
 def _add_recommend(app: FastAPI, server: Server) -> None:
     @app.get("/v1/recommend/inputs")
     async def get_inputs() -> Response:
-        async def answer(_: asyncio.Timeout) -> bytes:
+        async def answer() -> bytes:
             return encode_json(server.recommender.describe_inputs())
 
         return await _answer(server, "inputs", answer)
 
     @app.get("/v1/recommend")
-    async def get_recommend(
-        request: Request, user: str, k: _Whole = 10, seen: bool = False
-    ) -> Response:
-        data = {"user": user, "k": k, "seen": seen}
-
-        async def answer(_: asyncio.Timeout) -> bytes:
-            unknown = next((name for name in request.query_params if name not in data), None)
-            if unknown is not None:
-                raise RequestError(
-                    f"{unknown[:100]}: unknown; allowed: {', '.join(data)}; a POST may have more"
-                )
-            _check_query(request)
-            return await server.recommend(data, 0)
+    async def get_recommend(query: Annotated[ListQuery, Query()]) -> Response:
+        async def answer() -> bytes:
+            return await server.recommend(query.model_dump_json().encode())
 
         return await _answer(server, "recommend", answer)
 
     @app.post("/v1/recommend")
     async def post_recommend(request: Request) -> Response:
-        async def answer(time_left: asyncio.Timeout) -> bytes:
-            return await server.recommend(*await _read_request(request, server, time_left))
-
-        return await _answer(server, "recommend", answer)
+        return await _answer(server, "recommend", server.recommend, request)
 
 
-def _check_query(request: Request) -> None:
-    """Refuses a query as a body of its kind is refused.
-
-    Raises:
-        RequestError: A name stands twice, or a value is not UTF-8.
-    """
-    names = [name for name, _ in request.query_params.multi_items()]
-    if (twice := next((name for name in names if names.count(name) > 1), None)) is not None:
-        raise RequestError(f"{twice[:100]}: stands twice in the query")
-    try:
-        unquote_to_bytes(request.scope["query_string"].replace(b"+", b" ")).decode()
-    except UnicodeDecodeError as error:
-        raise RequestError("the query is not UTF-8") from error
-
-
-def _add_rest(app: FastAPI, server: Server, page: str) -> None:
-    @app.get("/")
-    async def show_page() -> Response:
-        return HTMLResponse(page)
-
+def _add_rest(app: FastAPI, server: Server) -> None:
     @app.api_route("/healthz", methods=["GET", "HEAD"])
     async def check() -> Response:
         served = [server.store.get(name) for name in server.store.names]
-        versions = {one.name: one.number for one in served}
         indexes = {one.name: one.index for one in served if one.index is not None}
-        return _respond(encode_json({"status": "ok", "models": versions, "indexes": indexes}))
-
-    shown = encode_json({**server.limits.describe(), **describe_list_limits()})
+        found = {"status": "ok", "models": _list_versions(server), "indexes": indexes}
+        return _respond(encode_json(found))
 
     @app.get("/v1/limits")
     async def show_limits() -> Response:
-        return _respond(shown)
+        return _respond(encode_json(server.limits.describe()))
 
     @app.get("/metrics")
     @app.get("/monitoring/prometheus/metrics")
@@ -208,20 +172,18 @@ def _add_rest(app: FastAPI, server: Server, page: str) -> None:
 
 
 async def _answer(
-    server: Server, method: str, answer: Callable[[asyncio.Timeout], Awaitable[bytes]]
+    server: Server,
+    method: str,
+    answer: Callable[..., Awaitable[bytes]],
+    request: Request | None = None,
 ) -> Response:
-    """Answers a request, whatever becomes of it, and counts it.
-
-    Args:
-        server: What answers.
-        method: Names it in the metrics.
-        answer: Gives the body of the answer. It is given the time that it has, which is none while
-            it reads a body.
-    """
+    """Answers a request, whatever becomes of it, and counts it; `answer` is given its body."""
     start = time.monotonic()
     try:
-        async with asyncio.timeout(server.limits.seconds) as time_left:
-            response = _respond(await answer(time_left))
+        # Nothing but what waits holds the body.
+        waits = answer(*([] if request is None else [await read_body(request, server.limits)]))
+        async with asyncio.timeout(server.limits.seconds):
+            response = _respond(await waits)
     except RequestError as error:
         response = refuse(error.message, error.status)
         forget_frames(error)
@@ -242,46 +204,17 @@ def _respond(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
-async def _read_request(
-    request: Request, server: Server, time_left: asyncio.Timeout
-) -> tuple[dict[str, Any], int]:
-    """Reads the JSON object of a body, and how many bytes it came in.
-
-    Args:
-        request: The request.
-        server: What answers.
-        time_left: Until the answer; it begins when the body has arrived, which has its own time.
-
-    Raises:
-        RequestError: It is too long, does not arrive in time, is not what `Server.parse` takes, or
-            bodies of other requests fill the memory.
-    """
-    limits, held = server.limits, 0
-    if coding := request.headers.get("content-encoding", "").strip():
-        raise RequestError(
-            f"a body is taken as it is, without Content-Encoding; received {coding[:100]}", ENCODED
-        )
-    refusal = RequestError(f"Request body is longer than {limits.body_bytes} bytes", TOO_LARGE)
-    length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length[:20]) > limits.body_bytes:
-        raise refusal
-    chunks, size = [], 0
-    time_left.reschedule(None)
+async def read_body(request: Request, limits: ServerLimits) -> bytes:
+    """Reads a body, which may be so long and has its time to arrive."""
+    body = bytearray()
     try:
         async with asyncio.timeout(limits.seconds):
             async for chunk in request.stream():
-                size += len(chunk)
-                if size > limits.body_bytes:
-                    raise refusal
-                if size > SMALL_BYTES:
-                    server.bodies.take(size - held)
-                    held = size
-                chunks.append(chunk)
-        time_left.reschedule(asyncio.get_running_loop().time() + limits.seconds)
-        return await server.parse(b"".join(chunks)), size
+                body += chunk
+                if len(body) > limits.body_bytes:
+                    message = f"Request body is longer than {limits.body_bytes} bytes"
+                    raise RequestError(message, TOO_LARGE)
     except TimeoutError as error:
-        raise RequestError(
-            f"Request body did not arrive within {limits.seconds:g} s", TIMED_OUT
-        ) from error
-    finally:
-        server.bodies.give_back(held)
+        message = f"Request body did not arrive within {limits.seconds:g} s"
+        raise RequestError(message, TIMED_OUT) from error
+    return bytes(body)

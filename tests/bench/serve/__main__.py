@@ -57,7 +57,6 @@ from tests.bench.serve.load import (
     take_core,
 )
 from tests.bench.serve.models import FIRST_USER, USERS, build_ranking_row, export_models
-from tests.bench.serve.raw_attacks import drive_attack
 
 CONNECTIONS = (1, 8, 64)
 HEALTH_MS = 50
@@ -161,7 +160,7 @@ def call_bare(job: dict[str, Any]) -> dict[str, Any]:
     from training.serving.requests.tensors import parse_predict
 
     version = ServedVersion(Path(job["version"]))
-    specs = version.find_specs("score_items")
+    specs = version.find_signature("score_items").specs
     calls = [
         parse_predict({"instances": [build_ranking_row(version.card, n, job["candidates"])]}, specs)
         for n in range(50)
@@ -188,10 +187,8 @@ def measure_recommend(bench: Bench) -> None:
                               "items": columns})["index"])  # fmt: skip
         card = read_json(index / INDEX_CARD)
         size = sum(info["bytes"] for name, info in card["files"].items() if "faiss" in name)
-        report = card["report"]
         bench.note("recommend", f"{kind} index", {
-            **{f"recall {name}": value for name, value in report["recall"].items()},
-            **{f"ms, {name}": value for name, value in report["milliseconds"].items()},
+            f"recall @{card['k']}": card["recall"], "ms, median": card["milliseconds"],
             "MB": size / 1e6, "effort": card["effort"],
             "seconds to build and measure": time.perf_counter() - start,
         })  # fmt: skip
@@ -369,8 +366,6 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     what = job.pop("what")
     if what == "load":
         return drive(job)
-    if what == "attack":
-        return drive_attack(job)
     if what == "bare":
         return call_bare(job)
     if what == "models":

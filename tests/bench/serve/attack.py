@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from tests.bench.serve.load import Request, Served, ask, run_job
-from tests.bench.serve.raw_attacks import CONNECTIONS, SILENT
+from tests.bench.serve.load import Request, Served, ask
 
+CONNECTIONS = 4
+"""That attack at a time."""
 HEALTH: Request = ("GET", "/healthz", None)
 
 
@@ -69,14 +70,6 @@ def attack(
         name: partial(_repeat, served, request, seconds)
         for name, request in build_attacks(row).items()
     }
-    kinds = {
-        f"{SILENT} silent connections": "silent",
-        "a trailer without an end": "trailer",
-        "a flood of requests, no answer read": "flood",
-    }
-    for name, kind in kinds.items():
-        job = {"what": "attack", "kind": kind, "port": served.port, "seconds": seconds}
-        works[name] = partial(run_job, job)
     ask(served, [HEALTH], 1, seconds=2)
     yield "nothing", {**ask(served, [HEALTH], 1, seconds=seconds), "MiB": served.read_mib()}
     for name, work in works.items():

@@ -66,7 +66,7 @@ def take_core(number: int) -> None:
 @contextmanager
 def serve(models: Path, *options: str) -> Iterator[Served]:
     """Runs `sluice serve` on one core until the block ends."""
-    command = [sys.executable, "-m", "jobs.cli", "serve", "--models", str(models), "--port", "0"]
+    command = [sys.executable, "-m", "jobs.cli", "serve", "--export", str(models), "--port", "0"]
     process = subprocess.Popen(
         [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         cwd=REPOSITORY, preexec_fn=lambda: take_core(0),

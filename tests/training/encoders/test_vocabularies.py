@@ -1,3 +1,5 @@
+"""Vocabularies of a version: tokens by id, and equal tokens in two versions."""
+
 from __future__ import annotations
 
 import shutil

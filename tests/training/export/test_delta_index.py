@@ -16,13 +16,13 @@ from conf.artefacts.export import (
     EMBEDDINGS_DIR,
     INDEX_DIR,
     ExportOptions,
+    IndexKind,
     IndexOptions,
     list_versions,
 )
 from conf.artefacts.run import read_json
-from conf.errors import ExitCode, InputDataError
+from conf.errors import InputDataError
 from conf.training.train import TrainConfig
-from jobs.export import app as export_app
 from jobs.models import app as models_app
 from jobs.support.run_app import run_app
 from tests.training.tiny_dataset import write_tiny_dataset
@@ -30,19 +30,17 @@ from training.checkpoint.restore import load_run
 from training.export.delta import apply_delta, find_base, write_delta
 from training.export.saved_model import write_export
 from training.fit import fit_run
-from training.index.index_build import build_index
+from training.index.index_build import add_items, build_index
 from training.index.known_entities import read_vectors
 from training.monitoring.progress import NoProgress
-from training.serving.lists.added_items import add_items
 from training.serving.models.model_store import ModelStore
 
 
 @dataclass(frozen=True)
 class Served:
-    """A model with one version, the run behind it and the next one, and what leads there."""
+    """A model with one version, and what leads to the next."""
 
     model: Path
-    runs: tuple[Path, Path]
     delta: Path
 
 
@@ -64,7 +62,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Served:
     write_export(load_run(runs[0]), ExportOptions(root / "models", "m"))
     last = load_run(runs[1])
     delta = write_delta(last, find_base(last, "start"), ExportOptions(root / "deltas", "m"))
-    return Served(root / "models" / "m", (runs[0], runs[1]), delta)
+    return Served(root / "models" / "m", delta)
 
 
 @pytest.fixture
@@ -75,11 +73,11 @@ def served(trained: Served, tmp_path: Path) -> Path:
 
 
 def _index(model: Path, tmp_path: Path) -> Path:
-    """Indexes version 1, with columns, a goal of its own, and an item that was added."""
+    """Indexes version 1 by another kind, with columns and an item that was added."""
     items = tmp_path / "items.csv"
     lines = [f"{100 + i},film {i},k{i}\n" for i in range(20)]
     items.write_text("".join(["movie_id,title,key\n", *lines]))
-    build_index(model / "1", IndexOptions(items_file=items, k=7, recall=0.9))
+    build_index(model / "1", IndexOptions(IndexKind.HNSW, items))
     new = tmp_path / "new.csv"
     new.write_text("movie_id,genres,title,key\n9000,genre_1|genre_all,a new film,k\n")
     return add_items(model / "1", new)[0]
@@ -88,15 +86,12 @@ def _index(model: Path, tmp_path: Path) -> Path:
 def test_the_index_of_the_base_is_built_anew(
     trained: Served, served: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = read_json(_index(served, tmp_path) / "index.json")
+    _index(served, tmp_path)
     assert run_app(models_app, ["apply", str(served), "--delta", str(trained.delta)]) == 0
-    shown = capsys.readouterr()
-    assert "built as the index of version 1, without 1 items that were added to it" in shown.out
-    assert "add them again by" in shown.err
+    assert "1 items that were added to the index of version 1" in capsys.readouterr().err
     version = served / "2"
     about = read_json(version / INDEX_DIR / "1" / "index.json")
-    assert (about["kind"], about["goal"]) == (before["kind"], {"k": 7, "recall": 0.9})
-    assert about["rebuilt"] == {"version": "1", "index": "2", "added_items_left_out": 1}
+    assert about["kind"] == "hnsw"
     items = pq.read_table(version / INDEX_DIR / "1" / "items.parquet")
     titles = dict(zip(items["key"].to_pylist(), items["column:title"].to_pylist(), strict=True))
     assert (titles[100], titles[119], titles[139]) == ("film 0", "film 19", None)
@@ -124,7 +119,7 @@ def test_a_damaged_index_is_refused_and_the_model_is_as_it_was(
 ) -> None:
     file = _index(served, tmp_path) / "items.parquet"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
-    with pytest.raises(InputDataError, match="which the next version's is to be like"):
+    with pytest.raises(InputDataError, match="is damaged"):
         apply_delta(trained.delta, served)
     assert list_versions(served) == [1]
 
@@ -134,25 +129,10 @@ def test_without_faiss_it_is_said_what_builds_the_index(
 ) -> None:
     _index(served, tmp_path)
     monkeypatch.setitem(sys.modules, "faiss", None)
-    monkeypatch.delitem(sys.modules, "training.index.index_build")
+    for name in ("index_build", "vector_index"):
+        monkeypatch.delitem(sys.modules, f"training.index.{name}")
     with caplog.at_level(logging.WARNING, "sluice"):
         target = apply_delta(trained.delta, served)
     assert not (target / INDEX_DIR).exists()
     [said] = [r.getMessage() for r in caplog.records if r.name == "sluice.training.export"]
     assert f"`sluice index --export {target}`" in said
-    assert "version 2 has no index, as version 1 had" in said
-    assert "[serve]" in said
-
-
-def test_a_server_and_an_export_say_that_there_is_no_index_any_more(
-    trained: Served, served: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store = ModelStore(served.parent)
-    _index(served, tmp_path)
-    store.refresh()
-    command = ["--run", str(trained.runs[1]), "--to", str(served.parent), "--name", "m"]
-    assert run_app(export_app, command) == ExitCode.OK
-    assert f"sluice index --export {served / '2'}" in capsys.readouterr().out
-    store.refresh()
-    assert "version 2 of m has no index, as version 1 had" in capsys.readouterr().err
-    assert store.get("m").number == 2

@@ -28,11 +28,11 @@ from training.checkpoint.restore import load_run
 from training.evaluation.evaluate import evaluate_split
 from training.export.saved_model import write_export
 from training.fit import fit_run, plan_run
+from training.index.index_build import add_items
 from training.models.registry import build_model
 from training.monitoring.epoch_records import read_history
 from training.monitoring.progress import NoProgress
 from training.serving.app import build_app
-from training.serving.lists.added_items import add_items
 from training.serving.models.server_config import ServerConfig
 from training.serving.server import Server
 

@@ -7,8 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from training.serving.requests.tensors import format_predict
-from training.serving.server import encode_json
+from training.serving.requests.tensors import encode_json, format_predict
 
 
 def draw_floats() -> np.ndarray:

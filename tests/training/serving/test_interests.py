@@ -11,7 +11,6 @@ from typing import Any
 
 import faiss
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
@@ -20,23 +19,12 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from conf.artefacts.dataset import read_manifest
-from conf.artefacts.export import (
-    LINE,
-    PART,
-    ExportOptions,
-    Give,
-    IndexKind,
-    IndexOptions,
-    read_card,
-)
+from conf.artefacts.export import ExportOptions, Give, IndexKind, IndexOptions
 from conf.training.train import TrainConfig
-from jobs.export import print_summary
-from tests.training.predictions import write_lists, write_scores
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
-from training.apply.answers import Asked, Source, plan_answers
-from training.apply.endpoint import Endpoint, evaluate_served
+from training.apply.answers import Asked, Source
 from training.apply.export import Export
-from training.apply.parts import JOB_FILE, Job, RowSource, compute_part
+from training.apply.predict import predict_rows
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import (
@@ -49,17 +37,15 @@ from training.evaluation.item_index import (
 )
 from training.evaluation.metrics import Pairs
 from training.export.saved_model import write_export
-from training.index import vector_index
-from training.index.index_build import fit_index
-from training.index.index_report import Queries, measure, tune
+from training.index.index_build import add_items
 from training.index.known_entities import read_vectors
+from training.index.vector_index import fit_index
 from training.input.batches import build_eval_dataset
 from training.loading.loaded_model import LoadedModel
 from training.models.registry import build_model
 from training.models.retrieval import RetrievalModel
-from training.raw_inputs.files import RawFile
+from training.reader.training_data import TrainingData
 from training.serving.app import build_app
-from training.serving.lists.added_items import add_items
 from training.serving.models.server_config import ServerConfig
 from training.serving.server import Server
 
@@ -100,41 +86,6 @@ def test_lists_in_memory_and_of_an_index_are_those_of_a_sort(
     cells = Pairs(*np.nonzero(allowed))
     own = score_cells(users[cells.rows], index.vectors[cells.columns])
     np.testing.assert_array_equal(own, scores[cells.rows, cells.columns])
-
-
-def test_one_interest_gives_the_answers_of_one_vector() -> None:
-    rng = np.random.default_rng(1)
-    users, items = (rng.normal(size=(n, DIM)).astype(np.float32) for n in (9, 200))
-    index = order_by_id(np.arange(200), items)
-    one, same = (rank_top_k(vectors, index, K) for vectors in (users, users[:, None]))
-    np.testing.assert_array_equal(one.ids, same.ids)
-    np.testing.assert_array_equal(one.scores, same.scores)
-    near = fit_index(IndexKind.EXACT, items)
-    allowed = rng.random(200) < 0.5
-    for user in users:
-        for a, b in zip(near.search(user, K, allowed), near.search(user[None], K, allowed),
-                        strict=True):  # fmt: skip
-            np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.parametrize("kind", [IndexKind.IVF, IndexKind.HNSW])
-def test_an_approximate_index_finds_what_its_report_says(kind, monkeypatch) -> None:
-    monkeypatch.setattr(vector_index, "EXACT_ITEMS", 40)
-    rng = np.random.default_rng(4)
-    centers = rng.standard_normal((20, DIM))
-    items = centers[rng.integers(0, 20, 3000)] + 0.4 * rng.standard_normal((3000, DIM))
-    items = items.astype(np.float32)
-    users = items[rng.integers(0, 3000, (300, INTERESTS))] + np.float32(0.05)
-    tuning, measured = users[:80], users[100:]
-    index = tune(fit_index(kind, items), tuning.reshape(-1, DIM), 20, 0.95)
-    report = measure(index, Queries("users", tuning, measured), 20)
-    everything = np.ones((len(measured), 3000), bool)
-    expected = sort_items(measured, items, everything)
-    found = [index.search(user, 20, everything[0])[0] for user in measured]
-    hits = [len(set(a[:20]) & set(b.tolist())) / 20 for a, b in zip(expected, found, strict=True)]
-    assert all(len(set(one.tolist())) == 20 for one in found)
-    assert report["recall"]["@20"] == pytest.approx(np.mean(hits), abs=1e-9)
-    assert np.mean(hits) > 0.9
 
 
 @dataclass(frozen=True)
@@ -224,104 +175,50 @@ def test_evaluation_counts_an_item_by_the_nearest_vector(exports: Exports) -> No
             assert protocol["systems"]["model"][f"hit_rate@{k}"] == np.mean(np.array(ranks) < k)
 
 
+def predict(exports: Exports, asked: Asked, source: Source, target: Path) -> list[dict[str, Any]]:
+    data = TrainingData(exports.trained.version_dir, exports.trained.manifest)
+    predict_rows(Export(exports.version), source, asked, target, data)
+    with gzip.open(target, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
 def test_predicted_lists_and_scores_are_those_of_the_sort(exports: Exports, tmp_path: Path) -> None:
-    trained, file = exports.trained, tmp_path / "lists.json.gz"
-    write_lists(trained, file, K)
-    with gzip.open(file, "rt", encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in lines]
+    asked = Asked(Give.LISTS, K)
+    rows = predict(exports, asked, Source(as_of="test"), tmp_path / "lists.json.gz")
     assert {row["user"]: row["items"] for row in rows} == {
         user: order[:K] for user, order in exports.expected.items()
     }
-    write_scores(trained, tmp_path / "scores.parquet", "test")
-    scores = pq.read_table(tmp_path / "scores.parquet")["score"].to_numpy()
-    model = trained.model
+    scored = predict(exports, Asked(Give.SCORES), Source("test"), tmp_path / "scores.json.gz")
+    trained, model = exports.trained, exports.trained.model
     assert isinstance(model, RetrievalModel)
     [batch] = build_eval_dataset(trained.version_dir, trained.manifest, "test", 1000, model.inputs)
     each = tf.einsum("bkd,bd->bk", model.embed_users(batch), model.embed_items(batch))
-    np.testing.assert_allclose(scores, tf.reduce_max(each, axis=1), rtol=1e-5)
+    found = [row["score"] for row in scored]
+    np.testing.assert_allclose(found, tf.reduce_max(each, axis=1), rtol=1e-5)
 
 
-def test_a_savedmodel_gives_the_vectors_and_the_lists(
-    exports: Exports, capsys: pytest.CaptureFixture[str]
-) -> None:
-    card = read_card(exports.version)
-    assert card["embeddings"]["interests"] == INTERESTS
-    assert (
-        card["score"] == f"largest dot product of the user's {INTERESTS} embeddings with the item's"
-    )
-    outputs = card["signatures"]["user_embedding"]["outputs"]
-    assert "[batch, 3, dim]" in outputs[0]["means"]
-    print_summary(exports.version)
-    assert "6 dimensions, 3 vectors of a user: " in capsys.readouterr().out
-    model = LoadedModel(exports.version)
+def test_a_savedmodel_gives_the_vectors_and_the_lists(exports: Exports) -> None:
+    model, folder = LoadedModel(exports.version), exports.version / "embeddings"
     table = pq.read_table(exports.version / "users.parquet")
-    history = table["feature:history"].to_pylist()
-    width = max(map(len, history))
-    encoded = np.array([one + [0] * (width - len(one)) for one in history])
+    encoded = pad(table["feature:history"].to_pylist(), 0)
     found = model.call("user_embedding_encoded", {"history": encoded})["embedding"]
-    stored = read_vectors(pq.read_table(exports.version / "embeddings" / "users.parquet"))
+    stored = read_vectors(pq.read_table(folder / "users.parquet"))
     np.testing.assert_allclose(found, stored, atol=1e-5)
+    lines = [line.split("\t")[1] for line in (folder / "users.txt").read_text().splitlines()]
+    texts = [[one.split(",") for one in text.split(";")] for text in lines]
+    np.testing.assert_array_equal(np.array(texts, np.float32), stored)
     tokens = read_tokens(exports.trained, "movie_id")
     raw = np.where(encoded > 1, tokens[encoded], -(2**63))
-    seen = [[int(tokens[i]) for i in one] for one in table["seen"].to_pylist()]
-    longest = max(map(len, seen))
-    exclude = np.array([one + [-5] * (longest - len(one)) for one in seen])
+    exclude = pad([[int(tokens[i]) for i in one] for one in table["seen"].to_pylist()], -5)
     lists = model.call("top_k", {"history": raw, "exclude": exclude,
                                  "k": np.full(len(raw), K, np.int32)})  # fmt: skip
     for user, items in zip(table["key"].to_pylist(), lists["items"], strict=True):
         assert items.tolist() == exports.expected[user][:K]
 
 
-def test_files_hold_each_vector_of_a_user(exports: Exports) -> None:
-    folder = exports.version / "embeddings"
-    table = pq.read_table(folder / "users.parquet")
-    assert table.column_names == ["key", "id", "vectors"]
-    assert table.schema.field("vectors").type == pa.list_(pa.list_(pa.float32()))
-    vectors = read_vectors(table)
-    expected = [one.vectors for one in read_user_vectors(exports.trained, seen=False)]
-    np.testing.assert_allclose(vectors, np.concatenate(expected), atol=1e-6)
-    np.testing.assert_array_equal(vectors, np.array(table["vectors"].to_pylist(), np.float32))
-    lines = [line.split("\t") for line in (folder / "users.txt").read_text().splitlines()]
-    assert [int(key) for key, _ in lines] == table["key"].to_pylist()
-    read = [[[np.float32(n) for n in one.split(",")] for one in text.split(";")]
-            for _, text in lines]  # fmt: skip
-    np.testing.assert_array_equal(np.array(read, np.float32), vectors)
-    assert pq.read_schema(folder / "items.parquet").names == ["key", "id", "vector"]
-
-
-def compute_rows(
-    exports: Exports, output: Path, asked: Asked, rows: int, source: RowSource | None = None,
-    **columns: Any,
-) -> Path:  # fmt: skip
-    """Computes a part as an executor does; returns its file."""
-    output.mkdir()
-    told = Source(file=None if source is None else RawFile(Path(source.place)))
-    answers = plan_answers(Export(exports.version), asked, told)
-    suffix = "parquet" if asked.give else "json.gz"
-    job = Job(str(output), suffix, answers, source, rows=rows)
-    (output / JOB_FILE).touch()
-    batch = pa.RecordBatch.from_pydict({PART: pa.array([0] * rows, pa.int64()), **columns})
-    list(compute_part(job, str(exports.version), iter([batch])))
-    return output / job.name_part(0)
-
-
-def test_batch_prediction_gives_the_same(exports: Exports, tmp_path: Path) -> None:
-    file = compute_rows(exports, tmp_path / "lists", Asked(k=K), len(exports.expected))
-    with gzip.open(file, "rt", encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in lines]
-    assert {row["user"]: row["items"] for row in rows} == {
-        user: order[:K] for user, order in exports.expected.items()
-    }
-    source = RowSource("rows.jsonl", "jsonl", ("history",))
-    raw = ['{"history": [103, 117, 129]}', '{"history": [103]}', '{"history": []}']
-    asked = Asked(Give.USER_EMBEDDING)
-    file = compute_rows(exports, tmp_path / "vectors", asked, 3, source, **{LINE: pa.array(raw)})
-    found = np.array(pq.read_table(file)["embedding"].to_pylist())
-    assert found.shape == (3, INTERESTS, DIM)
-    assert np.ptp(found[0], axis=0).max() > 0.1
-    np.testing.assert_allclose(np.ptp(found[1:], axis=1), 0.0, atol=1e-6)  # One item, or none.
-    assert found[1].any()
-    assert not found[2].any()
+def pad(lists: list[list[int]], filler: int) -> Array:
+    width = max(map(len, lists))
+    return np.array([one + [filler] * (width - len(one)) for one in lists])
 
 
 def recommend(client: TestClient, user: int, **asked: Any) -> list[dict[str, Any]]:
@@ -338,27 +235,6 @@ def test_a_server_gives_the_same_lists(exports: Exports, client: TestClient) -> 
     assert left == order[2 : 2 + K]
     seen = [one["item"] for one in recommend(client, user, seen=True)]
     assert set(seen) - set(order)
-    report = json.loads((exports.version / "index" / "1" / "index.json").read_text())
-    assert report["report"]["queries"]["of"] == "users"
-    assert set(report["report"]["recall"].values()) == {1.0}
-    assert "largest dot product" in report["score"]
-
-
-def test_evaluation_through_what_serves_is_that_of_the_run(
-    exports: Exports, client: TestClient
-) -> None:
-    def post(url: str, body: dict[str, Any]) -> tuple[int, Any]:
-        answer = client.post(url, json=body)
-        return answer.status_code, answer.json()
-
-    expected = evaluate_split(exports.trained, "test")
-    endpoint = Endpoint("/v1/models/tastes", (), post, rows=40)
-    for served in (endpoint, Export(exports.version)):
-        found, difference = evaluate_served(exports.trained, "test", served)
-        assert not difference.differing
-        for one, other in zip(found["protocols"], expected["protocols"], strict=True):
-            own = one["systems"]["model"]
-            assert own == pytest.approx(other["systems"]["model"], abs=1e-6)
 
 
 def test_an_item_that_is_added_is_found_by_the_nearest_vector(

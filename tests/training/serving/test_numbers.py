@@ -130,29 +130,6 @@ def test_what_is_finite_is_answered(client) -> None:
     assert [row["click"] for row in answer["predictions"]] == pytest.approx(clicks[::2], abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("price", "2.5", "input price must be numbers"),
-        ("price", True, "input price must be numbers"),
-        ("tastes", [True, 2.0], "input tastes must be numbers"),
-        ("user_id", True, "input user_id must be whole numbers"),
-        ("user_id", 2**63, "input user_id must be whole numbers"),
-        ("user_id", -(2**63) - 1, "input user_id must be whole numbers"),
-        ("user_id", 2.0**53, "input user_id must be whole numbers"),
-        ("user_id", NAN, "input user_id must be whole numbers"),
-        ("plain", 10**400, "input plain must be numbers"),
-        ("plain", None, "input plain has no value for a missing one"),
-        ("price", [None], "input price must be numbers"),
-    ],
-)
-def test_other_things_than_numbers_are_refused(client, name, value, said) -> None:
-    for rows in ([{**ROW, name: value}], [ROW, {**ROW, name: value}]):
-        status, answer = post(client, URL, {"instances": rows})
-        assert status == 400
-        assert said in answer["error"]
-
-
 def test_null_and_what_is_left_out_are_missing_values(client) -> None:
     """A missing number is the centre of its scale, 0; null, null_token and nothing are alike."""
     tokens = {"price": FLOAT_NULL_TOKEN, "cost": FLOAT_NULL_TOKEN}
@@ -178,19 +155,6 @@ def test_null_and_what_is_left_out_are_missing_values(client) -> None:
     assert (status, "plain has no value" in answer["error"]) == (400, True)
     status, answer = post(client, "/v1/recommend", {"user": 1003, "filter": {"kind": NAN}})
     assert status == 400
-
-
-def test_the_graph_alone_takes_nan_for_missing_as_the_etl_does(models) -> None:
-    """TensorFlow Serving refuses nothing: there NaN is what it is to a build."""
-    serve = tf.saved_model.load(str(models / "numbers" / "1")).signatures["serving_default"]
-    specs = serve.structured_input_signature[1]
-
-    def score(value: float) -> float:
-        row = {**ROW, "price": value, "cost": value}
-        given = {n: tf.constant([v], specs[n].dtype) for n, v in row.items()}
-        return float(serve(**given)["click"][0])
-
-    assert score(NAN) == score(FLOAT_NULL_TOKEN) == score(1.0)
 
 
 def test_a_score_that_is_no_number_is_a_fault_of_the_server(

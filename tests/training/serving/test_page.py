@@ -41,21 +41,19 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def exports(tiny_version: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A folder with both models, and one with each alone."""
+def models(tiny_version: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a retrieval model, a ranking model and titles."""
     manifest, folder = read_manifest(tiny_version), tmp_path_factory.mktemp("models")
     for name, model in MODELS.items():
         config = TrainConfig.model_validate({"dataset": "d", "name": name, "model": model})
         built = build_model(config.model, manifest, 3)
         run = TrainedModel(folder / "run", built, config, manifest, tiny_version)
         index = IndexOptions() if name == "towers" else None
-        for place in ("both", name):
-            write_export(run, ExportOptions(folder / place, k=5, index=index))
-    titles = [f"Film {n}" for n in range(40)]
+        write_export(run, ExportOptions(folder / "both", k=5, index=index))
     quoted = ATTACK.replace('"', '""')
-    lines = [f'{100 + n},"{quoted if n % 2 else titles[n]}"\n' for n in range(40)]
+    lines = [f'{100 + n},"{quoted if n % 2 else f"Film {n}"}"\n' for n in range(40)]
     (folder / "items.csv").write_text("movie,title\n" + "".join(lines))
-    return {name: folder / name for name in ("both", *MODELS)}
+    return folder / "both"
 
 
 @contextmanager
@@ -77,9 +75,8 @@ def serve(models: Path, items: Path | None = None) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def url(exports: dict[str, Path]) -> Iterator[str]:
-    """Of a server with a retrieval model, a ranking model and titles."""
-    with serve(exports["both"], exports["both"].with_name("items.csv")) as running:
+def url(models: Path) -> Iterator[str]:
+    with serve(models, models.with_name("items.csv")) as running:
         yield running
 
 
@@ -145,20 +142,6 @@ def test_items_met_before_come_where_they_are_asked_for(browser: Browser, url: s
     wait_for(lambda: not met.isdisjoint(browser.run(read)))
 
 
-def test_an_unknown_user_gets_a_list_and_is_told_so(browser: Browser, url: str) -> None:
-    status = ask(browser, url, "nobody <b>", k=3)
-    assert status.startswith("3 items by ")
-    assert "the models do not know this user" in status
-    assert browser.read("#histories li") == ["nothing is known"]
-    assert len(browser.read("#items td:first-child")) == 3
-
-
-def test_a_link_names_the_user(browser: Browser, url: str) -> None:
-    browser.open(f"{url}/?user={USER}")
-    wait_for(lambda: "items by" in browser.read("#status")[0])
-    assert browser.run("return document.getElementById('user').value") == USER
-
-
 def test_the_page_asks_for_what_the_ranking_model_reads_of_a_request(
     browser: Browser, tmp_path: Path
 ) -> None:
@@ -183,25 +166,8 @@ def test_the_page_asks_for_what_the_ranking_model_reads_of_a_request(
         assert list_complaints(browser) == []
 
 
-def test_without_a_ranking_model_the_scores_are_those_of_the_retrieval(
-    browser: Browser, exports: dict[str, Path]
-) -> None:
-    with serve(exports["towers"]) as url:
-        status = ask(browser, url, USER, k=4)
-        expected = recommend(url, f"user={USER}&k=4")["items"]
-        assert status.startswith("4 items by towers, version 1 ")
-        assert [text.lower() for text in browser.read("#items th")] == [
-            "#", "item", "retrieval score",
-        ]  # fmt: skip
-        # Without a table of items, an item is its key.
-        assert browser.read("#items td:nth-child(2)") == [str(row["item"]) for row in expected]
-        assert list_complaints(browser) == []
-
-
-def test_what_the_server_refuses_and_its_silence_are_shown(
-    browser: Browser, exports: dict[str, Path]
-) -> None:
-    with serve(exports["both"]) as url:
+def test_what_the_server_refuses_and_its_silence_are_shown(browser: Browser, models: Path) -> None:
+    with serve(models) as url:
         # The field's own bound is not the only one.
         browser.open(url)
         browser.run("document.getElementById('k').removeAttribute('max')")

@@ -6,18 +6,9 @@ import base64
 import json
 import random
 import shutil
-import signal
-import socket
-import subprocess
-import sys
-import threading
-import time
-import urllib.error
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -27,12 +18,7 @@ import tensorflow as tf
 from starlette.testclient import TestClient
 
 from conf.artefacts.export import ExportOptions, IndexKind, IndexOptions, roll_back
-from conf.errors import ConfigError, ExitCode, InputDataError, UpstreamNotReadyError
-from jobs.evaluate import app as evaluate_app
-from jobs.export import app as export_app
-from jobs.index import app as index_app
-from jobs.serve import app as serve_app
-from jobs.support.run_app import run_app
+from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from tests.training.serving.tiny_models import ROW
 from training.apply.endpoint import Endpoint, describe_tasks, evaluate_served
 from training.apply.export import Export
@@ -40,15 +26,11 @@ from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import build_item_index, read_user_vectors
 from training.export.saved_model import write_export
-from training.index.index_build import build_index
-from training.index.item_columns import align_columns, read_item_files, read_table
-from training.index.known_entities import KnownEntities, Users
+from training.index.index_build import add_items, build_index
+from training.index.item_columns import align_columns, read_table
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
 from training.serving.app import build_app
-from training.serving.lists.added_items import add_items, embed_items
-from training.serving.lists.recommend import describe_history, list_histories
-from training.serving.models.served_version import Loading, ServedVersion
 from training.serving.models.server_config import RecommendConfig, ServerConfig
 from training.serving.requests.errors import RequestError
 from training.serving.server import Server
@@ -120,32 +102,6 @@ def test_status_metadata_health_and_metrics(client) -> None:
     assert "<form" in client.get("/").text
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ('\ufeff103\r\n\r\n 104 \r\n"105"\r\n999\r\n7\r\n',
-         "2 of 5 keys match nothing, the first '999', among the items of towers, version 1"),
-        ("103\n104\n105\n", ""),
-        ("103\n105\n 103\n", None),
-    ],
-)  # fmt: skip
-def test_blocked_keys_are_read_as_people_write_them(
-    models, tmp_path, caplog, content: str, said: str | None
-) -> None:
-    file = tmp_path / "blocked.txt"
-    file.write_bytes(content.encode())
-    if said is None:
-        with pytest.raises(InputDataError, match="a key twice") as caught:
-            read_item_files(None, file)
-        assert "lines 1 and 3: '103'" in str(caught.value.received)
-        return
-    with caplog.at_level("WARNING", "sluice.training.serving"):
-        known = ServedVersion(models / "towers" / "1", Loading(read_item_files(None, file))).known
-    assert {known.keys[n] for n in np.flatnonzero(~known.allowed)} == {103, 104, 105}
-    assert said in caplog.text
-    assert bool(said) == bool(caplog.text)
-
-
 def test_lists_are_exact_and_leave_out_what_is_met_blocked_or_filtered(client, trained) -> None:
     one = trained["towers"]
     index = build_item_index(one.model, one.version_dir, one.manifest, 64)
@@ -196,41 +152,10 @@ def test_lists_are_ordered_where_all_probabilities_are_one(trained, tmp_path) ->
     assert odds == sorted(odds, reverse=True)
 
 
-def test_every_history_of_a_user_is_shown() -> None:
-    lists = {"feature:carts": [[5, 7], []], "feature:bought": [[7], [9]]}
-    users = Users(pa.table({"key": ["a", "b"], **lists}), {"a": 0, "b": 1})
-    known = KnownEntities(
-        ["x", "y", "z"],
-        np.array([5, 7, 8]),
-        {"x": 0, "y": 1, "z": 2},
-        np.ones(3, bool),
-        users=users,
-    )
-    version = SimpleNamespace(card={"users": {"histories": ["carts", "bought"]}})
-    assert list_histories(version) == ["carts", "bought"]
-    assert describe_history(known, "carts", 0) == [{"item": "x"}, {"item": "y"}]
-    assert describe_history(known, "bought", 0) == [{"item": "y"}]
-    assert describe_history(known, "bought", 1) == []  # An item that the export does not hold.
-    assert describe_history(known, "carts", None) == []
-    assert describe_history(known, "carts", 0, ["z", 7, "nothing"]) == [{"item": "z"}]
-    earlier = SimpleNamespace(card={"users": {"history": "clicked"}})
-    assert list_histories(earlier) == ["clicked"]
-
-
 def _read_tokens(trained: TrainedModel, vocabulary: str) -> dict:
     """The raw token of each id."""
     table = pq.read_table(trained.version_dir / "encoders" / f"{vocabulary}.parquet")
     return dict(enumerate(table["token"].to_pylist(), start=2))
-
-
-def test_a_user_whom_nobody_knows_gets_a_list_too(client) -> None:
-    cold = client.get("/v1/recommend", params={"user": "nobody", "k": 3}).json()
-    assert (cold["known"], len(cold["items"]), cold["history"]) == (False, 3, [])
-    asked = {"user": 1, "features": {"gender": "F", "history": [101] * 10_000}, "k": 3}
-    found = client.post("/v1/recommend", json=asked)
-    assert found.status_code == 200
-    assert found.json()["known"] is False
-    assert {item["item"] for item in found.json()["history"]} == {101}
 
 
 @pytest.mark.parametrize("name", ["towers", "scores"])
@@ -244,51 +169,28 @@ def test_evaluation_through_what_serves_gives_the_run_s_metrics(
         answer = client.post(url, json=body)
         return answer.status_code, answer.json()
 
-    tasks = describe_tasks(one.model)
-    endpoint = Endpoint(f"/v1/models/{name}/versions/1", tasks, post, rows=40)
-    for served in (endpoint, Export(models / name / "1")):
+    url, tasks = f"/v1/models/{name}/versions/1", describe_tasks(one.model)
+    for served in (Endpoint(url, tasks, post, rows=40), Export(models / name / "1")):
         found, difference = evaluate_served(one, "test", served)
-        assert found["replay"]["sent"] == "raw values"
+        assert found.pop("replay")["sent"] == "raw values"
         assert not difference.differing
-        assert difference.largest < 1e-6
-        _assert_close(found, expected)
+        assert list_numbers(found) == pytest.approx(list_numbers(expected), abs=1e-6)
     other = build_model(one.config.model, one.manifest, 4)  # Another run's weights.
     _, difference = evaluate_served(replace(one, model=other), "test", served)
     assert len(difference.differing) >= 60
-    with pytest.raises(InputDataError, match="does not score as the run does") as caught:
+    with pytest.raises(InputDataError, match="does not score as the run does"):
         difference.refuse()
-    assert "row 1: " in caught.value.received
     with pytest.raises(UpstreamNotReadyError, match="does not answer"):
         evaluate_served(one, "test", Endpoint("/v1/models/none", tasks, post))
 
 
-def test_two_things_to_measure_are_refused(capsys) -> None:
-    arguments = ["--run", "x", "--export", "a", "--endpoint", "b"]
-    assert run_app(evaluate_app, arguments) == ExitCode.CONFIG
-    assert "--endpoint each name what is measured" in capsys.readouterr().err
-
-
-def test_a_port_that_is_taken_is_said_before_models_load(tmp_path, capsys) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        arguments = ["--models", str(tmp_path), "--port", port]
-        assert run_app(serve_app, arguments) == ExitCode.CONFIG
-    assert "cannot listen at this address" in capsys.readouterr().err
-    assert run_app(serve_app, ["--models", str(tmp_path), "--port", "0"]) == ExitCode.NOT_READY
-
-
-def _assert_close(found: object, expected: object) -> None:
-    """Whether numbers are equal to 1e-6, wherever they stand."""
-    if isinstance(expected, dict):
-        for key, value in expected.items():
-            _assert_close(found[key], value)
-    elif isinstance(expected, list):
-        for one, other in zip(found, expected, strict=True):
-            _assert_close(one, other)
-    elif isinstance(expected, float):
-        assert found == pytest.approx(expected, abs=1e-6)
-    else:
-        assert found == expected
+def list_numbers(found: object) -> list[float]:
+    """All numbers, wherever they stand."""
+    if isinstance(found, dict):
+        return [one for key in sorted(found) for one in list_numbers(found[key])]
+    if isinstance(found, list):
+        return [one for part in found for one in list_numbers(part)]
+    return [float(found)] if isinstance(found, int | float) else []
 
 
 def _deep(levels: int) -> str:
@@ -319,11 +221,11 @@ def _with(**changes) -> dict:
         ("scores:predict", {"instances": [{"user_id": 1}]}, 400, "missing: gender"),
         ("scores:predict", _with(extra=1), 400, "unknown: extra"),
         ("scores:predict", _with(user_id="1"), 400, "input user_id must be whole numbers"),
-        ("scores:predict", _with(user_id=1.5), 400, "received [1.5]"),
+        ("scores:predict", _with(user_id=1.5), 400, "received 1.5"),
         ("scores:predict", '{"instances": [{"user_id": NaN}]}', 400, "missing: gender"),
         ("scores:predict", _with(user_id=2**70), 400, "input user_id"),
-        ("scores:predict", _with(user_id=[1]), 400, "shape [1, 1]"),
-        ("scores:predict", _with(history=7), 400, "of shape [-1, -1]"),
+        ("scores:predict", _with(user_id=[1]), 400, "received [1]"),
+        ("scores:predict", _with(history=7), 400, "input history must be a list"),
         ("scores:predict", _with(history=[1, "a"]), 400, "input history"),
         ("scores:predict", _with(gender=3.5), 400, "input gender must be text"),
         ("scores:predict", _with(gender={"b64": "?"}), 400, "b64 does not decode"),
@@ -356,23 +258,6 @@ def test_bad_recommendations_are_refused(client, body, said) -> None:
     answer = client.post("/v1/recommend", json=body)
     assert answer.status_code == 400
     assert said in answer.json()["error"]
-
-
-def test_long_lists_and_unknown_keys_are_no_faults(client, trained) -> None:
-    row = {**ROW, "user_id": -1, "movie_id": 10**12, "history": [101] * 10_000}
-    [long] = client.post("/v1/models/scores:predict", json={"instances": [row]}).json()[
-        "predictions"
-    ]
-    one = trained["scores"]
-    ids = {name: {token: i for i, token in _read_tokens(one, name).items()}
-           for name in ("gender", "genres", "movie_id")}  # fmt: skip
-    cold = {"user_id": [1], "gender": [ids["gender"]["F"]],
-            "history": [[ids["movie_id"][101]] * 8], "movie_id": [1],
-            "genres": [[ids["genres"]["genre_1"], 0, 0, 0]]}  # fmt: skip
-    given = {name: tf.constant(value, tf.int64) for name, value in cold.items()}
-    assert long["click"] == pytest.approx(float(one.model.predict(given)["click"][0]), abs=1e-6)
-    empty = {**ROW, "history": [], "genres": []}
-    assert client.post("/v1/models/scores:predict", json={"instances": [empty]}).status_code == 200
 
 
 def test_requests_at_the_same_time_share_calls_and_keep_their_answers(client, batch) -> None:
@@ -471,7 +356,7 @@ def test_model_and_index_are_one_pair(models, tmp_path) -> None:
 
         bare = ask()
         assert "needs an index with columns" in ask(filter={"kind": "a"})["error"]
-        options = IndexOptions(IndexKind.HNSW, models / "items.csv", recall=1.0)
+        options = IndexOptions(IndexKind.HNSW, models / "items.csv")
         assert build_index(version, options).name == "1"
         server.store.refresh()
         assert client.get("/healthz").json()["indexes"] == {"towers": 1}
@@ -498,27 +383,13 @@ def test_model_and_index_are_one_pair(models, tmp_path) -> None:
 def test_keys_and_texts_of_csv_stay_as_they_are_written(tmp_path) -> None:
     path = tmp_path / "items.csv"
     path.write_text("sku,year,code\n007,1999,01\nNA,,\n")
-    table = read_table(path, ["code"])
-    assert table.to_pydict() == {
-        "sku": ["007", "NA"], "year": [1999, None], "code": ["01", None]
-    }  # fmt: skip
+    assert read_table(path, as_text=True)["code"].to_pylist() == ["01", None]
+    table = read_table(path)
+    assert table.to_pydict() == {"sku": ["007", "NA"], "year": [1999, None], "code": [1, None]}
     of_texts = align_columns(table, pa.array(["7", "NA", "007"]))
     assert of_texts["year"].to_pylist() == [None, None, 1999]
     path.write_text("sku,year\n007,1999\n8,2000\n")
     assert align_columns(read_table(path), pa.array([8, 7]))["year"].to_pylist() == [2000, 1999]
-
-
-def test_lists_of_new_items_may_hold_one_number_or_nothing(models) -> None:
-    version = models / "towers" / "1"
-    wanted, *others = (
-        embed_items(version, pa.table({"movie_id": [900, 901], "genres": genres}))
-        for genres in ([["5"], []], [5, None], ["5", ""])
-    )
-    assert np.isfinite(wanted).all()
-    for found in others:
-        np.testing.assert_array_equal(found, wanted)
-    with pytest.raises(InputDataError, match="row 1: column 'movie_id'"):
-        embed_items(version, pa.table({"movie_id": [[900]], "genres": ["5"]}))
 
 
 def _score(client, version: Path, item: int) -> float:
@@ -563,9 +434,9 @@ def _check_bad_indexes(server: Server, client: TestClient, version: Path) -> Non
 @pytest.mark.parametrize(
     ("rows", "error", "said"),
     [
-        ("movie_id,genres\n900,x\n900,x\n", InputDataError, "name each of them once"),
-        ("movie_id,genres\n,x\n", InputDataError, "1 empty"),
-        ("movie_id,genres\nnine,x\n", InputDataError, "must hold their keys"),
+        ("movie_id,genres\n900,x\n900,x\n", InputDataError, "a key each"),
+        ("movie_id,genres\n,x\n", InputDataError, "a key each"),
+        ("movie_id,genres\nnine,x\n", InputDataError, "a key each"),
         ("movie_id,title\n900,x\n", ConfigError, "new items need features"),
         ("", InputDataError, "cannot be read"),
     ],
@@ -579,111 +450,11 @@ def test_new_items_that_do_not_fit_are_refused(models, tmp_path, rows, error, sa
     assert [path.name for path in (version / "index").iterdir() if path.is_dir()] == ["1"]
 
 
-def test_what_cannot_be_indexed_is_said(models, tmp_path, capsys) -> None:
-    def index(*arguments: object) -> tuple[int, str]:
-        return run_app(index_app, [str(a) for a in arguments]), capsys.readouterr().err
-
-    for arguments, code, said in (
-        (("--export", models / "scores"), ExitCode.CONFIG, "only the items of a retrieval model"),
-        (("--export", tmp_path), ExitCode.NOT_READY, "there is no exported model"),
-        (("--export", models / "towers", "--add", "x.csv", "--kind", "ivf"), ExitCode.CONFIG,
-         "--add keeps the kind"),
-        (("--export", models / "towers", "--items", "x.csv"), ExitCode.INPUT_REFUSED,
-         "the file of items cannot be read"),
-        (("--export", models / "towers", "--items", "x.txt"), ExitCode.CONFIG, "format of the"),
-    ):  # fmt: skip
-        found, error = index(*arguments)
-        assert (found, said in error) == (code, True), error
-    for arguments, said in (
-        (["--items", "x.csv"], "--items are columns of the index"),
-        (["--index", "--delta-since", "start"], "a delta has no index of its own"),
-    ):
-        assert run_app(export_app, ["--run", "x", *arguments]) == ExitCode.CONFIG
-        assert said in capsys.readouterr().err
-    copied = tmp_path / "models" / "towers"
-    shutil.copytree(models / "towers", copied, ignore=shutil.ignore_patterns("index"))
-    found, error = index("--export", copied, "--add", models / "items.csv")
-    assert (found, "there is no index to add items to" in error) == (ExitCode.CONFIG, True)
-    items = copied / "1" / "embeddings" / "items.parquet"
-    items.write_bytes(items.read_bytes()[:-1])
-    found, error = index("--export", copied)
-    assert (found, "is not whole" in error) == (ExitCode.NOT_READY, True)
-    assert run_app(index_app, ["--export", str(models / "towers"), "--k", "5", "--keep", "1"]) == 0
-    assert "exact: 30 items of 6 dimensions, 0 of them added" in capsys.readouterr().out
-
-
-@pytest.mark.exhaustive
-def test_the_bench_measures_every_section(tmp_path) -> None:
-    report = tmp_path / "report.json"
-    command = [sys.executable, "-m", "tests.bench.serve", "--items", "4000", "--dim", "8",
-               "--seconds", "1", "--requests", "400", "--kinds", "exact", "ivf", "hnsw",
-               "--work-dir", str(tmp_path), "--json", str(report)]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(report.read_text())
-    assert found["skipped"] == []
-    loads = [one["details"] for one in found["measurements"] if "p99" in one["details"]]
-    attacks = [one for one in loads if "attack" in one]
-    assert len(attacks) == 22
-    assert all("200" not in one["attack"] for one in attacks[:2])
-    for one in found["measurements"]:  # Silent connections fill the server for a while.
-        allowed = {"200", "503"} if "silent connections" in one["name"] else {"200"}
-        if "p99" in one["details"]:
-            assert set(one["details"].get("codes", {"200"})) <= allowed, one
-    assert {one["section"] for one in found["measurements"]} == {
-        "ranking", "recommend", "memory", "reload", "fuzz", "attack"}  # fmt: skip
-
-
 def test_nothing_to_serve_is_said(models, tmp_path) -> None:
     with pytest.raises(UpstreamNotReadyError, match="no exported model"):
         Server(ServerConfig(tmp_path))
     with pytest.raises(ConfigError, match="no exported ranking model"):
         Server(ServerConfig(models, 60.0, recommend=RecommendConfig(ranker="towers")))
-    with pytest.raises(ConfigError, match="no exported model of that name") as refused:
+    with pytest.raises(ConfigError, match="no exported ranking model") as refused:
         Server(ServerConfig(models, 60.0, recommend=RecommendConfig(ranker="score")))
     assert "did you mean 'scores'" in refused.value.render()
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_a_process_answers_drains_and_survives_a_client_that_hangs(models) -> None:
-    command = [sys.executable, "-m", "jobs.cli", "serve", "--models", str(models), "--port", "0",
-               "--timeout", "5", "--items", str(models / "items.csv")]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("serving scores, towers at http://127.0.0.1:"), line
-        url = line.split()[-1]
-        port = int(url.rpartition(":")[2])
-        hanging = socket.create_connection(("127.0.0.1", port))
-        hanging.sendall(
-            b"POST /v1/models/scores:predict HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 90\r\n\r\n{"
-        )
-        assert json.loads(_get(f"{url}/healthz"))["status"] == "ok"
-        assert json.loads(_get(f"{url}/v1/recommend?user=1003&k=4"))["known"]
-        hanging.settimeout(60)
-        assert b"408" in hanging.recv(4096).split(b"\r\n")[0]
-        answers: list[str] = []
-        slow = socket.create_connection(("127.0.0.1", port))
-        body = json.dumps(_with()).encode()
-        head = "POST /v1/models/scores:predict HTTP/1.1\r\nHost: [::1]\r\n"
-        head += f"Content-Length: {len(body)}"
-        slow.sendall(head.encode() + b"\r\n\r\n" + body[:5])
-        time.sleep(0.3)
-        thread = threading.Thread(target=lambda: answers.append(slow.recv(4096).decode()))
-        thread.start()
-        process.send_signal(signal.SIGTERM)  # What has begun is answered before the end.
-        time.sleep(0.3)
-        slow.sendall(body[5:])
-        thread.join(60)
-        assert answers[0].startswith("HTTP/1.1 200")
-        assert process.wait(60) == 0
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=60) as answer:
-        return answer.read().decode()

@@ -1,268 +1,261 @@
-"""Inputs of a row: what a request says of the user, and what is stored where it says nothing."""
+"""What a request for a list says, and the row that is made of it and of what is stored."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+import math
+from collections.abc import Collection, Generator, Mapping
+from typing import Annotated, Any
 
-from conf.artefacts.export import FEATURE_PREFIX, RANK_ITEMS, ROW_FEATURES
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    PlainValidator,
+    ValidationError,
+)
+
+from conf.artefacts.export import ENCODED_SUFFIX, FEATURE_PREFIX, RANK_ITEMS, ROW_FEATURES, Give
+from training.apply.export import find_inputs
+from training.apply.ranker import Ranker, RowInputs
 from training.encoders.vocabularies import read_whole_key
 from training.index.item_columns import Token
 from training.index.known_entities import KnownEntities
-from training.raw_inputs.inputs import SourceNames
+from training.raw_inputs.converter import show
 from training.raw_inputs.requests import (
     build_array,
     build_inputs,
-    once_per_object,
     read_column,
     read_list,
     read_names,
 )
+from training.serving.models.batching import Call, plan_call
 from training.serving.models.served_version import ServedVersion
-from training.serving.requests.errors import RequestError, refuse_values
+from training.serving.requests import limits as most
+from training.serving.requests.errors import RequestError, cut
 from training.serving.requests.limits import RequestLimits
-from training.serving.requests.recommend_request import RecommendRequest
 from training.serving.requests.tensors import Arrays
 
-ROW_SIGNATURES = {"retrieval": "user_embedding", "ranking": RANK_ITEMS}
+ROW_SIGNATURES = {"retrieval": str(Give.USER_EMBEDDING), "ranking": RANK_ITEMS}
 """Signature that takes raw values of a row, by the kind of the model."""
+Value = int | float | str
 
 
-@dataclass(frozen=True)
-class RowInputs:
-    """Inputs of a signature that are features of the row.
+def _read_key(value: Any, number: str = "a whole number") -> Token:
+    if type(value) is int:
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f"must be text or {number}; received {show(value)}")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{value[:100]!r} holds half of a character") from error
+    if size > most.KEY_BYTES:
+        raise ValueError(f"a key may have {most.KEY_BYTES} bytes; received {size}")
+    return value
+
+
+def _read_value(value: Any) -> Value:
+    if type(value) is float and math.isfinite(value):
+        return value
+    return _read_key(value, "a finite number")
+
+
+def _read_conditions(conditions: Mapping[str, Any]) -> dict[str, list[Value]]:
+    listed = {name: one if isinstance(one, list) else [one] for name, one in conditions.items()}
+    if (count := sum(map(len, listed.values()))) > most.FILTERED_VALUES:
+        raise ValueError(f"a filter may have {most.FILTERED_VALUES} values; received {count}")
+    return {name: [_read_value(one) for one in wanted] for name, wanted in listed.items()}
+
+
+def _read_whole(value: Any) -> Any:
+    """A whole number may be written 10.0."""
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
+Key = Annotated[Token, PlainValidator(lambda value: _read_key(value))]
+Count = Annotated[int, BeforeValidator(_read_whole)]
+Keys = Annotated[list[Key], Field(max_length=most.EXCLUDED), FailFast()]
+Filter = Annotated[
+    dict[str, Any], Field(max_length=most.FILTERED_COLUMNS), AfterValidator(_read_conditions)
+]
+
+
+class ListRequest(BaseModel):
+    """A request for a list."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    user: Key | None = None
+    features: dict[str, Any] = {}  # Raw values by input name; what is left out is missing.
+    k: Count = Field(10, ge=1, le=most.LENGTH)
+    candidates: Count = Field(200, ge=1, le=most.CANDIDATES)  # What a ranking model is to order.
+    exclude: Keys = []
+    filter: Filter = {}  # By column the values of which an item must have one.
+    seen: bool = False  # Whether items that the user has met may be in the list.
+
+
+def parse_request(data: Mapping[str, Any]) -> ListRequest:
+    """Reads a request; the first thing that is wrong ends it."""
+    allowed = ListRequest.model_fields
+    if (unknown := next((name for name in data if name not in allowed), None)) is not None:
+        raise RequestError(f"{cut(unknown, 100)}: unknown; allowed: {', '.join(allowed)}")
+    try:
+        request = ListRequest.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        said = first["msg"].removeprefix("Value error, ")
+        raise RequestError(f"{first['loc'][0]}: {said}") from error
+    if request.user is None and not request.features:
+        raise RequestError("a request needs 'user', 'features', or both")
+    return request
+
+
+class ListModel:
+    """A version that lists are made by, and what it reads of a row.
 
     Attributes:
-        items: What `export.json` says of each.
+        histories: Features of what the user did, the main one first.
+        allowed: Names of features that a request may use: inputs, and columns of the source.
     """
 
-    items: Sequence[Mapping[str, Any]]
+    def __init__(self, version: ServedVersion) -> None:
+        self.version, self.engine = version, Ranker(version)
+        users = version.card["users"] or {}
+        self._key: str | None = users.get("key", version.card.get("user"))
+        self._stored = frozenset(users.get("features", ()))
+        self._aligned = users.get("aligned", ())
+        self.histories: list[str] = list(users.get("histories", ()))
+        self._signature = ROW_SIGNATURES[version.card["kind"]]
+        self._items = find_inputs(version.card, self._signature)
+        self._names, sources = read_names(self._items), read_names(self._items).sources
+        self.allowed = frozenset({*self._names.by_name, *sources.values()})
+        keys = {item["name"] for item in self._items if item["feature"] == self._key}
+        self._key_names = keys | {sources[name] for name in keys & sources.keys()}
 
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        """Names of the inputs."""
-        return tuple(item["name"] for item in self.items)
+    @property
+    def known(self) -> KnownEntities:
+        if self.version.known is None:
+            raise RequestError(f"the export of {self.version.name} holds no items")
+        return self.version.known
 
-    @cached_property
-    def sources(self) -> SourceNames:
-        """Columns that stand for the inputs."""
-        return read_names(self.items)
+    def find_user(self, request: ListRequest) -> int | None:
+        """Returns the row of what is stored of the user; None: nothing is."""
+        if request.user is None or self.known.users is None:
+            return None
+        return self.known.users.row_of.get(str(request.user))
 
-    @cached_property
-    def allowed(self) -> frozenset[str]:
-        """Names that a request may use: those of the inputs, and of the source's columns."""
-        return frozenset({*self.names, *self.sources.sources.values()})
+    def describe_inputs(self) -> dict[str, dict[str, Any]]:
+        """Returns what a person must know to give what is not stored of users, by name."""
+        has_users = self.version.known is not None and self.version.known.users is not None
+        left_out = {self._key, *(self._stored if has_users else ())}
+        return {
+            item["name"]: {
+                "name": item["name"],
+                "column": item["column"],
+                "type": item["dtype"],
+                "is_list": item["is_list"],
+                "is_required": _is_required(item),
+                "is_time": read_column(item).read_unit is not None,
+            }
+            for item in self._items
+            if item["feature"] not in left_out
+        }
 
+    def find_given(self, features: Mapping[str, Any]) -> set[str]:
+        if named := next((name for name in features if name in self._key_names), None):
+            raise RequestError(  # Nothing that is stored of the user would be used.
+                f"features: {named[:100]} names the user, which 'user' does: leave it out"
+            )
+        return self._names.find_given(features)
 
-@once_per_object
-def _find_rows(inputs: Sequence[Mapping[str, Any]]) -> RowInputs:
-    return RowInputs([item for item in inputs if "means" not in item])
+    def read_histories(self, features: Mapping[str, Any]) -> dict[str, list[Token]]:
+        """Returns the keys of items that a request gives as the user's histories, by feature."""
+        given = self.find_given(features)
+        return {
+            item["feature"]: read_list(item["name"], features, self._names, RequestLimits.values)
+            for item in self._items
+            if item["feature"] in self.histories and item["name"] in given
+        }
 
+    def read_row(
+        self, request: ListRequest, limits: RequestLimits
+    ) -> Generator[Call, Arrays, RowInputs]:
+        """Returns the row of a request; what is stored stands where the request says nothing.
 
-def find_user_key(version: ServedVersion) -> str | None:
-    """Returns the feature of the user's id; None: the dataset has none."""
-    card = version.card
-    found: str | None = (card["users"] or {}).get("key", card.get("user"))
-    return found
+        It is stored as the records hold it: what the request says beside it takes that form first.
+        """
+        row = self.find_user(request)
+        stored = frozenset() if row is None else self.find_stored(request.features)
+        if row is None or not stored:
+            return RowInputs(self.read_raw(self._signature, request, (), limits.values))
+        encoded = f"{self._signature}{ENCODED_SUFFIX}"
+        found = self.read_stored(encoded, row, stored)
+        names = [item["name"] for item in find_inputs(self.version.card, encoded)]
+        if others := [name for name in names if name not in found]:
+            said = self.read_raw(ROW_FEATURES, request, stored, limits.values)
+            made = yield plan_call(self.version, ROW_FEATURES, said, limits)
+            found |= {name: made[name] for name in others}
+        return RowInputs(found, is_encoded=True)
 
+    def find_stored(self, features: Mapping[str, Any]) -> frozenset[str]:
+        """Returns the features that are taken from what is stored: all that are not given.
 
-def find_row_inputs(version: ServedVersion, signature: str) -> RowInputs:
-    """Returns the inputs of a signature that are features of the row."""
-    return _find_rows(_list_inputs(version, signature))
+        Of lists that stand beside each other, and of parts of a feature, all are given or none.
+        """
+        given, read = self.find_given(features), {item["feature"] for item in self._items}
+        said = {item["feature"] for item in self._items if item["name"] in given}
+        for feature in said & self._stored:
+            parts = [item for item in self._items if item["feature"] == feature]
+            there = [item["column"] for item in parts if item["name"] in given]
+            if len(there) < len(parts):
+                raise RequestError(
+                    f"features: {feature} is made of {', '.join(item['column'] for item in parts)}"
+                    f"; received {', '.join(there)}: give all of them, or none"
+                )
+        for group in self._aligned:
+            missing = sorted(read.intersection(group) - said)
+            if missing and (there := sorted(said.intersection(group))):
+                raise RequestError(
+                    f"features: {', '.join(there)} came without {', '.join(missing)}, which stands "
+                    "beside it value for value: give both, or neither"
+                )
+        return frozenset(read & self._stored - said)
 
+    def read_stored(self, signature: str, row: int, stored: Collection[str]) -> Arrays:
+        users = self.known.users
+        user = {} if users is None else users.table.slice(row, 1)
+        specs, inputs = self.version.find_signature(signature).specs, {}
+        for item in find_inputs(self.version.card, signature):
+            if item["feature"] in stored:
+                value = user[f"{FEATURE_PREFIX}{item['feature']}"].to_pylist()
+                inputs[item["name"]] = build_array(item["name"], value, specs[item["name"]])
+        return inputs
 
-def find_items_input(version: ServedVersion, signature: str) -> tuple[str, Any]:
-    """Returns name and specification of the input that takes keys of items."""
-    name = next(item["name"] for item in _list_inputs(version, signature) if "means" in item)
-    return name, version.find_specs(signature)[name]
-
-
-def _list_inputs(version: ServedVersion, signature: str) -> Sequence[Mapping[str, Any]]:
-    inputs: Sequence[Mapping[str, Any]] = version.card["signatures"][signature]["inputs"]
-    return inputs
-
-
-def describe_input(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a person must know to give a value."""
-    return {
-        "name": item["name"],
-        "column": item["column"],
-        "type": item["dtype"],
-        "is_list": item["is_list"],
-        "is_required": _is_required(item),
-        "is_time": read_column(item).read_unit is not None,
-    }
+    def read_raw(
+        self, signature: str, request: ListRequest, stored: Collection[str], values: int
+    ) -> Arrays:
+        """Returns one row of raw values; the place of what is stored is filled."""
+        specs, features, filled = self.version.find_signature(signature).specs, request.features, {}
+        given = {name: [value] for name, value in features.items()}
+        for item in self._items:
+            name, key = item["name"], None
+            if any(features.get(one) is not None for one in self._names.list_names(name)):
+                continue
+            if item["feature"] in stored and _is_required(item):
+                filler = "" if item["dtype"] == "string" else 0
+                filled[name] = build_array(name, [filler], specs[name])  # Not read: no time, say.
+                continue
+            if item["feature"] == self._key and request.user is not None:
+                is_text = item["dtype"] == "string"
+                key = str(request.user) if is_text else read_whole_key(request.user)
+            given[name] = [key]
+        rest = {name: specs[name] for name in self._names.by_name if name not in filled}
+        return filled | build_inputs(given, rest, self._names, values)
 
 
 def _is_required(item: Mapping[str, Any]) -> bool:
     """Whether a row must have a value; a list may be missing: it is empty then."""
     return bool(item.get("is_required")) and not item["is_list"]
-
-
-def check_features(request: RecommendRequest, models: Sequence[ServedVersion]) -> None:
-    """Refuses features that no model reads.
-
-    Raises:
-        RequestError: There is one, the request names the user among them, or says nothing of one.
-    """
-    if request.user is None and not request.features:
-        raise RequestError("a request needs 'user', 'features', or both")
-    rows = [find_row_inputs(model, ROW_SIGNATURES[model.card["kind"]]) for model in models]
-    for model, row in zip(models, rows, strict=True):
-        _refuse_key(request, row, find_user_key(model))
-    names = frozenset().union(*(row.allowed for row in rows))
-    if (unknown := next((name for name in request.features if name not in names), None)) is None:
-        return
-    raise RequestError(f"unknown features {[unknown[:100]]}; allowed: {', '.join(sorted(names))}")
-
-
-def _refuse_key(request: RecommendRequest, row: RowInputs, key: str | None) -> None:
-    """Refuses a user's key as a feature: nothing that is stored of the user would be used."""
-    keys = {item["name"] for item in row.items if item["feature"] == key}
-    keys |= {column for name, column in row.sources.sources.items() if name in keys}
-    if named := next((name for name in request.features if name in keys), None):
-        raise RequestError(
-            f"features: {named[:100]} names the user, which 'user' does: leave it out"
-        )
-
-
-def find_stored(
-    version: ServedVersion,
-    signature: str,
-    known: KnownEntities,
-    request: RecommendRequest,
-    row: int | None,
-) -> frozenset[str]:
-    """Returns the features that are taken from what is stored of a user: all that are not given.
-
-    Raises:
-        RequestError: A list is given, and not one that stands beside it; or a part of what a stored
-            feature is made of.
-    """
-    if row is None or known.users is None:
-        return frozenset()
-    inputs = find_row_inputs(version, signature)
-    given = inputs.sources.find_given(request.features)
-    read = {item["feature"] for item in inputs.items}
-    said = {item["feature"] for item in inputs.items if item["name"] in given}
-    users = version.card["users"] or {}
-    stored = set(users.get("features", ()))
-    _refuse_parts(inputs, given, said & stored)
-    for group in users.get("aligned", ()):  # Exports of earlier releases say nothing of them.
-        there, missing = said.intersection(group), read.intersection(group) - said
-        if there and missing:
-            raise RequestError(
-                f"features: {', '.join(sorted(there))} came without {', '.join(sorted(missing))}, "
-                "which stands beside it value for value: give both, or neither"
-            )
-    return frozenset(read & stored - said)
-
-
-def _refuse_parts(inputs: RowInputs, given: Collection[str], features: Collection[str]) -> None:
-    """Refuses some of the columns that a stored feature is made of: the others are not stored."""
-    for feature in features:
-        columns = [item["column"] for item in inputs.items if item["feature"] == feature]
-        said = [item["column"] for item in inputs.items
-                if item["feature"] == feature and item["name"] in given]  # fmt: skip
-        if len(said) < len(columns):
-            raise RequestError(
-                f"features: {feature} is made of {', '.join(columns)}; received "
-                f"{', '.join(said)}: give all of them, or none"
-            )
-
-
-@refuse_values()
-def read_given(
-    version: ServedVersion, request: RecommendRequest, histories: Collection[str]
-) -> dict[str, list[Token]]:
-    """Returns the keys of items that a request gives as the user's histories, by feature.
-
-    Raises:
-        RequestError: Text is no list as the build reads it, or holds too many values.
-    """
-    row = find_row_inputs(version, ROW_SIGNATURES[version.card["kind"]])
-    given = row.sources.find_given(request.features)
-    return {
-        item["feature"]: read_list(
-            item["name"], request.features, row.sources, RequestLimits.values
-        )
-        for item in row.items
-        if item["feature"] in histories and item["name"] in given
-    }
-
-
-def require_row_features(version: ServedVersion, names: Sequence[str]) -> None:
-    """Checks that a model can encode what a request says beside what is stored.
-
-    Raises:
-        RequestError: It cannot.
-    """
-    if ROW_FEATURES not in version.signatures:
-        raise RequestError(
-            f"{version.name} reads {', '.join(names)} of the request beside what is stored of the "
-            "user, which an export of an earlier release cannot: export the run again"
-        )
-
-
-@refuse_values()
-def read_encoded(
-    version: ServedVersion, signature: str, known: KnownEntities, row: int, stored: Collection[str]
-) -> Arrays:
-    """Returns what is stored of a user."""
-    if known.users is None:
-        raise RequestError("the export holds no users")
-    specs, inputs = version.find_specs(signature), {}
-    user = known.users.table.slice(row, 1)
-    for item in find_row_inputs(version, signature).items:
-        if item["feature"] in stored:
-            value = user[f"{FEATURE_PREFIX}{item['feature']}"].to_pylist()
-            inputs[item["name"]] = build_array(item["name"], value, specs[item["name"]])
-    return inputs
-
-
-@refuse_values()
-def read_raw(
-    version: ServedVersion,
-    signature: str,
-    request: RecommendRequest,
-    stored: Collection[str],
-    most: int,
-) -> Arrays:
-    """Returns one row of raw values; what the request leaves out is missing.
-
-    What is stored must not be there: its place is filled, as a signature takes all of its inputs.
-
-    Args:
-        version: What is called.
-        signature: Of the version.
-        request: What is said of the user.
-        stored: Features that come from what is stored.
-        most: Values that a list of text may have.
-
-    Raises:
-        RequestError: A value is not of its type, or must be there and is not.
-    """
-    key, features = find_user_key(version), request.features
-    about = find_row_inputs(version, signature)
-    specs, inputs = version.find_specs(signature), {}
-    given = {name: [value] for name, value in features.items()}
-    for item in about.items:
-        name = item["name"]
-        if any(features.get(other) is not None for other in about.sources.list_names(name)):
-            continue
-        if item["feature"] in stored and _is_required(item):
-            filler = "" if item["dtype"] == "string" else 0
-            inputs[name] = build_array(name, [filler], specs[name])  # No time, no entry: not read.
-        else:
-            given[name] = [_read_key(request.user, item) if item["feature"] == key else None]
-    rest = {name: specs[name] for name in about.names if name not in inputs}
-    return {**inputs, **build_inputs(given, rest, about.sources, most)}
-
-
-def _read_key(user: Token | None, item: Mapping[str, Any]) -> Token | None:
-    """Returns the key of a user as the model takes it; None: it knows nobody by such a key."""
-    if user is None or item["dtype"] == "string":
-        return None if user is None else str(user)
-    return read_whole_key(user)

@@ -1,224 +1,239 @@
-"""Micro-batching: requests that wait for a signature are answered by one call.
+"""Micro-batching: requests that wait for the same call are answered by one.
 
-Nothing is held back: a request that finds a free thread is called at once. What arrives while all
-threads are busy is joined to one batch, so batches grow with the load.
+A request is a generator: it yields the calls of models that it needs, is sent their outputs, and
+returns its answer. A short one is read on the event loop up to its first call, a long one by a
+thread; all the rest happens on the thread that takes the call: two hand-overs. Nothing is held
+back: what arrives while all threads are busy is joined, so batches grow with the load.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Generator, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from conf.artefacts.export import TOP_K
 from training.index.vector_index import use_one_thread
+from training.raw_inputs.requests import RawValueError
 from training.serving.models.served_version import ServedVersion
-from training.serving.requests.errors import UNAVAILABLE, RequestError
+from training.serving.requests.errors import UNAVAILABLE, RequestError, forget_frames
 from training.serving.requests.limits import (
-    EXAMPLE_BYTES,
     WAITING_VALUES,
     Budget,
-    CallLimits,
     Cost,
     RequestLimits,
+    ServerLimits,
     SignatureCost,
-    check_count,
 )
-from training.serving.requests.tensors import Arrays, count_lists
-
-ResultT = TypeVar("ResultT")
-
-ALONE = (TOP_K,)
-"""Signatures whose rows depend on each other."""
-
+from training.serving.requests.tensors import Arrays, measure_inputs
 
 AT_ONCE_BYTES = 1 << 14
-"""Inputs and answers up to this size are built on the event loop: a thread would take longer."""
+"""Bodies up to this size are read on the event loop: a thread would take longer."""
+Apply = Callable[[Arrays], Arrays]
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A call for the rows of a request; those of one key are joined within the limits of one."""
+
+    apply: Apply
+    inputs: Arrays
+    cost: Cost
+    limit: SignatureCost
+    key: Hashable
+
+
+Steps = Generator[Call, Arrays, bytes]
+
+
+def plan_call(
+    version: ServedVersion,
+    signature: str,
+    inputs: Arrays,
+    limits: RequestLimits,
+    apply: Apply | None = None,
+) -> Call:
+    """Plans a call of a signature, which may take so much; `apply` makes it, if not the version."""
+    about = version.find_signature(signature)
+    cost = measure_inputs(inputs, about, limits)
+    are_rows = cost.rows > 0 and all(len(value) == cost.rows for value in inputs.values())
+    shapes = tuple((name, value.shape[1:]) for name, value in inputs.items())
+    # The rows of `top_k` depend on each other: the largest `k` counts.
+    key = (version, signature, shapes) if are_rows and signature != TOP_K else object()
+    return Call(apply or partial(version.call, signature), inputs, cost, about.cost, key)
 
 
 @dataclass(eq=False)
-class _Waiting:
-    """A request that waits for its answer."""
+class _Job:
+    """A request on its way: what is left of it, the call that it waits for, and its values."""
 
-    inputs: Arrays
-    cost: Cost
-    answer: asyncio.Future[Arrays]
+    steps: Steps
+    answer: asyncio.Future[bytes]
+    call: Call = field(init=False)
+    held: int = 0
+
+    def go_on(self, outputs: Arrays | None = None) -> Call | bytes | Exception:
+        """Returns what comes next: a call, the answer, or why there is none."""
+        try:
+            self.call = self.steps.send(outputs)  # type: ignore[arg-type]
+            return self.call
+        except StopIteration as end:
+            answer: bytes = end.value
+            return answer
+        except RawValueError as error:
+            return RequestError(str(error))
+        except Exception as error:
+            return error
 
 
-class Builder:
-    """Builds inputs and answers: small ones at once, long ones beside the event loop."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, "builder")
-
-    async def run(self, size: int, function: Callable[..., ResultT], *args: Any) -> ResultT:
-        """Returns what a function gives whose work grows with a number of bytes."""
-        if size <= AT_ONCE_BYTES:
-            return function(*args)
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
-
-    def close(self) -> None:
-        """Ends the thread."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+Ended = list[tuple[_Job, bytes | Exception]]
 
 
 class Batcher:
-    """Calls signatures for requests of one event loop.
+    """Answers requests by calls of models on threads; `on_batch` is told the rows of each."""
 
-    Args:
-        calls: What is called at a time, and what may wait.
-        request: What one request may ask for.
-        on_batch: Told the rows of each call.
-        builder: Looks at long inputs.
-    """
-
-    def __init__(
-        self,
-        calls: CallLimits,
-        request: RequestLimits,
-        on_batch: Callable[[int], None],
-        builder: Builder,
-    ) -> None:
-        self._calls, self._request, self._on_batch = calls, request, on_batch
-        self._builder = builder
-        self._pool = ThreadPoolExecutor(calls.threads, "model", use_one_thread)
-        self._queues: dict[Hashable, deque[_Waiting]] = {}
-        self._running: dict[Hashable, int] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._held = Budget(WAITING_VALUES * request.values, "values of inputs")
+    def __init__(self, limits: ServerLimits, on_batch: Callable[[int], None]) -> None:
+        self._limits, self._on_batch = limits, on_batch
+        self._pool = ThreadPoolExecutor(limits.calls.threads, "model", use_one_thread)
+        self._queues: dict[Hashable, deque[_Job]] = {}
+        self._lock = threading.Lock()
+        self._held = Budget(WAITING_VALUES * limits.request.values, "values of inputs")
         self.waiting = 0
 
-    @property
-    def most_candidates(self) -> int:
-        """Candidates of one request at most."""
-        return self._request.pairs
-
-    @property
-    def most_values(self) -> int:
-        """Values of one request at most."""
-        return self._request.values
-
-    async def call(self, version: ServedVersion, signature: str, inputs: Arrays) -> Arrays:
-        """Returns the outputs of a signature for the rows of a request.
-
-        Raises:
-            RequestError: The model refuses the inputs, they are more than a request may have, or
-                too many requests wait.
-        """
-        version.find_specs(signature)
-        if self.waiting >= self._calls.waiting:
+    async def answer(self, size: int, steps: Steps) -> bytes:
+        """Returns the answer to a request of some bytes."""
+        if self.waiting >= self._limits.calls.waiting:
             raise RequestError("too many requests are waiting; try again later", UNAVAILABLE)
+        job = _Job(steps, asyncio.get_running_loop().create_future())
         self.waiting += 1
-        held = 0
         try:
-            cost = await self._measure(version, signature, inputs)
-            self._held.take(cost.values)
-            held = cost.values
-            return await self._enqueue(version, signature, inputs, cost)
+            if size > AT_ONCE_BYTES:
+                self._pool.submit(self._read_long, job)
+            elif self._begin(job):
+                self._pool.submit(self._work, job.call.key)
+            return await job.answer
         finally:
             self.waiting -= 1
-            self._held.give_back(held)
-
-    async def _measure(self, version: ServedVersion, signature: str, inputs: Arrays) -> Cost:
-        """Returns what a call takes; texts and Examples that are many are looked at beside the
-        event loop."""
-        limit = version.find_cost(signature)
-        size = sum(value.nbytes for value in inputs.values() if value.dtype == object)
-        cost = await self._builder.run(size, limit.measure, inputs, self._request)
-        for name in limit.examples:
-            size = cost.values * EXAMPLE_BYTES
-            lists = cost.width * EXAMPLE_BYTES  # Of a few bytes each one may be a value.
-            if size > AT_ONCE_BYTES:
-                holds = version.find_inputs(signature)[name]["holds"]
-                lists = await self._builder.run(size, count_lists, inputs[name], holds)
-            what = "values of lists in Examples, padded to the longest"
-            check_count(what, cost.rows * lists, self._request.values)
-            cost = replace(cost, width=max(cost.width, lists))
-        return cost
-
-    async def run(self, function: Callable[..., ResultT], *args: Any) -> ResultT:
-        """Returns what a function gives on one of the threads."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, function, *args)
-
-    async def _enqueue(
-        self, version: ServedVersion, signature: str, inputs: Arrays, cost: Cost
-    ) -> Arrays:
-        loop = asyncio.get_running_loop()
-        shapes = tuple((name, value.shape[1:]) for name, value in inputs.items())
-        can_join = signature not in ALONE and cost.rows > 0
-        can_join = can_join and all(len(value) == cost.rows for value in inputs.values())
-        key: Hashable = (version, signature, shapes) if can_join else object()
-        one = _Waiting(inputs, cost, loop.create_future())
-        queue = self._queues.setdefault(key, deque())
-        queue.append(one)
-        if self._running.get(key, 0) < self._calls.threads:
-            self._running[key] = self._running.get(key, 0) + 1
-            task = loop.create_task(self._drain(key, version, signature))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        try:
-            return await one.answer
-        except asyncio.CancelledError:  # It waits no longer: its inputs are let go at once.
-            with suppress(ValueError):
-                queue.remove(one)
-            raise
-
-    async def _drain(self, key: Hashable, version: ServedVersion, signature: str) -> None:
-        queue = self._queues[key]
-        while queue:
-            await self._answer(version, signature, self._take(version.find_cost(signature), queue))
-        self._running[key] -= 1
-        if not self._running[key]:
-            del self._running[key], self._queues[key]
-
-    def _take(self, limit: SignatureCost, queue: deque[_Waiting]) -> list[_Waiting]:
-        """Takes what one call answers: the first that waits, and what can share the call."""
-        batch = [queue.popleft()]
-        cost = batch[0].cost
-        while queue and limit.can_share(joined := cost.join(queue[0].cost), self._request):
-            batch.append(queue.popleft())
-            cost = joined
-        return batch
-
-    async def _answer(self, version: ServedVersion, signature: str, batch: list[_Waiting]) -> None:
-        try:
-            outputs = await self.run(self._call, version, signature, batch)
-        except Exception as error:
-            if len(batch) > 1:  # One of them is at fault, the others are not.
-                for one in batch:
-                    await self._answer(version, signature, [one])
-            elif not batch[0].answer.done():
-                batch[0].answer.set_exception(error)
-            return
-        if outputs is None:
-            return
-        start = 0
-        for one in batch:
-            part = slice(start, start + one.cost.rows) if len(batch) > 1 else slice(None)
-            start += one.cost.rows
-            if not one.answer.done():
-                one.answer.set_result({name: value[part] for name, value in outputs.items()})
-
-    def _call(self, version: ServedVersion, signature: str, batch: list[_Waiting]) -> Arrays | None:
-        """Calls a signature for a batch; None: nobody waits for it any longer."""
-        if all(one.answer.done() for one in batch):
-            return None
-        self._on_batch(sum(one.cost.rows for one in batch))
-        return version.call(signature, _join([one.inputs for one in batch]))
+            self._forget(job)
 
     def close(self) -> None:
-        """Waits for calls that are running, and ends the threads."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
+    def _read_long(self, job: _Job) -> None:
+        if self._begin(job):
+            self._work(job.call.key)
 
-def _join(parts: list[Arrays]) -> Arrays:
+    def _begin(self, job: _Job) -> bool:
+        """Reads a request up to its first call; returns whether no other waits for such a call."""
+        if job.answer.done():
+            return False
+        found = job.go_on()
+        if isinstance(found, Call):
+            try:
+                with self._lock:
+                    self._held.take(found.cost.values)
+                    job.held = found.cost.values
+                    queue = self._queues.setdefault(found.key, deque())
+                    queue.append(job)
+                    return len(queue) == 1
+            except RequestError as error:
+                found = error
+        _tell([(job, found)])
+        return False
+
+    def _forget(self, job: _Job) -> None:
+        """Lets go what a request held; one that waits no longer leaves its queue."""
+        with self._lock, suppress(KeyError, ValueError):
+            self._held.give_back(job.held)
+            if job.held and job.answer.cancelled():
+                self._queues[job.call.key].remove(job)
+
+    def _work(self, key: Hashable) -> None:
+        """Answers as many as share a call, with all their further calls."""
+        with self._lock:
+            queue = self._queues.pop(key, None)
+            going = self._take(queue) if queue else []
+            if queue:
+                self._queues[key] = queue
+                self._pool.submit(self._work, key)
+        going = self._run(going)
+        while going:
+            queues: dict[Hashable, deque[_Job]] = {}
+            for job in going:
+                queues.setdefault(job.call.key, deque()).append(job)
+            going = []
+            for queue in queues.values():
+                while queue:
+                    going += self._run(self._take(queue))
+
+    def _take(self, queue: deque[_Job]) -> list[_Job]:
+        """Takes the first that waits, and those behind it that can share its call."""
+        batch = [queue.popleft()]
+        limit, cost = batch[0].call.limit, batch[0].call.cost
+        while queue:
+            cost = cost.join(queue[0].call.cost)
+            if not limit.can_share(cost, self._limits.request):
+                break
+            batch.append(queue.popleft())
+        return batch
+
+    def _run(self, batch: Sequence[_Job]) -> list[_Job]:
+        """Makes the call of requests; returns those that have a further one."""
+        going, ended = [], Ended()
+        batch = [job for job in batch if not job.answer.done()]
+        for job, outputs in zip(batch, self._call(batch) if batch else (), strict=True):
+            found = outputs if isinstance(outputs, Exception) else job.go_on(outputs)
+            if isinstance(found, Call):
+                going.append(job)
+            else:
+                ended.append((job, found))
+        _tell(ended)
+        return going
+
+    def _call(self, batch: Sequence[_Job]) -> list[Arrays | Exception]:
+        """Returns the outputs of each request's rows, or what is wrong with them."""
+        ends = np.cumsum([job.call.cost.rows for job in batch]).tolist()
+        self._on_batch(ends[-1])
+        try:
+            outputs = batch[0].call.apply(_concatenate([job.call.inputs for job in batch]))
+        except Exception as error:
+            if len(batch) == 1:
+                return [error]
+            return [found for job in batch for found in self._call([job])]  # One is at fault.
+        if len(batch) == 1:
+            return [outputs]
+        parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        return [{name: value[part] for name, value in outputs.items()} for part in parts]
+
+
+def _concatenate(parts: Sequence[Arrays]) -> Arrays:
     if len(parts) == 1:
         return parts[0]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _tell(ended: Ended) -> None:
+    """Hands answers to the event loop; a future keeps the frames of its error, which hold it."""
+    for _, found in ended:
+        if isinstance(found, RequestError):
+            forget_frames(found)
+    if ended:
+        with suppress(RuntimeError):  # It has ended, and nobody waits.
+            ended[0][0].answer.get_loop().call_soon_threadsafe(_settle, ended)
+
+
+def _settle(ended: Ended) -> None:
+    for job, found in ended:
+        if job.answer.done():
+            continue
+        if isinstance(found, Exception):
+            job.answer.set_exception(found)
+        else:
+            job.answer.set_result(found)

@@ -17,40 +17,30 @@ class Metrics:
     """Counts of requests, latencies, sizes of batches, versions that answer."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        registry = self._registry
+        self._registry = all_ = CollectorRegistry()
         self.requests = Counter(
-            "sluice_requests", "Answered requests.", ["method", "status"], registry=registry
+            "sluice_requests", "Answered requests.", ["method", "status"], registry=all_
         )
         self.seconds = Histogram(
-            "sluice_request_seconds", "Time to the answer.", ["method"],
-            buckets=SECONDS, registry=registry,
+            "sluice_request_seconds", "Time to the answer.", ["method"], buckets=SECONDS,
+            registry=all_,
         )  # fmt: skip
         self.batch_rows = Histogram(
-            "sluice_batch_rows", "Rows of a call of a model.", buckets=ROWS, registry=registry
+            "sluice_batch_rows", "Rows of a call of a model.", buckets=ROWS, registry=all_
         )
-        self.versions = Gauge(
-            "sluice_model_version", "Version that answers; the lowest of all processes.", ["model"],
-            registry=registry, multiprocess_mode="livemin",
-        )  # fmt: skip
-        self.indexes = Gauge(
-            "sluice_index_version", "Index that answers; 0: none.", ["model"],
-            registry=registry, multiprocess_mode="livemin",
-        )  # fmt: skip
-        self.reloads = Counter(
-            "sluice_model_loads", "Versions and indexes that were loaded, or failed.",
-            ["model", "result"], registry=registry,
-        )  # fmt: skip
+        what = "Version that answers; the lowest of all processes."
+        self._versions = Gauge("sluice_model_version", what, ["model"], registry=all_,
+                               multiprocess_mode="livemin")  # fmt: skip
+        self._indexes = Gauge("sluice_index_version", "Index that answers; 0: none.", ["model"],
+                              registry=all_, multiprocess_mode="livemin")  # fmt: skip
+        what = "Versions and indexes that were loaded, or failed."
+        self.reloads = Counter("sluice_model_loads", what, ["model", "result"], registry=all_)
 
     def count_load(self, model: str, version: int, index: int | None) -> None:
         """Counts a version, or an index of it, that answers now."""
         self.reloads.labels(model, "served").inc()
-        self.versions.labels(model).set(version)
-        self.indexes.labels(model).set(index or 0)
-
-    def count_failure(self, model: str) -> None:
-        """Counts a version or an index that could not be loaded."""
-        self.reloads.labels(model, "failed").inc()
+        self._versions.labels(model).set(version)
+        self._indexes.labels(model).set(index or 0)
 
     def render(self) -> bytes:
         """Returns the text that Prometheus reads: of all processes, where there are several."""

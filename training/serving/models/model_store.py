@@ -2,52 +2,37 @@
 
 A version is loaded together with its index on a thread of its own, its warm-up requests are
 replayed, and only then does the pair take the place of the one before, which goes on answering
-until then, and for good if the new one cannot be loaded or fails a request. A new index of the
-version that answers makes a new pair with it. Of a directory in an object store the versions that
-are tried are downloaded first.
+for good if the new one fails. A new index of the version that answers makes a new pair with it.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
+import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from conf.errors import ConfigError, SluiceError, UpstreamNotReadyError, did_you_mean
+from conf.errors import SluiceError, UpstreamNotReadyError
 from conf.paths import ReadablePath, require_bucket
 from training.export.stored_models import FollowedModels
 from training.index.known_entities import IncompleteVersionError, find_index
-from training.index.pages import drop_pages
 from training.serving.models.metrics import Metrics
 from training.serving.models.served_version import USUAL_LOADING, Loading, ServedVersion
-from training.serving.requests.errors import (
-    NOT_FOUND,
-    UNAVAILABLE,
-    RequestError,
-    cut,
-    hide_folders,
-)
-
-LOADING, AVAILABLE, END = "LOADING", "AVAILABLE", "END"
+from training.serving.requests.errors import NOT_FOUND, UNAVAILABLE, RequestError, hide_folders
 
 _log = logging.getLogger("sluice.training.serving")
 
 
 @dataclass
 class _Model:
-    """A model: what answers, and what is known of each version.
-
-    Attributes:
-        current: The version that answers; None: none could be loaded yet.
-        states: State and error of each version that was tried.
-        refused: What `_read_stamp` gave of each version that failed, so that it is not tried again.
-    """
+    """A model: what answers, state and error of each version, and stamps of those that failed."""
 
     current: ServedVersion | None = None
     states: dict[int, tuple[str, str]] = field(default_factory=dict)
@@ -55,17 +40,7 @@ class _Model:
 
 
 class ModelStore:
-    """All models of a directory, each in its newest version that works.
-
-    Args:
-        directory: Directory of models, local or in an object store.
-        poll_seconds: How often it is looked at.
-        metrics: Told of each version and index that is loaded, or fails.
-        loading: How versions are loaded.
-
-    Attributes:
-        check: Refuses a new version by a SluiceError that says why; None: nothing does.
-    """
+    """The models of a directory, each in its newest version that works; `check` may refuse one."""
 
     def __init__(
         self,
@@ -81,29 +56,8 @@ class ModelStore:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="model-store", daemon=True)
 
-    def require(self, names: Iterable[str]) -> None:
-        """Refuses names of models that are not there, before any is loaded.
-
-        Raises:
-            ConfigError: There is such a name, or the object store cannot be reached.
-        """
-        versions = self._source.list_versions()
-        missing = [name for name in names if versions and name not in versions]
-        if missing:
-            raise ConfigError(
-                "there is no exported model of that name",
-                received=missing[0],
-                allowed=", ".join(sorted(versions)),
-                fix=did_you_mean(missing[0], versions),
-            )
-
     def load(self) -> None:
-        """Loads the newest version of each model.
-
-        Raises:
-            UpstreamNotReadyError: No model can be loaded.
-            ConfigError: The object store cannot be reached or refuses, or has no such bucket.
-        """
+        """Loads the newest version of each model; that there is none is an error."""
         self.refresh()
         if not self.names:
             require_bucket(self._source.place)
@@ -116,11 +70,9 @@ class ModelStore:
             )
 
     def start(self) -> None:
-        """Begins to look for newer versions."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the look-out for new versions."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join(timeout=60)
@@ -132,139 +84,108 @@ class ModelStore:
         return [name for name, model in models if model.current is not None]
 
     def get(self, name: str, number: str | None = None, label: str | None = None) -> ServedVersion:
-        """Returns the version of a model that answers.
-
-        Args:
-            name: Name of the model.
-            number: Its version, in digits; None: the newest one that works.
-            label: A label of versions, of which there are none.
-
-        Raises:
-            RequestError: There is no such model, version or label, or it is not ready.
-        """
+        """Returns the version of a model that answers; of labels there are none."""
         _refuse_label(label)
         model = self._models.get(name)
+        found = None if model is None else model.current
         wanted = f"Latest({name[:100]})" if number is None else f"Specific({name[:100]}, {number})"
-        if model is None:
-            raise RequestError(f"Servable not found for request: {wanted}", NOT_FOUND)
-        if model.current is None:
+        if model is not None and found is None:
             raise RequestError(f"Servable is not ready for request: {wanted}", UNAVAILABLE)
-        if number is not None and number != str(model.current.number):
+        if found is None or number not in (None, str(found.number)):
             raise RequestError(f"Servable not found for request: {wanted}", NOT_FOUND)
-        return model.current
+        return found
 
     def describe(
         self, name: str, number: str | None = None, label: str | None = None
     ) -> dict[str, Any]:
-        """Returns the states of a model's versions, newest first, as TensorFlow Serving says them.
-
-        Arguments are those of `get`; without a version all are described.
-
-        Raises:
-            RequestError: There is no such model, version or label.
-        """
+        """Returns the states of all versions or one, newest first, as TensorFlow Serving does."""
         _refuse_label(label)
         states = dict(self._models[name].states) if name in self._models else {}
         chosen = {n: s for n, s in states.items() if number is None or str(n) == number}
         if not chosen:
             wanted = "any versions" if number is None else f"version {number}"
             raise RequestError(f"Could not find {wanted} of model {name[:100]}", NOT_FOUND)
-        return {
-            "model_version_status": [
-                {
-                    "version": str(n),
-                    "state": state,
-                    "status": {"error_code": "INTERNAL" if error else "OK", "error_message": error},
-                }
-                for n, (state, error) in sorted(chosen.items(), reverse=True)
-            ]
-        }
+        described = [
+            {
+                "version": str(n),
+                "state": state,
+                "status": {"error_code": "INTERNAL" if error else "OK", "error_message": error},
+            }
+            for n, (state, error) in sorted(chosen.items(), reverse=True)
+        ]
+        return {"model_version_status": described}
 
     def refresh(self) -> None:
-        """Loads what is new; a version that fails leaves the one before in place."""
+        """Loads what is new; a version or an index that fails leaves the one before in place."""
         for name, numbers in self._source.list_versions().items():
             model = self._models.setdefault(name, _Model())
             for number in reversed(numbers):
                 path = self._source.bring(name, number)
                 if model.current is not None and model.current.number == number:
-                    self._try_index(model, model.current)
+                    if find_index(path) != model.current.index:
+                        self._try(
+                            model, path, f"index {find_index(path)}", model.current.read_index
+                        )
                     break
-                if self._try_version(model, path):
+                model.states.setdefault(number, ("LOADING", ""))
+                if self._try(model, path, f"version {number}", partial(self._load, path)):
                     break
             if model.current is not None:
                 self._source.drop(name, [n for n in numbers if n >= model.current.number])
 
-    def _try_version(self, model: _Model, path: Path) -> bool:
-        number, stamp = int(path.name), _read_stamp(path)
+    def _load(self, path: Path) -> ServedVersion:
+        version = ServedVersion(path, self._loading)
+        if self.check is not None:
+            self.check(version)
+        version.warm_up()
+        return version
+
+    def _try(self, model: _Model, path: Path, what: str, load: Callable[[], ServedVersion]) -> bool:
+        """Loads a version, or its newest index; returns whether it answers."""
+        name, number, before = path.parent.name, int(path.name), model.current
+        stamp, start = _read_stamp(path), time.monotonic()
         if model.refused.get(path) == stamp:
             return False
-        if model.states.get(number, ("", ""))[0] != LOADING:
-            model.states[number] = (LOADING, "")
-        start = time.monotonic()
         try:
-            version = ServedVersion(path, self._loading)
-            if self.check is not None:
-                self.check(version)
-            requests = version.warm_up()
-        except IncompleteVersionError as error:  # Still being copied, it seems: tried again.
-            model.states[number] = (LOADING, cut(hide_folders(str(error))))
-            return False
+            version = load()
         except Exception as error:
-            message = error.message if isinstance(error, RequestError) else _describe(error)
-            model.states[number] = (END, cut(hide_folders(message)))
-            model.refused[path] = stamp
-            _log.error("version %d of %s is not served: %s", number, path.parent.name, message)
-            self._metrics.count_failure(path.parent.name)
+            said, is_new = _describe(error), before is None or before.number != number
+            if is_new:
+                is_copied = isinstance(error, IncompleteVersionError)
+                model.states[number] = ("LOADING" if is_copied else "END", hide_folders(said))
+            if not isinstance(error, IncompleteVersionError):  # Else it is tried again.
+                model.refused[path] = stamp
+                _log.error("%s of %s is not served: %s", what, name, said)
+                self._metrics.reloads.labels(name, "failed").inc()
             return False
-        before, model.current = model.current, version
-        if before is not None and before.index is not None and version.index is None:
-            _log.warning(
-                "version %d of %s has no index, as version %d had: every item is compared until "
-                "there is one: `sluice index --export`",
-                number, version.name, before.number,
-            )  # fmt: skip
-        model.states[number] = (AVAILABLE, "")
-        if before is not None:
-            model.states[before.number] = (END, "")
-        _log.info(
-            "version %d of %s answers%s: loaded and called %d times in %.1f s",
-            number, version.name, "" if version.index is None else f" by index {version.index}",
-            requests, time.monotonic() - start,
-        )  # fmt: skip
-        self._metrics.count_load(version.name, number, version.index)
-        if before is not None and self._loading.pages is not None:
-            drop_pages(self._loading.pages, version.name, (before.number, number))
-        before = None
+        model.current, seconds = version, time.monotonic() - start
+        _log.info("%s of %s answers: loaded in %.1f s", what, name, seconds)
+        self._metrics.count_load(name, number, version.index)
+        if before is not None and before.number != number:
+            self._leave(model, before, version)
+        model.states[number] = ("AVAILABLE", "")
         gc.collect()  # Graphs are circles of objects: they hold what the version before had.
         return True
 
-    def _try_index(self, model: _Model, version: ServedVersion) -> None:
-        """Takes the newest index of the version that answers, if it has another one by now."""
-        if (newest := find_index(version.path)) == version.index:
-            return
-        if model.refused.get(version.path) == (stamp := _read_stamp(version.path)):
-            return
-        try:
-            model.current = version.read_index()
-        except IncompleteVersionError:
-            return  # Still being copied, it seems: tried again.
-        except Exception as error:
-            model.refused[version.path] = stamp
-            message = _describe(error)
-            _log.error("index %s of %s is not served: %s", newest, version.name, message)
-            self._metrics.count_failure(version.name)
-            return
-        _log.info("index %s of version %d of %s answers", newest, version.number, version.name)
-        self._metrics.count_load(version.name, version.number, newest)
+    def _leave(self, model: _Model, before: ServedVersion, version: ServedVersion) -> None:
+        model.states[before.number] = ("END", "")
+        if before.index is not None and version.index is None:
+            _log.warning(
+                "version %d of %s has no index, as version %d had: every item is compared until "
+                "there is one: `sluice index --export`",
+                version.number, version.name, before.number,
+            )  # fmt: skip
+        if self._loading.pages is not None:  # Who has mapped files goes on reading them.
+            for folder in (self._loading.pages / version.name).glob("*-*"):
+                if int(folder.name.partition("-")[0]) not in (before.number, version.number):
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def _watch(self) -> None:
         while not self._stopped.wait(self._poll_seconds):
             try:
                 self.refresh()
-            except SluiceError as error:  # A store that cannot be reached, say.
+            except Exception as error:  # A store that cannot be reached, say.
                 _log.error("new versions cannot be looked for: %s", _describe(error))
-            except Exception:
-                _log.exception("the models could not be looked at; those loaded go on answering")
 
 
 def _refuse_label(label: str | None) -> None:
@@ -283,6 +204,6 @@ def _read_stamp(version: Path) -> tuple[object, ...]:
 
 
 def _describe(error: Exception) -> str:
-    if isinstance(error, SluiceError):
+    if isinstance(error, SluiceError | RequestError):
         return " ".join(str(error).split())[:600]
     return f"{type(error).__name__}: {error}".partition("\n")[0][:300]

@@ -4,9 +4,8 @@
     {"inputs": columns}      →  {"outputs": columns}          the column form
 
 A row is an object with a value for each input, or the value itself where there is one input;
-outputs alike. Inputs may have the names of the source's columns. Bytes are `{"b64": "…"}`; text is
-UTF-8; null is a missing value, and of a list the empty one. What is no finite number is refused
-wherever a number is asked for, in serialized Examples too; so are times of another unit.
+outputs alike. Bytes are `{"b64": "…"}`. Numbers that are not finite are refused, and times of
+another unit, in serialized Examples too.
 """
 
 from __future__ import annotations
@@ -17,15 +16,16 @@ import sys
 from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import orjson
 import tensorflow as tf
 
 from conf.artefacts.export import DEFAULT_SIGNATURE
-from training.raw_inputs.converter import FINITE, find_bad_number
+from training.raw_inputs.converter import FINITE, find_bad_number, show
 from training.raw_inputs.inputs import SourceNames
-from training.raw_inputs.json_columns import show
 from training.raw_inputs.requests import (
     build_inputs,
     check_names,
@@ -33,23 +33,35 @@ from training.raw_inputs.requests import (
     gather_rows,
     read_names,
 )
-from training.serving.requests.errors import RequestError, refuse_values
-from training.serving.requests.limits import RequestLimits, check_lists
+from training.serving.requests.errors import RequestError
+from training.serving.requests.limits import (
+    Cost,
+    RequestLimits,
+    SignatureCost,
+    check_count,
+    check_json,
+    check_lists,
+)
 
 Arrays = dict[str, np.ndarray]
 Specs = Mapping[str, tf.TensorSpec]
 Inputs = Mapping[str, Mapping[str, Any]]
-"""What `export.json` says of each input."""
 PARSED = {"string": tf.string, "int64": tf.int64, "float32": tf.float32, "float64": tf.float32}
-"""Type of a list in an Example, by that of the input."""
+"""Type of a feature of an Example, by that of the input."""
 
 
-def parse_json(body: bytes) -> dict[str, Any]:
-    """Reads the object that a body holds.
+@dataclass(frozen=True)
+class Signature:
+    """What a signature takes: by `saved_model.pb`, by `export.json`, and what makes it costly."""
 
-    Raises:
-        RequestError: It holds none, is not UTF-8, or a key stands twice in an object.
-    """
+    specs: Specs
+    about: Inputs
+    cost: SignatureCost
+
+
+def parse_json(body: bytes, values: int) -> dict[str, Any]:
+    """Reads the object that a body holds, of so many values at most."""
+    check_json(body, values)
     if body.startswith(BOM_UTF8):
         raise RequestError("JSON Parse error: the body begins with a byte order mark: leave it out")
     try:
@@ -74,39 +86,19 @@ def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_signature_name(data: Mapping[str, Any]) -> str:
-    """Returns the signature that a request names.
-
-    Raises:
-        RequestError: The name is no text.
-    """
     name = data.get("signature_name")
     if name is not None and not isinstance(name, str):
         raise RequestError(f"'signature_name' must be a string; received {show(name)}")
     return name or DEFAULT_SIGNATURE
 
 
-@refuse_values()
 def parse_predict(
     data: Mapping[str, Any],
     specs: Specs,
     about: Inputs | None = None,
     limits: RequestLimits | None = None,
 ) -> tuple[Arrays, bool]:
-    """Reads the inputs of a `:predict` request.
-
-    Args:
-        data: Its body.
-        specs: Shape and type of each input.
-        about: What `export.json` says of them; None: nothing stands for a missing value.
-        limits: How many rows there may be, and values of lists that are padded; None: the defaults.
-
-    Returns:
-        The inputs, and whether they came in the row form.
-
-    Raises:
-        RequestError: An input is missing, unknown, of another shape or type, or not finite; or
-            there are too many rows.
-    """
+    """Returns the inputs of a `:predict` request, and whether they came in the row form."""
     is_row = "instances" in data
     if is_row == ("inputs" in data):
         raise RequestError("Request must hold either 'instances' or 'inputs', and not both")
@@ -143,88 +135,59 @@ def _find_only(specs: Specs) -> str:
     return next(iter(specs))
 
 
-@refuse_values()
-def check_examples(serialized: np.ndarray, holds: Sequence[Mapping[str, Any]]) -> None:
-    """Refuses numbers in serialized `tf.Example`s as `build_inputs` does.
+def measure_inputs(inputs: Arrays, signature: Signature, limits: RequestLimits) -> Cost:
+    """Returns what a call takes, within the limits; serialized Examples are looked into."""
+    found = signature.cost.measure(inputs, limits)
+    for name in signature.cost.examples:
+        lists = check_examples(inputs[name], signature.about[name]["holds"])
+        what = "values of lists in Examples, padded to the longest"
+        check_count(what, found.rows * lists, limits.values)
+        found = replace(found, width=max(found.width, lists))
+    return found
+
+
+def check_examples(serialized: np.ndarray, holds: Sequence[Mapping[str, Any]]) -> int:
+    """Refuses numbers and times in serialized `tf.Example`s that no model reads.
 
     Args:
         serialized: `[rows]` of bytes.
         holds: What `export.json` says of the raw inputs.
 
-    Raises:
-        RequestError: There is one, or these are no Examples.
-    """
-    is_float = {item["name"]: item["dtype"] in ("float32", "float64") for item in holds}
-    names = [name for name, found in is_float.items() if found]
-    names = names if _may_hold_bad_floats(serialized) else []
-    timed = {item["name"]: item for item in holds if item.get("time_unit") is not None}
-    wanted = {
-        name: tf.io.VarLenFeature(tf.float32 if is_float[name] else tf.int64)
-        for name in (*names, *timed)
-    }
-    if not wanted:
-        return
-    found = parse_serialized(serialized, wanted)
-    for name in names:
-        values = found[name].values.numpy()
-        if (bad := find_bad_number(values)) is not None:
-            row = int(found[name].indices[bad, 0])
-            raise RequestError(
-                f"feature {name} must be {FINITE}; received {values[bad]} in row {row} (from 0); "
-                "a missing value is left out"
-            )
-    for name, item in timed.items():
-        check_times(name, found[name].values.numpy(), item)
-
-
-def count_lists(serialized: np.ndarray, holds: Sequence[Mapping[str, Any]]) -> int:
-    """Returns the values that each row has once all lists are padded to the longest one.
-
-    Args:
-        serialized: Examples, `[rows]` of bytes.
-        holds: What `export.json` says of the raw inputs.
-
-    Raises:
-        RequestError: A list is of another type, or these are no Examples.
+    Returns:
+        The values of a row once all lists without a fixed length are padded to the longest one.
     """
     wanted = {
         item["name"]: tf.io.RaggedFeature(PARSED[item["dtype"]])
         for item in holds
-        if item["is_list"] and item.get("length") is None
+        if _is_open(item) or item["dtype"].startswith("float") or item.get("time_unit") is not None
     }
-    if not wanted:
-        return 0
-    parsed = parse_serialized(serialized, wanted)
-    return sum(int(np.diff(one.row_splits.numpy()).max(initial=0)) for one in parsed.values())
-
-
-def parse_serialized(serialized: np.ndarray, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns features of serialized `tf.Example`s.
-
-    Args:
-        serialized: `[rows]` of bytes.
-        wanted: How each is parsed, by name.
-
-    Raises:
-        RequestError: A feature is of another type, or these are no Examples.
-    """
     try:
-        parsed: dict[str, Any] = tf.io.parse_example(serialized, wanted)
+        parsed = tf.io.parse_example(serialized, wanted) if wanted else {}
     except tf.errors.InvalidArgumentError as error:
         raise RequestError(str(error.message).partition("\n")[0][:300]) from error
     except UnicodeDecodeError as error:  # TensorFlow's message quotes bytes that are no text.
         raise RequestError("Could not parse the inputs: they hold a broken Example") from error
-    return parsed
+    for item in holds:
+        if item["name"] in parsed:
+            _check_feature(item, parsed[item["name"]])
+    open_lists = [parsed[item["name"]] for item in holds if _is_open(item)]
+    return sum(int(np.diff(one.row_splits.numpy()).max(initial=0)) for one in open_lists)
 
 
-def _may_hold_bad_floats(serialized: np.ndarray) -> bool:
-    """Whether bytes hold, anywhere, the exponent of a float32 that is not finite.
+def _is_open(item: Mapping[str, Any]) -> bool:
+    return bool(item["is_list"] and item.get("length") is None)
 
-    It is all ones: the highest bit of the third byte, and the lower seven of the fourth. Parsing
-    costs a hundred times as much, and there is hardly ever something to find.
-    """
-    data = np.frombuffer(b"".join(serialized.ravel().tolist()), np.uint8)
-    return bool((((data[1:] & 0x7F) == 0x7F) & (data[:-1] >= 0x80)).any())
+
+def _check_feature(item: Mapping[str, Any], feature: tf.RaggedTensor) -> None:
+    values = feature.values.numpy()
+    if values.dtype.kind == "i":
+        check_times(item["name"], values, item)
+    elif values.dtype.kind == "f" and (bad := find_bad_number(values)) is not None:
+        row = int(feature.value_rowids()[bad])
+        raise RequestError(
+            f"feature {item['name']} must be {FINITE}; received {values[bad]} in row {row} "
+            "(from 0); a missing value is left out"
+        )
 
 
 def format_predict(outputs: Mapping[str, np.ndarray], *, is_row: bool) -> dict[str, Any]:
@@ -238,6 +201,11 @@ def format_predict(outputs: Mapping[str, np.ndarray], *, is_row: bool) -> dict[s
     names = list(values)
     rows = zip(*values.values(), strict=True)
     return {"predictions": [dict(zip(names, row, strict=True)) for row in rows]}
+
+
+def encode_json(body: Mapping[str, Any]) -> bytes:
+    """Returns JSON; arrays become lists, floats as short as they can be."""
+    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _to_json(name: str, value: np.ndarray) -> Any:

@@ -1,48 +1,3 @@
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Recommendations</title>
-<style>
-:root { color-scheme: light dark; --line: #8884; --soft: #8882; --accent: #2a6fbb; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem; }
-form { display: flex; gap: .75rem; flex-wrap: wrap; align-items: end; margin-bottom: 1.5rem; }
-label { display: grid; gap: .25rem; font-size: .85rem; }
-label.check { display: flex; align-items: center; gap: .4rem; padding-bottom: .45rem; }
-input { font: inherit; padding: .35rem .5rem; border: 1px solid var(--line); border-radius: .35rem; }
-#k { width: 5rem; }
-#context { display: contents; }
-button { font: inherit; padding: .4rem 1.1rem; border: 0; border-radius: .35rem;
-  background: var(--accent); color: #fff; cursor: pointer; }
-main { display: grid; grid-template-columns: 3fr 2fr; gap: 2rem; align-items: start; }
-@media (max-width: 45rem) { main { grid-template-columns: 1fr; } }
-table { border-collapse: collapse; width: 100%; }
-th { text-align: left; font-size: .85rem; }
-td, th { padding: .3rem .5rem; border-bottom: 1px solid var(--line); vertical-align: top; }
-td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
-ol { padding-left: 1.6rem; margin: 0; }
-small { opacity: .75; }
-h2 { font-size: 1.05rem; margin: 0 0 .5rem; }
-#status { min-height: 1.5rem; margin-bottom: 1rem; }
-#status.error { color: #c33; }
-</style>
-</head>
-<body>
-<h1>Recommendations</h1>
-<form id="form">
-  <label>User <input id="user" name="user" required autofocus autocomplete="off"></label>
-  <label>Items <input id="k" name="k" type="number" min="1" max="100" value="10"></label>
-  <span id="context"></span>
-  <label class="check"><input id="seen" name="seen" type="checkbox"> items met before, too</label>
-  <button>Recommend</button>
-</form>
-<div id="status" role="status">Type the key of a user.</div>
-<main hidden>
-  <section><h2>Ranked items</h2><table id="items"></table></section>
-  <section id="histories"></section>
-</main>
-<script>
 const get = id => document.getElementById(id);
 const add = (parent, tag, text, kind) => {
   const element = parent.appendChild(document.createElement(tag));
@@ -142,6 +97,3 @@ fetchAs("/v1/recommend/inputs").then(listInputs).catch(() => undefined).then(() 
     get("form").requestSubmit();
   }
 });
-</script>
-</body>
-</html>

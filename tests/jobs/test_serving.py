@@ -1,4 +1,4 @@
-"""Processes beside each other: all ready or none, started anew, ended with their parent."""
+"""A server's processes: all ready or none, started anew, ended with their parent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.support.processes import Supervisor
+from jobs.support.serving import Supervisor
 
 WAIT_SECONDS = 300
 
@@ -35,14 +35,15 @@ def supervise(folder: Path) -> int:
     def forget(process: int) -> None:
         (folder / f"process-{process}").unlink(missing_ok=True)
 
-    return Supervisor(partial(work, folder), 3, forget).run(lambda text: print(text, flush=True))
+    with Supervisor(partial(work, folder), forget, lambda: None) as supervisor:
+        return supervisor.run(3, partial(print, flush=True))
 
 
 @contextmanager
 def running(folder: Path) -> Iterator[subprocess.Popen[str]]:
     code = (
         "import sys; from pathlib import Path\n"
-        "from tests.jobs.test_processes import supervise\n"
+        "from tests.jobs.test_serving import supervise\n"
         "if __name__ == '__main__': sys.exit(supervise(Path(sys.argv[1])))"
     )
     command = [sys.executable, "-c", code, str(folder)]
