@@ -73,7 +73,7 @@ def main(
         str | None, typer.Option(help="A run, or a series: its last finished run.")
     ] = None,
     export: Annotated[
-        str | None, typer.Option(help="An exported model, or one of its versions, in its place.")
+        str | None, typer.Option(help="An exported model, or one of its versions; also in a store.")
     ] = None,
     source: Annotated[
         list[str] | None,
