@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -157,11 +158,13 @@ def test_another_machine_uses_what_was_exported(
     left = {key.split("/")[3] for key in store.objects("bucket/models") if "/1/index/" in key}
     assert left == {".lease", "2"}
     scored = []
-    monkeypatch.setattr("jobs.predict.write", lambda model, *_: (Give.LISTS, Path("x")))
+
+    def keep(model: Any, *_: object) -> tuple[Give, Path]:
+        scored.append(model.export.path)
+        return Give.LISTS, tmp_path
+
+    monkeypatch.setattr("jobs.predict.write", keep)
     monkeypatch.setattr("jobs.predict.print_done", lambda *_: None)
-    monkeypatch.setattr(
-        "training.apply.export.Export.__init__", lambda _, path, *__: scored.append(path)
-    )
     assert main(["predict", "--export", MODELS, "--to", str(tmp_path / "scores.jsonl")]) == 0
     files = read_card(world.version)["files"]
     brought = {n: info for n, info in list_files(scored[0]).items() if n in files}
