@@ -64,7 +64,6 @@ class RawColumns:
         self._chosen: dict[str, Choice] = {}
 
     def choose(self, found: Sequence[str], id_column: str | None = None) -> list[str]:
-        """Returns the columns to read of those that are there, that of the ids among them."""
         self._chosen = {item.name: self._names.choose(item.name, found) for item in self.inputs}
         ids = [] if id_column is None else [id_column]
         missing = [name for name, chosen in self._chosen.items() if not chosen.names]
@@ -95,7 +94,6 @@ class RawColumns:
     def build_ids(
         self, name: str, values: Column, first: int, kind: pa.DataType | None
     ) -> pa.Array:
-        """Builds the ids of some rows: of a type, or of their own where it is None."""
         try:
             ids = values if isinstance(values, pa.Array) else pa.array(values)
             return ids if kind is None else ids.cast(kind)
@@ -265,7 +263,6 @@ def _find_place(lengths: np.ndarray, position: int) -> tuple[int, int]:
 
 
 def _convert(item: InputColumn, values: pa.Array) -> pa.Array:
-    """Returns values of a column as the Arrow type of an input."""
     if _is_text(values):
         values = values.cast(pa.string())
         if item.is_parsed:
@@ -360,7 +357,6 @@ def _is_list(values: pa.Array) -> bool:
 
 
 def describe(item: InputColumn) -> str:
-    """Returns in words what a value may be."""
     form, what = item.written, _describe_type(item)
     if item.read_unit is not None and not item.is_list:
         return describe_time(item)

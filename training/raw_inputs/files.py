@@ -45,7 +45,6 @@ class RawFile:
 
     @property
     def format(self) -> str:
-        """The ending that tells the format."""
         kind = Path(self.path.name.lower().removesuffix(".gz")).suffix
         if kind not in _FORMATS:
             raise ConfigError(
@@ -79,7 +78,6 @@ class RawReader:
         )
 
     def find_columns(self) -> list[str]:
-        """Returns the names of the file's columns."""
         path = self.file.path
         with self._file_errors():
             if self._separator:
@@ -171,7 +169,6 @@ def _parse_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def parse_line(place: str, number: int, line: str) -> dict[str, Any]:
-    """Reads a line of JSON, which must be an object."""
     try:
         row = json.loads(line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line)
     except ValueError:
@@ -224,7 +221,6 @@ def regroup(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordB
 
 
 def find_key_input(inputs: Sequence[InputColumn], key: str) -> InputColumn:
-    """Returns the only input that a key is made of."""
     found = [item for item in inputs if item.feature == key]
     if len(found) > 1:
         raise ConfigError(

@@ -84,7 +84,6 @@ class InputColumn:
     per: str | None = None  # `candidate` or `row`, in a signature that takes items of a row
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the input as a JSON object."""
         optional = ("time_unit", "time_kind", "written", "per")
         content = {n: v for n, v in asdict(self).items() if n not in optional or v is not None}
         return content if self.written is None else {**content, "written": self.written.to_json()}
@@ -98,7 +97,6 @@ class InputColumn:
 
     @cached_property
     def arrow_type(self) -> pa.DataType:
-        """Type of the values in Arrow; text is binary."""
         dtype = TYPES[self.dtype]
         return pa.list_(dtype) if self.is_list else dtype
 
@@ -116,7 +114,6 @@ class InputColumn:
 
     @property
     def separator(self) -> str | None:
-        """Separates the values of a list in a text; None: no list comes as text."""
         return None if self.written is None else self.written.separator
 
     @property
@@ -129,7 +126,6 @@ class InputColumn:
 
     @property
     def padding(self) -> int | float | bytes:
-        """What fills a list that is shorter than others."""
         padding = _encode(self.pad_token)
         return padding if padding is not None else b"" if self.dtype == "string" else 0
 
@@ -202,7 +198,6 @@ class SourceNames:
         return Choice(names, self._pairs.get(name, ()), source if has_twin else None)
 
     def find_given(self, row: Collection[str]) -> set[str]:
-        """Returns the inputs that a row says something of."""
         return {name for name, names in self._names.items() if any(one in row for one in names)}
 
 

@@ -5,7 +5,7 @@ Errors name the input, with rows counted from 0, as TensorFlow Serving counts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -28,33 +28,17 @@ if TYPE_CHECKING:
 _PLAIN: dict[str, set[type]] = {"i": {int}, "f": {int, float}, "O": {str}}
 """Types of JSON that need no reading, by the kind of the array."""
 
-_KEPT = 4096
-
 
 class RawValueError(Exception):
     """A value, or the name of one, is not what a model reads; the message names the input."""
 
 
-_known: dict[int, tuple[Any, SourceNames]] = {}
-
-
-def read_names(about: Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]]) -> SourceNames:
-    """Returns the inputs of a signature that are features, and the columns that stand for them.
-
-    What `export.json` says never changes, and each request needs it: it is kept by identity.
-    """
-    kept = _known.get(id(about))
-    if kept is None or kept[0] is not about:
-        said = about.values() if isinstance(about, Mapping) else about
-        names = SourceNames(tuple(read_column(item) for item in said if "is_list" in item))
-        if len(_known) >= _KEPT:
-            _known.clear()
-        kept = _known[id(about)] = about, names
-    return kept[1]
+def read_names(about: Iterable[Mapping[str, Any]]) -> SourceNames:
+    """Returns the inputs of a signature that are features, and the columns that stand for them."""
+    return SourceNames(tuple(read_column(item) for item in about if "is_list" in item))
 
 
 def read_column(item: Mapping[str, Any]) -> InputColumn:
-    """Returns an input as `export.json` describes it."""
     if "column" in item:
         return InputColumn.from_json(item)
     return _describe_plain(item["name"], item["dtype"], is_list=item["is_list"])
@@ -141,43 +125,35 @@ def _build(
 ) -> np.ndarray:
     """Builds an input whose rows stand in as many lists as its specification says."""
     item = item or _describe_plain(choice.names[0], spec.dtype.name)
+    dims = spec.shape.as_list()
     if len(choice.names) == 1:
         plain = _build_plain(item, given[choice.names[0]], spec)
-        if plain is not None:
+        if plain is not None and _fits(plain.shape, dims):
             return plain
-    columns, shapes = {}, []
-    for name in choice.names:
-        columns[name], sizes = _flatten(item, given[name], spec)
-        shapes.append(sizes)
-        if item.is_list:
-            _check_lists(item, columns[name], most)
-    if any(other != sizes for other in shapes):
-        raise _refuse_shape(item, spec, f"columns of {shapes} rows")
+    flat = [_flatten(given[name], len(dims) - item.is_list) for name in choice.names]
+    columns = {name: values for name, (values, _) in zip(choice.names, flat, strict=True)}
+    sizes = flat[0][1]
+    if not sizes or any(other != sizes for _, other in flat):
+        raise _refuse_shape(item, spec, given[choice.names[0]])
+    for values in columns.values() if item.is_list else ():
+        _check_lists(item, values, most)
     try:
         array = build_input(item, choice, columns)
     except WrongValueError as error:
         raise _name_input(item, error, sizes) from error
-    shape = [*sizes, *array.shape[1:]]
-    if any(size not in (None, own) for size, own in zip(spec.shape.as_list(), shape, strict=True)):
-        raise _refuse_shape(item, spec, f"shape {shape}")
+    shape = (*sizes, *array.shape[1:])
+    if not _fits(shape, dims):
+        raise _refuse_shape(item, spec, given[choice.names[0]])
     return array.reshape(shape)
 
 
 def _build_plain(item: InputColumn, value: Any, spec: tf.TensorSpec) -> np.ndarray | None:
     """Builds values that need no reading, in a fifth of the time; None: they do, or are wrong."""
-    has_form = item.written is not None and item.written.pair_separator is not None
-    if has_form or item.time_unit is not None or (item.is_parsed and not item.is_list):
+    if item.time_unit is not None or (item.is_parsed and not item.is_list):
         return None
-    leaves, shape = [value], list[int]()
-    for size in spec.shape.as_list():
-        if set(map(type, leaves)) != {list} or len(set(map(len, leaves))) > 1:
-            return None
-        shape.append(len(leaves[0]))
-        leaves = list(chain.from_iterable(leaves))
-        if not leaves or size not in (None, shape[-1]):
-            return None
+    leaves, shape = _flatten(value, spec.shape.rank)
     dtype = np.dtype(spec.dtype.as_numpy_dtype)
-    if not set(map(type, leaves)) <= _PLAIN[dtype.kind]:
+    if not leaves or not set(map(type, leaves)) <= _PLAIN[dtype.kind]:
         return None
     try:
         leaves = [one.encode() for one in leaves] if dtype.kind == "O" else leaves
@@ -189,24 +165,26 @@ def _build_plain(item: InputColumn, value: Any, spec: tf.TensorSpec) -> np.ndarr
     return None if is_wrong else array.reshape(shape)
 
 
-def _flatten(item: InputColumn, value: Any, spec: tf.TensorSpec) -> tuple[list[Any], list[int]]:
-    """Returns the values of all rows, or of all their items, and how many there are of each."""
-    if not isinstance(value, list):
-        raise _refuse_shape(item, spec, show(value))
-    sizes = [len(value)]
-    for _ in range(spec.shape.rank - item.is_list - 1):
-        if set(map(type, value)) - {list} or len(set(map(len, value))) > 1:
-            raise _refuse_shape(item, spec, show(value))
-        sizes.append(len(value[0]) if value else 0)
-        value = list(chain.from_iterable(value))
-    return value, sizes
+def _flatten(value: Any, depth: int) -> tuple[list[Any], list[int]]:
+    """Returns what stands in so many lists, and how long these are; nothing where they differ."""
+    values, sizes = [value], list[int]()
+    for _ in range(depth):
+        if set(map(type, values)) - {list} or len(set(map(len, values))) > 1:
+            return [], []
+        sizes.append(len(values[0]) if values else 0)
+        values = list(chain.from_iterable(values))
+    return values, sizes
 
 
-def _refuse_shape(item: InputColumn, spec: tf.TensorSpec, received: str) -> RawValueError:
+def _fits(shape: Sequence[int], dims: Sequence[int | None]) -> bool:
+    return all(wanted in (None, size) for size, wanted in zip(shape, dims, strict=True))
+
+
+def _refuse_shape(item: InputColumn, spec: tf.TensorSpec, received: Any) -> RawValueError:
     shape = [-1 if size is None else size for size in spec.shape]
     return RawValueError(
         f"input {item.name} must be {describe(item)} ({spec.dtype.name}) of shape {shape}, lists "
-        f"of one length; received {received}"
+        f"of one length; received {show(received)}"
     )
 
 
@@ -254,6 +232,5 @@ def read_list(
 
 
 def check_times(name: str, values: np.ndarray, about: Mapping[str, Any]) -> None:
-    """Refuses times, of any shape, in another unit than the model reads."""
     if (said := find_wrong_times(read_column(about), values)) is not None:
         raise RawValueError(f"input {name} {said}")

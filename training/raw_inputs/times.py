@@ -83,7 +83,6 @@ def parse_time(text: str, epoch_unit: str | None, unit: str) -> int:
 
 
 def _count_micros(parts: Mapping[str, str]) -> int:
-    """Microseconds since 1970, UTC."""
     year, month, day, hour, minute, second = (int(parts[name]) for name in _PARTS)
     micros, zone = int(parts["part"].ljust(6, "0")[:6]), parts["zone"].replace(":", "")
     offset = 0 if zone in ("0", "Z", "UTC") else int(zone) * (1 if len(zone) > 3 else 100)
@@ -109,7 +108,6 @@ def scale_epochs(item: InputColumn, values: pa.Array) -> pa.Array:
 
 
 def describe_time(item: InputColumn) -> str:
-    """Returns in words how a time may be written."""
     own, number = item.epoch_unit, f"number of {UNIT_WORDS[item.read_unit or 'ms']} since 1970"
     if own is not None:
         return f"a {number}" + ("" if own == "ms" else f", or of {UNIT_WORDS[own]}")

@@ -49,7 +49,7 @@ class Server:
         data = parse_json(body, limits.values)
         name = read_signature_name(data)
         signature = version.find_signature(name)
-        inputs, is_row = parse_predict(data, signature.specs, signature.about, limits)
+        inputs, is_row = parse_predict(data, signature.specs, signature.names, limits)
         call = plan_call(version, name, inputs, limits)
         del body, data, inputs  # While it waits a request holds its arrays alone.
         outputs = yield call

@@ -20,7 +20,7 @@ from conf.errors import InputDataError
 from training.export.source_facts import SourceFacts
 from training.raw_inputs.files import RawFile, RawReader
 from training.raw_inputs.inputs import InputColumn, find_forms
-from training.raw_inputs.requests import RawValueError
+from training.raw_inputs.requests import RawValueError, read_names
 from training.raw_inputs.times import parse_time
 from training.serving.requests.tensors import parse_predict
 
@@ -100,7 +100,7 @@ def ask_server(
     rows: list[Row], event_time: str | None = None, *, as_columns: bool = False
 ) -> dict[str, np.ndarray]:
     inputs = build_inputs(event_time)
-    about = {item.name: json.loads(json.dumps(item.to_json())) for item in inputs}
+    names = read_names(json.loads(json.dumps([item.to_json() for item in inputs])))
     types = {"int64": tf.int64, "float32": tf.float32, "string": tf.string}
     specs = {
         item.name: tf.TensorSpec([None, None] if item.is_list else [None], types[item.dtype])
@@ -108,7 +108,7 @@ def ask_server(
     }
     columns = {name: [row.get(name) for row in rows] for row in rows for name in row}
     body = {"inputs": columns} if as_columns else {"instances": rows}
-    return parse_predict(body, specs, about)[0]
+    return parse_predict(body, specs, names)[0]
 
 
 READERS: dict[str, Read] = {

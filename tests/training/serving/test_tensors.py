@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from conf.errors import InputDataError
 from training.raw_inputs.files import RawFile, RawReader
-from training.raw_inputs.inputs import InputColumn
-from training.raw_inputs.requests import RawValueError, build_array
+from training.raw_inputs.inputs import InputColumn, SourceNames
+from training.raw_inputs.requests import RawValueError, build_array, read_names
 from training.serving.requests.errors import RequestError
 from training.serving.requests.limits import RequestLimits
 from training.serving.requests.tensors import check_examples, parse_predict
@@ -39,8 +39,8 @@ def specs(inputs: tuple[InputColumn, ...]) -> dict[str, tf.TensorSpec]:
     }
 
 
-def about(inputs: tuple[InputColumn, ...]) -> dict[str, dict]:
-    return {item.name: item.to_json() for item in inputs}
+def about(inputs: tuple[InputColumn, ...]) -> SourceNames:
+    return read_names(item.to_json() for item in inputs)
 
 
 def predict(rows: list[dict], inputs: tuple[InputColumn, ...] = INPUTS) -> dict[str, np.ndarray]:

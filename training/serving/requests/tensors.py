@@ -17,6 +17,7 @@ from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,10 @@ class Signature:
     about: Inputs
     cost: SignatureCost
 
+    @cached_property
+    def names(self) -> SourceNames:
+        return read_names(self.about.values())
+
 
 def parse_json(body: bytes, values: int) -> dict[str, Any]:
     """Reads the object that a body holds, of so many values at most."""
@@ -95,14 +100,14 @@ def read_signature_name(data: Mapping[str, Any]) -> str:
 def parse_predict(
     data: Mapping[str, Any],
     specs: Specs,
-    about: Inputs | None = None,
+    names: SourceNames | None = None,
     limits: RequestLimits | None = None,
 ) -> tuple[Arrays, bool]:
     """Returns the inputs of a `:predict` request, and whether they came in the row form."""
     is_row = "instances" in data
     if is_row == ("inputs" in data):
         raise RequestError("Request must hold either 'instances' or 'inputs', and not both")
-    names, limits = read_names(about or {}), limits or RequestLimits()
+    names, limits = names or SourceNames(()), limits or RequestLimits()
     given = data["instances" if is_row else "inputs"]
     check_lists(given.values() if isinstance(given, dict) else (given,), limits.rows)
     read = _read_rows if is_row else _read_columns
