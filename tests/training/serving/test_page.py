@@ -14,10 +14,9 @@ import pytest
 import uvicorn
 
 from conf.artefacts.dataset import read_manifest
-from conf.artefacts.export import ExportOptions, IndexOptions
+from conf.artefacts.export import ExportOptions
 from conf.training.train import TrainConfig
 from tests.browser import Browser, run_browser, wait_for
-from tests.training.every_model import RANKING_MODELS, RETRIEVAL_MODELS
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel
 from training.export.saved_model import write_export
@@ -30,7 +29,6 @@ from training.serving.server import Server
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 ATTACK = '<img src=x onerror="window.owned = 1"><b>bold</b>'
-MODELS = {"towers": RETRIEVAL_MODELS["dssm"], "scores": RANKING_MODELS["deepfm"]}
 USER, SECONDS = "1003", 5.0
 
 
@@ -38,22 +36,6 @@ USER, SECONDS = "1003", 5.0
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     with run_browser(tmp_path_factory.mktemp("browser")) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def models(tiny_version: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a retrieval model, a ranking model and titles."""
-    manifest, folder = read_manifest(tiny_version), tmp_path_factory.mktemp("models")
-    for name, model in MODELS.items():
-        config = TrainConfig.model_validate({"dataset": "d", "name": name, "model": model})
-        built = build_model(config.model, manifest, 3)
-        run = TrainedModel(folder / "run", built, config, manifest, tiny_version)
-        index = IndexOptions() if name == "towers" else None
-        write_export(run, ExportOptions(folder / "both", k=5, index=index))
-    quoted = ATTACK.replace('"', '""')
-    lines = [f'{100 + n},"{quoted if n % 2 else f"Film {n}"}"\n' for n in range(40)]
-    (folder / "items.csv").write_text("movie,title\n" + "".join(lines))
-    return folder / "both"
 
 
 @contextmanager
@@ -75,8 +57,12 @@ def serve(models: Path, items: Path | None = None) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def url(models: Path) -> Iterator[str]:
-    with serve(models, models.with_name("items.csv")) as running:
+def url(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    quoted = ATTACK.replace('"', '""')
+    lines = [f'{100 + n},"{quoted if n % 2 else f"Film {n}"}"\n' for n in range(40)]
+    items = tmp_path_factory.mktemp("items") / "items.csv"
+    items.write_text("movie,title\n" + "".join(lines))
+    with serve(models, items) as running:
         yield running
 
 
@@ -109,8 +95,8 @@ def test_a_user_gets_a_list_with_scores_and_a_history(browser: Browser, url: str
     assert "towers, version 1" in status
     assert "do not know" not in status
     assert browser.run("return document.querySelector('main').hidden") is False
-    assert len(browser.read("#items th")) == 4  # place, item, both models' scores
     items = expected["items"]
+    assert len(browser.read("#items th")) == 2 + sum("score" in name for name in items[0])
     places = [f"{place + 1}" for place in range(6)]
     assert browser.read("#items tr td:first-child") == places
     names = [f"{item['title']} {item['item']}" for item in items]
@@ -119,7 +105,7 @@ def test_a_user_gets_a_list_with_scores_and_a_history(browser: Browser, url: str
     shown = browser.read("#items td:nth-child(n+3)")
     assert shown == [score for row in scores for score in row]
     history = [f"{row['title']} {row['item']}" for row in expected["history"]]
-    assert len(history) > 1
+    assert history
     assert browser.read("#histories li") == history
     assert list_complaints(browser) == []
 
