@@ -73,7 +73,7 @@ def main(
         str | None, typer.Option(help="A run, or a series: its last finished run.")
     ] = None,
     export: Annotated[
-        str | None, typer.Option(help="An exported model, or one of its versions, in its place.")
+        str | None, typer.Option(help="An exported model, or one of its versions; also in a store.")
     ] = None,
     source: Annotated[
         list[str] | None,
@@ -238,11 +238,6 @@ def predict(
 
     Returns:
         What rows got, and the file.
-
-    Raises:
-        ConfigError: The model cannot give that, or options do not fit.
-        UpstreamNotReadyError: There is no such run or checkpoint.
-        InputDataError: The run's data or checkpoint is damaged, or a row is refused.
     """
     from training.apply.answers import Asked, Source
 
@@ -290,31 +285,18 @@ def _describe(done: Predicted, asked: Asked, target: Path, checkpoint: str) -> d
     return {"recommendations": {**lists, **common}}
 
 
-_SHOWN_ROWS, _SHOWN_ITEMS = 3, 10
-
-
 def print_done(give: Give, target: Path, log_format: LogFormat) -> None:
     """Prints where the file is, and the first lists."""
-    from rich.console import Console
-    from rich.table import Table
-
     from training.evaluation.prediction_files import read_entries
 
     if log_format is LogFormat.JSON:
         print(json.dumps({"recommendations" if give is Give.LISTS else str(give): str(target)}))
         return
-    console = Console(highlight=False, markup=False)
     if give is Give.LISTS:
-        rows = [entry for _, entry in islice(read_entries(target), _SHOWN_ROWS)]
-        table = Table(title="first lists", title_justify="left")
-        key = next(iter(rows[0])) if rows else "user"
-        table.add_column(key)
-        table.add_column("items, best first")
-        for row in rows:
-            more = " …" if len(row["items"]) > _SHOWN_ITEMS else ""
-            table.add_row(str(row[key]), " ".join(map(str, row["items"][:_SHOWN_ITEMS])) + more)
-        console.print(table)
-    console.print(f"{give}: {target}", soft_wrap=True)
+        print("first lists:")
+        for _, entry in islice(read_entries(target), 3):
+            print(f"  {json.dumps(entry, ensure_ascii=False)[:120]} …")
+    print(f"{give}: {target}")
 
 
 def print_job(done: Finished, log_format: LogFormat) -> None:
@@ -324,11 +306,8 @@ def print_job(done: Finished, log_format: LogFormat) -> None:
         counts = {"rows": job.rows, "partitions": job.parts, "computed": done.computed}
         print(json.dumps({str(job.answers.give): job.output, **counts}))
         return
-    if not done.computed:
-        print(f"nothing to do: {job.rows:,} rows in {job.parts:,} partitions are finished")
-    else:
-        there = f", {before:,} were there" if (before := job.parts - done.computed) else ""
-        print(f"{job.rows:,} rows in {job.parts:,} partitions{there}; {done.seconds:.1f} s")
+    print(f"{job.rows:,} rows in {job.parts:,} partitions, {done.computed:,} computed now; "
+          f"{done.seconds:.1f} s")  # fmt: skip
     print(f"{job.answers.give}: {job.output}")
 
 

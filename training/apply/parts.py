@@ -6,7 +6,7 @@ What a killed job has left is finished by the same command: parts that are there
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -30,7 +30,6 @@ from training.raw_inputs.inputs import InputColumn
 
 JOB_FILE = "_predict.json"
 """Record of a job; readers of a folder of Parquet skip what begins with `_`."""
-JOB_FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -104,16 +103,15 @@ class Job:
                 allowed="a new or empty directory, or one of this command",
             )
         self.directory.mkdir(parents=True, exist_ok=True)
-        head = {"format_version": JOB_FORMAT_VERSION, "status": "running"}
-        write_json(file, {**head, "job": record})
+        write_json(file, {"format_version": 1, "status": "running", "job": record})
         return "new"
 
     def _describe(self, export: Export, inputs: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "model": {name: export.card[name] for name in ("name", "version", "fingerprint")},
             "input": dict(inputs),
-            "gives": {name: str(v) for name, v in asdict(self.answers).items()},
-            "source": None if self.source is None else _to_json(asdict(self.source)),
+            "gives": str(self.answers),
+            "source": None if self.source is None else str(self.source),
             "candidates": None if self.items is None else self.items.keys.to_pylist(),
             **{name: getattr(self, name) for name in ("suffix", "part_rows", "rows")},
         }
@@ -134,17 +132,12 @@ class Job:
         write_json(self.directory / JOB_FILE, {**content, "status": "finished", "files": files})
 
 
-def _to_json(value: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in value.items()}
-
-
 def _refuse_other(directory: Path, found: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     if differing := [name for name in own if found.get(name) != own[name]]:
-        shown = differing[0]
         raise ConfigError(
             f"{directory} holds the output of another job: {', '.join(differing)} differ",
-            received=f"{shown}: {own[shown]}"[:300],
-            allowed=f"{shown}: {found.get(shown)}"[:300],
+            received=str(own[differing[0]])[:300],
+            allowed=str(found.get(differing[0]))[:300],
             fix="name another directory by --to, or remove this one",
         )
 

@@ -113,16 +113,11 @@ def find_users_inputs(export: Export, answers: Answers) -> list[Mapping[str, Any
     names = [item["feature"] for item in inputs]
     unknown = names if users is None else [name for name in names if name not in users["features"]]
     if users is None or unknown:
-        raise ConfigError(
-            "the model reads more than the export knows of users",
-            received="no users" if users is None else ", ".join(unknown),
-            fix="give rows by --input",
-        )
+        raise ConfigError("the model reads more than the export knows of users",
+                          received=", ".join(unknown), fix="give rows by --input")  # fmt: skip
     if answers.mask_seen and not users["has_seen"]:
-        raise ConfigError(
-            "items that users have met cannot be left out: the export does not know them",
-            fix="build the dataset with `seen: true`, or pass --keep-seen",
-        )
+        raise ConfigError("items that users have met cannot be left out: the export lacks them",
+                          fix="build with `seen: true`, or pass --keep-seen")  # fmt: skip
     return inputs
 
 

@@ -12,7 +12,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -53,21 +53,13 @@ from training.objectives.item_catalog import read_catalog
 from training.reader.filters import EVALUATION_FILTER
 from training.reader.training_data import TrainingData
 
+Entry = tuple[int, dict[str, Any]]
+"""A list of a file: its number, from 1, and what stands there."""
 LISTS_AT_ONCE = 4096
 UNKNOWN = -1
 _MOST_ROWS = 2**63
 # What no vocabulary has, such as null, is an unknown user or item.
 _KEYS = (str, int, float, type(None))
-
-
-@dataclass(frozen=True)
-class WrittenLists:
-    """Some lists of a file, named by raw values of users or numbers of rows; `first` from 1."""
-
-    names: list[Any]
-    items: list[list[Any]]
-    scores: list[list[float]]
-    first: int
 
 
 class TokenIds:
@@ -135,8 +127,10 @@ def measure_lists(
         names, read = TokenIds(trained, trained.manifest.require_key("user")), read_held_out
     held_out = read(trained, split, items, relevance)
     sums = _Measured(trained, items, held_out, replace(measures, ks=kept), longest)
-    for lists in _read(path, key):
-        owners = np.array(lists.names, np.int64) if names is None else names.find(lists.names)
+    entries = read_entries(path)
+    while lists := list(islice(entries, LISTS_AT_ONCE)):
+        own = [entry.get(key) for _, entry in lists]
+        owners = np.array(own, np.int64) if names is None else names.find(own)
         sums.update(lists, owners, path)
     met = None if names is None else _count_met_before(trained, split, items, held_out)
     return {**described, "per": key, "ks": kept, "met_before": met, **sums.result()}
@@ -159,55 +153,51 @@ class _Measured:
         self._had = np.zeros(len(held_out.users), bool)
         self._others = 0
 
-    def update(self, lists: WrittenLists, owners: IntArray, path: Path) -> None:
+    def update(self, lists: Sequence[Entry], owners: IntArray, path: Path) -> None:
         place = np.searchsorted(self._held_out.users, owners)
         place = np.minimum(place, max(len(self._had) - 1, 0))
         known = np.flatnonzero((self._held_out.users[place] == owners) & (owners != UNKNOWN))
         self._others += len(owners) - len(known)
-        self._refuse_repeated(lists, place[known], known, path)
-        if not len(known):
+        own = [lists[row] for row in known.tolist()]
+        self._refuse_repeated(own, place[known], path)
+        if not own:
             return
-        columns, scores = self._lay_out(lists, known, path)
+        columns, scores = self._lay_out(own, path)
         relevant = self._held_out.find(owners[known])
         self._means.update(rank_in_lists(scores, columns, relevant, self._longest))
 
-    def _refuse_repeated(
-        self, lists: WrittenLists, place: IntArray, known: IntArray, path: Path
-    ) -> None:
+    def _refuse_repeated(self, lists: Sequence[Entry], place: IntArray, path: Path) -> None:
         again = self._had[place]
         again[np.setdiff1d(np.arange(len(place)), np.unique(place, return_index=True)[1])] = True
         if again.any():
-            row = int(known[int(again.argmax())])
+            number, entry = lists[int(again.argmax())]
             raise InputDataError(
-                f"{path}, row {lists.first + row}: a second list of the same name",
-                received=json.dumps(lists.names[row]),
+                f"{path}, row {number}: a second list of the same name",
+                received=json.dumps(entry.get("user", number)),
                 fix="leave one list per user",
             )
         self._had[place] = True
 
-    def _lay_out(
-        self, lists: WrittenLists, rows: IntArray, path: Path
-    ) -> tuple[IntArray, FloatArray]:
+    def _lay_out(self, lists: Sequence[Entry], path: Path) -> tuple[IntArray, FloatArray]:
         """Returns catalogue columns and scores `[rows, longest]`; MISSING and -inf at the ends."""
-        columns = np.full((len(rows), self._longest), MISSING, np.int64)
-        scores = np.full((len(rows), self._longest), -np.inf)
-        lengths = np.array([len(lists.items[row]) for row in rows])
-        inside = np.arange(self._longest) < lengths[:, None]
-        flat = [item for row in rows for item in lists.items[row]]
-        columns[inside] = self._items.columns_of(self._tokens.find(flat))
-        scores[inside] = [score for row in rows for score in lists.scores[row]]
-        for place, row in enumerate(rows):
-            if len(set(map(str, lists.items[row]))) < len(lists.items[row]):
+        columns = np.full((len(lists), self._longest), MISSING, np.int64)
+        scores = np.full((len(lists), self._longest), -np.inf)
+        for place, (number, entry) in enumerate(lists):
+            items, count = entry["items"], len(entry["items"])
+            scores[place, :count] = entry.get("scores") or -np.arange(count)
+            if len(set(map(str, items))) < count:
                 raise InputDataError(
-                    f"{path}, row {lists.first + int(row)}: an item is there twice",
-                    received=json.dumps(lists.items[row])[:200],
+                    f"{path}, row {number}: an item is there twice",
+                    received=json.dumps(items)[:200],
                 )
-            if (np.diff(scores[place, : lengths[place]]) > 0).any():
+            if (np.diff(scores[place, :count]) > 0).any():
                 raise InputDataError(
-                    f"{path}, row {lists.first + int(row)}: the items are not in order",
-                    received=f"scores {lists.scores[row][:5]} …",
+                    f"{path}, row {number}: the items are not in order",
+                    received=f"scores {entry['scores'][:5]} …",
                     fix="write the best item first, or leave `scores` out",
                 )
+        flat = [item for _, entry in lists for item in entry["items"]]
+        columns[np.isfinite(scores)] = self._items.columns_of(self._tokens.find(flat))
         return columns, scores
 
     def result(self) -> dict[str, Any]:
@@ -280,20 +270,7 @@ def _survey(path: Path) -> tuple[str, int]:
     return "row" if has_rows and len(set(users)) < len(users) else key, longest
 
 
-def _read(path: Path, key: str) -> Iterator[WrittenLists]:
-    entries = read_entries(path)
-    while part := list(islice(entries, LISTS_AT_ONCE)):
-        rows = [entry for _, entry in part]
-        falling = ([-float(n) for n in range(len(row["items"]))] for row in rows)
-        yield WrittenLists(
-            [row.get(key) for row in rows],
-            [row["items"] for row in rows],
-            [row.get("scores") or own for row, own in zip(rows, falling, strict=True)],
-            part[0][0],
-        )
-
-
-def read_entries(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_entries(path: Path) -> Iterator[Entry]:
     """Yields the lists of a file, numbered from 1."""
     rows = _read_parquet(path) if path.suffix == ".parquet" else _read_lines(path)
     try:

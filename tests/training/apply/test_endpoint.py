@@ -40,21 +40,6 @@ def test_bytes_arrive_as_they_are(rows):
         assert np.concatenate([part[name] for part in received]).tolist() == sent.tolist()
 
 
-def test_what_is_no_text_goes_as_tensorflow_serving_asks():
-    asked: list[Any] = []
-
-    def post(url: str, body: dict[str, Any]) -> tuple[int, Any]:
-        asked.append(body)
-        return 200, {"outputs": [0.0]}
-
-    vector = np.array([np.array([0.1], np.float64).tobytes()], object)
-    Endpoint("u", (), post).call(
-        "encoded", {"vector": vector, "title": np.array([b"\xc3\xa9"], object)}
-    )
-    [body] = asked
-    assert body["inputs"] == {"vector": [{"b64": "mpmZmZmZuT8="}], "title": ["é"]}
-
-
 def test_a_token_goes_with_each_request():
     seen: list[str | None] = []
 
