@@ -129,6 +129,7 @@ class ModelStore:
                     break
                 model.states.setdefault(number, ("LOADING", ""))
                 if self._try(model, path, f"version {number}", partial(self._load, path)):
+                    gc.collect()  # Graphs are circles of objects: they hold the version before.
                     break
             if model.current is not None:
                 self._source.drop(name, [n for n in numbers if n >= model.current.number])
@@ -164,7 +165,6 @@ class ModelStore:
         if before is not None and before.number != number:
             self._leave(model, before, version)
         model.states[number] = ("AVAILABLE", "")
-        gc.collect()  # Graphs are circles of objects: they hold what the version before had.
         return True
 
     def _leave(self, model: _Model, before: ServedVersion, version: ServedVersion) -> None:
