@@ -60,7 +60,8 @@ class CsvForm:
     Attributes:
         separator: Between columns.
         types: By column; of others Arrow infers them from the first block, but for numbers that
-            would become others, such as 64-bit hashes, `0xff` or `1e400`: these are text.
+            would become others, such as 64-bit hashes, `007`, `0xff` or `1e400`, and times of a
+            day: these are text.
         columns: Those to read; None: all.
         nulls: Fields that are null beside the empty one.
         quoted_nulls: Whether they are within quotes too.
@@ -147,7 +148,8 @@ def open_csv(path: Path, names: Sequence[str], form: CsvForm) -> CsvRows:
     with form.open(path) as reader:
         inferred = {f.name: f.type for f in reader.schema if f.name not in form.types}
     numbers = {n: k for n, k in inferred.items() if pa.types.is_integer(k) or k == pa.float64()}
-    is_text = numbers.keys() | {name for name, kind in inferred.items() if pa.types.is_null(kind)}
+    others = {n for n, k in inferred.items() if pa.types.is_null(k) or pa.types.is_time(k)}
+    is_text = numbers.keys() | others
     types = {name: pa.string() if name in is_text else kind for name, kind in inferred.items()}
     form = replace(form, types={**types, **form.types})
     reader = form.open(_Ended(path, len(names), form))
@@ -175,8 +177,8 @@ def _read_column(name: str, batch: pa.RecordBatch, kind: pa.DataType | None) -> 
 
 
 def _holds_other_number(texts: pa.Array, kind: pa.DataType) -> bool:
-    """Whether text would become another number: hexadecimal, whole beyond 2^53, out of range."""
-    if pc.any(pc.match_substring_regex(texts, r"^\s*[+-]?0[xX]")).as_py():
+    """Whether text would become another number: `007`, hexadecimal, beyond 2^53, out of range."""
+    if pc.any(pc.match_substring_regex(texts, r"^\s*[+-]?0[xX0-9]")).as_py():
         return True
     if pa.types.is_integer(kind):
         return False

@@ -208,8 +208,8 @@ def plan_vocabularies(
                 fix="give the features vocabularies of their own",
             )
         column = origins.get(feature.column, feature.column)
-        if known and feature.column in origins and column in known.columns:
-            continue
+        if known and column in known.columns:
+            continue  # Features of one column count it once.
         columns = (*(known.columns if known else ()), column)
         plans[name] = VocabularyPlan(name, columns, dtype, *_limits(name, features))
     for feature in features:

@@ -136,6 +136,12 @@ def plan_features(config: ImportConfig, files: Files) -> ImportedFeatures:
             found = _require(known, keys.get(feature.name, feature.name))
             is_list = is_list or (found.is_list and feature.name not in keys)
             dtype = found.kind
+            if is_list and feature.name in (config.keys.user, config.keys.item):
+                raise InputDataError(
+                    f"feature {feature.name!r} names a row's user or item, and has several values",
+                    received="records with more than one value",
+                    fix="correct these records, or name another feature by `keys`",
+                )
         if (feature.reads_as_ids(dtype) or feature.are_keys) and dtype != "int64":
             raise InputDataError(
                 f"feature {feature.name!r} holds no ids",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -170,11 +172,15 @@ def _bounds(
         return None
     return {
         "partitionColumn": spelled,
-        "lowerBound": str(row[0]),
         # The end is left out, and the last partition open: this only places the cuts.
-        "upperBound": str(row[1]),
+        "lowerBound": _cut_at(row[0]),
+        "upperBound": _cut_at(row[1]),
         "numPartitions": config.partitions,
     }
+
+
+def _cut_at(value: Any) -> str:
+    return str(math.floor(value) if isinstance(value, Decimal) else value)
 
 
 def _with_causes(error: BaseException | None) -> str:

@@ -292,7 +292,8 @@ def java_options(is_short: bool = False) -> list[str]:
     Args:
         is_short: Whether its work is short: then compiling is most of it.
     """
-    options = [f"-Dlog4j2.configurationFile={_LOG_CONFIG.as_uri()}"]
+    # Drivers of databases read times without a zone in Java's, where some hours do not exist.
+    options = [f"-Dlog4j2.configurationFile={_LOG_CONFIG.as_uri()}", "-Duser.timezone=UTC"]
     given = " ".join(os.environ.get(name, "") for name in _JAVA_OPTIONS_VARIABLES)
     # Java refuses to start with two collectors.
     if not _COLLECTOR.search(given):

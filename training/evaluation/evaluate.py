@@ -328,14 +328,14 @@ class _Evaluation:
         return (self.labels.label, *(n for n in self.relevance.inputs if n != self.labels.weight))
 
     def update(self, batch: RankingBatch) -> None:
-        self.oov_targets += count_missing(batch)
-        self.pool.update(batch.candidates, batch.rows)
         if self.labels is not None:
             self.labels.update(batch.features, score_pairs(self.model, batch.features))
         groups, relevant = (
             self.groups.find(batch.features, batch.rows),
             find_relevant_rows(batch.features, batch.rows, self.relevance),
         )
+        self.oov_targets += count_missing(batch, relevant)
+        self.pool.update(batch.candidates, relevant)
         self.users.update(batch, relevant)
         self.irrelevant += int(np.count_nonzero(~relevant))
         for system in self.systems:
@@ -483,10 +483,10 @@ class _CandidatePool:
     def __init__(self) -> None:
         self.largest = 0
 
-    def update(self, candidates: Pairs | None, rows: int) -> None:
+    def update(self, candidates: Pairs | None, relevant: NDArray[np.bool_]) -> None:
         if candidates is not None and len(candidates):
-            per_row = np.bincount(candidates.rows, minlength=rows)
-            self.largest = max(self.largest, int(per_row.max()))
+            per_row = np.bincount(candidates.rows, minlength=len(relevant))[relevant]
+            self.largest = max(self.largest, int(per_row.max(initial=0)))
 
 
 class _UserCount:

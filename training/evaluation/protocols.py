@@ -396,9 +396,9 @@ def rank_by_protocol(
     return ranks
 
 
-def count_missing(batch: RankingBatch) -> int:
-    """Returns how many targets of a batch are not in the catalogue."""
-    return int(np.count_nonzero(batch.targets == MISSING))
+def count_missing(batch: RankingBatch, relevant: NDArray[np.bool_]) -> int:
+    """Returns how many targets of the rows that are ranked are not in the catalogue."""
+    return int(np.count_nonzero((batch.targets == MISSING) & relevant))
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,9 @@ def test_whole_numbers_that_no_float_holds_are_text(tmp_path, end) -> None:
     assert given["a"].to_pylist() == [float(HASHES[0])]
 
 
-@pytest.mark.parametrize("text", ["0xDEADBEEF00000001", "-0X1", "47583311587E590003", "-1e-400"])
+@pytest.mark.parametrize(
+    "text", ["0xDEADBEEF00000001", "-0X1", "47583311587E590003", "-1e-400", "007"]
+)
 @pytest.mark.parametrize("others", [["1"], ["0.5"]])
 def test_text_that_would_become_another_number_is_text(tmp_path, others, text) -> None:
     found = read(write(tmp_path, "\n".join(["a", *others, text, ""])))
@@ -97,6 +99,7 @@ def test_text_that_would_become_another_number_is_text(tmp_path, others, text) -
 
 
 def test_numbers_stay_numbers(tmp_path) -> None:
+    assert read(write(tmp_path, "a\n07:30\n")).to_pydict() == {"a": ["07:30"]}
     found = read(write(tmp_path, "a,b\n 7 ,12E12\n,-0.0\n-8,inf\n"))
     assert found.to_pydict() == {"a": [7, None, -8], "b": [12e12, -0.0, float("inf")]}
 

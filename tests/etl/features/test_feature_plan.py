@@ -124,6 +124,14 @@ def test_vocabulary_has_one_pair_of_limits(tmp_path):
         plan(tmp_path, [BASE[0], item, shared])
 
 
+def test_features_of_one_column_count_it_once(tmp_path):
+    shared = [feature("rate", "item", "item", kind="target", name="item"),
+              feature("item_count", "item", "item", kind="count", name="item")]  # fmt: skip
+    [vocabulary] = [one for one in plan(tmp_path, [*BASE, *shared]).vocabularies
+                    if one.name == "item"]  # fmt: skip
+    assert vocabulary.columns == ("item",)
+
+
 def test_raw_item_may_stand_before_the_encoded_one(tmp_path):
     raw = feature("raw", "item", "id", kind="identity")
     assert plan(tmp_path, [BASE[0], raw, BASE[1]]).keys.item == "item"

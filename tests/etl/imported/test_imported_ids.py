@@ -243,6 +243,11 @@ def test_configs_that_contradict_themselves_are_refused(tmp_path, features, mess
         publish(tmp_path, {"item": [5], "history": [[5]]}, features)
 
 
+def test_a_key_has_one_value_in_each_record(tmp_path):
+    with pytest.raises(InputDataError, match="has several values"):
+        publish(tmp_path, {"item": [[5], [6, 7]]}, [{"name": "item", "role": "item"}])
+
+
 def test_only_whole_numbers_move(tmp_path):
     with pytest.raises(InputDataError, match="holds no ids"):
         publish(tmp_path, {"item": [0.5]}, [{**ITEM, "offset": 2}])

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.etl.sources import JdbcConfig
+from jobs.support.spark_session import java_options
 from tests.etl.sources.databases import (
     USER,
     Postgres,
@@ -140,6 +141,17 @@ def test_times_without_a_zone_are_utc_whatever_the_zone_of_the_machine(
         dated = declare(INT, at, format="jdbc", jdbc=jdbc, days={"column": "at"})
         of_the_day = good(read(spark, tmp_path, dated, DateRange(DAY, DAY)))
         assert of_the_day == [(1, midnight + 1_800_000)]
+
+
+def test_java_is_started_in_utc_where_no_hour_is_missing():
+    assert "-Duser.timezone=UTC" in java_options()
+
+
+def test_decimals_place_the_cuts(spark, tmp_path, derby):
+    query = "SELECT ID, CAST(ID AS DECIMAL(10, 2)) + 0.5 AS AMOUNT FROM ITEMS WHERE ID <= 40"
+    jdbc = {"url": DERBY, "query": query, "partition_column": "amount", "partitions": 4}
+    rows = read(spark, tmp_path, declare(INT, format="jdbc", jdbc=jdbc))
+    assert sum(len(part) for part in rows.good.rdd.glom().collect()) == 40
 
 
 @pytest.mark.parametrize(

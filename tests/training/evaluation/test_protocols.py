@@ -99,7 +99,9 @@ def test_targets_and_seen_items_outside_the_catalogue_are_missing(
     [batch] = _reader(tiny_version, tiny_manifest, items=3).read("test", seen=True)
     ids = batch.features["movie_id"].numpy()
     assert ((batch.targets == MISSING) == ((ids < 2) | (ids > 4))).all()
-    assert protocols.count_missing(batch) == np.sum(batch.targets == MISSING) > 0
+    missing = batch.targets == MISSING
+    assert protocols.count_missing(batch, np.ones(len(missing), bool)) == np.sum(missing) > 0
+    assert protocols.count_missing(batch, ~missing) == 0
     assert batch.seen is not None
     assert set(batch.seen.columns.tolist()) <= {0, 1, 2}
     assert not (batch.seen.columns == batch.targets[batch.seen.rows]).any()
