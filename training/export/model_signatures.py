@@ -13,9 +13,12 @@ each row by their raw features; `score_items` and `score_items_encoded`, the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import tensorflow as tf
 
 from conf.artefacts.export import (
@@ -28,30 +31,38 @@ from conf.artefacts.export import (
     TOP_K,
 )
 from conf.errors import ConfigError
+from conf.schema import OOV_ID, PAD_ID, FeatureSpec
 from training.checkpoint.restore import TrainedModel
-from training.evaluation.item_index import ItemIndex, read_item_features
-from training.export.catalogue import NO_SCORE, Catalogue, CatalogueFeatures
+from training.evaluation.item_index import ItemIds, ItemIndex, read_item_features
 from training.export.serving_encoders import (
+    INT_PAD_TOKENS,
+    STRING_PAD_TOKENS,
     ServingEncoders,
     build_serving_encoders,
+    fit_length,
 )
 from training.export.signatures import (
-    Compute,
-    FormBuilder,
+    EXAMPLES,
+    Features,
     InputForm,
     Signature,
     Tensors,
+    build_candidates_form,
+    build_encoded_form,
+    build_examples_form,
+    build_raw_form,
+    build_row_features,
 )
-from training.export.source_facts import (
-    find_item_columns,
-    find_pair_features,
-    read_source_facts,
-)
+from training.export.source_facts import find_item_columns, find_pair_features, read_source_facts
 from training.models.ranking import NetworkRankingModel, Task
-from training.models.retrieval import RetrievalModel, score_catalogue
-from training.raw_inputs.vocabularies import read_plan
+from training.models.retrieval import RetrievalModel, require_retrieval, score_catalogue
+from training.raw_inputs.vocabularies import read_key_vocabulary, read_plan
 
 EMBEDDING = "embedding"
+NO_SCORE = float(np.finfo(np.float32).min)
+"""Score of a place of a list for which there is no item; JSON knows no infinity."""
+ScorePairs = Callable[[Tensors, Tensors, tf.Tensor], Tensors]
+"""From features of rows, those of their items and `[rows, items]` to scores of that shape."""
 
 
 def build_encoders(trained: TrainedModel) -> ServingEncoders:
@@ -63,73 +74,55 @@ def build_encoders(trained: TrainedModel) -> ServingEncoders:
     return build_serving_encoders(trained.version_dir, plan, names, facts)
 
 
-def _build_forms(trained: TrainedModel, encoders: ServingEncoders) -> FormBuilder:
-    names = dict.fromkeys(item.feature for item in encoders.inputs)
-    return FormBuilder(encoders, {name: trained.manifest.schema[name] for name in names})
-
-
-def build_retrieval_signatures(
-    trained: TrainedModel,
-    model: RetrievalModel,
-    encoders: ServingEncoders,
-    index: ItemIndex | None,
-    k: int,
+def build_signatures(
+    trained: TrainedModel, encoders: ServingEncoders, index: ItemIndex | None, k: int
 ) -> dict[str, Signature]:
-    """Builds the signatures of a retrieval model.
+    """Builds the signatures of a model.
 
     Args:
         trained: The run's model.
-        model: The same.
         encoders: See `build_encoders`.
-        index: The items' vectors; None: the dataset has no items, so that nothing is ranked.
-        k: Length of the lists of `serving_default`.
-
-    Raises:
-        ConfigError: The user's side reads a column of the item.
+        index: The items' vectors, of a retrieval model whose dataset has items: others rank none.
+        k: Length of the lists of a retrieval model's `serving_default`.
     """
-    _refuse_pairs(trained, model)
-    forms = _build_forms(trained, encoders)
-    sides = {"user": (model.user_inputs, model.embed_users),
-             "item": (model.item_inputs, model.embed_items)}  # fmt: skip
-    signatures = {}
-    for side, (names, embed) in sides.items():
-        compute = partial(_name_embedding, embed)
-        outputs = {EMBEDDING: _describe_vectors(side, model)}
-        for suffix, form in {
-            "": forms.build_raw(names),
-            ENCODED_SUFFIX: forms.build_encoded(names),
-            "_examples": forms.build_examples(names),
-        }.items():
-            signatures[f"{side}_{EMBEDDING}{suffix}"] = Signature(form, compute, outputs)
-    signatures[ROW_FEATURES] = forms.build_row_features(model.user_inputs)
+    if isinstance(trained.model, NetworkRankingModel):
+        return _build_ranking(trained, trained.model, encoders)
+    signatures = _build_towers(trained, require_retrieval(trained.model), encoders)
     if index is None:
-        default = signatures[f"user_{EMBEDDING}"]
-        return {DEFAULT_SIGNATURE: default, **signatures}
-    return {
-        **_build_rankings(model, forms, Catalogue(trained, encoders, index), index, k),
-        **signatures,
+        return {DEFAULT_SIGNATURE: signatures[f"user_{EMBEDDING}"], **signatures}
+    return {**_build_lists(trained, encoders, index, k), **signatures}
+
+
+def _build_towers(
+    trained: TrainedModel, model: RetrievalModel, encoders: ServingEncoders
+) -> dict[str, Signature]:
+    _refuse_pairs(trained, model)
+    several = "" if model.interests is None else f"{model.interests}, "
+    vector = f"{model.interests} vectors" if several else "vector"
+    sides = {
+        "user": (model.user_inputs, model.embed_users, f"{vector} of the user", several),
+        "item": (model.item_inputs, model.embed_items, "vector of the item", ""),
     }
+    signatures = {}
+    for side, (names, embed, means, axis) in sides.items():
+        outputs = {EMBEDDING: f"{means}, float32 [batch, {axis}dim]"}
+        forms = {
+            "": build_raw_form(encoders, names),
+            ENCODED_SUFFIX: build_encoded_form(encoders, names),
+            f"_{EXAMPLES}": build_examples_form(encoders, names),
+        }
+        for suffix, form in forms.items():
+            compute = _name_output(embed)
+            signatures[f"{side}_{EMBEDDING}{suffix}"] = Signature(form, compute, outputs)
+    return {**signatures, ROW_FEATURES: build_row_features(encoders, model.user_inputs)}
 
 
-def _describe_vectors(side: str, model: RetrievalModel) -> str:
-    if side == "user" and model.interests is not None:
-        return f"{model.interests} vectors of the user, float32 [batch, {model.interests}, dim]"
-    return f"vector of the {side}, float32 [batch, dim]"
-
-
-def describe_score(model: RetrievalModel) -> str:
-    """Returns what the score of a user and an item is."""
-    if model.interests is None:
-        return "dot product of the user's and the item's embedding"
-    return f"largest dot product of the user's {model.interests} embeddings with the item's"
+def _name_output(embed: Callable[[Features], tf.Tensor]) -> Callable[[Features, Tensors], Tensors]:
+    return lambda features, _: {EMBEDDING: embed(features)}
 
 
 def _refuse_pairs(trained: TrainedModel, model: RetrievalModel) -> None:
-    """Refuses a user's side that reads the item: it would have one vector for all items.
-
-    Raises:
-        ConfigError: It does.
-    """
+    """Refuses a user's side that reads the item: it would have one vector for all items."""
     plan = read_plan(trained.version_dir, trained.manifest)
     if mixed := find_pair_features(trained.manifest, plan, model.user_inputs):
         raise ConfigError(
@@ -140,33 +133,33 @@ def _refuse_pairs(trained: TrainedModel, model: RetrievalModel) -> None:
         )
 
 
-def _name_embedding(
-    embed: Callable[[Mapping[str, tf.Tensor]], tf.Tensor],
-    features: dict[str, tf.Tensor],
-    _: Tensors,
-) -> Tensors:
-    return {EMBEDDING: embed(features)}
+def describe_score(model: RetrievalModel) -> str:
+    """Returns what the score of a user and an item is."""
+    if model.interests is None:
+        return "dot product of the user's and the item's embedding"
+    return f"largest dot product of the user's {model.interests} embeddings with the item's"
 
 
-def _build_rankings(
-    model: RetrievalModel, forms: FormBuilder, catalogue: Catalogue, index: ItemIndex, k: int
+def _build_lists(
+    trained: TrainedModel, encoders: ServingEncoders, index: ItemIndex, k: int
 ) -> dict[str, Signature]:
+    """Builds the signatures that give the best items of the whole catalogue."""
+    model = require_retrieval(trained.model)
+    catalogue = Catalogue(trained, encoders, index)
     vectors = tf.Variable(index.vectors, trainable=False, name="item_vectors")
-    raw = forms.build_raw(model.user_inputs)
-    key = catalogue.raw
-    names = _free_names(("exclude", "k"), raw.specs)
-    exclude, length = names["exclude"], names["k"]
+    raw, key = build_raw_form(encoders, model.user_inputs), catalogue.raw
+    exclude, length = (_free_name(name, raw.specs) for name in ("exclude", "k"))
+    left_out = (
+        f"{key.column} of items that are left out, [batch, length]; unknown ones are ignored, so "
+        "that anything unknown pads"
+    )
     form = raw.add(
-        [
-            tf.TensorSpec([None, None], key.tensor_spec.dtype, name=exclude),
-            tf.TensorSpec([None], tf.int32, name=length),
-        ],
-        {exclude: f"{key.column} of items that are left out, [batch, length]; unknown ones are "
-         "ignored, so that anything unknown pads",
-         length: "length of the lists; the largest of the batch counts"},
+        (tf.TensorSpec([None, None], key.tensor_spec.dtype, name=exclude), left_out),
+        (tf.TensorSpec([None], tf.int32, name=length),
+         "length of the lists; the largest of the batch counts"),
     )  # fmt: skip
 
-    def rank(features: dict[str, tf.Tensor], given: Tensors) -> Tensors:
+    def rank(features: Features, given: Tensors) -> Tensors:
         scores = score_catalogue(model.embed_users(features), vectors)
         if exclude not in given:
             return catalogue.rank(scores, min(k, catalogue.size))
@@ -180,32 +173,28 @@ def _build_rankings(
     return {DEFAULT_SIGNATURE: Signature(raw, rank, outputs), TOP_K: Signature(form, rank, outputs)}
 
 
-def _free_names(names: tuple[str, ...], taken: Mapping[str, object]) -> dict[str, str]:
-    """Returns each name, with underscores behind it where an input has the same."""
-    found = {}
-    for name in names:
-        found[name] = name
-        while found[name] in taken:
-            found[name] += "_"
-    return found
+def _free_name(name: str, taken: Collection[str]) -> str:
+    """Returns a name, with underscores behind it where an input has the same."""
+    return _free_name(f"{name}_", taken) if name in taken else name
 
 
-def build_ranking_signatures(
+def _build_ranking(
     trained: TrainedModel, model: NetworkRankingModel, encoders: ServingEncoders
 ) -> dict[str, Signature]:
-    """Builds the signatures of a ranking model; arguments as of `build_retrieval_signatures`."""
-    forms = _build_forms(trained, encoders)
     outputs = {task.name: describe_output(task) for task in model.tasks}
+    forms = {
+        DEFAULT_SIGNATURE: build_raw_form(encoders, model.inputs),
+        ENCODED: build_encoded_form(encoders, model.inputs),
+        EXAMPLES: build_examples_form(encoders, model.inputs),
+    }
 
-    def predict(features: dict[str, tf.Tensor], _: Tensors) -> Tensors:
+    def predict(features: Features, _: Tensors) -> Tensors:
         return model.predict(features)
 
     return {
-        DEFAULT_SIGNATURE: Signature(forms.build_raw(model.inputs), predict, outputs),
-        ENCODED: Signature(forms.build_encoded(model.inputs), predict, outputs),
-        "examples": Signature(forms.build_examples(model.inputs), predict, outputs),
-        **_build_example_apis(model, forms.build_examples(model.inputs, "inputs")),
-        **_build_candidates(trained, model, forms),
+        **{name: Signature(form, predict, outputs) for name, form in forms.items()},
+        **_build_example_apis(model, build_examples_form(encoders, model.inputs, "inputs")),
+        **_build_candidates(trained, model, encoders),
     }
 
 
@@ -214,36 +203,30 @@ def describe_output(task: Task) -> str:
     return f"probability that {task.label} is 1" if task.is_binary else f"value of {task.label}"
 
 
-def describe_order(task: Task) -> str:
-    """Returns what items are ordered by: probabilities near 1 would tie."""
-    return f"log-odds that {task.label} is 1" if task.is_binary else describe_output(task)
-
-
 def _build_example_apis(model: NetworkRankingModel, form: InputForm) -> dict[str, Signature]:
     """Builds what TensorFlow Serving's `:classify` and `:regress` call; tensors have its names."""
     binary = [task.name for task in model.tasks if task.is_binary]
     first = model.tasks[0]
 
-    def regress(features: dict[str, tf.Tensor], _: Tensors) -> Tensors:
+    def regress(features: Features, _: Tensors) -> Tensors:
         return {"outputs": model.predict(features)[first.name]}
 
-    def classify(features: dict[str, tf.Tensor], _: Tensors) -> Tensors:
+    def classify(features: Features, _: Tensors) -> Tensors:
         found = model.predict(features)
         scores = tf.stack([found[name] for name in binary], axis=1)
         classes = tf.tile(tf.constant([binary]), [tf.shape(scores)[0], 1])
         return {"classes": classes, "scores": scores}
 
-    signatures = {
-        "regress": Signature(form, regress, {"outputs": describe_output(first)}, "regress")
-    }
+    means = {"outputs": describe_output(first)}
+    signatures = {"regress": Signature(form, regress, means, "regress")}
     if binary:
-        outputs = {"classes": "names of the binary tasks", "scores": "their probabilities"}
-        signatures["classify"] = Signature(form, classify, outputs, "classify")
+        means = {"classes": "names of the binary tasks", "scores": "their probabilities"}
+        signatures["classify"] = Signature(form, classify, means, "classify")
     return signatures
 
 
 def _build_candidates(
-    trained: TrainedModel, model: NetworkRankingModel, forms: FormBuilder
+    trained: TrainedModel, model: NetworkRankingModel, encoders: ServingEncoders
 ) -> dict[str, Signature]:
     """Builds the signatures that score several items of a row; none where it has no items."""
     manifest = trained.manifest
@@ -251,21 +234,25 @@ def _build_candidates(
     columns = find_item_columns(manifest, plan)
     of_items = [name for name in model.inputs if manifest.schema[name].role == "item"]
     mixed = find_pair_features(manifest, plan, model.inputs)
-    raw = {
+    raw = [
         item.name
-        for item in forms.find_inputs(model.inputs)
+        for item in encoders.find_inputs(model.inputs)
         if item.feature in of_items or (item.feature in mixed and item.column in columns)
-    }
+    ]
     if not raw:
         return {}
-    outputs = {task.name: f"{describe_output(task)}, float32 [rows, items]" for task in model.tasks}
-    form = forms.build_candidates(model.inputs, raw)
-    first = next(item.name for item in forms.find_inputs(model.inputs) if item.name in raw)
-    compute = partial(_score_pairs, model, frozenset((*of_items, *mixed)), first)
-    found = {"candidates": Signature(form, compute, outputs)}
+
+    def score(features: Features, given: Tensors) -> Tensors:
+        pairs = {n: features[n] for n in features if n in of_items or n in mixed}
+        rows = {name: value for name, value in features.items() if name not in pairs}
+        return model.predict_candidates(rows, pairs, tf.shape(given[raw[0]])[:2])
+
+    means = {task.name: f"{describe_output(task)}, float32 [rows, items]" for task in model.tasks}
+    form = build_candidates_form(encoders, model.inputs, raw)
+    found = {"candidates": Signature(form, score, means)}
     if explain_no_item_scores(trained, model) is not None:
         return found
-    return {**found, **_build_item_scores(trained, model, forms, of_items, outputs)}
+    return {**found, **_build_item_scores(trained, model, encoders, of_items, means)}
 
 
 def explain_no_item_scores(trained: TrainedModel, model: NetworkRankingModel) -> str | None:
@@ -288,66 +275,121 @@ def explain_no_item_scores(trained: TrainedModel, model: NetworkRankingModel) ->
     return None
 
 
-def _score_pairs(
-    model: NetworkRankingModel,
-    of_items: frozenset[str],
-    first: str,
-    features: dict[str, tf.Tensor],
-    given: Tensors,
-) -> Tensors:
-    rows = {name: value for name, value in features.items() if name not in of_items}
-    items = {name: value for name, value in features.items() if name in of_items}
-    return model.predict_candidates(rows, items, tf.shape(given[first])[:2])
-
-
 def _build_item_scores(
     trained: TrainedModel,
     model: NetworkRankingModel,
-    forms: FormBuilder,
+    encoders: ServingEncoders,
     of_items: list[str],
-    outputs: dict[str, str],
+    means: Mapping[str, str],
 ) -> dict[str, Signature]:
     """Builds the signatures that take items by their keys, and their features of the catalogue."""
     manifest = trained.manifest
-    key = manifest.require_key("item")
-    names = tuple(dict.fromkeys((key, *of_items)))
+    names = tuple(dict.fromkeys((manifest.require_key("item"), *of_items)))
     batch_size = trained.config.evaluation.batch_size
     items, columns = read_item_features(trained.version_dir, manifest, names, batch_size)
-    catalogue = Catalogue(trained, forms.encoders, items)
-    known = CatalogueFeatures(columns, {name: manifest.schema[name] for name in of_items})
+    catalogue = Catalogue(trained, encoders, items, {name: columns[name] for name in of_items})
     of_rows = [name for name in model.inputs if name not in of_items]
 
     def build(form: InputForm, score: ScorePairs, means: Mapping[str, str]) -> Signature:
-        name = _free_names(("items",), form.specs)["items"]
+        name = _free_name("items", form.specs)
         wanted = tf.TensorSpec([None, None], catalogue.raw.tensor_spec.dtype, name=name)
+
+        def compute(features: Features, given: Tensors) -> Tensors:
+            positions = catalogue.find(given[name])
+            pairs = catalogue.take(tf.reshape(positions, [-1]))
+            return score(features, pairs, tf.shape(positions))
+
         about = f"{catalogue.raw.column} of the items to score, [rows, items]"
-        compute: Compute = partial(_score_keys, score, catalogue, known, name)
-        return Signature(form.add([wanted], {name: about}), compute, means)
+        return Signature(form.add((wanted, about)), compute, means)
 
-    orders = {task.name: f"{describe_order(task)}, float32 [rows, items]" for task in model.tasks}
-    kinds = {SCORE_ITEMS: (model.predict_candidates, outputs),
+    forms = {"": build_raw_form(encoders, of_rows),
+             ENCODED_SUFFIX: build_encoded_form(encoders, of_rows)}  # fmt: skip
+    orders = {task.name: f"{_describe_order(task)}, float32 [rows, items]" for task in model.tasks}
+    kinds = {SCORE_ITEMS: (model.predict_candidates, means),
              RANK_ITEMS: (model.compute_candidate_logits, orders)}  # fmt: skip
-    forms_of = {"": forms.build_raw(of_rows), ENCODED_SUFFIX: forms.build_encoded(of_rows)}
-    scores = {
-        f"{name}{suffix}": build(form, *kind)
-        for name, kind in kinds.items()
-        for suffix, form in forms_of.items()
-    }
-    return {**scores, ROW_FEATURES: forms.build_row_features(of_rows)}
+    scores = {f"{name}{suffix}": build(form, *kind)
+              for name, kind in kinds.items() for suffix, form in forms.items()}  # fmt: skip
+    return {**scores, ROW_FEATURES: build_row_features(encoders, of_rows)}
 
 
-ScorePairs = Callable[[Tensors, Tensors, tf.Tensor], Tensors]
-"""From features of rows, those of their items and `[rows, items]` to scores of that shape."""
+def _describe_order(task: Task) -> str:
+    """Returns what orders items: probabilities near 1 would tie."""
+    return f"log-odds that {task.label} is 1" if task.is_binary else describe_output(task)
 
 
-def _score_keys(
-    score: ScorePairs,
-    catalogue: Catalogue,
-    known: CatalogueFeatures,
-    name: str,
-    features: dict[str, tf.Tensor],
-    given: Tensors,
-) -> Tensors:
-    positions = catalogue.find(given[name])
-    items = known.take(tf.reshape(positions, [-1]))
-    return score(features, items, tf.shape(positions))
+class Catalogue(tf.Module):
+    """Items by key inside the graph: their raw tokens, and their encoded features if given.
+
+    Raw values that name no item stand for one more, whose position is `size`.
+    """
+
+    def __init__(
+        self,
+        trained: TrainedModel,
+        encoders: ServingEncoders,
+        items: ItemIds,
+        columns: Mapping[str, tf.Tensor] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(name="catalogue")
+        self._encoders, self.size = encoders, len(items)
+        self._key = key = trained.manifest.require_key("item")
+        [self.raw] = encoders.find_inputs([key])
+        vocabulary = read_key_vocabulary(trained.version_dir, trained.manifest, key)
+        tokens: Any = pa.array(items.ids) if vocabulary is None else vocabulary.take(items.ids)
+        is_text = not pa.types.is_integer(tokens.type)
+        self.pad_token: int | str = STRING_PAD_TOKENS[0] if is_text else INT_PAD_TOKENS[0]
+        tokens = tokens.to_numpy(zero_copy_only=not is_text)  # Refuses items without a token.
+        self._ids = tf.Variable(items.ids, trainable=False, name="item_ids")
+        self._tokens = tf.Variable(tokens, trainable=False, name="item_tokens")
+        self._columns = {
+            name: tf.Variable(
+                _append_unknown(values, trained.manifest.schema[name]), trainable=False, name=name
+            )
+            for name, values in columns.items()
+        }
+
+    def find(self, tokens: tf.Tensor) -> tf.Tensor:
+        """Returns the int32 positions of items, in the shape of the tokens."""
+        flat = {self.raw.name: tf.reshape(tokens, [-1])}
+        wanted = self._encoders.encode(flat, (self._key,))[self._key]
+        positions = tf.minimum(tf.searchsorted(self._ids, wanted), self.size - 1)
+        is_known = tf.equal(tf.gather(self._ids, positions), wanted)
+        return tf.reshape(tf.where(is_known, positions, self.size), tf.shape(tokens))
+
+    def take(self, positions: tf.Tensor) -> Features:
+        """Returns the features of items by their positions, `[items]`."""
+        return {name: tf.gather(column, positions) for name, column in self._columns.items()}
+
+    def rank(
+        self, scores: tf.Tensor, k: tf.Tensor | int, exclude: tf.Tensor | None = None
+    ) -> dict[str, tf.Tensor]:
+        """Returns `items` and `scores` `[rows, k]` of the best; equal scores in the order of ids.
+
+        Scores are `[rows, size]`, raw keys to leave out `[rows, …]`.
+        """
+        if exclude is not None:
+            scores = self._mask(scores, self.find(exclude))
+        best, columns = tf.math.top_k(scores, tf.minimum(k, self.size))
+        tokens = tf.gather(self._tokens, columns)
+        pad = tf.cast(self.pad_token, tokens.dtype)
+        return {"items": tf.where(best > NO_SCORE, tokens, pad), "scores": best}
+
+    def _mask(self, scores: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
+        known = tf.cast(tf.where(columns < self.size), tf.int32)  # [cells, 2]: row, position
+        cells = tf.stack([known[:, 0], tf.gather_nd(columns, known)], axis=1)
+        return tf.tensor_scatter_nd_update(
+            scores, cells, tf.fill(tf.shape(cells)[:1], tf.constant(NO_SCORE))
+        )
+
+
+def _append_unknown(values: tf.Tensor | tf.RaggedTensor, spec: FeatureSpec) -> tf.Tensor:
+    """Adds the row of an unknown item: an unknown id, lists without a value."""
+    if isinstance(values, tf.RaggedTensor):
+        values = values.to_tensor()
+    values = fit_length(values, spec)
+    if spec.vocabulary_size is not None or spec.dtype == "int64":
+        filler: object = PAD_ID if spec.is_list else OOV_ID
+    else:
+        filler = spec.pad_value or ("" if values.dtype == tf.string else 0)
+    row = tf.fill([1, *values.shape[1:]], tf.cast(filler, values.dtype))
+    return tf.concat([values, row], axis=0)

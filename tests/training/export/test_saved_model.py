@@ -33,10 +33,15 @@ from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import build_item_index, read_user_vectors
-from training.export.embeddings import EmbeddingWriter, write_users
+from training.export.embeddings import write_users, write_vectors
 from training.export.saved_model import write_export, write_models_config
 from training.export.serving_encoders import ServingEncoders
-from training.export.signatures import FormBuilder, Signature, save_signatures
+from training.export.signatures import (
+    Signature,
+    build_encoded_form,
+    build_raw_form,
+    save_signatures,
+)
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
 from training.raw_inputs.vocabularies import Vocabulary
@@ -63,13 +68,14 @@ def _unescape(text: str) -> str:
 def test_both_files_hold_the_same_keys_and_bits(vectors: np.ndarray, data: st.DataObject) -> None:
     text = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("\\\t\n\rtn"))
     keys = data.draw(st.lists(text, min_size=len(vectors), max_size=len(vectors)))
+    ids = np.arange(2, 2 + len(keys))
     with tempfile.TemporaryDirectory() as name:
-        with EmbeddingWriter(Path(name), "items", pa.string()) as writer:
-            writer.write(pa.array(keys, pa.string()), np.arange(len(keys)), vectors)
+        vocabulary = Vocabulary("v", "string", pa.array(keys, pa.string()))
+        write_vectors(Path(name) / "items", vocabulary, [(ids, vectors)])
         table = pq.read_table(Path(name) / "items.parquet")
         lines = (Path(name) / "items.txt").read_bytes().decode().split("\n")
     assert table["key"].to_pylist() == keys
-    assert table["id"].to_pylist() == list(range(len(keys)))
+    assert table["id"].to_pylist() == ids.tolist()
     stored = np.array(table["vector"].to_pylist(), np.float32)
     assert stored.tobytes() == vectors.tobytes()
     assert lines.pop() == ""
@@ -80,11 +86,9 @@ def test_both_files_hold_the_same_keys_and_bits(vectors: np.ndarray, data: st.Da
 
 
 def test_rows_are_appended_and_integer_keys_stay_integers(tmp_path: Path) -> None:
-    with EmbeddingWriter(tmp_path, "users", pa.int64()) as writer:
-        for start in (0, 2):
-            writer.write(pa.array([start, start + 1]), np.arange(2), np.ones((2, 3), np.float32))
-        writer.write(pa.array([], pa.int64()), np.arange(0), np.ones((0, 3), np.float32))
-        assert writer.rows == 4
+    batches = [(np.arange(start, stop), np.ones((stop - start, 3), np.float32))
+               for start, stop in ((0, 2), (2, 4), (4, 4))]  # fmt: skip
+    assert write_vectors(tmp_path / "users", None, batches) == (4, 0)
     table = pq.read_table(tmp_path / "users.parquet")
     assert table.schema.field("key").type == pa.int64()
     assert table["key"].to_pylist() == [0, 1, 2, 3]
@@ -409,8 +413,10 @@ def test_features_of_any_name_can_be_served(name: str, tmp_path: Path) -> None:
     )
     encoders = ServingEncoders(plan, (name,), {"v": vocabulary})
     table = tf.Variable(tf.reshape(tf.range(8.0), (4, 2)))
-    forms = FormBuilder(encoders, {name: spec})
-    built = {"raw": forms.build_raw((name,)), "encoded": forms.build_encoded((name,))}
+    built = {
+        "raw": build_raw_form(encoders, [name]),
+        "encoded": build_encoded_form(encoders, [name]),
+    }
     save_signatures(
         str(tmp_path / "1"),
         {

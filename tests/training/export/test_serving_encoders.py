@@ -39,7 +39,7 @@ def inputs(operation, *columns, vocabulary=None, spec=None):
     spec = spec or FeatureSpec("f", "int64", "user")
     column = ColumnEncoding("f", columns[0].name, columns[0].dtype, "k:f", operation, columns)
     plan = EncoderPlan(FeatureSchema((spec,)), (column,), ())
-    return build_inputs(plan, spec, "f", vocabulary)
+    return build_inputs(plan.column(spec.name), spec, "f", vocabulary)
 
 
 def test_further_columns_have_names_of_their_own():

@@ -14,7 +14,6 @@ import pytest
 from conf.artefacts.export import WARMUP_FILE, Give, seal_card
 from conf.artefacts.run import write_json
 from conf.errors import UpstreamNotReadyError
-from conf.schema import fingerprint
 from tests.training.serving.tiny_models import PAD
 from training.scoring.executor import RowSource
 from training.scoring.plan import ScoringRequest, pack_model, plan_task, read_export
@@ -87,17 +86,6 @@ def test_a_card_with_a_change_is_not_served(models: Path, tmp_path: Path) -> Non
         assert "export.json: what it says is not that of its fingerprint" in refuse(
             tmp_path / "models"
         )
-
-
-def test_a_card_of_before_is_served(models: Path, tmp_path: Path) -> None:
-    version = tmp_path / "models" / "towers" / "1"
-    shutil.copytree(models / "towers" / "1", version, ignore=shutil.ignore_patterns("index"))
-    card = json.loads((version / "export.json").read_text())
-    of_files = fingerprint({"files": card["files"]})
-    write_json(version / "export.json", {**card, "fingerprint": of_files})
-    store = ModelStore(tmp_path / "models")
-    store.refresh()
-    assert store.names == ["towers"]
 
 
 def test_a_version_is_what_its_card_says(models: Path, tmp_path: Path) -> None:
