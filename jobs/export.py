@@ -124,16 +124,9 @@ def export(
     options: ExportOptions | None = None,
     since: str | None = None,
 ) -> Path:
-    """Writes the next version of a run's model, or a delta; earlier ones stay.
+    """Writes the next version of a run's or series' model and returns it; earlier ones stay.
 
-    Args:
-        run_dir: A run's directory, or a series' (its last finished run).
-        checkpoint: `best` or `last`.
-        options: Where it goes.
-        since: A run, a series, a checkpoint or `start`: what the delta leads from.
-
-    Returns:
-        Directory of the version or delta.
+    With `since`, a run, a series, a checkpoint or `start`, it is the delta that leads from there.
     """
     trained, options = restore_run(run_dir, checkpoint), options or ExportOptions()
     from training.export.delta import find_base, write_delta

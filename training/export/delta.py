@@ -227,8 +227,7 @@ def _save(prefix: Path, tensors: Mapping[str, Any], order: Sequence[str]) -> Non
 def apply_delta(path: ReadablePath, model: ReadablePath, keep: int | None = None) -> Path:
     """Makes the next version of a served model from its newest one, which stays as it is.
 
-    The path is a delta's, or of all deltas of the model: the newest one. Returns the directory of
-    the version, as `write_export` does; the newest one where the delta was applied before.
+    Of a directory of deltas the newest one is applied; one that was applied before makes nothing.
     """
     delta, about = read_delta(bring(find_delta(path)))
     if model.resolve().name != about["name"]:

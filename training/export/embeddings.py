@@ -51,9 +51,6 @@ _BUCKETS = ("hash:", "cross:")
 _ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
 _log = logging.getLogger("sluice.training.export")
 
-VectorBatch = tuple[np.ndarray, np.ndarray]
-"""Ids `[rows]` int64, and vectors `[rows, dim]` or `[rows, interests, dim]` float32."""
-
 
 def write_embeddings(
     directory: Path, trained: TrainedModel, index: ItemIndex | None
@@ -93,10 +90,10 @@ def _find_tokens(vocabulary: Vocabulary | None, ids: np.ndarray) -> pa.Array:
 def write_vectors(
     stem: Path,
     vocabulary: Vocabulary | None,
-    batches: Iterable[VectorBatch],
+    batches: Iterable[tuple[np.ndarray, np.ndarray]],
     has_several: bool = False,
 ) -> tuple[int, int]:
-    """Writes both files of vectors, a row group for each batch.
+    """Writes both files of batches of ids `[rows]` and vectors `[rows, dim]`, or several of a row.
 
     Returns how many rows were written, and how many were left out, as they have no token.
     """
@@ -158,10 +155,7 @@ def write_item_keys(directory: Path, trained: TrainedModel) -> int:
 
 
 def write_users(directory: Path, trained: TrainedModel) -> dict[str, Any] | None:
-    """Writes the users of a dataset; those outside the vocabulary are left out.
-
-    Returns what `export.json` says of the file; None: the dataset has no users.
-    """
+    """Writes the users of the vocabulary; returns what `export.json` says; None: there are none."""
     manifest = trained.manifest
     key = manifest.keys.user
     if key is None or not manifest.has_split(USERS):

@@ -2,7 +2,7 @@
 
     DIR/models.config               what `--model_config_file` of TensorFlow Serving reads
     DIR/<model>/<n>/                a version, from 1 on; whole as soon as it has its name
-        saved_model.pb, variables/  the signatures of `training.export.model_signatures`
+        saved_model.pb, variables/  the signatures of `training.export.signatures`
         assets.extra/               warm-up requests
         export.json                 what it is, how to call it, checksums
         users.parquet, embeddings/, items.parquet, tables/   see `training.export.embeddings`
@@ -49,15 +49,16 @@ from training.embedding.table_delta import fingerprint_rows
 from training.embedding.table_files import write_tables
 from training.evaluation.item_index import ItemIndex, build_item_index
 from training.export.embeddings import write_embeddings, write_item_keys, write_users
-from training.export.model_signatures import (
+from training.export.serving_encoders import RawInput, ServingEncoders
+from training.export.signatures import (
+    Signature,
     build_encoders,
     build_signatures,
     describe_output,
     describe_score,
     explain_no_item_scores,
+    save_signatures,
 )
-from training.export.serving_encoders import RawInput, ServingEncoders
-from training.export.signatures import Signature, save_signatures
 from training.export.stored_models import bring, describe, is_card, replace_file
 from training.models.ranking import NetworkRankingModel, Task
 from training.models.retrieval import require_retrieval
@@ -69,11 +70,9 @@ WARMUP_CANDIDATES, WARMUP_LENGTH, MOST_VALUES = 100, 10, 100
 
 
 def write_export(trained: TrainedModel, options: ExportOptions | None = None) -> Path:
-    """Writes the next version of a model; earlier ones stay as they are.
+    """Writes the next version of a model; returns it, or with `once` what the run has already.
 
-    Returns:
-        Directory of the version, or with `once` of the one that the run has already. Of one in a
-        store it is a working copy: whole of a new version, `export.json` alone of one of before.
+    Of one in a store it is a working copy: of a version of before its `export.json` alone.
     """
     options = options or ExportOptions()
     base = options.directory or trained.run_dir / EXPORT_DIR
@@ -100,10 +99,7 @@ def write_export(trained: TrainedModel, options: ExportOptions | None = None) ->
 def write_version(
     staging: Path, trained: TrainedModel, options: ExportOptions, identity: Mapping[str, str]
 ) -> None:
-    """Writes the files of a version into an empty directory, `export.json` last.
-
-    The keys of the model's dynamic tables are sorted. `identity` is the name and the number.
-    """
+    """Writes the files of a version, by name and number, into a directory; sorts keys of tables."""
     tables = dict(sorted(trained.model.tables.items()))
     for space in {table.keys for table in tables.values() if isinstance(table, DynamicTable)}:
         space.sort_keys()
@@ -186,14 +182,10 @@ def _describe_lists(trained: TrainedModel, encoders: ServingEncoders) -> dict[st
 
 
 def _describe_task(model: NetworkRankingModel, task: Task) -> dict[str, Any]:
+    about = {"name": task.name, "label": task.label, "kind": task.kind}
     found = model.calibrations.get(task.name)
-    return {
-        "name": task.name,
-        "label": task.label,
-        "kind": task.kind,
-        "means": describe_output(task),
-        **({} if found is None else {"calibration": found.to_json()}),
-    }
+    calibration = {} if found is None else {"calibration": found.to_json()}
+    return {**about, "means": describe_output(task), **calibration}
 
 
 def write_models_config(base: ReadablePath) -> None:

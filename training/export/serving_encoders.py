@@ -59,11 +59,10 @@ NO_FACTS = SourceFacts()
 
 @dataclass(frozen=True)
 class RawInput(InputColumn):
-    """One input of the raw signature."""
+    """One input of the raw signature, `[batch]` or `[batch, length]`."""
 
     @property
     def tensor_spec(self) -> tf.TensorSpec:
-        """Shape and type of the input."""
         shape = [None, self.length] if self.is_list else [None]
         return tf.TensorSpec(shape, TENSOR_DTYPES[self.dtype], name=self.name)
 
@@ -171,31 +170,25 @@ def name_inputs(features: Iterable[str]) -> dict[str, str]:
 
 
 def pad_token(vocabulary: Vocabulary) -> int | str:
-    """Returns what pads lists of raw tokens: what pads them in the raw data, if anything does.
-
-    Else the first pad token that is not itself a token.
-    """
+    """Returns what pads lists of raw tokens: what does in the raw data, else what is no token."""
     if vocabulary.pad_token is not None:
         return vocabulary.pad_token
-    return _unused(vocabulary, "padding", INT_PAD_TOKENS, STRING_PAD_TOKENS)
+    return _unused(vocabulary.tokens, INT_PAD_TOKENS, STRING_PAD_TOKENS)
 
 
 def null_token(vocabulary: Vocabulary) -> int | str:
-    """Returns the first null token that is not itself a token."""
-    return _unused(vocabulary, "null", INT_NULL_TOKENS, STRING_NULL_TOKENS)
+    return _unused(vocabulary.tokens, INT_NULL_TOKENS, STRING_NULL_TOKENS)
 
 
-def _unused(
-    vocabulary: Vocabulary, what: str, integers: Iterable[int], strings: Iterable[str]
-) -> int | str:
-    tokens = vocabulary.tokens
-    candidates: Iterable[int | str] = integers if pa.types.is_integer(tokens.type) else strings
+def _unused(tokens: pa.Array, integers: tuple[int, ...], strings: tuple[str, ...]) -> int | str:
+    """Returns the first value that is not itself a token."""
+    candidates = integers if pa.types.is_integer(tokens.type) else strings
     for candidate in candidates:
         if not pc.any(pc.equal(tokens, pa.scalar(candidate, tokens.type))).as_py():
             return candidate
     raise InputDataError(
-        f"vocabulary {vocabulary.name!r} holds every token that could stand for {what}",
-        received=", ".join(repr(candidate) for candidate in candidates),
+        "a vocabulary holds all tokens that could pad or stand for a missing value",
+        received=candidates,
         fix="clean these tokens out of the source column and build again",
     )
 
@@ -210,9 +203,8 @@ class _Feature:
 class ServingEncoders(tf.Module):
     """Encodes raw features inside a graph; one lookup table per vocabulary.
 
-    Vocabularies and statistics, float32 `[vocabulary_size]`, are all that the features need, by
-    name. `specs` are the features by name, `names` those of their first inputs, `inputs` all of
-    these, feature by feature.
+    Vocabularies and statistics, float32 `[vocabulary_size]`, are all that the features need. By
+    feature there are `specs` and `names`, of the first input; `inputs` are all, in their order.
     """
 
     def __init__(
@@ -300,7 +292,6 @@ def build_serving_encoders(
     features: Iterable[str],
     facts: SourceFacts = NO_FACTS,
 ) -> ServingEncoders:
-    """Reads what the named features need and builds their encoders."""
     features = tuple(features)
     try:
         columns = [plan.column(name) for name in features]
@@ -309,7 +300,6 @@ def build_serving_encoders(
             "the encoder plan does not make a feature that the model reads",
             received=str(error),
             allowed=", ".join(column.feature for column in plan.columns),
-            fix="train on this dataset version, or export with the version of the training run",
         ) from error
     names = {column.vocabulary for column in columns}
     vocabularies = {

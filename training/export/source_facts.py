@@ -53,11 +53,7 @@ def read_source_facts(manifest: Manifest) -> SourceFacts:
 
 
 def find_item_columns(manifest: Manifest, plan: EncoderPlan) -> frozenset[str]:
-    """Returns the raw columns that differ from item to item.
-
-    These are the columns of features of role item, those of dictionaries that are joined by one of
-    them, and rolling counts and rates by keys one of which is one of them.
-    """
+    """Returns the raw columns of items: of features of role item, joined or counted by such."""
     schema, key = manifest.schema, manifest.keys.item
     features = [*(spec.name for spec in schema.by_role("item")), *([] if key is None else [key])]
     known = {column.feature: column for column in plan.columns}
@@ -102,8 +98,7 @@ def find_pair_features(
 ) -> tuple[str, ...]:
     """Returns the features that are made of an item's column and are not of role item.
 
-    A cross of a category and a device is one, the rate of a user in a category, and an item's price
-    that has the role of context. Nothing knows their values for other items than a row's own.
+    Nothing knows their values for other items than a row's own.
     """
     columns = find_item_columns(manifest, plan)
     return tuple(

@@ -24,8 +24,8 @@ from conf.schema import PAD_ID
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.task_metrics import compile_scores
-from training.export.model_signatures import build_encoders
 from training.export.serving_encoders import RawInput, name_inputs
+from training.export.signatures import build_encoders
 from training.input.batches import Features
 from training.loading.loaded_model import LoadedModel
 from training.models.ranking import RankingModel
