@@ -163,11 +163,9 @@ def _describe_written(target: Path) -> LineageDataset:
 
 def print_delta(target: Path) -> None:
     about = read_json(target / DELTA_FILE)
+    text = "{}: {changed:,} rows new or changed, {removed:,} keys removed; {rows:,} rows now"
     for name, table in sorted(about["tables"].items()):
-        print(
-            f"{name}: {table['changed']:,} rows new or changed, {table['removed']:,} keys "
-            f"removed; {table['rows']:,} rows now"
-        )
+        print(text.format(name, **table))
     sizes = (_sum_megabytes(part) for part in (about, about["version"]))
     print("{:.1f} MB; a full version has {:.1f} MB".format(*sizes))
     print(f"delta of {about['name']} since run {about['since']['run']}: {describe(target)}")
@@ -192,9 +190,9 @@ def print_summary(target: Path) -> None:
 
 
 def _describe_ranker(card: Mapping[str, Any]) -> str:
-    inputs = card["signatures"][DEFAULT_SIGNATURE]["inputs"]
+    count = len(card["signatures"][DEFAULT_SIGNATURE]["inputs"])
     outputs = ", ".join(output["name"] for output in card["outputs"])
-    return f", {len(inputs)} raw inputs, outputs: {outputs}"
+    return f", {count} raw inputs, outputs: {outputs}"
 
 
 def _describe_towers(embeddings: Mapping[str, Any]) -> str:

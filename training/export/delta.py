@@ -280,7 +280,12 @@ def _write_result(
 ) -> dict[str, Any]:
     """Writes the files of a version, and returns what its `export.json` says."""
     wanted = about["version"]
-    tables = _apply_changes(base / VARIABLES, delta / TABLES_DIR, about["tables"])
+    variables = _Variables(base / VARIABLES)
+    tables = {
+        name: read_delta_rows(delta / TABLES_DIR, name, change).apply(rows)
+        for name, change in about["tables"].items()
+        if (rows := variables.read_table(name, change["keys"])) is not None
+    }
     shutil.copytree(delta / VERSION_DIR, staging, dirs_exist_ok=True)
     _join_variables(delta / WEIGHTS, staging / VARIABLES, tables, about["tables"])
     require_files(staging, wanted["files"], "take a full export: TensorFlow is another one here")
@@ -291,18 +296,6 @@ def _write_result(
         files |= {f"{TABLES_DIR}/{name}": info for name, info in written.items()}
     made_of = {"delta": about["since"], "applied": wanted["fingerprint"], "base_version": base.name}
     return {**wanted, **made_of, "files": files}
-
-
-def _apply_changes(
-    prefix: Path, directory: Path, changes: Mapping[str, Mapping[str, Any]]
-) -> dict[str, TableRows]:
-    """Returns the tables that signatures read of the base, with the delta's changes."""
-    variables = _Variables(prefix)
-    return {
-        name: read_delta_rows(directory, name, about).apply(base)
-        for name, about in changes.items()
-        if (base := variables.read_table(name, about["keys"])) is not None
-    }
 
 
 def _join_variables(

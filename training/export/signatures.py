@@ -259,8 +259,7 @@ def _build_candidates(
     trained: TrainedModel, model: NetworkRankingModel, encoders: ServingEncoders
 ) -> dict[str, Signature]:
     """Builds the signatures that score several items of a row; none where it has no items."""
-    manifest = trained.manifest
-    plan = read_plan(trained.version_dir, manifest)
+    manifest, plan = trained.manifest, read_plan(trained.version_dir, trained.manifest)
     columns = find_item_columns(manifest, plan)
     of_items = [name for name in model.inputs if manifest.schema[name].role == "item"]
     mixed = find_pair_features(manifest, plan, model.inputs)

@@ -169,13 +169,6 @@ def test_what_was_applied_is_served(days: Days, tmp_path: Path) -> None:
         ServedVersion(version)
 
 
-def test_a_delta_is_applied_once(days: Days) -> None:
-    models = days.served[0].parents[1]
-    before = list_files(models)
-    assert apply_delta(days.deltas[1], models / "m") == days.served[2]
-    assert list_files(models) == before
-
-
 def test_a_delta_is_applied_in_a_store(
     days: Days, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
