@@ -37,6 +37,7 @@ from jobs.support.trained_run import (
     restore_run,
     timed,
 )
+from training.export.stored_models import describe, find_place
 
 if TYPE_CHECKING:
     from training.checkpoint.restore import TrainedModel
@@ -88,52 +89,32 @@ def main(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Write the next version of a SavedModel that takes raw values, with all embeddings."""
-    from training.export.stored_models import describe, find_place
-
     setup_logging(log_format)
-    indexing = _plan_index(index, items, delta_since)
-    base = None if to is None else find_place(to)
-    options = ExportOptions(base, name, keep, k, tables, once, indexing)
+    if items is not None and not index:
+        raise ConfigError("--items are columns of the index", fix="give --index too")
     if delta_since is not None:
-        delta = export_delta(run, delta_since, checkpoint=checkpoint, options=options)
-        print_delta(delta, log_format)
-        return 0
-    target = export(run, checkpoint=checkpoint, options=options)
+        _refuse_with_delta({"--tables": tables, "--index": index, "--once": once})
+    base = None if to is None else find_place(to)
+    indexing = IndexOptions(items_file=items) if index else None
+    options = ExportOptions(base, name, keep, k, tables, once, indexing)
+    target = export(run, checkpoint=checkpoint, options=options, since=delta_since)
     if log_format is LogFormat.JSON:
-        print(json.dumps({"export": describe(target)}))
+        print(json.dumps({"export" if delta_since is None else "delta": describe(target)}))
+    elif delta_since is not None:
+        print_delta(target)
     else:
         print_summary(target)
-        if index and (numbers := list_indexes(target)):
-            print_index(target / INDEX_DIR / str(numbers[-1]))
-        if not list_indexes(target) and (before := _find_indexed(target)) is not None:
-            print(
-                f"no index, as version {before} has one: every item is compared until there is "
-                f"one: sluice index --export {describe(target)}"
-            )
+        print_new_index(target, index)
     return 0
 
 
-def _find_indexed(target: Path) -> int | None:
-    """Returns the version before one where it has an index; None: it has none, or is not there."""
-    from training.export.stored_models import describe, find_place
-
-    model = find_place(describe(target).rpartition("/")[0])
-    earlier = [number for number in list_versions(model) if number < int(target.name)]
-    newest = max(earlier, default=None)
-    has_index = newest is not None and bool(list_indexes(model / str(newest)))
-    return newest if has_index else None
-
-
-def _plan_index(index: bool, items: Path | None, delta_since: str | None) -> IndexOptions | None:
-    if items is not None and not index:
-        raise ConfigError("--items are columns of the index", fix="give --index too")
-    if index and delta_since is not None:
+def _refuse_with_delta(given: Mapping[str, bool]) -> None:
+    if named := [option for option, is_given in given.items() if is_given]:
         raise ConfigError(
-            "a delta has no index of its own",
-            fix="leave --index out: `sluice models apply` gives the new version an index like that "
-            "of the version before",
+            "a delta holds the changed rows of every table, and no index",
+            received=f"--delta-since with {named[0]}",
+            fix="leave it out; `sluice models apply` makes tables and index as the version before",
         )
-    return IndexOptions(items_file=items) if index else None
 
 
 def export(
@@ -141,62 +122,24 @@ def export(
     *,
     checkpoint: str = CheckpointChoice.BEST,
     options: ExportOptions | None = None,
+    since: str | None = None,
 ) -> Path:
-    """Writes the next version of a run's model; earlier ones stay.
+    """Writes the next version of a run's or series' model and returns it; earlier ones stay.
 
-    Args:
-        run_dir: A run's directory, or a series' (its last finished run).
-        checkpoint: `best` or `last`.
-        options: Where it goes.
-
-    Returns:
-        Directory of the version.
-
-    Raises:
-        UpstreamNotReadyError: There is no such run or checkpoint, or it is being exported now.
-        InputDataError: The run's data or checkpoint is damaged.
+    With `since`, a run, a series, a checkpoint or `start`, it is the delta that leads from there.
     """
-    trained = restore_run(run_dir, checkpoint)
+    trained, options = restore_run(run_dir, checkpoint), options or ExportOptions()
+    from training.export.delta import find_base, write_delta
     from training.export.saved_model import write_export
 
-    with _lineage("export", trained) as told, timed(trained.run_dir, "export"):
-        target = write_export(trained, options)
+    command = "export" if since is None else "delta"
+    with _lineage(command, trained) as told, timed(trained.run_dir, command):
+        if since is None:
+            target = write_export(trained, options)
+        else:
+            target = write_delta(trained, find_base(trained, since), options)
         told.outputs = [_describe_written(target)]
-        return target
-
-
-def export_delta(
-    run_dir: str | Path, since: str, *, checkpoint: str, options: ExportOptions
-) -> Path:
-    """Writes what has changed of a run's model since an earlier checkpoint.
-
-    Args:
-        run_dir: A run's directory, or a series' (its last finished run).
-        since: A run, a series, a checkpoint, or `start`.
-        checkpoint: `best` or `last`, of the run.
-        options: Where it goes.
-
-    Returns:
-        Directory of the delta.
-
-    Raises:
-        ConfigError: Tables or an index were asked for, or there is no delta between the two.
-        UpstreamNotReadyError: There is no such run or checkpoint.
-        InputDataError: A run's data or checkpoint is damaged.
-    """
-    if options.tables or options.index is not None:
-        raise ConfigError(
-            "a delta holds the changed rows of every table, and no index",
-            received=f"--delta-since with {'--tables' if options.tables else '--index'}",
-            fix="leave it out; `sluice models apply` makes both of those of the version before",
-        )
-    trained = restore_run(run_dir, checkpoint)
-    from training.export.delta import find_base, write_delta
-
-    with _lineage("delta", trained) as told, timed(trained.run_dir, "delta"):
-        target = write_delta(trained, find_base(trained, since), options)
-        told.outputs = [_describe_written(target)]
-        return target
+    return target
 
 
 @contextmanager
@@ -212,68 +155,66 @@ def _lineage(command: str, trained: TrainedModel) -> Iterator[LineageRun]:
 
 
 def _describe_written(target: Path) -> LineageDataset:
-    from training.export.stored_models import describe
-
     model, _, number = describe(target).rpartition("/")
     files = [file for file in target.rglob("*") if file.is_file()]
     size = sum(file.stat().st_size for file in files)
     return LineageDataset.at(model, version=number, size_bytes=size, files=len(files))
 
 
-def print_delta(target: Path, log_format: LogFormat) -> None:
-    """Prints what a delta holds, and where it is."""
-    from training.export.stored_models import describe
-
-    if log_format is LogFormat.JSON:
-        print(json.dumps({"delta": describe(target)}))
-        return
+def print_delta(target: Path) -> None:
     about = read_json(target / DELTA_FILE)
+    text = "{}: {changed:,} rows new or changed, {removed:,} keys removed; {rows:,} rows now"
     for name, table in sorted(about["tables"].items()):
-        print(
-            f"{name}: {table['changed']:,} rows new or changed, {table['removed']:,} keys "
-            f"removed; {table['rows']:,} rows now"
-        )
-    sizes = (sum(file["bytes"] for file in part["files"].values())
-             for part in (about, about["version"]))  # fmt: skip
-    print("{:.1f} MB; a full version has {:.1f} MB".format(*(size / 1e6 for size in sizes)))
+        print(text.format(name, **table))
+    sizes = (_sum_megabytes(part) for part in (about, about["version"]))
+    print("{:.1f} MB; a full version has {:.1f} MB".format(*sizes))
     print(f"delta of {about['name']} since run {about['since']['run']}: {describe(target)}")
+
+
+def _sum_megabytes(card: Mapping[str, Any]) -> float:
+    return float(sum(file["bytes"] for file in card["files"].values()) / 1e6)
 
 
 def print_summary(target: Path) -> None:
     """Prints what was written, and where."""
-    from rich.console import Console
-
-    from training.export.stored_models import describe
-
     card = read_card(target)
-    total_bytes = sum(info["bytes"] for info in card["files"].values())
-    console = Console(highlight=False)
     what = _describe_ranker(card) if "outputs" in card else _describe_towers(card["embeddings"])
-    console.print(f"{card['model']}{what}, {total_bytes / 1e6:.1f} MB", soft_wrap=True)
-    console.print(f"signatures: {', '.join(card['signatures'])}", soft_wrap=True)
+    print(f"{card['model']}{what}, {_sum_megabytes(card):.1f} MB")
+    print(f"signatures: {', '.join(card['signatures'])}")
     if reason := card.get("no_item_scores"):
-        console.print(f"no signature {SCORE_ITEMS}: {reason}", soft_wrap=True)
+        print(f"no signature {SCORE_ITEMS}: {reason}")
     users = card.get("embeddings", {}).get("users")
     if users and users["users_outside_vocabulary"]:
-        console.print(
-            f"left out: {users['users_outside_vocabulary']:,} users outside the vocabulary"
-        )
-    console.print(
-        f"version {card['version']} of {card['name']}: {describe(target)}", soft_wrap=True
-    )
+        print(f"left out: {users['users_outside_vocabulary']:,} users outside the vocabulary")
+    print(f"version {card['version']} of {card['name']}: {describe(target)}")
 
 
 def _describe_ranker(card: Mapping[str, Any]) -> str:
-    inputs = card["signatures"][DEFAULT_SIGNATURE]["inputs"]
+    count = len(card["signatures"][DEFAULT_SIGNATURE]["inputs"])
     outputs = ", ".join(output["name"] for output in card["outputs"])
-    return f", {len(inputs)} raw inputs, outputs: {outputs}"
+    return f", {count} raw inputs, outputs: {outputs}"
 
 
 def _describe_towers(embeddings: Mapping[str, Any]) -> str:
-    counts = [f"{embeddings[kind]['rows']:,} {kind}" for kind in ("items", "users")
-              if embeddings[kind] is not None]  # fmt: skip
+    found = {kind: embeddings[kind] for kind in ("items", "users")}
+    counts = [f"{about['rows']:,} {kind}" for kind, about in found.items() if about is not None]
     several = f", {n} vectors of a user" if (n := embeddings.get("interests")) else ""
     return f", {embeddings['dim']} dimensions{several}: {', '.join(counts) or 'towers alone'}"
+
+
+def print_new_index(target: Path, is_new: bool = True) -> None:
+    """Prints the index of a new version, or that it has none where the version before has one."""
+    if numbers := list_indexes(target):
+        if is_new:
+            print_index(target / INDEX_DIR / str(numbers[-1]))
+        return
+    model = find_place(describe(target).rpartition("/")[0])
+    before = max((n for n in list_versions(model) if n < int(target.name)), default=None)
+    if before is not None and list_indexes(model / str(before)):
+        print(
+            f"no index, as version {before} has one: every item is compared until there is one: "
+            f"sluice index --export {describe(target)}"
+        )
 
 
 if __name__ == "__main__":

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from conf.artefacts.dataset import resolve_version
 from conf.artefacts.delta import find_delta
-from conf.artefacts.export import INDEX_DIR, find_published, list_indexes, read_card, read_versions
+from conf.artefacts.export import (
+    INDEX_DIR,
+    find_published,
+    list_indexes,
+    read_card,
+    read_versions,
+    roll_back,
+)
 from conf.errors import ConfigError, UpstreamNotReadyError
 from conf.storage.locations import find_path
-from jobs.index import print_index
+from jobs.export import print_new_index
 from jobs.support.terminal import LogFormat, LogFormatOption, quiet_tensorflow, setup_logging
+from training.export.stored_models import describe, find_place
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -26,26 +34,26 @@ Model = Annotated[
 @app.command("list")
 def list_command(model: Model, log_format: LogFormatOption = LogFormat.TEXT) -> int:
     """List the versions, oldest first, withdrawn ones too."""
-    from training.export.stored_models import find_place
-
     versions = read_versions(find_place(model))
     newest = max((v.number for v in versions if not v.is_withdrawn), default=None)
     for version in versions:
-        if log_format is LogFormat.JSON:
-            card = {
-                "version": version.number,
-                "run": version.run,
-                "dataset_version": version.dataset_version,
-                "withdrawn": version.is_withdrawn,
-                "published": version.number == newest,
-            }
-            print(json.dumps(card))
-            continue
+        about = {
+            "version": version.number,
+            "run": version.run,
+            "dataset_version": version.dataset_version,
+            "withdrawn": version.is_withdrawn,
+            "published": version.number == newest,
+        }
         mark = "-" if version.is_withdrawn else "*" if version.number == newest else " "
-        print(f"{mark} {version.number}  {version.run}  on {version.dataset_version}")
+        text = f"{mark} {version.number}  {version.run}  on {version.dataset_version}"
+        _tell(log_format, about, text)
     if log_format is LogFormat.TEXT:
         print("* published, - withdrawn")
     return 0
+
+
+def _tell(log_format: LogFormat, about: dict[str, Any], text: str) -> None:
+    print(json.dumps(about) if log_format is LogFormat.JSON else text)
 
 
 @app.command("published")
@@ -62,14 +70,9 @@ def published_command(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Print the run behind the newest version; exit code 4 where there is none."""
-    from training.export.stored_models import find_place
-
     setup_logging(log_format)
     version = find_published(find_place(model), None if before is None else _read_version(before))
-    if log_format is LogFormat.JSON:
-        print(json.dumps({"version": version.number, "run": version.run}))
-    else:
-        print(version.run)
+    _tell(log_format, {"version": version.number, "run": version.run}, version.run)
     return 0
 
 
@@ -81,12 +84,8 @@ def _read_version(before: str) -> str:
     try:
         return resolve_version(find_path(before)).name
     except UpstreamNotReadyError as error:
-        raise ConfigError(
-            "--before is no dataset version",
-            received=before,
-            allowed="the id of a version, its directory, or that of a dataset",
-            fix="`sluice versions list DATASET` shows the ids",
-        ) from error
+        allowed = "the id of a version, its directory, or that of a dataset"
+        raise ConfigError("--before is none", received=before, allowed=allowed) from error
 
 
 @app.command("rollback")
@@ -98,18 +97,12 @@ def rollback_command(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Withdraw the newest versions: servers go back to an earlier one. Refuses a damaged one."""
-    from conf.artefacts.export import roll_back
-    from training.export.stored_models import find_place
-
     setup_logging(log_format)
     place = find_place(model)
     withdrawn = roll_back(place, to)
-    version = find_published(place)
-    if log_format is LogFormat.JSON:
-        print(json.dumps({"published": version.number, "withdrawn": withdrawn}))
-    else:
-        told = ", ".join(map(str, withdrawn)) or "none"
-        print(f"published: {version.number} (withdrawn: {told})")
+    number = find_published(place).number
+    text = f"published: {number} (withdrawn: {', '.join(map(str, withdrawn)) or 'none'})"
+    _tell(log_format, {"published": number, "withdrawn": withdrawn}, text)
     return 0
 
 
@@ -129,22 +122,17 @@ def apply_command(
 ) -> int:
     """Write the next version: the newest one with the changes of a delta, its index built anew."""
     setup_logging(log_format)
-    from training.export.stored_models import describe, find_place
-
     folder = find_delta(find_place(delta))  # A wrong path is refused before TensorFlow starts.
     with quiet_tensorflow():
         from training.export.delta import apply_delta
 
     target = apply_delta(folder, find_place(model), keep)
-    card, numbers = read_card(target), list_indexes(target)
-    index = target / INDEX_DIR / str(numbers[-1]) if numbers else None
-    if log_format is LogFormat.JSON:
-        told = {"export": describe(target), "run": card["run_path"]}
-        print(json.dumps({**told, "index": None if index is None else describe(index)}))
-    else:
-        if index is not None:
-            print_index(index)
-        print(f"version {card['version']} of {card['name']}, run {card['run']}: {describe(target)}")
+    card, place = read_card(target), describe(target)
+    indexes = [f"{place}/{INDEX_DIR}/{number}" for number in list_indexes(target)]
+    if log_format is LogFormat.TEXT:
+        print_new_index(target)
+    about = {"export": place, "run": card["run_path"], "index": indexes[-1] if indexes else None}
+    _tell(log_format, about, f"version {target.name} of {card['name']}, run {card['run']}: {place}")
     return 0
 
 

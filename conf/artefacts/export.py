@@ -177,14 +177,8 @@ def seal_card(card: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_sealed(card: Mapping[str, Any]) -> bool:
-    """Whether `export.json` says what was written: it is that of its fingerprint.
-
-    That of earlier exports is of the files alone, of versions made by a delta without the tables.
-    """
-    files = card["files"]
-    served = {name: info for name, info in files.items() if not name.startswith(f"{TABLES_DIR}/")}
-    known = (_drop_fingerprint(card), {"files": files}, {"files": served})
-    return any(fingerprint(content) == card["fingerprint"] for content in known)
+    """Whether `export.json` says what was written: it is that of its fingerprint."""
+    return fingerprint(_drop_fingerprint(card)) == card["fingerprint"]
 
 
 def _drop_fingerprint(card: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,13 @@ import pytest
 import tensorflow as tf
 
 from conf.artefacts.dataset import read_manifest
-from conf.artefacts.export import EXPORT_FILE, find_version, list_versions, roll_back
+from conf.artefacts.export import (
+    EXPORT_FILE,
+    find_exports,
+    find_version,
+    list_versions,
+    roll_back,
+)
 from conf.artefacts.run import REPORT_FILE, read_json, resolve_run, write_json
 from conf.errors import ConfigError, ExitCode, LaterLogError, UpstreamNotReadyError
 from conf.publication.numbered import hold_numbers
@@ -35,7 +41,7 @@ from jobs.support.trained_run import override_section, restore_for_evaluation
 from tests.jobs.reporting.fixtures import FakeConfig, write_dataset, write_run
 from tests.jobs.runs import write_tiny_run
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
-from training.checkpoint.restore import load_run
+from training.checkpoint.restore import find_checkpoint, load_run
 from training.input.batches import build_eval_dataset
 
 
@@ -707,6 +713,11 @@ def test_json_names_the_export(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert run_app(export_app, once) == ExitCode.OK
     assert Path(json.loads(capsys.readouterr().out)["export"]) == target
     assert list_versions(target.parent) == [1]
+    card, point = read_json(target / EXPORT_FILE), find_checkpoint(resolve_run(str(series)))
+    assert card["checkpoint"] == point.to_json()
+    wanted = (point.position.epoch, point.position.batch)
+    for checkpoint, count in ((wanted, 1), ((wanted[0] + 1, wanted[1]), 0), (None, 1)):
+        assert len(find_exports(target.parent, card["run_path"], checkpoint)) == count
     arguments = ["--run", str(series), "--to", str(tmp_path / "models"), "--name", "a/b"]
     assert run_app(export_app, arguments) == ExitCode.CONFIG
 

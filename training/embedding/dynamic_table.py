@@ -11,10 +11,11 @@ import zlib
 import numpy as np
 import tensorflow as tf
 
-from conf.schema import OOV_ID
+from conf.schema import OOV_ID, PAD_ID
 from conf.training.tables import Initializer, NormalConfig, UniformConfig
 from etl.tfrecord.reading import inlined, kernel
 from training.embedding.growing_rows import GrowingRows, build_growing_rows
+from training.embedding.key_index import FIRST_ROW
 from training.embedding.key_space import KeySpace, is_reading_rows
 from training.embedding.static_table import (
     FIRST_VALUES,
@@ -186,6 +187,12 @@ class DynamicTable(EmbeddingTable):
     def gather(self, ids: tf.Tensor) -> tf.Tensor:
         """As `lookup`, but padding may have gradients: for callers that weight it by zero."""
         return super().gather(self.keys.find(ids))
+
+    def read_by_key(self) -> tuple[np.ndarray, np.ndarray]:
+        """As `EmbeddingTable.read_by_key`, in the order of the rows."""
+        keys, values = self.keys.read_keys(), self.rows.numpy()
+        taken = np.flatnonzero(keys != PAD_ID)
+        return keys[taken], values[taken + FIRST_ROW]
 
     def read_rows(self, rows: tf.Tensor) -> tf.Tensor:
         """As `EmbeddingTable.read_rows`."""

@@ -189,6 +189,20 @@ class KeySpace(tf.Module):
         taken = np.flatnonzero(keys != PAD_ID)
         return build_lookup(keys[taken], taken + FIRST_ROW)
 
+    def sort_keys(self) -> None:
+        """Gives keys rows by ascending key, without gaps: then nothing depends on when a key came.
+
+        Their counts and times are forgotten: it is for models that are not trained any further.
+        """
+        keys = self.read_keys()
+        taken = np.flatnonzero(keys != PAD_ID)
+        order = taken[np.argsort(keys[taken])]
+        rows = np.concatenate([np.arange(FIRST_ROW), order + FIRST_ROW])
+        values = [matrix.numpy()[rows] for matrix in self.matrices]
+        self.set_keys(keys[order])
+        for matrix, sorted_rows in zip(self.matrices, values, strict=True):
+            matrix.assign(sorted_rows)
+
     @property
     def matrix_bytes(self) -> int:
         """Memory that one device's copies of the matrices take, and host memory beyond."""

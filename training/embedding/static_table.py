@@ -166,6 +166,10 @@ class EmbeddingTable(tf.Module):
         shared = current_rows()
         return None if shared is None else shared.find(self.variable, ids, self._read)
 
+    def read_by_key(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns keys, int64 `[n]`, and their rows, float32 `[n, dim]`, without padding."""
+        return np.arange(PAD_ID + 1, self.vocabulary_size), self.rows.numpy()[PAD_ID + 1 :]
+
     def read_rows(self, rows: tf.Tensor) -> tf.Tensor:
         """Returns rows by their numbers as the steps so far have left them, outside of steps.
 

@@ -9,8 +9,9 @@ other systems saved is read too (`training.foreign_tables`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +37,7 @@ _SCHEMA = pa.schema(
     ]
 )
 _SHOWN = 60
+_PART_ROWS = 1 << 16
 
 
 def write_table(path: Path, parts: Iterable[TableRows]) -> None:
@@ -55,6 +57,17 @@ def write_table(path: Path, parts: Iterable[TableRows]) -> None:
         raise ConfigError("no such directory to write a table to", received=path.parent)
     with atomic_file(path) as unfinished:
         write(unfinished, parts)
+
+
+def write_tables(directory: Path, tables: Mapping[str, TableRows]) -> None:
+    """Writes tables by name as Parquet and text, in a directory that it makes."""
+    directory.mkdir()
+    for name, (keys, rows) in tables.items():
+        starts = range(0, len(keys), _PART_ROWS)
+        for ending in (PARQUET, TEXT):
+            file = directory / f"{quote(name, safe='')}{ending}"
+            parts = (slice(start, start + _PART_ROWS) for start in starts)
+            write_table(file, ((keys[part], rows[part]) for part in parts))
 
 
 def read_table(path: Path, dim: int) -> Iterator[TableRows]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from conf.artefacts.export import (
     EXPORT_FILE,
     TABLES_DIR,
     ExportOptions,
+    find_version,
     list_files,
     list_indexes,
     list_versions,
@@ -41,16 +43,11 @@ from conf.artefacts.export import (
     seal_card,
 )
 from conf.artefacts.run import DELTA_DIR, WARM_START_FILE, read_json, write_json
-from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError, install_hint
+from conf.errors import ConfigError, InputDataError
 from conf.paths import ReadablePath
-from conf.publication.numbered import hold_numbers, list_complete
+from conf.publication.numbered import hold_numbers
 from conf.schema import PAD_ID, fingerprint
-from training.checkpoint.restore import (
-    TrainedModel,
-    find_run_of,
-    load_checkpoint,
-    resolve_checkpoint,
-)
+from training.checkpoint.restore import TrainedModel, load_checkpoint, resolve_checkpoint
 from training.distribution.tensorflow_runtime import disk_errors
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_index import FIRST_ROW
@@ -61,13 +58,11 @@ from training.embedding.table_delta import (
     sort_rows,
     write_delta_rows,
 )
-from training.embedding.table_files import TableRows
+from training.embedding.table_files import TableRows, write_tables
 from training.export.saved_model import write_models_config, write_version
 from training.export.stored_models import bring, describe, is_card
-from training.export.tables import read_table_rows, write_tables
 
 _log = logging.getLogger("sluice.training.export")
-
 START = "start"
 """Stands for the checkpoint that a run started from."""
 VERSION_DIR, WEIGHTS, VARIABLES = "version", "weights", "variables/variables"
@@ -75,16 +70,7 @@ _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
 def find_base(trained: TrainedModel, since: str) -> Path:
-    """Returns the checkpoint that a delta leads from.
-
-    Args:
-        trained: The run's model.
-        since: A run, a series, a checkpoint, or `start`: what the run's warm start began with.
-
-    Raises:
-        ConfigError: It is of the run itself, or the run began with no other.
-        UpstreamNotReadyError: There is no such run or checkpoint.
-    """
+    """Returns the checkpoint of a run, a series, a checkpoint, or `start`: of the warm start."""
     if since == START:
         file = trained.run_dir / WARM_START_FILE
         source = read_json(file).get("source") if file.exists() else None
@@ -95,33 +81,11 @@ def find_base(trained: TrainedModel, since: str) -> Path:
                 fix="name the run whose export is served, or train with fit.warm_start",
             )
         since = source
-    checkpoint = resolve_checkpoint(since)
-    if find_run_of(checkpoint) == trained.run_dir.resolve():
-        raise ConfigError(
-            "--delta-since names the run that is exported",
-            received=since,
-            allowed=f"an earlier run, a checkpoint of one, or {START}",
-            fix=f"set --delta-since {START}, or name the run whose export is served",
-        )
-    return checkpoint
+    return resolve_checkpoint(since)
 
 
 def write_delta(trained: TrainedModel, since: Path, options: ExportOptions) -> Path:
-    """Writes what has changed of a run's export since an earlier checkpoint.
-
-    Args:
-        trained: The run's model.
-        since: The checkpoint.
-        options: Where it goes; by default to `delta/` of the run.
-
-    Returns:
-        Directory of the delta, or with `once` of the one that there is already.
-
-    Raises:
-        ConfigError: The models have other tables, or versions of the model are where it goes.
-        InputDataError: A checkpoint, vocabulary or record is damaged.
-        UpstreamNotReadyError: Another process is writing a delta of the same model.
-    """
+    """Writes what has changed of a run's export since a checkpoint; returns where."""
     name = options.name or trained.config.name
     parent = (options.directory or trained.run_dir / DELTA_DIR) / name
     if list_versions(parent):
@@ -130,8 +94,6 @@ def write_delta(trained: TrainedModel, since: Path, options: ExportOptions) -> P
             received=str(parent),
             fix="set --to to another directory",
         )
-    if options.once and (delta := _find_delta_of(trained, since, parent)):
-        return bring(delta, lambda key: key == DELTA_FILE)
     base = load_checkpoint(since)
     _require_same_tables(base, trained)
     with (
@@ -145,7 +107,7 @@ def write_delta(trained: TrainedModel, since: Path, options: ExportOptions) -> P
         write_version(version, trained, replace(options, tables=False), identity)
         card = read_card(version)
         (version / EXPORT_FILE).unlink()
-        tables = _write_tables(staging / TABLES_DIR, base, trained)
+        tables = _write_changes(staging / TABLES_DIR, base, trained)
         _split_variables(version / VARIABLES, staging / WEIGHTS, tables)
         about = {
             "format_version": DELTA_FORMAT_VERSION,
@@ -160,20 +122,8 @@ def write_delta(trained: TrainedModel, since: Path, options: ExportOptions) -> P
     return target
 
 
-def _find_delta_of(trained: TrainedModel, since: Path, parent: ReadablePath) -> ReadablePath | None:
-    """Returns the newest delta of a run since a checkpoint, if there is one."""
-    for number in reversed(list_complete(parent, DELTA_FILE)):
-        about = read_json(parent / str(number) / DELTA_FILE)
-        of = (about["version"]["run_path"], about["since"]["checkpoint"])
-        if of == (describe(trained.run_dir.resolve()), describe(since)):
-            return parent / str(number)
-    return None
-
-
 def _require_same_tables(base: TrainedModel, trained: TrainedModel) -> None:
-    before, now = (
-        {name: table.dim for name, table in run.model.tables.items()} for run in (base, trained)
-    )
+    before, now = ({n: t.dim for n, t in run.model.tables.items()} for run in (base, trained))
     if before != now:
         raise ConfigError(
             "the tables of the two runs are not the same: there is no delta between them",
@@ -182,15 +132,15 @@ def _require_same_tables(base: TrainedModel, trained: TrainedModel) -> None:
         )
 
 
-def _write_tables(
+def _write_changes(
     directory: Path, base: TrainedModel, trained: TrainedModel
 ) -> dict[str, dict[str, Any]]:
     """Writes the changes of all tables, and returns what they are."""
     directory.mkdir()
     tables = {}
     for name, table in trained.model.tables.items():
-        after = read_table_rows(table)
-        delta = compare_tables(read_table_rows(base.model.tables[name]), after)
+        after = table.read_by_key()
+        delta = compare_tables(base.model.tables[name].read_by_key(), after)
         write_delta_rows(directory, name, delta)
         tables[name] = {
             "dim": table.dim,
@@ -205,30 +155,24 @@ def _write_tables(
 
 
 class _Variables:
-    """The variables of a SavedModel.
-
-    Args:
-        prefix: Path of their files without suffix.
-    """
+    """The variables of a SavedModel, in the `order` of their file: rows of tables, keys, others."""
 
     def __init__(self, prefix: Path) -> None:
-        self._reader = tf.train.load_checkpoint(str(prefix))
-        self.shapes: dict[str, list[int]] = self._reader.get_variable_to_shape_map()
+        reader = tf.train.load_checkpoint(str(prefix))
+        self.read = reader.get_tensor
+        self.shapes: dict[str, list[int]] = reader.get_variable_to_shape_map()
         nodes = TrackableObjectGraph.FromString(self.read(_GRAPH)).nodes
         saved = [each for node in nodes for each in node.attributes]
         self._names = {each.full_name: each.checkpoint_key for each in saved}
         children = {child.local_name: child.node_id for child in nodes[0].children}
         lookups = nodes[children["lookups"]].children if "lookups" in children else []
         self._lookups = {
-            child.local_name: nodes[child.node_id].attributes[0].checkpoint_key for child in lookups
+            child.local_name: _name_parts(nodes[child.node_id].attributes[0].checkpoint_key)
+            for child in lookups
         }
-        tables = [name for key in self._lookups.values() for name in _name_parts(key)]
+        parts = {name for pair in self._lookups.values() for name in pair}
         self.order = [n for e in saved for n in (e.checkpoint_key, *_name_parts(e.checkpoint_key))
-                      if n in self.shapes or n in tables]  # fmt: skip
-
-    def read(self, name: str) -> Any:
-        """Returns a tensor."""
-        return self._reader.get_tensor(name)
+                      if n in self.shapes or n in parts]  # fmt: skip
 
     def find_rows(self, table: str) -> str | None:
         """Returns the tensor of a table's rows; None: no signature reads the table."""
@@ -236,8 +180,7 @@ class _Variables:
 
     def find_lookup(self, keys: str | None) -> tuple[str, str] | None:
         """Returns the tensors of the keys of a dynamic table and of their rows."""
-        lookup = None if keys is None else self._lookups.get(keys)
-        return None if lookup is None else _name_parts(lookup)
+        return None if keys is None else self._lookups.get(keys)
 
     def read_table(self, table: str, keys: str | None) -> TableRows | None:
         """Returns keys and rows of a table by ascending key; None: no signature reads it."""
@@ -253,7 +196,6 @@ class _Variables:
 
 
 def _name_parts(lookup: str) -> tuple[str, str]:
-    """Returns the tensors of a lookup table: keys and rows."""
     return f"{lookup}-keys", f"{lookup}-values"
 
 
@@ -285,40 +227,23 @@ def _save(prefix: Path, tensors: Mapping[str, Any], order: Sequence[str]) -> Non
 
 
 def apply_delta(path: ReadablePath, model: ReadablePath, keep: int | None = None) -> Path:
-    """Makes the next version of a served model from its newest one.
+    """Makes the next version of a served model from its newest one, which stays as it is.
 
-    Args:
-        path: The delta, or the directory of a model's deltas (the newest one).
-        model: Directory of the model.
-        keep: Versions that are kept, the newest ones; None: all.
-
-    Returns:
-        Directory of the version; the newest one where it is what the delta leads to. Of one in a
-        store it is a working copy, see `training.export.saved_model.write_export`.
-
-    Raises:
-        ConfigError: The delta is of a model of another name.
-        UpstreamNotReadyError: There is no such delta or model, or another process writes it.
-        InputDataError: The delta is damaged or for another base; the model is as it was.
+    Of a directory of deltas the newest one is applied; one that was applied before makes nothing.
     """
     delta, about = read_delta(bring(find_delta(path)))
-    if not list_versions(model):
-        raise UpstreamNotReadyError(
-            "there is no version of the model to apply the delta to",
-            received=str(model),
-            fix="export the earlier run in full first",
-        )
     if model.resolve().name != about["name"]:
         raise ConfigError(
             "the delta is of a model of another name",
             received=f"{about['name']}, for {model}",
             fix=f"export the delta again with --name {model.resolve().name}",
         )
+    find_version(model)  # Nothing is made at the place of a model that is not there.
     with (
         disk_errors(f"cannot write a version to {model}", "free some space, then apply again"),
         hold_numbers(model, EXPORT_FILE) as held,
     ):
-        newest = model / str(list_versions(model)[-1])
+        newest = find_version(model)
         card = read_card(newest)
         if about["version"]["fingerprint"] in (card["fingerprint"], card.get("applied")):
             return bring(newest, is_card)
@@ -328,60 +253,27 @@ def apply_delta(path: ReadablePath, model: ReadablePath, keep: int | None = None
             result = _write_result(staging, base, delta, about)
             write_json(staging / EXPORT_FILE, seal_card({**result, "version": target.name}))
             if list_indexes(base):
-                _rebuild_index(staging, base, target)
+                with suppress(ModuleNotFoundError):  # Where faiss is not installed.
+                    from training.index.index_build import rebuild_index
+
+                    if missing := rebuild_index(staging, base):
+                        _log.warning(
+                            "%d items that were added to the index of version %s are not in the "
+                            "new one: add them again", missing, base.name,
+                        )  # fmt: skip
         write_models_config(model.parent)
     return target
 
 
-def _rebuild_index(staging: Path, base: Path, target: Path) -> None:
-    """Gives a version an index like that of its base, or says what builds one."""
-    command = f"sluice index --export {describe(target)}"
-    try:
-        from training.index.index_build import rebuild_index
-    except ModuleNotFoundError as error:
-        _log.warning(
-            "version %s has no index, as version %s had: %s is not installed here (%s). Every item "
-            "is compared until there is one: `%s`",
-            target.name, base.name, error.name, install_hint("serve"), command,
-        )  # fmt: skip
-        return
-    if missing := rebuild_index(staging, base):
-        _log.warning(
-            "%d items that were added to the index of version %s are not in that of version %s: "
-            "add them again by `%s --add FILE`",
-            missing, base.name, target.name, command,
-        )  # fmt: skip
-
-
-def _write_result(
-    staging: Path, base: Path, delta: Path, about: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Writes the files of a version, and returns what its `export.json` says."""
-    tables, wanted = _read_result(base / VARIABLES, delta, about), about["version"]
-    shutil.copytree(delta / VERSION_DIR, staging, dirs_exist_ok=True)
-    _join_variables(delta / WEIGHTS, staging / VARIABLES, tables, about)
-    require_files(staging, wanted["files"], "take a full export: TensorFlow is another one here")
-    files = dict(wanted["files"])
-    if any(name.startswith(f"{TABLES_DIR}/") for name in read_card(base)["files"]):
-        write_tables(staging / TABLES_DIR, tables)
-        written = list_files(staging / TABLES_DIR)
-        files |= {f"{TABLES_DIR}/{name}": info for name, info in written.items()}
-    made_of = {"delta": about["since"], "applied": wanted["fingerprint"], "base_version": base.name}
-    return {**wanted, **made_of, "files": files}
-
-
 def _require_base(card: Mapping[str, Any], base: Path, about: Mapping[str, Any]) -> None:
     """Refuses a version that the delta does not lead from, or one that is damaged."""
-    fingerprints = {
-        name: table.get("fingerprint") for name, table in card.get("tables", {}).items()
-    }
+    found = {name: table["fingerprint"] for name, table in card["tables"].items()}
     needed = {name: table["base"] for name, table in about["tables"].items()}
-    if fingerprints != needed:
-        other = [name for name in needed if fingerprints.get(name) != needed[name]]
+    if found != needed:
+        other = [name for name in needed if found.get(name) != needed[name]]
         raise InputDataError(
             "the delta is for another version of the model",
-            received=f"{describe(base)}, of run {card.get('run')}: other rows in "
-            + ", ".join(other),
+            received=f"{describe(base)}, of run {card['run']}: other rows in {', '.join(other)}",
             allowed=f"an export of run {about['since']['run']}",
             fix="apply the deltas in between first, in order, or take a full export",
         )
@@ -389,29 +281,44 @@ def _require_base(card: Mapping[str, Any], base: Path, about: Mapping[str, Any])
     require_files(base, variables, "restore the file, or take a full export")
 
 
-def _read_result(prefix: Path, delta: Path, about: Mapping[str, Any]) -> dict[str, TableRows]:
-    """Returns all tables of the base with the delta's changes."""
-    variables, tables = _Variables(prefix), {}
-    for name, table in about["tables"].items():
-        base = variables.read_table(name, table["keys"])
-        if base is not None:
-            tables[name] = read_delta_rows(delta / TABLES_DIR, name, table).apply(base)
-    return tables
+def _write_result(
+    staging: Path, base: Path, delta: Path, about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Writes the files of a version, and returns what its `export.json` says."""
+    wanted = about["version"]
+    variables = _Variables(base / VARIABLES)
+    tables = {
+        name: read_delta_rows(delta / TABLES_DIR, name, change).apply(rows)
+        for name, change in about["tables"].items()
+        if (rows := variables.read_table(name, change["keys"])) is not None
+    }
+    shutil.copytree(delta / VERSION_DIR, staging, dirs_exist_ok=True)
+    _join_variables(delta / WEIGHTS, staging / VARIABLES, tables, about["tables"])
+    require_files(staging, wanted["files"], "take a full export: TensorFlow is another one here")
+    files = dict(wanted["files"])
+    if (base / TABLES_DIR).is_dir():
+        write_tables(staging / TABLES_DIR, tables)
+        written = list_files(staging / TABLES_DIR)
+        files |= {f"{TABLES_DIR}/{name}": info for name, info in written.items()}
+    made_of = {"delta": about["since"], "applied": wanted["fingerprint"], "base_version": base.name}
+    return {**wanted, **made_of, "files": files}
 
 
 def _join_variables(
-    rest: Path, prefix: Path, tables: Mapping[str, TableRows], about: Mapping[str, Any]
+    rest: Path,
+    prefix: Path,
+    tables: Mapping[str, TableRows],
+    changes: Mapping[str, Mapping[str, Any]],
 ) -> None:
     """Writes a SavedModel's variables from the rows of its tables and all others."""
     variables = _Variables(rest)
     tensors = {name: variables.read(name) for name in variables.shapes}
     for name, (keys, rows) in tables.items():
-        table = about["tables"][name]
-        lookup, target = variables.find_lookup(table["keys"]), variables.find_rows(name)
+        lookup, target = variables.find_lookup(changes[name]["keys"]), variables.find_rows(name)
         if target is None:
             continue
         places = keys if lookup is None else np.arange(FIRST_ROW, FIRST_ROW + len(keys))
-        matrix = np.zeros(table["shape"], np.float32)
+        matrix = np.zeros(changes[name]["shape"], np.float32)
         matrix[: len(tensors[target])] = tensors[target]
         matrix[places] = rows
         tensors[target] = matrix

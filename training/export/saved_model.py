@@ -2,11 +2,10 @@
 
     DIR/models.config               what `--model_config_file` of TensorFlow Serving reads
     DIR/<model>/<n>/                a version, from 1 on; whole as soon as it has its name
-        saved_model.pb, variables/  the signatures of `training.export.model_signatures`
+        saved_model.pb, variables/  the signatures of `training.export.signatures`
         assets.extra/               warm-up requests
         export.json                 what it is, how to call it, checksums
-        users.parquet               see `training.export.embeddings`
-        embeddings/                 of a retrieval model: the same
+        users.parquet, embeddings/, items.parquet, tables/   see `training.export.embeddings`
         index/1/                    if asked for: see `training.index.index_build`
 
 A running server loads a new version as soon as it is there; earlier ones stay to go back to. DIR
@@ -20,7 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+from tensorflow_serving.apis.prediction_log_pb2 import PredictionLog
 
 from conf.artefacts.export import (
     EMBEDDINGS_DIR,
@@ -28,6 +29,7 @@ from conf.artefacts.export import (
     EXPORT_FORMAT_VERSION,
     MODELS_CONFIG,
     TABLES_DIR,
+    WARMUP_FILE,
     ExportOptions,
     find_exports,
     list_files,
@@ -41,62 +43,48 @@ from conf.storage.atomic_output import write_text_atomic
 from conf.storage.locks import hold_file_lock
 from training.checkpoint.restore import TrainedModel
 from training.distribution.tensorflow_runtime import disk_errors
+from training.embedding.dynamic_table import DynamicTable
+from training.embedding.static_table import EmbeddingTable
+from training.embedding.table_delta import fingerprint_rows
+from training.embedding.table_files import write_tables
 from training.evaluation.item_index import ItemIndex, build_item_index
 from training.export.embeddings import write_embeddings, write_item_keys, write_users
-from training.export.model_signatures import (
+from training.export.serving_encoders import RawInput, ServingEncoders
+from training.export.signatures import (
+    Signature,
     build_encoders,
-    build_ranking_signatures,
-    build_retrieval_signatures,
+    build_signatures,
     describe_output,
     describe_score,
     explain_no_item_scores,
+    save_signatures,
 )
-from training.export.serving_encoders import ServingEncoders
-from training.export.signatures import save_signatures
 from training.export.stored_models import bring, describe, is_card, replace_file
-from training.export.tables import (
-    describe_tables,
-    read_table_rows,
-    sort_keys,
-    write_tables,
-)
-from training.export.warmup import write_warmup
 from training.models.ranking import NetworkRankingModel, Task
-from training.models.retrieval import RetrievalModel, require_retrieval
+from training.models.retrieval import require_retrieval
 from training.networks.own_code import own_errors
+
+WARMUP_ROWS = (1, 32)
+WARMUP_CANDIDATES, WARMUP_LENGTH, MOST_VALUES = 100, 10, 100
+"""Items of a row, values of a list that nothing bounds, and of any."""
 
 
 def write_export(trained: TrainedModel, options: ExportOptions | None = None) -> Path:
-    """Writes the next version of a model; earlier ones stay as they are.
+    """Writes the next version of a model; returns it, or with `once` what the run has already.
 
-    Args:
-        trained: The run's model.
-        options: Where it goes.
-
-    Returns:
-        Directory of the version, or with `once` of the one that the run has already. Of one in a
-        store it is a working copy: whole of a new version, `export.json` alone of one of before.
-
-    Raises:
-        InputDataError: A vocabulary or record is damaged, or a vector is not finite.
-        ConfigError: An index is asked for, and there are no items to index; or the store cannot be
-            reached or refuses.
-        UpstreamNotReadyError: Another process is exporting the same model.
-        InternalError: The disk is full, or there is no permission.
+    Of one in a store it is a working copy: of a version of before its `export.json` alone.
     """
     options = options or ExportOptions()
     base = options.directory or trained.run_dir / EXPORT_DIR
     name = options.name or trained.config.name
-    model = base / name
+    failure = f"cannot write the export {base / name}; earlier versions are untouched"
     with (
-        disk_errors(
-            f"cannot write the export {model}; earlier versions are untouched",
-            "free some space (or check the permissions), then export again",
-        ),
-        hold_numbers(model, EXPORT_FILE) as held,
+        disk_errors(failure, "free some space (or check the permissions), then export again"),
+        hold_numbers(base / name, EXPORT_FILE) as held,
         own_errors(),
     ):
-        if options.once and (found := find_exports(model, describe(trained.run_dir.resolve()))):
+        run = describe(trained.run_dir.resolve())
+        if options.once and (found := find_exports(base / name, run)):
             return bring(found[-1].path, is_card)
         with held.next_entry(options.keep) as (staging, target):
             write_version(staging, trained, options, {"name": name, "version": target.name})
@@ -111,46 +99,61 @@ def write_export(trained: TrainedModel, options: ExportOptions | None = None) ->
 def write_version(
     staging: Path, trained: TrainedModel, options: ExportOptions, identity: Mapping[str, str]
 ) -> None:
-    """Writes the files of a version into an empty directory.
-
-    Args:
-        staging: The directory.
-        trained: The run's model; its keys are sorted.
-        options: What is written.
-        identity: What `export.json` says of its name and number.
-    """
-    model, manifest = trained.model, trained.manifest
-    sort_keys(model)
-    encoders = build_encoders(trained)
-    parts: dict[str, Any]
-    if isinstance(model, NetworkRankingModel):
-        signatures = build_ranking_signatures(trained, model, encoders)
-        parts = {"outputs": [_describe_task(model, task) for task in model.tasks],
-                 "score": "one output per task, named after it, float32"}  # fmt: skip
-    else:
-        retrieval = require_retrieval(model)
-        index = _index_items(trained, retrieval)
-        signatures = build_retrieval_signatures(trained, retrieval, encoders, index, options.k)
-        parts = {"score": describe_score(model)}
+    """Writes the files of a version, by name and number, into a directory; sorts keys of tables."""
+    tables = dict(sorted(trained.model.tables.items()))
+    for space in {table.keys for table in tables.values() if isinstance(table, DynamicTable)}:
+        space.sort_keys()
+    encoders, index = build_encoders(trained), _index_items(trained)
+    signatures = build_signatures(trained, encoders, index, options.k)
     save_signatures(str(staging), signatures, encoders)
-    warmup = write_warmup(staging, identity["name"], signatures)
-    if not isinstance(model, NetworkRankingModel):
-        embeddings = staging / EMBEDDINGS_DIR
-        parts["embeddings"] = write_embeddings(embeddings, trained, index)
-    elif (reason := explain_no_item_scores(trained, model)) is None:
-        parts["items"] = {"rows": write_item_keys(staging, trained)}
-    else:
-        parts["no_item_scores"] = reason
+    warmup = _write_warmup(staging, identity["name"], signatures)
+    parts = _write_parts(staging, trained, index)
     if options.tables:
-        found = {name: read_table_rows(table) for name, table in model.tables.items()}
-        write_tables(staging / TABLES_DIR, found)
-    users = write_users(staging, trained)
-    files = list_files(staging)
-    card = {
+        rows = {name: table.read_by_key() for name, table in tables.items()}
+        write_tables(staging / TABLES_DIR, rows)
+    about = {
+        **_describe_run(trained),
+        **identity,
+        "tables": {name: _describe_table(table) for name, table in tables.items()},
+        "user": trained.manifest.keys.user,
+        "users": write_users(staging, trained),
+        "lists": _describe_lists(trained, encoders),
+        "warmup_requests": warmup,
+        **parts,
+        "signatures": {name: signature.to_json() for name, signature in signatures.items()},
+    }
+    write_json(staging / EXPORT_FILE, seal_card({**about, "files": list_files(staging)}))
+
+
+def _index_items(trained: TrainedModel) -> ItemIndex | None:
+    if isinstance(trained.model, NetworkRankingModel) or trained.manifest.keys.item is None:
+        return None
+    batch_size = trained.config.evaluation.batch_size
+    model = require_retrieval(trained.model)
+    return build_item_index(model, trained.version_dir, trained.manifest, batch_size)
+
+
+def _write_parts(staging: Path, trained: TrainedModel, index: ItemIndex | None) -> dict[str, Any]:
+    """Writes the files that only one kind of model has, and returns what is said of its answers."""
+    model = trained.model
+    if not isinstance(model, NetworkRankingModel):
+        embeddings = write_embeddings(staging / EMBEDDINGS_DIR, trained, index)
+        return {"score": describe_score(require_retrieval(model)), "embeddings": embeddings}
+    reason = explain_no_item_scores(trained, model)
+    return {
+        "outputs": [_describe_task(model, task) for task in model.tasks],
+        "score": "one output per task, named after it, float32",
+        **({"items": {"rows": write_item_keys(staging, trained)}}
+           if reason is None else {"no_item_scores": reason}),
+    }  # fmt: skip
+
+
+def _describe_run(trained: TrainedModel) -> dict[str, Any]:
+    manifest = trained.manifest
+    return {
         "format_version": EXPORT_FORMAT_VERSION,
         "kind": trained.config.model.kind,
         "model": trained.config.model.name,
-        **identity,
         "run": trained.run_dir.name,
         "run_path": describe(trained.run_dir.resolve()),
         "checkpoint": None if trained.checkpoint is None else trained.checkpoint.to_json(),
@@ -158,16 +161,13 @@ def write_version(
         "dataset_version": manifest.dataset_version,
         "encoders_fingerprint": manifest.encoders_fingerprint,
         "tensorflow": tf.__version__,
-        "tables": describe_tables(model),
-        "user": manifest.keys.user,
-        "users": users,
-        "lists": _describe_lists(trained, encoders),
-        "warmup_requests": warmup,
-        **parts,
-        "signatures": {name: signature.to_json() for name, signature in signatures.items()},
-        "files": files,
     }
-    write_json(staging / EXPORT_FILE, seal_card(card))
+
+
+def _describe_table(table: EmbeddingTable) -> dict[str, Any]:
+    keys, rows = table.read_by_key()
+    found = fingerprint_rows((keys, rows))
+    return {"rows": len(keys), "dim": rows.shape[1], "fingerprint": found}
 
 
 def _describe_lists(trained: TrainedModel, encoders: ServingEncoders) -> dict[str, Any]:
@@ -181,22 +181,11 @@ def _describe_lists(trained: TrainedModel, encoders: ServingEncoders) -> dict[st
     }
 
 
-def _index_items(trained: TrainedModel, model: RetrievalModel) -> ItemIndex | None:
-    if trained.manifest.keys.item is None:
-        return None
-    batch_size = trained.config.evaluation.batch_size
-    return build_item_index(model, trained.version_dir, trained.manifest, batch_size)
-
-
 def _describe_task(model: NetworkRankingModel, task: Task) -> dict[str, Any]:
+    about = {"name": task.name, "label": task.label, "kind": task.kind}
     found = model.calibrations.get(task.name)
-    return {
-        "name": task.name,
-        "label": task.label,
-        "kind": task.kind,
-        "means": describe_output(task),
-        **({} if found is None else {"calibration": found.to_json()}),
-    }
+    calibration = {} if found is None else {"calibration": found.to_json()}
+    return {**about, "means": describe_output(task), **calibration}
 
 
 def write_models_config(base: ReadablePath) -> None:
@@ -209,14 +198,71 @@ def write_models_config(base: ReadablePath) -> None:
 
 
 def _build_models_config(base: ReadablePath) -> str:
+    places = {d.name: describe(d.resolve()) for d in list_models(base)}
     configs = "".join(
-        f'  config {{\n    name: "{directory.name}"\n'
-        f'    base_path: "{_quote(describe(directory.resolve()))}"\n'
+        f'  config {{\n    name: "{name}"\n    base_path: "{_quote(place)}"\n'
         '    model_platform: "tensorflow"\n  }\n'
-        for directory in list_models(base)
+        for name, place in places.items()
     )
     return f"model_config_list {{\n{configs}}}\n"
 
 
 def _quote(path: str) -> str:
     return path.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _write_warmup(directory: Path, name: str, signatures: Mapping[str, Signature]) -> int:
+    """Writes the requests that TensorFlow Serving replays before a version is served.
+
+    Every signature is called with rows of missing values, so that a first request finds all graphs
+    built. Returns how many requests there are.
+    """
+    file = directory / WARMUP_FILE
+    file.parent.mkdir(exist_ok=True)
+    calls = [(*item, rows) for item in signatures.items() for rows in WARMUP_ROWS]
+    with tf.io.TFRecordWriter(str(file)) as writer:
+        for signature_name, signature, rows in calls:
+            spec = {"name": name, "signature_name": signature_name}
+            request = {"model_spec": spec, **_fill_request(signature, rows)}
+            log = PredictionLog(**{f"{signature.method}_log": {"request": request}})
+            writer.write(log.SerializeToString())
+    return len(calls)
+
+
+def _fill_request(signature: Signature, rows: int) -> dict[str, Any]:
+    about, examples = {item["name"]: item for item in signature.form.inputs}, []
+    inputs = {}
+    for name, spec in signature.form.specs.items():
+        if holds := about[name].get("holds"):
+            examples = [_fill_example(holds)] * rows
+            inputs[name] = tf.make_tensor_proto([one.SerializeToString() for one in examples])
+        else:
+            inputs[name] = tf.make_tensor_proto(_fill(spec, about[name], rows))
+    if signature.method == "predict":
+        return {"inputs": inputs}
+    return {"input": {"example_list": {"examples": examples}}}
+
+
+def _fill(spec: tf.TensorSpec, about: Mapping[str, Any], rows: int) -> np.ndarray:
+    width = min(about.get("max_len") or WARMUP_LENGTH, MOST_VALUES)
+    free = [WARMUP_CANDIDATES if about.get("per") == "candidate" else width, width]
+    shape = [rows, *(free.pop(0) if size is None else size for size in spec.shape[1:])]
+    return np.full(shape, _find_filler(about, spec.dtype), spec.dtype.as_numpy_dtype)
+
+
+def _find_filler(about: Mapping[str, Any], dtype: tf.DType) -> Any:
+    tokens = [about.get("null_token"), about.get("pad_token"), "" if dtype == tf.string else 1]
+    token = next(token for token in tokens if token is not None)
+    return token.encode() if isinstance(token, str) else token
+
+
+def _fill_example(holds: list[dict[str, Any]]) -> tf.train.Example:
+    """Returns an Example that holds one value of each input."""
+    kinds = {"string": "bytes_list", "int64": "int64_list"}
+    features = {}
+    for item in holds:
+        raw = RawInput(**item)
+        values = [_find_filler(item, raw.tensor_spec.dtype)] * (raw.length or 1)
+        kind = kinds.get(raw.dtype, "float_list")
+        features[raw.name] = tf.train.Feature(**{kind: {"value": values}})
+    return tf.train.Example(features={"feature": features})

@@ -43,29 +43,26 @@ TENSOR_DTYPES = {
     "string": tf.string,
     "bytes": tf.string,
 }
-# Values that no source produces: the ETL encodes -1 or "" as OOV where they are no tokens, and a
-# pad token is read as nothing at all. All integers survive JSON readers that know doubles only.
-INT_PAD_TOKENS = (-(2**63), -(2**62))
+# Values that no source produces, to pad lists and for missing values, each with a stand-in; all
+# integers survive JSON readers that know doubles only. Floats are the two least float32, and NaN is
+# missing too in the graph, as it is to the ETL.
+INT_PAD_TOKENS, INT_NULL_TOKENS = (-(2**63), -(2**62)), (-(2**61), -(2**60))
 STRING_PAD_TOKENS = ("<sluice:pad>", "<sluice:pad:2>")
-FLOAT_PAD_TOKEN = -(2.0**127) * (2.0 - 2.0**-23)
-"""The least float32: what pads lists of floats."""
-FLOAT_NULL_TOKEN = -(2.0**127) * (2.0 - 2.0**-22)
-"""The next one: a missing float. NaN is one too in the graph, as it is to the ETL."""
-# The token of a missing value.
-INT_NULL_TOKENS = (-(2**61), -(2**60))
 STRING_NULL_TOKENS = ("<sluice:null>", "<sluice:null:2>")
-
-
+FLOAT_PAD_TOKEN, FLOAT_NULL_TOKEN = (-(2.0**127) * (2.0 - 2.0**e) for e in (-23, -22))
+_UNUSED: Mapping[str, tuple[int | float | str, int | float | str]] = {
+    "int64": (INT_PAD_TOKENS[0], INT_NULL_TOKENS[0]),
+    "string": (STRING_PAD_TOKENS[0], STRING_NULL_TOKENS[0]),
+}
 NO_FACTS = SourceFacts()
 
 
 @dataclass(frozen=True)
 class RawInput(InputColumn):
-    """One input of the raw signature."""
+    """One input of the raw signature, `[batch]` or `[batch, length]`."""
 
     @property
     def tensor_spec(self) -> tf.TensorSpec:
-        """Shape and type of the input."""
         shape = [None, self.length] if self.is_list else [None]
         return tf.TensorSpec(shape, TENSOR_DTYPES[self.dtype], name=self.name)
 
@@ -80,47 +77,32 @@ class RawInput(InputColumn):
 
 
 def build_inputs(
-    plan: EncoderPlan,
+    column: ColumnEncoding,
     spec: FeatureSpec,
     name: str,
     vocabulary: Vocabulary | None,
     facts: SourceFacts = NO_FACTS,
 ) -> tuple[RawInput, ...]:
-    """Builds the inputs of a feature.
+    """Builds the inputs of a feature: one per column that is there when a model is served.
 
-    Args:
-        plan: The plan of the dataset version.
-        spec: The feature.
-        name: Name of its first input; further ones have their column's name behind it.
-        vocabulary: The vocabulary that its tokens are looked up in, or None.
-        facts: What is known of the source.
-
-    Returns:
-        One input per column that is there when a model is served.
+    The first one has the name that is given, further ones their column's behind it.
     """
-    column = plan.column(spec.name)
     if column.operation is None:
         return (facts.complete(_plain_input(column, spec, name, vocabulary)),)
     served = [raw for raw in column.inputs if raw.is_served]
-    names = [name, *(f"{name}_{raw.name}" for raw in served[1:])]
-    units = _time_units(column)
+    first = _operand(served[0], spec, name, vocabulary)
     if isinstance(column.operation, VectorBytes):
         # A vector that lacks a number is none: what reads it would be refused.
-        raw_list = _operand(served[0], spec, name, None)
-        fixed = replace(raw_list, length=column.operation.length, max_len=None,
-                        null_token=None, is_required=True)  # fmt: skip
-        return (facts.complete(fixed),)
-    return tuple(
-        # Tokens stand in the first column; weights beside them have none.
-        facts.complete(
-            _operand(raw, spec, own, None if number else vocabulary), units.get(raw.name)
-        )
-        for number, (raw, own) in enumerate(zip(served, names, strict=True))
-    )
+        first = replace(first, length=column.operation.length, max_len=None, null_token=None)
+        return (facts.complete(replace(first, is_required=True)),)
+    # Tokens stand in the first column; weights beside them have none.
+    others = [_operand(raw, spec, f"{name}_{raw.name}", None) for raw in served[1:]]
+    units = _time_units(column)
+    return tuple(facts.complete(item, units.get(item.column)) for item in (first, *others))
 
 
 def _time_units(column: ColumnEncoding) -> dict[str, str]:
-    """The unit of each raw column that a date is made of."""
+    """Returns the unit of each raw column that a date is made of."""
     operation = column.operation
     if isinstance(operation, DatePart | Cyclical):
         return {raw.name: operation.unit for raw in column.inputs}
@@ -137,18 +119,11 @@ def _plain_input(
     if spec.is_list:
         padding = spec.pad_value if vocabulary is None else pad_token(vocabulary)
     missing = _plain_null(column, spec) if vocabulary is None else null_token(vocabulary)
-    return RawInput(
-        name=name,
-        feature=spec.name,
-        column=column.column,
-        dtype=_dtype(column.raw_dtype),
-        is_list=spec.is_list,
-        length=spec.shape[0] if spec.is_list else None,
-        max_len=spec.max_len if spec.is_ragged else None,
-        pad_token=padding,
-        null_token=missing,
-        is_required=vocabulary is None and missing is None,
-    )
+    about = (name, spec.name, column.column, _dtype(column.raw_dtype), spec.is_list)
+    length = spec.shape[0] if spec.is_list else None
+    max_len = spec.max_len if spec.is_ragged else None
+    is_required = vocabulary is None and missing is None
+    return RawInput(*about, length, max_len, padding, missing, is_required)
 
 
 def _plain_null(column: ColumnEncoding, spec: FeatureSpec) -> int | float | str | None:
@@ -167,26 +142,14 @@ def _operand(
     raw: RawColumn, spec: FeatureSpec, name: str, vocabulary: Vocabulary | None
 ) -> RawInput:
     dtype = _dtype(raw.dtype)
-    padding: int | float | str = FLOAT_PAD_TOKEN
-    missing: int | float | str = FLOAT_NULL_TOKEN
+    padding, missing = _UNUSED.get(dtype, (FLOAT_PAD_TOKEN, FLOAT_NULL_TOKEN))
     if vocabulary is not None:
         padding, missing = pad_token(vocabulary), null_token(vocabulary)
-    elif dtype == "int64":
-        padding, missing = INT_PAD_TOKENS[0], INT_NULL_TOKENS[0]
-    elif dtype == "string":
-        padding, missing = STRING_PAD_TOKENS[0], STRING_NULL_TOKENS[0]
-    keeps_shape = raw.is_list and spec.is_list and not spec.is_ragged
-    return RawInput(
-        name=name,
-        feature=spec.name,
-        column=raw.name,
-        dtype=dtype,
-        is_list=raw.is_list,
-        length=spec.shape[0] if keeps_shape and vocabulary is None else None,
-        max_len=spec.max_len if raw.is_list else None,
-        pad_token=padding if raw.is_list else None,
-        null_token=missing,
-    )
+    keeps_shape = raw.is_list and spec.is_list and not spec.is_ragged and vocabulary is None
+    about = (name, spec.name, raw.name, dtype, raw.is_list)
+    length = spec.shape[0] if keeps_shape else None
+    max_len = spec.max_len if raw.is_list else None
+    return RawInput(*about, length, max_len, padding if raw.is_list else None, missing)
 
 
 def _dtype(raw_dtype: str) -> str:
@@ -194,10 +157,7 @@ def _dtype(raw_dtype: str) -> str:
 
 
 def name_inputs(features: Iterable[str]) -> dict[str, str]:
-    """Returns an input name for each feature that TensorFlow takes in a signature.
-
-    Letters, digits and underscores stay; names stay distinct.
-    """
+    """Returns an input name for each feature: distinct, and of a form that TensorFlow takes."""
     names: dict[str, str] = {}
     for feature in features:
         name = re.sub(r"[^A-Za-z0-9_]", "_", feature)
@@ -210,51 +170,31 @@ def name_inputs(features: Iterable[str]) -> dict[str, str]:
 
 
 def pad_token(vocabulary: Vocabulary) -> int | str:
-    """Returns what pads lists of raw tokens: what pads them in the raw data, where something does.
-
-    Else the first pad token that is not itself a token: the least int64 for integers,
-    `<sluice:pad>` for strings; each has a stand-in.
-
-    Raises:
-        InputDataError: All of them are tokens.
-    """
+    """Returns what pads lists of raw tokens: what does in the raw data, else what is no token."""
     if vocabulary.pad_token is not None:
         return vocabulary.pad_token
-    return _unused(vocabulary, "padding", INT_PAD_TOKENS, STRING_PAD_TOKENS)
+    return _unused(vocabulary.tokens, INT_PAD_TOKENS, STRING_PAD_TOKENS)
 
 
 def null_token(vocabulary: Vocabulary) -> int | str:
-    """Returns the first null token that is not itself a token.
-
-    Raises:
-        InputDataError: All of them are tokens.
-    """
-    return _unused(vocabulary, "null", INT_NULL_TOKENS, STRING_NULL_TOKENS)
+    return _unused(vocabulary.tokens, INT_NULL_TOKENS, STRING_NULL_TOKENS)
 
 
-def _unused(
-    vocabulary: Vocabulary, what: str, integers: Iterable[int], strings: Iterable[str]
-) -> int | str:
-    is_integer = pa.types.is_integer(vocabulary.tokens.type)
-    candidates: tuple[int | str, ...] = tuple(integers if is_integer else strings)
+def _unused(tokens: pa.Array, integers: tuple[int, ...], strings: tuple[str, ...]) -> int | str:
+    """Returns the first value that is not itself a token."""
+    candidates = integers if pa.types.is_integer(tokens.type) else strings
     for candidate in candidates:
-        if not _holds(vocabulary.tokens, candidate):
+        if not pc.any(pc.equal(tokens, pa.scalar(candidate, tokens.type))).as_py():
             return candidate
     raise InputDataError(
-        f"vocabulary {vocabulary.name!r} holds every token that could stand for {what}",
-        received=", ".join(repr(candidate) for candidate in candidates),
+        "a vocabulary holds all tokens that could pad or stand for a missing value",
+        received=candidates,
         fix="clean these tokens out of the source column and build again",
     )
 
 
-def _holds(tokens: pa.Array, value: int | str) -> bool:
-    return bool(pc.any(pc.equal(tokens, pa.scalar(value, tokens.type))).as_py())
-
-
 @dataclass(frozen=True)
 class _Feature:
-    """One feature: what it is, how it is made, and from which inputs."""
-
     spec: FeatureSpec
     column: ColumnEncoding
     inputs: tuple[RawInput, ...]
@@ -263,15 +203,8 @@ class _Feature:
 class ServingEncoders(tf.Module):
     """Encodes raw features inside a graph; one lookup table per vocabulary.
 
-    Args:
-        plan: The plan of the dataset version.
-        features: Features to encode.
-        vocabularies: Every vocabulary that they need, by name.
-        statistics: Every table of statistics that they need, float32 `[vocabulary_size]`.
-        facts: What is known of the source.
-
-    Attributes:
-        inputs: The raw inputs, feature by feature.
+    Vocabularies and statistics, float32 `[vocabulary_size]`, are all that the features need. By
+    feature there are `specs` and `names`, of the first input; `inputs` are all, in their order.
     """
 
     def __init__(
@@ -283,53 +216,40 @@ class ServingEncoders(tf.Module):
         facts: SourceFacts = NO_FACTS,
     ) -> None:
         super().__init__(name="serving_encoders")
-        specs = [plan.schema[name] for name in features]
-        columns = {spec.name: plan.column(spec.name) for spec in specs}
+        self.specs = {name: plan.schema[name] for name in features}
+        self.names = name_inputs(self.specs)
+        columns = {name: plan.column(name) for name in self.specs}
         needed = sorted({column.vocabulary for column in columns.values() if column.vocabulary})
         self.tables = {name: build_lookup(vocabularies[name]) for name in needed}
-        names = name_inputs(spec.name for spec in specs)
-        self._features = tuple(
-            _Feature(
-                spec,
-                columns[spec.name],
-                build_inputs(
-                    plan,
-                    spec,
-                    names[spec.name],
-                    vocabularies.get(columns[spec.name].vocabulary or ""),
-                    facts,
-                ),
-            )
-            for spec in specs
-        )
-        self.inputs = tuple(raw for feature in self._features for raw in feature.inputs)
+        built = {
+            name: build_inputs(column, self.specs[name], self.names[name],
+                               vocabularies.get(column.vocabulary or ""), facts)
+            for name, column in columns.items()
+        }  # fmt: skip
+        self._features = tuple(_Feature(self.specs[n], columns[n], built[n]) for n in columns)
+        self.inputs = tuple(item for inputs in built.values() for item in inputs)
         self._resources = Resources(
             {name: self._token_encoder(name, vocabularies[name]) for name in needed},
             {name: tf.constant(values) for name, values in (statistics or {}).items()},
         )
 
+    def find_inputs(self, features: Collection[str]) -> list[RawInput]:
+        """Returns the raw inputs of features."""
+        return [item for item in self.inputs if item.feature in features]
+
     def encode(
         self, raw: Mapping[str, tf.Tensor], features: Collection[str] | None = None
     ) -> dict[str, tf.Tensor]:
-        """Encodes a batch.
+        """Encodes raw inputs by name, `[batch]` or `[batch, length]`, to features of these shapes.
 
-        Args:
-            raw: By input name, `[batch]` or `[batch, length]` in the raw type.
-            features: Features to encode, from their inputs alone; None: all.
-
-        Returns:
-            By feature name, `[batch]` or `[batch, length]`: int64 ids, or plain values.
+        Features are int64 ids, or plain values; each needs its own inputs alone. None: all.
         """
-        return {
-            feature.spec.name: self._encode_one(
-                feature, [own.read(raw[own.name]) for own in feature.inputs]
-            )
-            for feature in self._features
-            if features is None or feature.spec.name in features
-        }
+        wanted = [f for f in self._features if features is None or f.spec.name in features]
+        return {feature.spec.name: self._encode_one(feature, raw) for feature in wanted}
 
-    def _encode_one(self, feature: _Feature, inputs: list[RawValues]) -> tf.Tensor:
+    def _encode_one(self, feature: _Feature, raw: Mapping[str, tf.Tensor]) -> tf.Tensor:
         spec, operation = feature.spec, feature.column.operation
+        inputs = [item.read(raw[item.name]) for item in feature.inputs]
         if operation is not None:
             encoded = fit_length(apply_operation(operation, inputs, self._resources), spec)
             if isinstance(operation, Weights) and operation.scaled:
@@ -355,12 +275,7 @@ class ServingEncoders(tf.Module):
 
 
 def fit_length(values: tf.Tensor, spec: FeatureSpec) -> tf.Tensor:
-    """Cuts or pads lists to the feature's `max_len`, the shape that the model was trained on.
-
-    Args:
-        values: `[batch]`, or `[batch, length]` for a list.
-        spec: The feature; anything but a ragged list with a `max_len` passes as it is.
-    """
+    """Cuts or pads ragged lists `[batch, length]` to the `max_len` of training."""
     if not spec.is_ragged or spec.max_len is None:
         return values
     values = values[:, : spec.max_len]
@@ -377,30 +292,21 @@ def build_serving_encoders(
     features: Iterable[str],
     facts: SourceFacts = NO_FACTS,
 ) -> ServingEncoders:
-    """Reads what the named features need and builds their encoders.
-
-    Args:
-        version_dir: Directory of the dataset version.
-        plan: Its encoders.
-        features: Names of the features.
-        facts: What is known of the source.
-
-    Raises:
-        InputDataError: The plan does not make a feature, or what was fitted is damaged.
-    """
     features = tuple(features)
     try:
         columns = [plan.column(name) for name in features]
-        names = {column.vocabulary for column in columns} - {None}
-        specs = [plan.vocabulary(name) for name in sorted(filter(None, names))]
     except KeyError as error:
         raise InputDataError(
             "the encoder plan does not make a feature that the model reads",
             received=str(error),
             allowed=", ".join(column.feature for column in plan.columns),
-            fix="train on this dataset version, or export with the version of the training run",
         ) from error
-    vocabularies = {spec.name: read_vocabulary(version_dir, spec) for spec in specs}
+    names = {column.vocabulary for column in columns}
+    vocabularies = {
+        spec.name: read_vocabulary(version_dir, spec)
+        for spec in plan.vocabularies
+        if spec.name in names
+    }
     wanted = {getattr(column.operation, "table", None) for column in columns}
     statistics = {
         spec.name: read_statistics(version_dir, spec) for spec in plan.tables if spec.name in wanted

@@ -1,244 +1,462 @@
-"""Signatures of a SavedModel: in which form features come in, and what is computed of them.
+"""Signatures of a SavedModel: which a model has, in which form features come in, what is computed.
 
-Forms of the same features:
+A retrieval model: `user_embedding`, `item_embedding`, each also `…_encoded` and `…_examples`;
+`top_k`, the best items of the whole catalogue without those of `exclude`; `serving_default`, the
+same with a fixed `k` and nothing left out; `row_features`, what `user_embedding_encoded` takes.
 
-    raw values           encoded inside the graph, as the ETL encodes them
-    encoded features     what the records hold
-    `examples`           serialized `tf.Example`s of raw values, under the names of the raw inputs
+A ranking model: `serving_default`, `encoded`, `examples`, an output per task; `classify` and
+`regress` as TensorFlow Serving's APIs of these names call them; `candidates`, several items of
+each row by their raw features; `score_items` and `score_items_encoded`, the same by their keys;
+`rank_items` and `rank_items_encoded`, what orders these items: log-odds; `row_features`, what the
+`…_encoded` ones take of a row.
 
-Lists of the raw forms are padded with `pad_token` on the right, missing values are `null_token`.
+Forms: raw values, encoded inside the graph as the ETL encodes them, lists padded with `pad_token`
+on the right, missing values as `null_token`; encoded features, as the records hold them; serialized
+`tf.Example`s of raw values, under the names of the raw inputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import tensorflow as tf
 
-from conf.schema import FeatureSpec
+from conf.artefacts.export import (
+    DEFAULT_SIGNATURE,
+    ENCODED,
+    ENCODED_SUFFIX,
+    RANK_ITEMS,
+    ROW_FEATURES,
+    SCORE_ITEMS,
+    TOP_K,
+)
+from conf.errors import ConfigError
+from conf.schema import OOV_ID, PAD_ID, FeatureSpec
+from training.checkpoint.restore import TrainedModel
 from training.embedding.key_space import KeySpace, translating
+from training.evaluation.item_index import ItemIds, ItemIndex, read_item_features
 from training.export.serving_encoders import (
+    INT_PAD_TOKENS,
+    STRING_PAD_TOKENS,
     TENSOR_DTYPES,
     RawInput,
     ServingEncoders,
+    build_serving_encoders,
     fit_length,
-    name_inputs,
 )
+from training.export.source_facts import find_item_columns, find_pair_features, read_source_facts
+from training.models.ranking import NetworkRankingModel, Task
+from training.models.retrieval import RetrievalModel, require_retrieval, score_catalogue
+from training.raw_inputs.vocabularies import read_key_vocabulary, read_plan
 
-EXAMPLES = "examples"
-EXAMPLE_DTYPES = {"int64": tf.int64, "float32": tf.float32, "float64": tf.float32,
-                  "string": tf.string}  # fmt: skip
-
+EMBEDDING, EXAMPLES = "embedding", "examples"
+NO_SCORE = float(np.finfo(np.float32).min)
+"""Score of a place of a list for which there is no item; JSON knows no infinity."""
 Tensors = Mapping[str, tf.Tensor]
-ReadFeatures = Callable[[Tensors], dict[str, tf.Tensor]]
-Compute = Callable[[dict[str, tf.Tensor], Tensors], Tensors]
+Features = dict[str, tf.Tensor]
+Compute = Callable[[Features, Tensors], Tensors]
 """From encoded features, and everything that was given, to the named outputs."""
+ScorePairs = Callable[[Tensors, Tensors, tf.Tensor], Tensors]
+"""From features of rows, those of their items and `[rows, items]` to scores of that shape."""
 
 
 @dataclass(frozen=True)
 class InputForm:
-    """A form in which features come in.
-
-    Attributes:
-        takes: What it takes, in words.
-        specs: Shape and type of each input.
-        read: From the inputs to encoded features.
-        inputs: What `export.json` says of each input.
-    """
+    """A form in which features come in; `inputs` is what `export.json` says of each."""
 
     takes: str
     specs: dict[str, tf.TensorSpec]
-    read: ReadFeatures
+    read: Callable[[Tensors], Features]
     inputs: list[dict[str, Any]]
 
-    def add(self, specs: Iterable[tf.TensorSpec], means: Mapping[str, str]) -> InputForm:
-        """Returns the form with inputs that are no features, under names that are free."""
-        added = {spec.name: spec for spec in specs}
-        about = [{"name": n, "dtype": s.dtype.name, "means": means[n]} for n, s in added.items()]
-        return replace(self, specs={**self.specs, **added}, inputs=[*self.inputs, *about])
+    def add(self, *inputs: tuple[tf.TensorSpec, str]) -> InputForm:
+        """Adds inputs that are no features, and what they mean."""
+        specs = {spec.name: spec for spec, _ in inputs}
+        about = [{"name": s.name, "dtype": s.dtype.name, "means": means} for s, means in inputs]
+        return replace(self, specs=self.specs | specs, inputs=[*self.inputs, *about])
 
 
 @dataclass(frozen=True)
 class Signature:
-    """A function of a SavedModel.
-
-    Attributes:
-        form: What it takes.
-        compute: What it computes of the features.
-        outputs: What each output means, by name.
-        method: How TensorFlow Serving calls it: `predict`, `classify` or `regress`.
-    """
+    """A function of a SavedModel; the method is how TensorFlow Serving calls it."""
 
     form: InputForm
     compute: Compute
-    outputs: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str]
     method: str = "predict"
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what `export.json` says of it."""
         outputs = [{"name": name, "means": means} for name, means in self.outputs.items()]
-        return {
-            "method": self.method,
-            "takes": self.form.takes,
-            "inputs": self.form.inputs,
-            "outputs": outputs,
-        }
+        form = {"takes": self.form.takes, "inputs": self.form.inputs}
+        return {"method": self.method, **form, "outputs": outputs}
 
 
-class FormBuilder:
-    """Builds the forms in which some features come in.
+def build_encoders(trained: TrainedModel) -> ServingEncoders:
+    """Builds the encoders of all that the model reads, and of the items' keys."""
+    plan = read_plan(trained.version_dir, trained.manifest)
+    key = trained.manifest.keys.item
+    names = dict.fromkeys((*trained.model.inputs, *([] if key is None else [key])))
+    facts = read_source_facts(trained.manifest)
+    return build_serving_encoders(trained.version_dir, plan, names, facts)
 
-    Args:
-        encoders: Encoders of all features.
-        specs: The features by name.
+
+def build_signatures(
+    trained: TrainedModel, encoders: ServingEncoders, index: ItemIndex | None, k: int
+) -> dict[str, Signature]:
+    """Builds the signatures of a model by name.
+
+    A retrieval model whose dataset has items ranks their vectors: k of them by `serving_default`.
     """
+    if isinstance(trained.model, NetworkRankingModel):
+        return _build_ranking(trained, trained.model, encoders)
+    signatures = _build_towers(trained, require_retrieval(trained.model), encoders)
+    if index is None:
+        return {DEFAULT_SIGNATURE: signatures[f"user_{EMBEDDING}"], **signatures}
+    return {**_build_lists(trained, encoders, index, k), **signatures}
 
-    def __init__(self, encoders: ServingEncoders, specs: Mapping[str, FeatureSpec]) -> None:
-        self.encoders = encoders
-        self._specs = dict(specs)
-        self._names = name_inputs(specs)
 
-    def find_inputs(self, names: Collection[str]) -> list[RawInput]:
-        """Returns the raw inputs of features."""
-        return [item for item in self.encoders.inputs if item.feature in names]
+def _build_towers(
+    trained: TrainedModel, model: RetrievalModel, encoders: ServingEncoders
+) -> dict[str, Signature]:
+    _refuse_pairs(trained, model)
+    sides = {
+        "user": (model.user_inputs, model.embed_users, model.interests),
+        "item": (model.item_inputs, model.embed_items, None),
+    }
+    signatures = {}
+    for side, (names, embed, several) in sides.items():
+        means = f"vector of the {side}, float32 [batch, dim]"
+        if several is not None:
+            means = f"{several} vectors of the {side}, float32 [batch, {several}, dim]"
+        forms = {
+            "": build_raw_form(encoders, names),
+            ENCODED_SUFFIX: build_encoded_form(encoders, names),
+            f"_{EXAMPLES}": build_examples_form(encoders, names),
+        }
+        for suffix, form in forms.items():
+            compute = partial(_name_embedding, embed)
+            signatures[f"{side}_{EMBEDDING}{suffix}"] = Signature(form, compute, {EMBEDDING: means})
+    return {**signatures, ROW_FEATURES: build_row_features(encoders, model.user_inputs)}
 
-    def build_raw(self, names: Collection[str]) -> InputForm:
-        """Builds the form of raw values."""
-        inputs = self.find_inputs(names)
-        return InputForm(
-            "raw values; lists padded with pad_token on the right",
-            {item.name: item.tensor_spec for item in inputs},
-            lambda raw: self.encoders.encode(raw, names),
-            [item.to_json() for item in inputs],
+
+def _name_embedding(
+    embed: Callable[[Features], tf.Tensor], features: Features, _: Tensors
+) -> Tensors:
+    return {EMBEDDING: embed(features)}
+
+
+def _refuse_pairs(trained: TrainedModel, model: RetrievalModel) -> None:
+    """Refuses a user's side that reads the item: it would have one vector for all items."""
+    plan = read_plan(trained.version_dir, trained.manifest)
+    if mixed := find_pair_features(trained.manifest, plan, model.user_inputs):
+        raise ConfigError(
+            "the user's side of the model reads features that are made of the item's columns: "
+            "nobody knows them before an item is found",
+            received=", ".join(mixed),
+            fix="train without them, or read them in a ranking model",
         )
 
-    def build_encoded(self, names: Collection[str]) -> InputForm:
-        """Builds the form of what the records hold."""
-        specs = {name: spec for name, spec in self._specs.items() if name in names}
 
-        def read(given: Tensors) -> dict[str, tf.Tensor]:
-            return {n: fit_length(given[self._names[n]], spec) for n, spec in specs.items()}
+def describe_score(model: RetrievalModel) -> str:
+    """Returns what the score of a user and an item is."""
+    if model.interests is None:
+        return "dot product of the user's and the item's embedding"
+    return f"largest dot product of the user's {model.interests} embeddings with the item's"
 
-        return InputForm(
-            "what the records hold: numbers, and ids: 0 pad, 1 unknown or null, tokens from 2; "
-            "of dynamic tables keys",
-            {self._names[n]: _encoded_spec(spec, self._names[n]) for n, spec in specs.items()},
-            read,
-            [
-                {"name": self._names[n], "feature": n, "dtype": s.dtype, "is_list": s.is_list}
-                for n, s in specs.items()
-            ],
+
+def _build_lists(
+    trained: TrainedModel, encoders: ServingEncoders, index: ItemIndex, k: int
+) -> dict[str, Signature]:
+    """Builds the signatures that give the best items of the whole catalogue."""
+    model = require_retrieval(trained.model)
+    catalogue = Catalogue(trained, encoders, index)
+    vectors = tf.Variable(index.vectors, trainable=False, name="item_vectors")
+    raw, key = build_raw_form(encoders, model.user_inputs), catalogue.raw
+    exclude, length = (_free_name(name, raw.specs) for name in ("exclude", "k"))
+    left_out = (
+        f"{key.column} of items that are left out, [batch, length]; unknown ones are ignored, so "
+        "that anything unknown pads"
+    )
+    form = raw.add(
+        (tf.TensorSpec([None, None], key.tensor_spec.dtype, name=exclude), left_out),
+        (tf.TensorSpec([None], tf.int32, name=length),
+         "length of the lists; the largest of the batch counts"),
+    )  # fmt: skip
+
+    def rank(features: Features, given: Tensors) -> Tensors:
+        scores = score_catalogue(model.embed_users(features), vectors)
+        if exclude not in given:
+            return catalogue.rank(scores, min(k, catalogue.size))
+        return catalogue.rank(scores, tf.reduce_max(given[length]), given[exclude])
+
+    outputs = {
+        "items": f"{key.column} of the best items, [batch, k]; behind a list's end "
+        f"{catalogue.pad_token!r}",
+        "scores": f"{describe_score(model)}, float32 [batch, k]; behind a list's end {NO_SCORE}",
+    }
+    return {DEFAULT_SIGNATURE: Signature(raw, rank, outputs), TOP_K: Signature(form, rank, outputs)}
+
+
+def _free_name(name: str, taken: Collection[str]) -> str:
+    """Returns a name, with underscores behind it where an input has the same."""
+    return _free_name(f"{name}_", taken) if name in taken else name
+
+
+def _build_ranking(
+    trained: TrainedModel, model: NetworkRankingModel, encoders: ServingEncoders
+) -> dict[str, Signature]:
+    outputs = {task.name: describe_output(task) for task in model.tasks}
+    forms = {
+        DEFAULT_SIGNATURE: build_raw_form(encoders, model.inputs),
+        ENCODED: build_encoded_form(encoders, model.inputs),
+        EXAMPLES: build_examples_form(encoders, model.inputs),
+    }
+
+    def predict(features: Features, _: Tensors) -> Tensors:
+        return model.predict(features)
+
+    return {
+        **{name: Signature(form, predict, outputs) for name, form in forms.items()},
+        **_build_example_apis(model, build_examples_form(encoders, model.inputs, "inputs")),
+        **_build_candidates(trained, model, encoders),
+    }
+
+
+def describe_output(task: Task) -> str:
+    """Returns what the output of a task means."""
+    return f"probability that {task.label} is 1" if task.is_binary else f"value of {task.label}"
+
+
+def _build_example_apis(model: NetworkRankingModel, form: InputForm) -> dict[str, Signature]:
+    """Builds what TensorFlow Serving's `:classify` and `:regress` call; tensors have its names."""
+    binary = [task.name for task in model.tasks if task.is_binary]
+    first = model.tasks[0]
+
+    def regress(features: Features, _: Tensors) -> Tensors:
+        return {"outputs": model.predict(features)[first.name]}
+
+    def classify(features: Features, _: Tensors) -> Tensors:
+        found = model.predict(features)
+        scores = tf.stack([found[name] for name in binary], axis=1)
+        classes = tf.tile(tf.constant([binary]), [tf.shape(scores)[0], 1])
+        return {"classes": classes, "scores": scores}
+
+    means = {"outputs": describe_output(first)}
+    signatures = {"regress": Signature(form, regress, means, "regress")}
+    if binary:
+        means = {"classes": "names of the binary tasks", "scores": "their probabilities"}
+        signatures["classify"] = Signature(form, classify, means, "classify")
+    return signatures
+
+
+def _build_candidates(
+    trained: TrainedModel, model: NetworkRankingModel, encoders: ServingEncoders
+) -> dict[str, Signature]:
+    """Builds the signatures that score several items of a row; none where it has no items."""
+    manifest, plan = trained.manifest, read_plan(trained.version_dir, trained.manifest)
+    columns = find_item_columns(manifest, plan)
+    of_items = [name for name in model.inputs if manifest.schema[name].role == "item"]
+    mixed = find_pair_features(manifest, plan, model.inputs)
+    raw = [
+        item.name
+        for item in encoders.find_inputs(model.inputs)
+        if item.feature in of_items or (item.feature in mixed and item.column in columns)
+    ]
+    if not raw:
+        return {}
+
+    def score(features: Features, given: Tensors) -> Tensors:
+        pairs = {n: features[n] for n in features if n in of_items or n in mixed}
+        rows = {name: value for name, value in features.items() if name not in pairs}
+        return model.predict_candidates(rows, pairs, tf.shape(given[raw[0]])[:2])
+
+    means = {task.name: f"{describe_output(task)}, float32 [rows, items]" for task in model.tasks}
+    form = build_candidates_form(encoders, model.inputs, raw)
+    found = {"candidates": Signature(form, score, means)}
+    if explain_no_item_scores(trained, model) is not None:
+        return found
+    return {**found, **_build_item_scores(trained, model, encoders, of_items, means)}
+
+
+def explain_no_item_scores(trained: TrainedModel, model: NetworkRankingModel) -> str | None:
+    """Says why no items can be scored by their keys, of which the graph holds features alone."""
+    manifest = trained.manifest
+    if manifest.keys.item is None:
+        return "its dataset names no item (events.item)"
+    plan = read_plan(trained.version_dir, manifest)
+    if mixed := find_pair_features(manifest, plan, model.inputs):
+        return (
+            f"it reads {', '.join(mixed)}, made of columns of the item and not of role item: "
+            "their values are not known for other items than a row's own"
         )
+    if not any(manifest.schema[name].role == "item" for name in model.inputs):
+        return "it reads no feature of role item"
+    return None
 
-    def build_row_features(self, names: Collection[str]) -> Signature:
-        """Builds the signature that gives features as `build_encoded` takes them, of raw values."""
-        own = {self._names[name]: name for name in self._specs if name in names}
 
-        def compute(features: dict[str, tf.Tensor], _: Tensors) -> Tensors:
-            return {name: features[feature] for name, feature in own.items()}
+def _build_item_scores(
+    trained: TrainedModel,
+    model: NetworkRankingModel,
+    encoders: ServingEncoders,
+    of_items: list[str],
+    means: Mapping[str, str],
+) -> dict[str, Signature]:
+    """Builds the signatures that take items by their keys, and their features of the catalogue."""
+    manifest = trained.manifest
+    names = tuple(dict.fromkeys((manifest.require_key("item"), *of_items)))
+    batch_size = trained.config.evaluation.batch_size
+    items, columns = read_item_features(trained.version_dir, manifest, names, batch_size)
+    catalogue = Catalogue(trained, encoders, items, {name: columns[name] for name in of_items})
+    of_rows = [name for name in model.inputs if name not in of_items]
 
-        means = {name: f"{feature}, as the records hold it" for name, feature in own.items()}
-        return Signature(self.build_raw(names), compute, means)
+    def build(form: InputForm, score: ScorePairs, means: Mapping[str, str]) -> Signature:
+        name = _free_name("items", form.specs)
+        wanted = tf.TensorSpec([None, None], catalogue.raw.tensor_spec.dtype, name=name)
 
-    def build_examples(self, names: Collection[str], name: str = EXAMPLES) -> InputForm:
-        """Builds the form of serialized `tf.Example`s.
+        def compute(features: Features, given: Tensors) -> Tensors:
+            positions = catalogue.find(given[name])
+            pairs = catalogue.take(tf.reshape(positions, [-1]))
+            return score(features, pairs, tf.shape(positions))
 
-        Args:
-            names: The features.
-            name: Name of the only input.
-        """
-        inputs = self.find_inputs(names)
+        about = f"{catalogue.raw.column} of the items to score, [rows, items]"
+        return Signature(form.add((wanted, about)), compute, means)
 
-        def read(given: Tensors) -> dict[str, tf.Tensor]:
-            return self.encoders.encode(self._parse(given[name], inputs), names)
+    forms = {"": build_raw_form(encoders, of_rows),
+             ENCODED_SUFFIX: build_encoded_form(encoders, of_rows)}  # fmt: skip
+    orders = {task.name: f"{_describe_order(task)}, float32 [rows, items]" for task in model.tasks}
+    kinds = {SCORE_ITEMS: (model.predict_candidates, means),
+             RANK_ITEMS: (model.compute_candidate_logits, orders)}  # fmt: skip
+    scores = {f"{name}{suffix}": build(form, *kind)
+              for name, kind in kinds.items() for suffix, form in forms.items()}  # fmt: skip
+    return {**scores, ROW_FEATURES: build_row_features(encoders, of_rows)}
 
-        return InputForm(
-            "serialized tf.Examples of raw values; lists of any length, missing values left out",
-            {name: tf.TensorSpec([None], tf.string, name=name)},
-            read,
-            [{"name": name, "dtype": "string",
-              "holds": [item.to_json() for item in inputs]}],
-        )  # fmt: skip
 
-    def build_candidates(self, names: Collection[str], of_items: Collection[str]) -> InputForm:
-        """Builds the form of raw values of rows and of the items to score for each.
+def _describe_order(task: Task) -> str:
+    """Returns what orders items: probabilities near 1 would tie."""
+    return f"log-odds that {task.label} is 1" if task.is_binary else describe_output(task)
 
-        Features are read from rows, those of `of_items` from all pairs of a row and one of its
-        items, flat: `[rows * items]`.
 
-        Args:
-            names: The features.
-            of_items: Raw inputs of the items.
-        """
-        inputs = self.find_inputs(names)
-        pairs = {item.feature for item in inputs if item.name in of_items}
+def build_raw_form(encoders: ServingEncoders, names: Collection[str]) -> InputForm:
+    inputs = encoders.find_inputs(names)
+    return InputForm(
+        "raw values; lists padded with pad_token on the right",
+        {item.name: item.tensor_spec for item in inputs},
+        lambda raw: encoders.encode(raw, names),
+        [item.to_json() for item in inputs],
+    )
 
-        def read(raw: Tensors) -> dict[str, tf.Tensor]:
-            count = count_candidates(raw[next(iter(of_items))])
-            flat = {}
-            for item in inputs:
-                value = raw[item.name]
-                if item.name in of_items:
-                    flat[item.name] = _merge_axes(value)
-                elif item.feature in pairs:
-                    flat[item.name] = tf.repeat(value, count, axis=0)
-                else:
-                    flat[item.name] = value
-            return self.encoders.encode(flat, names)
 
-        form = self.build_raw(names)
-        lifted = {
-            name: tf.TensorSpec([None, None, *spec.shape[1:]], spec.dtype, name=name)
-            if name in of_items else spec
-            for name, spec in form.specs.items()
-        }  # fmt: skip
-        about = [{**item, "per": "candidate" if item["name"] in of_items else "row"}
-                 for item in form.inputs]  # fmt: skip
-        takes = "raw values of each row, and of the items to score for it, [rows, items]"
-        return InputForm(takes, lifted, read, about)
+def build_encoded_form(encoders: ServingEncoders, names: Collection[str]) -> InputForm:
+    own = {encoders.names[n]: spec for n, spec in encoders.specs.items() if n in names}
 
-    def _parse(self, serialized: tf.Tensor, inputs: Collection[RawInput]) -> Tensors:
-        features = {item.name: self._plan_parse(item) for item in inputs}
-        parsed = tf.io.parse_example(serialized, features)
-        return {item.name: _finish_parsed(item, parsed[item.name]) for item in inputs}
+    def read(given: Tensors) -> Features:
+        return {spec.name: fit_length(given[name], spec) for name, spec in own.items()}
 
-    def _plan_parse(self, item: RawInput) -> Any:
-        dtype = EXAMPLE_DTYPES[item.dtype]
-        if item.is_list and item.length is None:
-            return tf.io.RaggedFeature(dtype)
-        shape = [item.length or 0] if item.is_list else []
-        missing = self._find_default(item)
-        if missing is None:
-            return tf.io.FixedLenFeature(shape, dtype)
-        return tf.io.FixedLenFeature(shape, dtype, default_value=np.full(shape, missing).tolist())
+    return InputForm(
+        "what the records hold: numbers, and ids: 0 pad, 1 unknown or null, tokens from 2; "
+        "of dynamic tables keys",
+        {name: _encoded_spec(name, spec) for name, spec in own.items()},
+        read,
+        [
+            {"name": name, "feature": spec.name, "dtype": spec.dtype, "is_list": spec.is_list}
+            for name, spec in own.items()
+        ],
+    )
 
-    def _find_default(self, item: RawInput) -> Any:
-        """Returns what stands for a value that an Example leaves out; None: it must be there."""
-        token = item.pad_token if item.is_list else item.null_token
-        if token is not None:
-            return token
-        is_number = item.dtype in ("float32", "float64")
-        return float("nan") if is_number and not item.is_required else None
+
+def _encoded_spec(name: str, spec: FeatureSpec) -> tf.TensorSpec:
+    shape = [None, spec.shape[0]] if spec.is_list else [None]
+    return tf.TensorSpec(shape, TENSOR_DTYPES[spec.dtype], name=name)
+
+
+def build_row_features(encoders: ServingEncoders, names: Collection[str]) -> Signature:
+    """Builds the signature from raw values to what the encoded form takes."""
+    own = {encoders.names[name]: name for name in encoders.specs if name in names}
+
+    def compute(features: Features, _: Tensors) -> Tensors:
+        return {name: features[feature] for name, feature in own.items()}
+
+    means = {name: f"{feature}, as the records hold it" for name, feature in own.items()}
+    return Signature(build_raw_form(encoders, names), compute, means)
+
+
+def build_examples_form(
+    encoders: ServingEncoders, names: Collection[str], name: str = EXAMPLES
+) -> InputForm:
+    inputs = encoders.find_inputs(names)
+    return InputForm(
+        "serialized tf.Examples of raw values; lists of any length, missing values left out",
+        {name: tf.TensorSpec([None], tf.string, name=name)},
+        lambda given: encoders.encode(_parse_examples(given[name], inputs), names),
+        [{"name": name, "dtype": "string", "holds": [item.to_json() for item in inputs]}],
+    )
+
+
+def _parse_examples(serialized: tf.Tensor, inputs: Collection[RawInput]) -> Tensors:
+    parsed = tf.io.parse_example(serialized, {item.name: _plan_parse(item) for item in inputs})
+    return {item.name: _finish_parsed(item, parsed[item.name]) for item in inputs}
+
+
+def _plan_parse(item: RawInput) -> Any:
+    # Examples hold float32 alone.
+    dtype = tf.float32 if item.dtype == "float64" else TENSOR_DTYPES[item.dtype]
+    if item.is_list and item.length is None:
+        return tf.io.RaggedFeature(dtype)
+    shape = [item.length or 0] if item.is_list else []
+    missing: Any = item.pad_token if item.is_list else item.null_token
+    if missing is None and dtype == tf.float32 and not item.is_required:
+        missing = float("nan")
+    if missing is None:
+        return tf.io.FixedLenFeature(shape, dtype)
+    return tf.io.FixedLenFeature(shape, dtype, default_value=np.full(shape, missing).tolist())
 
 
 def _finish_parsed(item: RawInput, values: Any) -> tf.Tensor:
     if isinstance(values, tf.RaggedTensor):
-        padding = item.pad_token if item.pad_token is not None else fill_value(values.dtype)
+        padding: Any = item.pad_token
+        if padding is None:
+            padding = "" if values.dtype == tf.string else 0
         values = values.to_tensor(tf.cast(padding, values.dtype))
     return tf.cast(values, TENSOR_DTYPES[item.dtype])
 
 
-def fill_value(dtype: tf.DType) -> str | int:
-    """Returns the empty value of a type."""
-    return "" if dtype == tf.string else 0
+def build_candidates_form(
+    encoders: ServingEncoders, names: Collection[str], of_items: Collection[str]
+) -> InputForm:
+    """Builds the form of raw values of rows and, `[rows, items, …]`, of items to score for each.
 
+    The features of items are encoded flat: `[rows * items]`.
+    """
+    inputs = encoders.find_inputs(names)
+    pairs = {item.feature for item in inputs if item.name in of_items}
 
-def count_candidates(value: tf.Tensor) -> tf.Tensor:
-    """Returns the number of items of each row, of a tensor `[rows, items, …]`."""
-    return tf.shape(value)[1]
+    def read(raw: Tensors) -> Features:
+        count = tf.shape(raw[next(iter(of_items))])[1]
+        flat = dict(raw)
+        for item in inputs:
+            if item.name in of_items:
+                flat[item.name] = _merge_axes(raw[item.name])
+            elif item.feature in pairs:
+                flat[item.name] = tf.repeat(raw[item.name], count, axis=0)
+        return encoders.encode(flat, names)
+
+    specs = {item.name: item.tensor_spec for item in inputs}
+    for name in of_items:
+        shape, dtype = [None, *specs[name].shape], specs[name].dtype
+        specs[name] = tf.TensorSpec(shape, dtype, name=name)
+    per = ("row", "candidate")
+    return InputForm(
+        "raw values of each row, and of the items to score for it, [rows, items]",
+        specs,
+        read,
+        [{**item.to_json(), "per": per[item.name in of_items]} for item in inputs],
+    )
 
 
 def _merge_axes(value: tf.Tensor) -> tf.Tensor:
@@ -246,30 +464,88 @@ def _merge_axes(value: tf.Tensor) -> tf.Tensor:
     return tf.reshape(value, tf.concat([[shape[0] * shape[1]], shape[2:]], axis=0))
 
 
-def _encoded_spec(spec: FeatureSpec, name: str) -> tf.TensorSpec:
-    shape = [None, spec.shape[0]] if spec.is_list else [None]
-    return tf.TensorSpec(shape, TENSOR_DTYPES[spec.dtype], name=name)
+class Catalogue(tf.Module):
+    """Items inside the graph: ids, raw tokens, encoded features; unknown ones are at `size`."""
+
+    def __init__(
+        self,
+        trained: TrainedModel,
+        encoders: ServingEncoders,
+        items: ItemIds,
+        columns: Mapping[str, tf.Tensor] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(name="catalogue")
+        self._encoders, self.size = encoders, len(items)
+        self._key = key = trained.manifest.require_key("item")
+        [self.raw] = encoders.find_inputs([key])
+        vocabulary = read_key_vocabulary(trained.version_dir, trained.manifest, key)
+        tokens: Any = pa.array(items.ids) if vocabulary is None else vocabulary.take(items.ids)
+        is_text = not pa.types.is_integer(tokens.type)
+        self.pad_token: int | str = STRING_PAD_TOKENS[0] if is_text else INT_PAD_TOKENS[0]
+        tokens = tokens.to_numpy(zero_copy_only=not is_text)  # Refuses items without a token.
+        self._ids = tf.Variable(items.ids, trainable=False, name="item_ids")
+        self._tokens = tf.Variable(tokens, trainable=False, name="item_tokens")
+        self._columns = {
+            name: tf.Variable(
+                _append_unknown(values, trained.manifest.schema[name]), trainable=False, name=name
+            )
+            for name, values in columns.items()
+        }
+
+    def find(self, tokens: tf.Tensor) -> tf.Tensor:
+        flat = {self.raw.name: tf.reshape(tokens, [-1])}
+        wanted = self._encoders.encode(flat, (self._key,))[self._key]
+        positions = tf.minimum(tf.searchsorted(self._ids, wanted), self.size - 1)
+        is_known = tf.equal(tf.gather(self._ids, positions), wanted)
+        return tf.reshape(tf.where(is_known, positions, self.size), tf.shape(tokens))
+
+    def take(self, positions: tf.Tensor) -> Features:
+        return {name: tf.gather(column, positions) for name, column in self._columns.items()}
+
+    def rank(
+        self, scores: tf.Tensor, k: tf.Tensor | int, exclude: tf.Tensor | None = None
+    ) -> dict[str, tf.Tensor]:
+        """Returns `items` and `scores` `[rows, k]` of the best; equal scores in the order of ids.
+
+        Scores are `[rows, size]`, raw keys to leave out `[rows, …]`.
+        """
+        if exclude is not None:
+            scores = self._mask(scores, self.find(exclude))
+        best, columns = tf.math.top_k(scores, tf.minimum(k, self.size))
+        tokens = tf.gather(self._tokens, columns)
+        pad = tf.cast(self.pad_token, tokens.dtype)
+        return {"items": tf.where(best > NO_SCORE, tokens, pad), "scores": best}
+
+    def _mask(self, scores: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
+        known = tf.cast(tf.where(columns < self.size), tf.int32)  # [cells, 2]: row, position
+        cells = tf.stack([known[:, 0], tf.gather_nd(columns, known)], axis=1)
+        return tf.tensor_scatter_nd_update(
+            scores, cells, tf.fill(tf.shape(cells)[:1], tf.constant(NO_SCORE))
+        )
+
+
+def _append_unknown(values: tf.Tensor | tf.RaggedTensor, spec: FeatureSpec) -> tf.Tensor:
+    """Adds the row of an unknown item: an unknown id, lists without a value."""
+    if isinstance(values, tf.RaggedTensor):
+        values = values.to_tensor()
+    values = fit_length(values, spec)
+    if spec.vocabulary_size is not None or spec.dtype == "int64":
+        filler: object = PAD_ID if spec.is_list else OOV_ID
+    else:
+        filler = spec.pad_value or ("" if values.dtype == tf.string else 0)
+    row = tf.fill([1, *values.shape[1:]], tf.cast(filler, values.dtype))
+    return tf.concat([values, row], axis=0)
 
 
 def save_signatures(
     directory: str, signatures: Mapping[str, Signature], encoders: ServingEncoders
 ) -> None:
-    """Saves functions as the signatures of one SavedModel.
-
-    Only the variables that they read are saved: no optimizer state. Keys of dynamic tables are
-    looked up inside the graph.
-
-    Args:
-        directory: Where the SavedModel goes.
-        signatures: By name.
-        encoders: Encoders that they use.
-    """
-    lookups = ServingLookups()
-    with translating(lookups):
+    """Saves functions as signatures of one SavedModel, with the variables and keys they read."""
+    lookups: dict[str, Any] = {}
+    with translating(partial(_look_up, lookups)):
         functions = {name: _trace(signature) for name, signature in signatures.items()}
     module = tf.Module(name="served")
-    module.encoders = encoders
-    module.lookups = lookups.tables
+    module.encoders, module.lookups = encoders, lookups
     read = [v for function in functions.values() for v in function.graph.variables]
     variables = {id(variable): variable for variable in read}.values()
     module.weights = sorted(variables, key=lambda variable: variable.name)
@@ -286,20 +562,9 @@ def _trace(signature: Signature) -> Any:
     return serve.get_concrete_function(**form.specs)
 
 
-class ServingLookups:
-    """Tables from keys to rows for the graphs that are traced with it.
-
-    Attributes:
-        tables: One per key space that a graph reads, by the name of its table.
-    """
-
-    def __init__(self) -> None:
-        self.tables: dict[str, tf.lookup.experimental.MutableHashTable] = {}
-
-    def __call__(self, space: KeySpace, keys: tf.Tensor) -> tf.Tensor:
-        """Returns the rows of keys, of the same shape."""
-        if space.label not in self.tables:
-            with tf.init_scope():  # Outside of the graph that is being traced.
-                self.tables[space.label] = space.build_lookup()
-        rows = self.tables[space.label].lookup(tf.cast(keys, tf.int64))
-        return tf.ensure_shape(rows, keys.shape)  # A lookup forgets it.
+def _look_up(tables: dict[str, Any], space: KeySpace, keys: tf.Tensor) -> tf.Tensor:
+    if space.label not in tables:
+        with tf.init_scope():  # Outside of the graph that is being traced.
+            tables[space.label] = space.build_lookup()
+    rows = tables[space.label].lookup(tf.cast(keys, tf.int64))
+    return tf.ensure_shape(rows, keys.shape)  # A lookup forgets it.

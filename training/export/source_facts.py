@@ -20,10 +20,9 @@ class SourceFacts:
     """What raw inputs are checked and read by.
 
     Attributes:
-        event_time: Column of the log's times, where they are dates; None: they are none, or not
-            known.
-        forms: How each column is written, by its name; one that is not there comes as it is.
-        lengths: Values that models read of a list, by feature; one that is not there has no bound.
+        event_time: Column of the log's times, if these are known to be dates.
+        forms: How each column is written, by its name; others come as they are.
+        lengths: Values that models read of a list, by feature; others have no bound.
     """
 
     event_time: str | None = None
@@ -31,12 +30,7 @@ class SourceFacts:
     lengths: Mapping[str, int] = field(default_factory=dict)
 
     def complete(self, item: AnyInput, time_unit: str | None = None) -> AnyInput:
-        """Returns an input with how its column is written, and its times if it has some.
-
-        Args:
-            item: The input.
-            time_unit: Unit of the times that a date is made of; None: of a timestamp milliseconds.
-        """
+        """Returns an input with how its column is written, and the unit of its times if any."""
         form = self.forms.get(item.column)
         if form is not None and form.time is not None:
             time_unit = time_unit or "ms"
@@ -58,15 +52,7 @@ def read_source_facts(manifest: Manifest) -> SourceFacts:
 
 
 def find_item_columns(manifest: Manifest, plan: EncoderPlan) -> frozenset[str]:
-    """Returns the raw columns that differ from item to item.
-
-    These are the columns of features of role item, those of dictionaries that are joined by one of
-    them, and rolling counts and rates by keys one of which is one of them.
-
-    Args:
-        manifest: That of the dataset version.
-        plan: Its encoders.
-    """
+    """Returns the raw columns of items: of features of role item, joined or counted by such."""
     schema, key = manifest.schema, manifest.keys.item
     features = [*(spec.name for spec in schema.by_role("item")), *([] if key is None else [key])]
     known = {column.feature: column for column in plan.columns}
@@ -84,15 +70,7 @@ def find_item_columns(manifest: Manifest, plan: EncoderPlan) -> frozenset[str]:
 
 
 def find_aligned(manifest: Manifest, plan: EncoderPlan) -> tuple[tuple[str, ...], ...]:
-    """Finds the lists that stand side by side, value for value: of a history, of pairs, of imports.
-
-    Args:
-        manifest: That of the dataset version.
-        plan: Its encoders.
-
-    Returns:
-        Groups of two or more features.
-    """
+    """Finds the groups of lists that stand side by side: of a history, of pairs, of imports."""
     config = manifest.source.config
     columns = [
         {history["name"], *(f"{history['name']}_{name}" for name in history["columns"]),
@@ -119,13 +97,7 @@ def find_pair_features(
 ) -> tuple[str, ...]:
     """Returns the features that are made of an item's column and are not of role item.
 
-    A cross of a category and a device is one, the rate of a user in a category, and an item's price
-    that has the role of context. Nothing knows their values for other items than a row's own.
-
-    Args:
-        manifest: That of the dataset version.
-        plan: Its encoders.
-        features: Those to choose from.
+    Nothing knows their values for other items than a row's own.
     """
     columns = find_item_columns(manifest, plan)
     return tuple(

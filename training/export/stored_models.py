@@ -51,10 +51,7 @@ def describe(place: ReadablePath) -> str:
 
 
 def bring(place: ReadablePath, wanted: Callable[[str], bool] = lambda key: True) -> Path:
-    """Returns the local directory of a version or delta; of one in a store a copy is downloaded.
-
-    `wanted` says whether a file is brought, by its path from there.
-    """
+    """Returns the local directory of a version or delta; of one in a store a copy is downloaded."""
     if isinstance(place, Path):
         return place
     copy = WorkingCopy.at(str(place))
@@ -74,10 +71,7 @@ def is_card(key: str) -> bool:
 
 @contextmanager
 def hold_version(version: ReadablePath) -> Iterator[Path]:
-    """Gives the local directory of a version, whose index the block builds or adds to.
-
-    A version in a store is copied here and held for this process; its indexes are uploaded.
-    """
+    """Gives the local directory of a version; indexes that the block writes go to its store."""
     if isinstance(version, Path):
         yield version
         return

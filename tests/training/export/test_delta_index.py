@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 import sys
 from dataclasses import dataclass
@@ -125,14 +124,12 @@ def test_a_damaged_index_is_refused_and_the_model_is_as_it_was(
 
 
 def test_without_faiss_it_is_said_what_builds_the_index(
-    trained: Served, served: Path, tmp_path: Path, monkeypatch, caplog
+    trained: Served, served: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     _index(served, tmp_path)
     monkeypatch.setitem(sys.modules, "faiss", None)
     for name in ("index_build", "vector_index"):
         monkeypatch.delitem(sys.modules, f"training.index.{name}")
-    with caplog.at_level(logging.WARNING, "sluice"):
-        target = apply_delta(trained.delta, served)
-    assert not (target / INDEX_DIR).exists()
-    [said] = [r.getMessage() for r in caplog.records if r.name == "sluice.training.export"]
-    assert f"`sluice index --export {target}`" in said
+    assert run_app(models_app, ["apply", str(served), "--delta", str(trained.delta)]) == 0
+    assert not (served / "2" / INDEX_DIR).exists()
+    assert f"sluice index --export {served / '2'}" in capsys.readouterr().out

@@ -4,8 +4,6 @@ import hashlib
 import json
 import resource
 import shutil
-import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -34,10 +32,15 @@ from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
 from training.encoders.vocabularies import Vocabulary
 from training.evaluation.item_index import build_item_index, read_user_vectors
-from training.export.embeddings import EmbeddingWriter, write_users
+from training.export.embeddings import write_users, write_vectors
 from training.export.saved_model import write_export, write_models_config
 from training.export.serving_encoders import ServingEncoders
-from training.export.signatures import FormBuilder, Signature, save_signatures
+from training.export.signatures import (
+    Signature,
+    build_encoded_form,
+    build_raw_form,
+    save_signatures,
+)
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
 
@@ -63,13 +66,14 @@ def _unescape(text: str) -> str:
 def test_both_files_hold_the_same_keys_and_bits(vectors: np.ndarray, data: st.DataObject) -> None:
     text = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("\\\t\n\rtn"))
     keys = data.draw(st.lists(text, min_size=len(vectors), max_size=len(vectors)))
+    ids = np.arange(2, 2 + len(keys))
     with tempfile.TemporaryDirectory() as name:
-        with EmbeddingWriter(Path(name), "items", pa.string()) as writer:
-            writer.write(pa.array(keys, pa.string()), np.arange(len(keys)), vectors)
+        vocabulary = Vocabulary("v", "string", pa.array(keys, pa.string()))
+        write_vectors(Path(name) / "items", vocabulary, [(ids, vectors)])
         table = pq.read_table(Path(name) / "items.parquet")
         lines = (Path(name) / "items.txt").read_bytes().decode().split("\n")
     assert table["key"].to_pylist() == keys
-    assert table["id"].to_pylist() == list(range(len(keys)))
+    assert table["id"].to_pylist() == ids.tolist()
     stored = np.array(table["vector"].to_pylist(), np.float32)
     assert stored.tobytes() == vectors.tobytes()
     assert lines.pop() == ""
@@ -77,35 +81,6 @@ def test_both_files_hold_the_same_keys_and_bits(vectors: np.ndarray, data: st.Da
     assert [_unescape(key) for key, _ in read] == keys
     parsed = np.array([[np.float32(v) for v in numbers.split(",")] for _, numbers in read])
     assert parsed.astype(np.float32).tobytes() == vectors.tobytes()
-
-
-def test_rows_are_appended_and_integer_keys_stay_integers(tmp_path: Path) -> None:
-    with EmbeddingWriter(tmp_path, "users", pa.int64()) as writer:
-        for start in (0, 2):
-            writer.write(pa.array([start, start + 1]), np.arange(2), np.ones((2, 3), np.float32))
-        writer.write(pa.array([], pa.int64()), np.arange(0), np.ones((0, 3), np.float32))
-        assert writer.rows == 4
-    table = pq.read_table(tmp_path / "users.parquet")
-    assert table.schema.field("key").type == pa.int64()
-    assert table["key"].to_pylist() == [0, 1, 2, 3]
-    assert (tmp_path / "users.txt").read_text().startswith("0\t1,1,1\n")
-
-
-# Runs without Sluice on its path: what a serving host would do.
-CLIENT = """
-import json, sys
-import numpy as np, tensorflow as tf
-assert not any(name.split(".")[0] in ("conf", "training", "etl") for name in sys.modules)
-root, asked = sys.argv[1], json.load(sys.stdin)
-answers = {}
-signatures = tf.saved_model.load(root).signatures
-for name, (signature, output, inputs) in asked.items():
-    function = signatures[signature]
-    types = function.structured_input_signature[1]
-    tensors = {k: tf.constant(v, types[k].dtype) for k, v in inputs.items()}
-    answers[name] = function(**tensors)[output].numpy().tolist()
-print(json.dumps(answers))
-"""
 
 
 PAD = -(2**63)
@@ -132,69 +107,39 @@ def _tokens(version: Path, name: str) -> list:
     return pq.read_table(version / "encoders" / f"{name}.parquet")["token"].to_pylist()
 
 
-def _ask(exported: Path, questions: dict[str, tuple[str, str, dict]]) -> dict[str, np.ndarray]:
-    done = subprocess.run(
-        [sys.executable, "-c", CLIENT, str(exported)],
-        input=json.dumps(questions),
-        text=True,
-        capture_output=True,
-        check=False,
-        cwd=exported,
-        env={"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONSAFEPATH": "1", "PATH": ""},
-    )
-    assert done.returncode == 0, done.stderr
-    return {name: np.array(v, np.float32) for name, v in json.loads(done.stdout).items()}
-
-
-@pytest.mark.exhaustive
-def test_a_fresh_process_without_sluice_gives_the_model_s_vectors(
-    exported: Path, trained: TrainedModel
+def test_raw_and_encoded_values_give_the_model_s_vectors(
+    trained: TrainedModel, signatures: dict
 ) -> None:
     version, model = trained.version_dir, trained.model
     movies, genders = _tokens(version, "movie_id"), _tokens(version, "gender")
-    users = _tokens(version, "user_id")
-    raw_user = {
-        "user_id": [users[0], users[5], -77],
-        "gender": [genders[0], "no such", genders[1]],
-        "history": [[movies[3], movies[1], 999999], [movies[0], PAD, PAD], [PAD] * 3],
-    }
-    encoded_user = {
-        "user_id": [2, 7, 1],
-        "gender": [2, 1, 3],
-        "history": [[5, 3, 1], [2, 0, 0], [0, 0, 0]],
-    }
-    raw_item = {
-        "movie_id": [movies[4], -5],
-        "genres": [["genre_0", "genre_all"], ["new", "<sluice:pad>"]],
-    }
-    genre_ids = {token: 2 + i for i, token in enumerate(_tokens(version, "genres"))}
-    encoded_item = {
-        "movie_id": [6, 1],
-        "genres": [[genre_ids["genre_0"], genre_ids["genre_all"]], [1, 0]],
-    }
-    answers = _ask(
-        exported,
-        {
-            "raw_user": ("user_embedding", "embedding", raw_user),
-            "encoded_user": ("user_embedding_encoded", "embedding", encoded_user),
-            "raw_item": ("item_embedding", "embedding", raw_item),
-            "encoded_item": ("item_embedding_encoded", "embedding", encoded_item),
-            "unknown": (
-                "item_embedding",
-                "embedding",
-                {"movie_id": [-5, 10**12], "genres": [["x"], ["y"]]},
-            ),
+    users, genres = _tokens(version, "user_id"), _tokens(version, "genres")
+    ids = [2 + genres.index(name) for name in ("genre_0", "genre_all")]
+    raw = {
+        "user": {
+            "user_id": [users[0], users[5], -77],
+            "gender": [genders[0], "no such", genders[1]],
+            "history": [[movies[3], movies[1], 999999], [movies[0], PAD, PAD], [PAD] * 3],
         },
-    )
-    direct_user = model.embed_users({n: tf.constant(v, tf.int64) for n, v in encoded_user.items()})
-    direct_item = model.embed_items({n: tf.constant(v, tf.int64) for n, v in encoded_item.items()})
-    for kind in ("raw", "encoded"):
-        np.testing.assert_allclose(answers[f"{kind}_user"], direct_user, atol=1e-6)
-        np.testing.assert_allclose(answers[f"{kind}_item"], direct_item, atol=1e-6)
-    oov = model.embed_items(
-        {"movie_id": tf.constant([1], tf.int64), "genres": tf.constant([[1]], tf.int64)}
-    )
-    np.testing.assert_allclose(answers["unknown"], np.repeat(oov, 2, axis=0), atol=1e-6)
+        "item": {
+            "movie_id": [movies[4], -5],
+            "genres": [["genre_0", "genre_all"], ["new", "<sluice:pad>"]],
+        },
+    }
+    encoded = {
+        "user": {
+            "user_id": [2, 7, 1],
+            "gender": [2, 1, 3],
+            "history": [[5, 3, 1], [2, 0, 0], [0, 0, 0]],
+        },
+        "item": {"movie_id": [6, 1], "genres": [ids, [1, 0]]},
+    }
+    for side, embed in (("user", model.embed_users), ("item", model.embed_items)):
+        batch = {name: tf.constant(value, tf.int64) for name, value in encoded[side].items()}
+        of_raw = {name: tf.constant(value) for name, value in raw[side].items()}
+        of_raw = {n: tf.cast(v, tf.int64) if v.dtype == tf.int32 else v for n, v in of_raw.items()}
+        for suffix, inputs in (("", of_raw), ("_encoded", batch)):
+            found = signatures[f"{side}_embedding{suffix}"](**inputs)["embedding"]
+            np.testing.assert_allclose(found, embed(batch), atol=1e-6)
 
 
 def test_embedding_files_hold_every_item_and_user(exported: Path, trained: TrainedModel) -> None:
@@ -409,12 +354,14 @@ def test_features_of_any_name_can_be_served(name: str, tmp_path: Path) -> None:
     )
     encoders = ServingEncoders(plan, (name,), {"v": vocabulary})
     table = tf.Variable(tf.reshape(tf.range(8.0), (4, 2)))
-    forms = FormBuilder(encoders, {name: spec})
-    built = {"raw": forms.build_raw((name,)), "encoded": forms.build_encoded((name,))}
+    built = {
+        "raw": build_raw_form(encoders, [name]),
+        "encoded": build_encoded_form(encoders, [name]),
+    }
     save_signatures(
         str(tmp_path / "1"),
         {
-            key: Signature(form, lambda x, _: {"embedding": tf.gather(table, x[name])})
+            key: Signature(form, lambda x, _: {"embedding": tf.gather(table, x[name])}, {})
             for key, form in built.items()
         },
         encoders,

@@ -33,13 +33,13 @@ from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_index import FIRST_ROW
 from training.embedding.key_space import KeySpace
 from training.embedding.ruled_key_space import RuledKeySpace
+from training.embedding.table_files import write_tables
 from training.encoders.vocabularies import (
     EncodedVersion,
     match_keys,
     match_rows,
     read_encoded_version,
 )
-from training.export.tables import describe_tables, read_table_rows, write_tables
 from training.fit import fit_run, plan_run
 from training.loop import warm_start
 from training.loop.trainer import Trainer
@@ -329,7 +329,7 @@ def ruled_run(tiny_version: Path, tmp_path_factory) -> Path:
 
 
 def keep_tables(directory: Path, model) -> None:
-    write_tables(directory, {name: read_table_rows(table) for name, table in model.tables.items()})
+    write_tables(directory, {name: table.read_by_key() for name, table in model.tables.items()})
 
 
 def test_a_key_can_be_asked_for_and_tables_are_files(ruled_run: Path, tmp_path: Path) -> None:
@@ -352,15 +352,15 @@ def test_a_key_can_be_asked_for_and_tables_are_files(ruled_run: Path, tmp_path: 
     with pytest.raises(ConfigError, match="no such table"):
         summarize_key(ruled_run, "users", 5)
     keep_tables(tmp_path / "tables", model)
-    written = describe_tables(model)
-    assert (written["user_id"]["rows"], written["user_id"]["dim"]) == (len(rows), 4)
+    assert model.tables["user_id"].read_by_key()[1].shape == (len(rows), 4)
     for ending, error in ((".parquet", 0.0), (".txt", 2e-8)):
         store = TableStore(4)
         store.load(tmp_path / "tables" / f"user_id{ending}")
         wanted = table.rows.numpy()[list(rows.values())]
         np.testing.assert_allclose(store.pull(list(rows)), wanted, rtol=0, atol=error)
         assert len(store) == len(rows)
-    assert written["movie_id"]["rows"] == model.tables["movie_id"].vocabulary_size - 1
+    keys, _ = model.tables["movie_id"].read_by_key()
+    assert len(keys) == model.tables["movie_id"].vocabulary_size - 1
 
 
 def test_keys_under_rules_keep_their_counts_and_ages(
