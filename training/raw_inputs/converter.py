@@ -242,7 +242,7 @@ def _fill_nulls(
         if (missing := item.missing) is None:
             position = int(values.is_null().to_numpy(zero_copy_only=False).argmax())
             place = (position,) if lengths is None else _find_place(lengths, position)
-            raise WrongValueError(name, "has no value for a missing one: give it", place)
+            raise WrongValueError(name, "has no value for a missing one", place)
         values = values.fill_null(pa.scalar(missing, values.type))
     return np.asarray(values.to_numpy(zero_copy_only=False))
 

@@ -283,8 +283,8 @@ def test_the_export_says_how_far_lists_are_read(ways: Ways) -> None:
 def test_a_vector_without_a_number_is_refused_as_what_it_is(ways: Ways, tmp_path: Path) -> None:
     row = {"item": 3, "clicks": None, "shops": None, "dwell": None, "vector": [1.0, None, 2.0]}
     answer = ways.client.post("/v1/models/scores:predict", json={"instances": [row]})
-    assert (answer.status_code, answer.json()["error"]) == (
-        400, "input vector has no value for a missing one: give it")  # fmt: skip
+    said = "input vector has no value for a missing one in row 0 (from 0), position [1]"
+    assert (answer.status_code, answer.json()["error"]) == (400, said)
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(InputDataError, match="row 1: column 'vector'"):
         predict_file(ways, tmp_path / "rows.jsonl")
