@@ -126,7 +126,7 @@ def _build(
     """Builds an input whose rows stand in as many lists as its specification says."""
     item = item or _describe_plain(choice.names[0], spec.dtype.name)
     dims = spec.shape.as_list()
-    if len(choice.names) == 1:
+    if len(choice.names) == 1 and choice.names[0] not in choice.paired:
         plain = _build_plain(item, given[choice.names[0]], spec)
         if plain is not None and _fits(plain.shape, dims):
             return plain

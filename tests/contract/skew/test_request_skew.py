@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from conf.artefacts.dataset import read_manifest
-from conf.artefacts.export import LINE, ExportOptions, Give
+from conf.artefacts.export import ExportOptions, Give
 from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
 from conf.encoders.bags import VectorBytes
 from conf.encoders.hashing import Hash
@@ -37,7 +37,7 @@ from tests.training.predictions import write_scores
 from tests.training.tiny_dataset import describe_shard, write_shard, write_tiny_dataset
 from training.apply.answers import Asked, Source, find_row_inputs, plan_answers
 from training.apply.export import Export
-from training.apply.parts import Job, RowSource, read_part
+from training.apply.parts import LINE, Job, RowSource, read_part
 from training.checkpoint.restore import TrainedModel
 from training.export.saved_model import write_export
 from training.models.registry import build_model
@@ -283,8 +283,8 @@ def test_the_export_says_how_far_lists_are_read(ways: Ways) -> None:
 def test_a_vector_without_a_number_is_refused_as_what_it_is(ways: Ways, tmp_path: Path) -> None:
     row = {"item": 3, "clicks": None, "shops": None, "dwell": None, "vector": [1.0, None, 2.0]}
     answer = ways.client.post("/v1/models/scores:predict", json={"instances": [row]})
-    assert answer.status_code == 400
-    assert "input vector has no value for a missing one" in answer.json()["error"]
+    said = "input vector has no value for a missing one in row 0 (from 0), position [1]"
+    assert (answer.status_code, answer.json()["error"]) == (400, said)
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(InputDataError, match="row 1: column 'vector'"):
         predict_file(ways, tmp_path / "rows.jsonl")
