@@ -27,8 +27,8 @@ from training.checkpoint.restore import TrainedModel
 from training.encoders.vocabularies import read_key_vocabulary, read_plan
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.task_metrics import compile_scores
-from training.export.signatures import build_encoders
 from training.export.serving_encoders import name_inputs
+from training.export.signatures import build_encoders
 from training.input.batches import Features
 from training.models.ranking import RankingModel
 from training.models.retrieval import RetrievalModel, require_retrieval

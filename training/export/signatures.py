@@ -40,6 +40,7 @@ from conf.errors import ConfigError
 from conf.schema import OOV_ID, PAD_ID, FeatureSpec
 from training.checkpoint.restore import TrainedModel
 from training.embedding.key_space import KeySpace, translating
+from training.encoders.vocabularies import read_key_vocabulary, read_plan
 from training.evaluation.item_index import ItemIds, ItemIndex, read_item_features
 from training.export.serving_encoders import (
     INT_PAD_TOKENS,
@@ -53,7 +54,6 @@ from training.export.serving_encoders import (
 from training.export.source_facts import find_item_columns, find_pair_features, read_source_facts
 from training.models.ranking import NetworkRankingModel, Task
 from training.models.retrieval import RetrievalModel, require_retrieval, score_catalogue
-from training.raw_inputs.vocabularies import read_key_vocabulary, read_plan
 
 EMBEDDING, EXAMPLES = "embedding", "examples"
 NO_SCORE = float(np.finfo(np.float32).min)

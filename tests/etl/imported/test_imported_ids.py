@@ -245,7 +245,12 @@ def test_configs_that_contradict_themselves_are_refused(tmp_path, features, mess
 
 def test_a_key_has_one_value_in_each_record(tmp_path):
     with pytest.raises(InputDataError, match="has several values"):
-        publish(tmp_path, {"item": [[5], [6, 7]]}, [{"name": "item", "role": "item"}])
+        publish(
+            tmp_path,
+            {"item": [[5], [6, 7]]},
+            [{"name": "item", "role": "item"}],
+            keys={"item": "item"},
+        )
 
 
 def test_only_whole_numbers_move(tmp_path):
