@@ -319,7 +319,7 @@ def test_a_server_follows_a_store(
     export_again()
     machine("server")
     models = serve(find_place(base))
-    wanted = ask(ServedVersion(world.version, Loading(files=None)))
+    wanted = ask(ServedVersion(world.version, Loading()))
     np.testing.assert_array_equal(ask(models.get("t")), wanted)
     assert (models.get("t").number, models.get("t").index) == (1, None)
     store.log.clear()

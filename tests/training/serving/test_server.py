@@ -385,7 +385,7 @@ def test_keys_and_texts_of_csv_stay_as_they_are_written(tmp_path) -> None:
     path.write_text("sku,year,code\n007,1999,01\nNA,,\n")
     assert read_table(path, as_text=True)["code"].to_pylist() == ["01", None]
     table = read_table(path)
-    assert table.to_pydict() == {"sku": ["007", "NA"], "year": [1999, None], "code": [1, None]}
+    assert table.to_pydict() == {"sku": ["007", "NA"], "year": [1999, None], "code": ["01", None]}
     of_texts = align_columns(table, pa.array(["7", "NA", "007"]))
     assert of_texts["year"].to_pylist() == [None, None, 1999]
     path.write_text("sku,year\n007,1999\n8,2000\n")
