@@ -40,6 +40,7 @@ from training.export.saved_model import write_export
 from training.input.batches import build_eval_dataset
 from training.models.ranking import NetworkRankingModel
 from training.raw_inputs.files import RawFile
+from training.raw_inputs.requests import read_names
 from training.serving.requests.tensors import parse_predict
 
 FIRST = datetime.date(2026, 1, 1)
@@ -296,14 +297,14 @@ def test_executors_give_them_too(
 
 def test_a_server_gives_them_too(export: Path, expected: pd.Series, rows: Path) -> None:
     card = json.loads((export / "export.json").read_text())
-    inputs = {item["name"]: item for item in card["signatures"]["serving_default"]["inputs"]}
+    inputs = card["signatures"]["serving_default"]["inputs"]
     signature = tf.saved_model.load(str(export)).signatures["serving_default"]
     specs = signature.structured_input_signature[1]
-    names = sorted({item["column"] for item in inputs.values()})
+    names = sorted({item["column"] for item in inputs})
     found = []
     for row in pq.read_table(rows).to_pylist():
         instance = json.loads(json.dumps({name: row[name] for name in names}))
-        arrays, _ = parse_predict({"instances": [instance]}, specs, inputs)
+        arrays, _ = parse_predict({"instances": [instance]}, specs, read_names(inputs))
         score = signature(**{n: tf.constant(v, specs[n].dtype) for n, v in arrays.items()})
         found.append({"row": row["row"], "click": float(score["click"][0])})
     check_scores(pd.DataFrame(found), expected)

@@ -15,10 +15,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from conf.number_text import parse_whole
 from training.serving.access import Access, Guard, refuse
 from training.serving.requests.errors import (
     EXPIRED,
@@ -48,7 +49,7 @@ class ListQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     user: str
-    k: int = 10
+    k: Annotated[int, BeforeValidator(parse_whole)] = 10
     seen: bool = False
 
 

@@ -141,6 +141,7 @@ def test_what_is_left_out_is_missing_by_get_too(client, expect) -> None:
     answer = client.get(f"/v1/recommend?user=1003&k={ITEMS}&seen=true")
     assert answer.status_code == 200, answer.text
     assert {r["item"]: r["score:label"] for r in answer.json()["items"]} == ask(client, user=1003)
+    assert client.get("/v1/recommend?user=1003&k=1_0").status_code == 400
     refused = client.get("/v1/recommend?user=1003&device=app")
     assert (refused.status_code, "device" in refused.json()["error"]) == (400, True)
 
