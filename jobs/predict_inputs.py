@@ -16,6 +16,7 @@ from etl.sources.parquet_files import load_parquet
 from etl.sources.text_files import escape_path
 from etl.sources.text_formats import has_bad_quotes
 from etl.tfrecord.spark.failures import describe_failure, known_failures
+from etl.tfrecord.spark.schema import quote_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -182,13 +183,13 @@ def read_times(found: NumberedInput, inputs: Iterable[Any], read: Sequence[str])
     }
     frame, types = found.frame, dict(found.frame.dtypes)
     if found.source.find_kind() == "jsonl" and patterns:
-        fields = ", ".join(f"`{name.replace('`', '``')}` string" for name in patterns)
+        fields = ", ".join(f"{quote_name(name)} string" for name in patterns)
         row = F.from_json(LINE, fields)
         times = [_read_time(name, row[name], own).alias(name) for name, own in patterns.items()]
         return frame.withColumn(TIMES, F.struct(*times))
     for name, pattern in patterns.items():
         if types.get(name) == "string":
-            frame = frame.withColumn(name, _read_time(name, _name_column(name), pattern))
+            frame = frame.withColumn(name, _read_time(name, F.col(quote_name(name)), pattern))
     return frame
 
 
@@ -213,7 +214,7 @@ def choose_rows(
         starts.append(total)
         total += count
     position = F.monotonically_increasing_id()
-    numbered = found.frame.select(*map(_name_column, read), position.alias(ROW))
+    numbered = found.frame.select(*map(quote_name, read), position.alias(ROW))
     own = F.col(ROW).bitwiseAND(F.lit((1 << _POSITION_BITS) - 1))
     begin = F.element_at(F.lit(starts), _to_int(F.shiftright(ROW, _POSITION_BITS) + 1))
     numbered = numbered.withColumn(ROW, begin + own)
@@ -223,12 +224,6 @@ def choose_rows(
     placed = wanted.where(F.col("__sluice_place") >= 0)
     spread = placed.repartitionById(len(missing), _to_int(F.col("__sluice_place")))
     return spread.drop("__sluice_place").sortWithinPartitions(ROW)
-
-
-def _name_column(name: str) -> Column:
-    from pyspark.sql import functions as F
-
-    return F.col("`" + name.replace("`", "``") + "`")
 
 
 def _to_int(value: Column) -> Column:
