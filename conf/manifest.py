@@ -6,8 +6,8 @@ It also records where the version comes from: inputs read, where each row went, 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from conf.errors import ConfigError, InputDataError
@@ -519,3 +519,25 @@ def _manifest_fields(data: dict[str, Any], origin: str) -> dict[str, Any]:
             name: FileInfo(**item) for name, item in fields.get("train_counts", {}).items()
         },
     }
+
+
+def bound_list(
+    manifest: Manifest, spec: FeatureSpec, splits: Sequence[str] = ("train",)
+) -> FeatureSpec:
+    """Bounds a list without `max_len` by the longest of some splits, as the statistics have it.
+
+    Any other feature is returned as it is.
+    """
+    if not spec.is_ragged or spec.max_len is not None:
+        return spec
+    found = [manifest.statistics.get(split, {}).get(spec.name, {}) for split in splits]
+    longest = max((one.get("length", {}).get("max") or 0 for one in found), default=0)
+    return replace(spec, max_len=int(longest)) if longest else spec
+
+
+def bound_row_list(manifest: Manifest, spec: FeatureSpec) -> FeatureSpec:
+    """Bounds a list by the longest of train, as `bound_list`; a list of an item stays as it is.
+
+    The catalogue holds lists of items that train does not.
+    """
+    return spec if spec.role == "item" else bound_list(manifest, spec)

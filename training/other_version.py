@@ -30,6 +30,7 @@ from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.restore import TrainedModel
 from training.checkpoint.run_reference import RunReference
 from training.embedding.key_space import holding_whole_tables
+from training.encoders.serving import RawInput, ServingEncoders, build_serving_encoders
 from training.encoders.vocabularies import (
     EncodedVersion,
     is_encoded_alike,
@@ -37,7 +38,6 @@ from training.encoders.vocabularies import (
     read_encoded_version,
     read_key_vocabulary,
 )
-from training.export.serving_encoders import RawInput, ServingEncoders, build_serving_encoders
 from training.input.batches import Features
 from training.loop.optimizers import Optimizers
 from training.loop.warm_start import WarmTarget, transfer_weights

@@ -19,7 +19,7 @@ from etl.quality.version_view import view_version
 from etl.tfrecord.types.features import WireFeature
 from tests.etl.logs import RATINGS, build_config, write_logs
 from tests.tfrecord_files import read_file
-from training.export.serving_encoders import build_serving_encoders
+from training.encoders.serving import build_serving_encoders
 
 DAY = 86_400
 RAW_VALUES = ("stars", "stars_fixed", "stars_scaled", "gender_stars", "item_rate", "past_stars")

@@ -28,6 +28,7 @@ from conf.storage.table_files import open_parquet
 from training.apply.answers import Answers, Rows, Source, find_row_inputs
 from training.apply.export import Arrays, Export, Items
 from training.apply.ranker import Ranker, RowInputs
+from training.encoders.serving import ServingEncoders, read_serving_encoders
 from training.encoders.vocabularies import (
     Vocabulary,
     find_named_ids,
@@ -50,8 +51,6 @@ from training.evaluation.users_as_of import (
     find_user_rows,
     read_user_rows,
 )
-from training.export.serving_encoders import ServingEncoders, build_serving_encoders
-from training.export.source_facts import read_source_facts
 from training.input.batches import Batch, build_eval_dataset, read_batches
 from training.raw_inputs.files import RawFile, RawReader, find_key_input, read_key_rows, regroup
 from training.raw_inputs.inputs import InputColumn, SourceNames
@@ -248,7 +247,7 @@ class DatasetRows:
 
     def _choose_users(self, parts: Sequence[UserRows], file: RawFile) -> tuple[UserRows, ...]:
         user = self._manifest.require_key("user")
-        encoders = read_encoders(TrainingData(*self._where), (user,))
+        encoders = read_serving_encoders(*self._where, (user,))
         key, keys, found = find_key_input(encoders.inputs, user), [], []
         for given, rows in read_key_rows(file, [key], key, self._batch_size):
             keys += given
@@ -322,7 +321,7 @@ def choose_items(
     encoders, described = None, None
     if data is not None and (export.is_ranking or is_computed):
         names = (key.feature, *(item["feature"] for item in of_items if export.is_ranking))
-        encoders = read_encoders(data, tuple(dict.fromkeys(names)))
+        encoders = read_serving_encoders(data.version_dir, data.manifest, dict.fromkeys(names))
     if not export.is_ranking:
         described = [InputColumn.from_json(item) for item in of_items]
     elif encoders is not None:
@@ -432,12 +431,6 @@ def _is_described(file: RawFile, inputs: Sequence[InputColumn], key: InputColumn
     names = {item.name for item in inputs if item.column != key.column}
     others = names | {sources[name] for name in names & sources.keys()}
     return bool(others & set(RawReader(file, inputs).find_columns()))
-
-
-def read_encoders(data: TrainingData, names: tuple[str, ...]) -> ServingEncoders:
-    """Reads the encoders of some features of a dataset version."""
-    plan, facts = read_plan(data.version_dir, data.manifest), read_source_facts(data.manifest)
-    return build_serving_encoders(data.version_dir, plan, names, facts)
 
 
 def _report_unmatched(file: RawFile, what: str, given: int, unmatched: Sequence[Any]) -> None:

@@ -38,9 +38,9 @@ from conf.artefacts.export import (
 from conf.splits import USERS
 from conf.storage.atomic_output import PRIVATE
 from training.checkpoint.restore import TrainedModel
+from training.encoders.source import find_aligned
 from training.encoders.vocabularies import Vocabulary, read_key_vocabulary, read_plan
 from training.evaluation.item_index import ItemIndex, read_item_features, read_user_vectors
-from training.export.source_facts import find_aligned
 from training.input.batches import build_eval_dataset, read_batches
 from training.models.retrieval import require_retrieval
 

@@ -47,9 +47,9 @@ from training.embedding.dynamic_table import DynamicTable
 from training.embedding.static_table import EmbeddingTable
 from training.embedding.table_delta import fingerprint_rows
 from training.embedding.table_files import write_tables
+from training.encoders.serving import RawInput, ServingEncoders
 from training.evaluation.item_index import ItemIndex, build_item_index
 from training.export.embeddings import write_embeddings, write_item_keys, write_users
-from training.export.serving_encoders import RawInput, ServingEncoders
 from training.export.signatures import (
     Signature,
     build_encoders,

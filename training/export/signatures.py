@@ -40,18 +40,18 @@ from conf.errors import ConfigError
 from conf.schema import OOV_ID, PAD_ID, FeatureSpec
 from training.checkpoint.restore import TrainedModel
 from training.embedding.key_space import KeySpace, translating
-from training.encoders.vocabularies import read_key_vocabulary, read_plan
-from training.evaluation.item_index import ItemIds, ItemIndex, read_item_features
-from training.export.serving_encoders import (
+from training.encoders.serving import (
     INT_PAD_TOKENS,
     STRING_PAD_TOKENS,
     TENSOR_DTYPES,
     RawInput,
     ServingEncoders,
-    build_serving_encoders,
     fit_length,
+    read_serving_encoders,
 )
-from training.export.source_facts import find_item_columns, find_pair_features, read_source_facts
+from training.encoders.source import find_item_columns, find_pair_features
+from training.encoders.vocabularies import read_key_vocabulary, read_plan
+from training.evaluation.item_index import ItemIds, ItemIndex, read_item_features
 from training.models.ranking import NetworkRankingModel, Task
 from training.models.retrieval import RetrievalModel, require_retrieval, score_catalogue
 
@@ -99,11 +99,9 @@ class Signature:
 
 def build_encoders(trained: TrainedModel) -> ServingEncoders:
     """Builds the encoders of all that the model reads, and of the items' keys."""
-    plan = read_plan(trained.version_dir, trained.manifest)
     key = trained.manifest.keys.item
     names = dict.fromkeys((*trained.model.inputs, *([] if key is None else [key])))
-    facts = read_source_facts(trained.manifest)
-    return build_serving_encoders(trained.version_dir, plan, names, facts)
+    return read_serving_encoders(trained.version_dir, trained.manifest, names)
 
 
 def build_signatures(

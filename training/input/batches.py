@@ -14,19 +14,14 @@ import numpy as np
 import tensorflow as tf
 
 from conf.errors import ConfigError, SluiceError
-from conf.manifest import Manifest
+from conf.manifest import Manifest, bound_list
 from conf.paths import ReadablePath
 from conf.training.input import FilterConfig, InputConfig, OnCorrupt
 from training.input.carried_errors import carry, input_errors
 from training.input.open_iterators import close_iterators_at_exit
 from training.reader.batch_plan import BatchShape, plan_ordered, plan_shuffled
 from training.reader.decoded_rows import DecodedRows, RaggedList, regroup
-from training.reader.feature_columns import (
-    bound_list,
-    plan_columns,
-    select_features,
-    split_features,
-)
+from training.reader.feature_columns import plan_columns, select_features, split_features
 from training.reader.split_source import InputOptions, SplitSource, build_size_error
 
 Batch = dict[str, Any]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from conf.errors import ConfigError
-from conf.manifest import Manifest
+from conf.manifest import Manifest, bound_list
 from conf.schema import FeatureSpec
 from conf.training.models import (
     DSSMConfig,
@@ -31,7 +31,7 @@ from training.models.retrieval import RetrievalModel
 from training.networks.layers import PositionWeights, normalize_rows
 from training.networks.network import Network, TrainingPass, build_keras_model, building_layers
 from training.networks.tower import build_own_tower, build_tower, check_activation
-from training.reader.feature_columns import bound_list, list_length
+from training.reader.feature_columns import list_length
 
 
 class DSSM(RetrievalModel):

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from conf.encoders import KEY_PREFIX
 from conf.errors import ConfigError, did_you_mean
-from conf.manifest import Manifest
+from conf.manifest import Manifest, bound_list, bound_row_list
 from conf.schema import FeatureSpec
 from conf.training.models import ModelConfig, PoolingConfig, VectorConfig
 from conf.training.tables import DynamicTableConfig, Initializer, NormalConfig, StaticTableConfig
@@ -22,7 +22,6 @@ from training.embedding.ruled_key_space import RuledKeySpace
 from training.embedding.static_table import EmbeddingTable, RowUpdates
 from training.models.embedded_inputs import BIAS_SUFFIX, EmbeddedInputs, InputFeature
 from training.networks.layers import PositionWeights
-from training.reader.feature_columns import bound_list, bound_row_list
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from typing import Any
 import tensorflow as tf
 
 from conf.errors import ConfigError
-from conf.manifest import Manifest
+from conf.manifest import Manifest, bound_list
 from conf.schema import FeatureSpec
 from conf.training.models import HSTUConfig
 from training.input.batches import Features
 from training.models.model import find_feature
-from training.reader.feature_columns import bound_list, list_length
+from training.reader.feature_columns import list_length
 
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 UNKNOWN_AGE = -1.0

@@ -11,7 +11,7 @@ from types import MappingProxyType
 import tensorflow as tf
 
 from conf.errors import ConfigError, did_you_mean
-from conf.manifest import Manifest
+from conf.manifest import Manifest, bound_list
 from conf.schema import FeatureSpec
 from conf.training.input import InputConfig
 from conf.training.models import PoolingConfig, RankingConfig, TaskConfig
@@ -31,7 +31,6 @@ from training.models.model import Model, find_feature
 from training.models.pooling import complete_pooling, find_weights
 from training.networks.network import Network, TrainingPass, build_keras_model, building_layers
 from training.networks.registry import NETWORKS, NetworkKind, build_logits, find_network
-from training.reader.feature_columns import bound_list
 
 NO_INPUTS = ("label", "weight", "id")
 """Roles of features that say something of a row that is not known when it is scored."""

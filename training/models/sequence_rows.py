@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from conf.errors import ConfigError
-from conf.manifest import Manifest, has_sequences
+from conf.manifest import Manifest, bound_list, has_sequences
 from conf.schema import FeatureSpec
 from conf.training.input import HeldOutConfig
 from conf.training.models import ModelConfig, SequenceConfig
 from training.models.dssm import select_features
 from training.networks.sequence_registry import SEQUENCE_NETWORKS
-from training.reader.feature_columns import bound_list, list_length
+from training.reader.feature_columns import list_length
 
 
 def trains_everywhere(config: SequenceConfig) -> bool:

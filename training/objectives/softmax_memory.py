@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from conf.errors import ConfigError
-from conf.manifest import Manifest
+from conf.manifest import Manifest, bound_list
 from conf.splits import CATALOG
 from conf.training.models import ModelConfig, SequenceConfig
 from conf.training.objectives import SoftmaxConfig
@@ -20,7 +20,7 @@ from training.models.retrieval import RetrievalModel
 from training.models.sequence_rows import count_queries
 from training.networks.dice import Dice
 from training.objectives.catalog_softmax import BLOCK_ITEMS
-from training.reader.feature_columns import bound_list, list_length
+from training.reader.feature_columns import list_length
 
 _LOGIT_COPIES = 3
 """The logits of a block of items, their softmax and their gradient."""

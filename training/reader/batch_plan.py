@@ -13,19 +13,14 @@ from typing import Any
 from conf.encoders.bags import SparseIndices, Weights
 from conf.errors import ConfigError, TooFewRowsError
 from conf.load import override_config
-from conf.manifest import Manifest
+from conf.manifest import Manifest, bound_list
 from conf.paths import ReadablePath
 from conf.schema import FeatureSpec
 from conf.training.input import InputConfig
 from training.encoders.vocabularies import read_plan
 from training.reader.damage import InputCounts
 from training.reader.decoded_rows import DecodedRows, regroup
-from training.reader.feature_columns import (
-    FeatureColumn,
-    bound_list,
-    plan_columns,
-    select_features,
-)
+from training.reader.feature_columns import FeatureColumn, plan_columns, select_features
 from training.reader.mixing import build_mixed_reader
 from training.reader.row_sampling import bucket_batches, skip_batches
 from training.reader.shares import BatchShare

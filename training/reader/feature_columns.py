@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -14,28 +14,6 @@ from conf.errors import InputDataError, did_you_mean
 from conf.manifest import Manifest
 from conf.schema import OOV_ID, PAD_ID, FeatureSpec
 from etl.tfrecord.reading import WireFeature, list_lengths
-
-
-def bound_list(
-    manifest: Manifest, spec: FeatureSpec, splits: Sequence[str] = ("train",)
-) -> FeatureSpec:
-    """Bounds a list without `max_len` by the longest of some splits, as the statistics have it.
-
-    Any other feature is returned as it is.
-    """
-    if not spec.is_ragged or spec.max_len is not None:
-        return spec
-    found = [manifest.statistics.get(split, {}).get(spec.name, {}) for split in splits]
-    longest = max((one.get("length", {}).get("max") or 0 for one in found), default=0)
-    return replace(spec, max_len=int(longest)) if longest else spec
-
-
-def bound_row_list(manifest: Manifest, spec: FeatureSpec) -> FeatureSpec:
-    """Bounds a list by the longest of train, as `bound_list`; a list of an item stays as it is.
-
-    The catalogue holds lists of items that train does not.
-    """
-    return spec if spec.role == "item" else bound_list(manifest, spec)
 
 
 def list_length(spec: FeatureSpec) -> int | None:

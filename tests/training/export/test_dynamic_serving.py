@@ -22,12 +22,12 @@ from tests.training.predictions import write_lists
 from tests.training.tiny_dataset import TinyConfig, hash_key, write_tiny_dataset
 from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.restore import TrainedModel, load_checkpoint, load_run
+from training.encoders.serving import INT_PAD_TOKENS
 from training.encoders.vocabularies import read_key_vocabulary
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import build_item_index
 from training.export.delta import apply_delta, write_delta
 from training.export.saved_model import write_export
-from training.export.serving_encoders import INT_PAD_TOKENS
 from training.fit import fit_run
 from training.models.carried_tables import MatchedKeys, set_keys
 from training.models.registry import build_model

@@ -30,11 +30,11 @@ from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
+from training.encoders.serving import ServingEncoders
 from training.encoders.vocabularies import Vocabulary
 from training.evaluation.item_index import build_item_index, read_user_vectors
 from training.export.embeddings import write_users, write_vectors
 from training.export.saved_model import write_export, write_models_config
-from training.export.serving_encoders import ServingEncoders
 from training.export.signatures import (
     Signature,
     build_encoded_form,

@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 from conf.errors import InputDataError
-from training.export.source_facts import SourceFacts
+from training.encoders.source import SourceFacts
 from training.raw_inputs.files import RawFile, RawReader
 from training.raw_inputs.inputs import InputColumn, find_forms
 from training.raw_inputs.requests import RawValueError, read_names

@@ -6,10 +6,9 @@ import pyarrow as pa
 import pytest
 
 from conf.errors import InputDataError
-from conf.manifest import Manifest
+from conf.manifest import Manifest, bound_list
 from conf.schema import FeatureSpec
 from training.reader.feature_columns import (
-    bound_list,
     check_binary,
     check_specs,
     fill_absent,

@@ -17,8 +17,8 @@ from conf.artefacts.export import ExportOptions
 from conf.errors import UpstreamNotReadyError
 from tests.training.number_features import BAD, NAN, ROW, build_number_model
 from training.checkpoint.restore import TrainedModel
+from training.encoders.serving import FLOAT_NULL_TOKEN
 from training.export.saved_model import write_export
-from training.export.serving_encoders import FLOAT_NULL_TOKEN
 from training.models.registry import build_model
 from training.serving.app import build_app
 from training.serving.models.server_config import ServerConfig

@@ -8,9 +8,8 @@ from typing import TypeVar
 
 from conf.dates import find_date_unit
 from conf.encoders import EncoderPlan
-from conf.manifest import Manifest
+from conf.manifest import Manifest, bound_row_list
 from training.raw_inputs.inputs import InputColumn, WrittenForm, find_forms
-from training.reader.feature_columns import bound_row_list
 
 AnyInput = TypeVar("AnyInput", bound=InputColumn)
 

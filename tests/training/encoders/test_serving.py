@@ -21,8 +21,7 @@ from conf.encoders.target import Statistic
 from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema, FeatureSpec
-from training.encoders.vocabularies import Vocabulary, read_plan
-from training.export.serving_encoders import (
+from training.encoders.serving import (
     FLOAT_NULL_TOKEN,
     FLOAT_PAD_TOKEN,
     ServingEncoders,
@@ -32,6 +31,7 @@ from training.export.serving_encoders import (
     null_token,
     pad_token,
 )
+from training.encoders.vocabularies import Vocabulary, read_plan
 from training.raw_inputs.inputs import InputColumn
 
 

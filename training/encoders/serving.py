@@ -27,13 +27,19 @@ from conf.encoders.bags import VectorBytes, Weights
 from conf.encoders.dates import Cyclical, DatePart
 from conf.encoders.hashing import Cross
 from conf.errors import InputDataError
+from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.schema import OOV_ID, PAD_ID, FeatureSpec
 from training.encoders.bags import scale_weights
 from training.encoders.execution import RawValues, Resources, apply_operation
 from training.encoders.hashing import hash_text
-from training.encoders.vocabularies import Vocabulary, read_statistics, read_vocabulary
-from training.export.source_facts import SourceFacts
+from training.encoders.source import SourceFacts, read_source_facts
+from training.encoders.vocabularies import (
+    Vocabulary,
+    read_plan,
+    read_statistics,
+    read_vocabulary,
+)
 from training.raw_inputs.inputs import InputColumn
 
 TENSOR_DTYPES = {
@@ -286,6 +292,14 @@ def fit_length(values: tf.Tensor, spec: FeatureSpec) -> tf.Tensor:
     return tf.ensure_shape(padded, [None, spec.max_len])
 
 
+def read_serving_encoders(
+    version_dir: ReadablePath, manifest: Manifest, features: Iterable[str]
+) -> ServingEncoders:
+    """Reads the encoders of some features, whose inputs say how the source writes their columns."""
+    plan, facts = read_plan(version_dir, manifest), read_source_facts(manifest)
+    return build_serving_encoders(version_dir, plan, features, facts)
+
+
 def build_serving_encoders(
     version_dir: ReadablePath,
     plan: EncoderPlan,
@@ -302,16 +316,15 @@ def build_serving_encoders(
             allowed=", ".join(column.feature for column in plan.columns),
         ) from error
     names = {column.vocabulary for column in columns}
-    vocabularies = {
-        spec.name: read_vocabulary(version_dir, spec)
-        for spec in plan.vocabularies
-        if spec.name in names
-    }
+    specs = [spec for spec in plan.vocabularies if spec.name in names]
     wanted = {getattr(column.operation, "table", None) for column in columns}
-    statistics = {
-        spec.name: read_statistics(version_dir, spec) for spec in plan.tables if spec.name in wanted
-    }
-    return ServingEncoders(plan, features, vocabularies, statistics, facts)
+    return ServingEncoders(
+        plan,
+        features,
+        {spec.name: read_vocabulary(version_dir, spec) for spec in specs},
+        {s.name: read_statistics(version_dir, s) for s in plan.tables if s.name in wanted},
+        facts,
+    )
 
 
 def build_lookup(vocabulary: Vocabulary) -> tf.lookup.StaticHashTable:

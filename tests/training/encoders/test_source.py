@@ -11,7 +11,7 @@ from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
 from conf.encoders.hashing import Cross
 from conf.manifest import DatasetKeys
 from conf.schema import FeatureSchema, FeatureSpec
-from training.export.source_facts import find_aligned, find_item_columns, find_pair_features
+from training.encoders.source import find_aligned, find_item_columns, find_pair_features
 
 CONFIG: dict[str, Any] = {
     "joins": [
