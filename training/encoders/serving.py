@@ -222,6 +222,7 @@ class ServingEncoders(tf.Module):
         facts: SourceFacts = NO_FACTS,
     ) -> None:
         super().__init__(name="serving_encoders")
+        self.plan = plan
         self.specs = {name: plan.schema[name] for name in features}
         self.names = name_inputs(self.specs)
         columns = {name: plan.column(name) for name in self.specs}

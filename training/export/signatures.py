@@ -7,8 +7,8 @@ same with a fixed `k` and nothing left out; `row_features`, what `user_embedding
 A ranking model: `serving_default`, `encoded`, `examples`, an output per task; `classify` and
 `regress` as TensorFlow Serving's APIs of these names call them; `candidates`, several items of
 each row by their raw features; `score_items` and `score_items_encoded`, the same by their keys;
-`rank_items` and `rank_items_encoded`, what orders these items: log-odds; `row_features`, what the
-`…_encoded` ones take of a row.
+`rank_items` and `rank_items_encoded`, what orders items: log-odds, by their keys in `items.parquet`
+and in lists; `row_features`, what the `…_encoded` ones take of a row.
 
 Forms: raw values, encoded inside the graph as the ETL encodes them, lists padded with `pad_token`
 on the right, missing values as `null_token`; encoded features, as the records hold them; serialized
@@ -20,8 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -36,7 +35,9 @@ from conf.artefacts.export import (
     SCORE_ITEMS,
     TOP_K,
 )
+from conf.encoders import EncoderPlan
 from conf.errors import ConfigError
+from conf.manifest import Manifest
 from conf.schema import OOV_ID, PAD_ID, FeatureSpec
 from training.checkpoint.restore import TrainedModel
 from training.embedding.key_space import KeySpace, translating
@@ -50,8 +51,7 @@ from training.encoders.serving import (
     read_serving_encoders,
 )
 from training.encoders.source import find_item_columns, find_pair_features
-from training.encoders.vocabularies import read_key_vocabulary, read_plan
-from training.evaluation.item_index import ItemIds, ItemIndex, read_item_features
+from training.export.embeddings import ExportedItems
 from training.models.ranking import NetworkRankingModel, Task
 from training.models.retrieval import RetrievalModel, require_retrieval, score_catalogue
 
@@ -62,8 +62,6 @@ Tensors = Mapping[str, tf.Tensor]
 Features = dict[str, tf.Tensor]
 Compute = Callable[[Features, Tensors], Tensors]
 """From encoded features, and everything that was given, to the named outputs."""
-ScorePairs = Callable[[Tensors, Tensors, tf.Tensor], Tensors]
-"""From features of rows, those of their items and `[rows, items]` to scores of that shape."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +73,10 @@ class InputForm:
     read: Callable[[Tensors], Features]
     inputs: list[dict[str, Any]]
 
-    def add(self, *inputs: tuple[tf.TensorSpec, str]) -> InputForm:
-        """Adds inputs that are no features, and what they mean."""
-        specs = {spec.name: spec for spec, _ in inputs}
-        about = [{"name": s.name, "dtype": s.dtype.name, "means": means} for s, means in inputs]
-        return replace(self, specs=self.specs | specs, inputs=[*self.inputs, *about])
+    def add(self, spec: tf.TensorSpec, means: str) -> InputForm:
+        """Adds an input that is no feature."""
+        about = {"name": spec.name, "dtype": spec.dtype.name, "means": means}
+        return replace(self, specs=self.specs | {spec.name: spec}, inputs=[*self.inputs, about])
 
 
 @dataclass(frozen=True)
@@ -105,24 +102,34 @@ def build_encoders(trained: TrainedModel) -> ServingEncoders:
 
 
 def build_signatures(
-    trained: TrainedModel, encoders: ServingEncoders, index: ItemIndex | None, k: int
+    trained: TrainedModel, encoders: ServingEncoders, items: ExportedItems | None, k: int
 ) -> dict[str, Signature]:
-    """Builds the signatures of a model by name.
+    """Builds the signatures of a model by name; without items none of them knows a catalogue.
 
-    A retrieval model whose dataset has items ranks their vectors: k of them by `serving_default`.
+    A retrieval model ranks the items, k of them by `serving_default`.
     """
     if isinstance(trained.model, NetworkRankingModel):
-        return _build_ranking(trained, trained.model, encoders)
-    signatures = _build_towers(trained, require_retrieval(trained.model), encoders)
-    if index is None:
+        return _build_ranking(trained.manifest, trained.model, encoders, items)
+    model = require_retrieval(trained.model)
+    _refuse_pairs(trained.manifest, model, encoders.plan)
+    signatures = _build_towers(model, encoders)
+    if items is None:
         return {DEFAULT_SIGNATURE: signatures[f"user_{EMBEDDING}"], **signatures}
-    return {**_build_lists(trained, encoders, index, k), **signatures}
+    return {**_build_lists(model, encoders, items, k), **signatures}
 
 
-def _build_towers(
-    trained: TrainedModel, model: RetrievalModel, encoders: ServingEncoders
-) -> dict[str, Signature]:
-    _refuse_pairs(trained, model)
+def _refuse_pairs(manifest: Manifest, model: RetrievalModel, plan: EncoderPlan) -> None:
+    """Refuses a user's side that reads the item: it would have one vector for all items."""
+    if mixed := find_pair_features(manifest, plan, model.user_inputs):
+        raise ConfigError(
+            "the user's side of the model reads features that are made of the item's columns: "
+            "nobody knows them before an item is found",
+            received=", ".join(mixed),
+            fix="train without them, or read them in a ranking model",
+        )
+
+
+def _build_towers(model: RetrievalModel, encoders: ServingEncoders) -> dict[str, Signature]:
     sides = {
         "user": (model.user_inputs, model.embed_users, model.interests),
         "item": (model.item_inputs, model.embed_items, None),
@@ -137,28 +144,14 @@ def _build_towers(
             ENCODED_SUFFIX: build_encoded_form(encoders, names),
             f"_{EXAMPLES}": build_examples_form(encoders, names),
         }
+        compute = _name_embeddings(embed)
         for suffix, form in forms.items():
-            compute = partial(_name_embedding, embed)
             signatures[f"{side}_{EMBEDDING}{suffix}"] = Signature(form, compute, {EMBEDDING: means})
     return {**signatures, ROW_FEATURES: build_row_features(encoders, model.user_inputs)}
 
 
-def _name_embedding(
-    embed: Callable[[Features], tf.Tensor], features: Features, _: Tensors
-) -> Tensors:
-    return {EMBEDDING: embed(features)}
-
-
-def _refuse_pairs(trained: TrainedModel, model: RetrievalModel) -> None:
-    """Refuses a user's side that reads the item: it would have one vector for all items."""
-    plan = read_plan(trained.version_dir, trained.manifest)
-    if mixed := find_pair_features(trained.manifest, plan, model.user_inputs):
-        raise ConfigError(
-            "the user's side of the model reads features that are made of the item's columns: "
-            "nobody knows them before an item is found",
-            received=", ".join(mixed),
-            fix="train without them, or read them in a ranking model",
-        )
+def _name_embeddings(embed: Callable[[Features], tf.Tensor]) -> Compute:
+    return lambda features, _: {EMBEDDING: embed(features)}
 
 
 def describe_score(model: RetrievalModel) -> str:
@@ -169,23 +162,21 @@ def describe_score(model: RetrievalModel) -> str:
 
 
 def _build_lists(
-    trained: TrainedModel, encoders: ServingEncoders, index: ItemIndex, k: int
+    model: RetrievalModel, encoders: ServingEncoders, items: ExportedItems, k: int
 ) -> dict[str, Signature]:
     """Builds the signatures that give the best items of the whole catalogue."""
-    model = require_retrieval(trained.model)
-    catalogue = Catalogue(trained, encoders, index)
-    vectors = tf.Variable(index.vectors, trainable=False, name="item_vectors")
-    raw, key = build_raw_form(encoders, model.user_inputs), catalogue.raw
+    catalogue = Catalogue(encoders, items)
+    vectors = tf.Variable(items.vectors, trainable=False, name="item_vectors")
+    raw, column = build_raw_form(encoders, model.user_inputs), catalogue.raw.column
     exclude, length = (_free_name(name, raw.specs) for name in ("exclude", "k"))
-    left_out = (
-        f"{key.column} of items that are left out, [batch, length]; unknown ones are ignored, so "
-        "that anything unknown pads"
-    )
     form = raw.add(
-        (tf.TensorSpec([None, None], key.tensor_spec.dtype, name=exclude), left_out),
-        (tf.TensorSpec([None], tf.int32, name=length),
-         "length of the lists; the largest of the batch counts"),
-    )  # fmt: skip
+        tf.TensorSpec([None, None], catalogue.raw.tensor_spec.dtype, name=exclude),
+        f"{column} of items that are left out, [batch, length]; unknown ones are ignored, so that "
+        "anything unknown pads",
+    ).add(
+        tf.TensorSpec([None], tf.int32, name=length),
+        "length of the lists; the largest of the batch counts",
+    )
 
     def rank(features: Features, given: Tensors) -> Tensors:
         scores = score_catalogue(model.embed_users(features), vectors)
@@ -194,7 +185,7 @@ def _build_lists(
         return catalogue.rank(scores, tf.reduce_max(given[length]), given[exclude])
 
     outputs = {
-        "items": f"{key.column} of the best items, [batch, k]; behind a list's end "
+        "items": f"{column} of the best items, [batch, k]; behind a list's end "
         f"{catalogue.pad_token!r}",
         "scores": f"{describe_score(model)}, float32 [batch, k]; behind a list's end {NO_SCORE}",
     }
@@ -207,14 +198,17 @@ def _free_name(name: str, taken: Collection[str]) -> str:
 
 
 def _build_ranking(
-    trained: TrainedModel, model: NetworkRankingModel, encoders: ServingEncoders
+    manifest: Manifest,
+    model: NetworkRankingModel,
+    encoders: ServingEncoders,
+    items: ExportedItems | None,
 ) -> dict[str, Signature]:
-    outputs = {task.name: describe_output(task) for task in model.tasks}
     forms = {
         DEFAULT_SIGNATURE: build_raw_form(encoders, model.inputs),
         ENCODED: build_encoded_form(encoders, model.inputs),
         EXAMPLES: build_examples_form(encoders, model.inputs),
     }
+    outputs = {task.name: describe_output(task) for task in model.tasks}
 
     def predict(features: Features, _: Tensors) -> Tensors:
         return model.predict(features)
@@ -222,7 +216,8 @@ def _build_ranking(
     return {
         **{name: Signature(form, predict, outputs) for name, form in forms.items()},
         **_build_example_apis(model, build_examples_form(encoders, model.inputs, "inputs")),
-        **_build_candidates(trained, model, encoders),
+        **_build_candidates(manifest, model, encoders),
+        **({} if items is None else _build_item_scores(model, encoders, items)),
     }
 
 
@@ -254,40 +249,45 @@ def _build_example_apis(model: NetworkRankingModel, form: InputForm) -> dict[str
 
 
 def _build_candidates(
-    trained: TrainedModel, model: NetworkRankingModel, encoders: ServingEncoders
+    manifest: Manifest, model: NetworkRankingModel, encoders: ServingEncoders
 ) -> dict[str, Signature]:
-    """Builds the signatures that score several items of a row; none where it has no items."""
-    manifest, plan = trained.manifest, read_plan(trained.version_dir, trained.manifest)
-    columns = find_item_columns(manifest, plan)
-    of_items = [name for name in model.inputs if manifest.schema[name].role == "item"]
-    mixed = find_pair_features(manifest, plan, model.inputs)
+    """Builds what scores several items of a row by raw features; nothing where it has no items."""
+    columns = find_item_columns(manifest, encoders.plan)
+    mixed = find_pair_features(manifest, encoders.plan, model.inputs)
+    pairs = {n for n in model.inputs if n in mixed or encoders.specs[n].role == "item"}
     raw = [
         item.name
-        for item in encoders.find_inputs(model.inputs)
-        if item.feature in of_items or (item.feature in mixed and item.column in columns)
+        for item in encoders.find_inputs(pairs)
+        if item.feature not in mixed or item.column in columns
     ]
     if not raw:
         return {}
 
     def score(features: Features, given: Tensors) -> Tensors:
-        pairs = {n: features[n] for n in features if n in of_items or n in mixed}
         rows = {name: value for name, value in features.items() if name not in pairs}
-        return model.predict_candidates(rows, pairs, tf.shape(given[raw[0]])[:2])
+        own = {name: value for name, value in features.items() if name in pairs}
+        return model.predict_candidates(rows, own, tf.shape(given[raw[0]])[:2])
 
-    means = {task.name: f"{describe_output(task)}, float32 [rows, items]" for task in model.tasks}
     form = build_candidates_form(encoders, model.inputs, raw)
-    found = {"candidates": Signature(form, score, means)}
-    if explain_no_item_scores(trained, model) is not None:
-        return found
-    return {**found, **_build_item_scores(trained, model, encoders, of_items, means)}
+    return {"candidates": Signature(form, score, _describe_pairs(model, describe_output))}
 
 
-def explain_no_item_scores(trained: TrainedModel, model: NetworkRankingModel) -> str | None:
-    """Says why no items can be scored by their keys, of which the graph holds features alone."""
-    manifest = trained.manifest
+def _describe_pairs(model: NetworkRankingModel, describe: Callable[[Task], str]) -> dict[str, str]:
+    return {task.name: f"{describe(task)}, float32 [rows, items]" for task in model.tasks}
+
+
+def _describe_order(task: Task) -> str:
+    """Returns what orders items: probabilities near 1 would tie."""
+    return f"log-odds that {task.label} is 1" if task.is_binary else describe_output(task)
+
+
+def explain_no_items(trained: TrainedModel, plan: EncoderPlan) -> str | None:
+    """Says why a graph knows no items: it ranks none, or cannot score them by their keys."""
+    manifest, model = trained.manifest, trained.model
     if manifest.keys.item is None:
         return "its dataset names no item (events.item)"
-    plan = read_plan(trained.version_dir, manifest)
+    if not isinstance(model, NetworkRankingModel):
+        return None
     if mixed := find_pair_features(manifest, plan, model.inputs):
         return (
             f"it reads {', '.join(mixed)}, made of columns of the item and not of role item: "
@@ -299,45 +299,32 @@ def explain_no_item_scores(trained: TrainedModel, model: NetworkRankingModel) ->
 
 
 def _build_item_scores(
-    trained: TrainedModel,
-    model: NetworkRankingModel,
-    encoders: ServingEncoders,
-    of_items: list[str],
-    means: Mapping[str, str],
+    model: NetworkRankingModel, encoders: ServingEncoders, items: ExportedItems
 ) -> dict[str, Signature]:
     """Builds the signatures that take items by their keys, and their features of the catalogue."""
-    manifest = trained.manifest
-    names = tuple(dict.fromkeys((manifest.require_key("item"), *of_items)))
-    batch_size = trained.config.evaluation.batch_size
-    items, columns = read_item_features(trained.version_dir, manifest, names, batch_size)
-    catalogue = Catalogue(trained, encoders, items, {name: columns[name] for name in of_items})
-    of_rows = [name for name in model.inputs if name not in of_items]
+    catalogue = Catalogue(encoders, items)
 
-    def build(form: InputForm, score: ScorePairs, means: Mapping[str, str]) -> Signature:
+    def build(form: InputForm, keys: ItemKeys, score: Any, means: Mapping[str, str]) -> Signature:
         name = _free_name("items", form.specs)
-        wanted = tf.TensorSpec([None, None], catalogue.raw.tensor_spec.dtype, name=name)
 
         def compute(features: Features, given: Tensors) -> Tensors:
-            positions = catalogue.find(given[name])
+            positions = keys.find(given[name])
             pairs = catalogue.take(tf.reshape(positions, [-1]))
             return score(features, pairs, tf.shape(positions))
 
         about = f"{catalogue.raw.column} of the items to score, [rows, items]"
-        return Signature(form.add((wanted, about)), compute, means)
+        spec = tf.TensorSpec([None, None], keys.dtype, name=name)
+        return Signature(form.add(spec, about), compute, means)
 
+    of_rows = [name for name in model.inputs if name not in items.features]
     forms = {"": build_raw_form(encoders, of_rows),
              ENCODED_SUFFIX: build_encoded_form(encoders, of_rows)}  # fmt: skip
-    orders = {task.name: f"{_describe_order(task)}, float32 [rows, items]" for task in model.tasks}
-    kinds = {SCORE_ITEMS: (model.predict_candidates, means),
-             RANK_ITEMS: (model.compute_candidate_logits, orders)}  # fmt: skip
+    means, orders = (_describe_pairs(model, one) for one in (describe_output, _describe_order))
+    kinds = {SCORE_ITEMS: (catalogue.raw_keys, model.predict_candidates, means),
+             RANK_ITEMS: (catalogue.keys, model.compute_candidate_logits, orders)}  # fmt: skip
     scores = {f"{name}{suffix}": build(form, *kind)
               for name, kind in kinds.items() for suffix, form in forms.items()}  # fmt: skip
     return {**scores, ROW_FEATURES: build_row_features(encoders, of_rows)}
-
-
-def _describe_order(task: Task) -> str:
-    """Returns what orders items: probabilities near 1 would tie."""
-    return f"log-odds that {task.label} is 1" if task.is_binary else describe_output(task)
 
 
 def build_raw_form(encoders: ServingEncoders, names: Collection[str]) -> InputForm:
@@ -462,40 +449,47 @@ def _merge_axes(value: tf.Tensor) -> tf.Tensor:
     return tf.reshape(value, tf.concat([[shape[0] * shape[1]], shape[2:]], axis=0))
 
 
-class Catalogue(tf.Module):
-    """Items inside the graph: ids, raw tokens, encoded features; unknown ones are at `size`."""
+class ItemKeys(NamedTuple):
+    """What names items, and what finds their positions in the catalogue."""
 
-    def __init__(
-        self,
-        trained: TrainedModel,
-        encoders: ServingEncoders,
-        items: ItemIds,
-        columns: Mapping[str, tf.Tensor] = MappingProxyType({}),
-    ) -> None:
+    dtype: tf.DType
+    find: Callable[[tf.Tensor], tf.Tensor]
+
+
+class Catalogue(tf.Module):
+    """Items inside the graph: ids, keys, encoded features; unknown ones are at `size`."""
+
+    def __init__(self, encoders: ServingEncoders, items: ExportedItems) -> None:
         super().__init__(name="catalogue")
-        self._encoders, self.size = encoders, len(items)
-        self._key = key = trained.manifest.require_key("item")
-        [self.raw] = encoders.find_inputs([key])
-        vocabulary = read_key_vocabulary(trained.version_dir, trained.manifest, key)
-        tokens: Any = pa.array(items.ids) if vocabulary is None else vocabulary.take(items.ids)
-        is_text = not pa.types.is_integer(tokens.type)
+        self._encoders, self._key, self.size = encoders, items.key, len(items)
+        [self.raw] = encoders.find_inputs([items.key])
+        is_text = not pa.types.is_integer(items.keys.type)
         self.pad_token: int | str = STRING_PAD_TOKENS[0] if is_text else INT_PAD_TOKENS[0]
-        tokens = tokens.to_numpy(zero_copy_only=not is_text)  # Refuses items without a token.
+        tokens = items.keys.to_numpy(zero_copy_only=not is_text)  # Refuses items without a token.
         self._ids = tf.Variable(items.ids, trainable=False, name="item_ids")
         self._tokens = tf.Variable(tokens, trainable=False, name="item_tokens")
         self._columns = {
             name: tf.Variable(
-                _append_unknown(values, trained.manifest.schema[name]), trainable=False, name=name
+                _append_unknown(values, encoders.specs[name]), trainable=False, name=name
             )
-            for name, values in columns.items()
+            for name, values in items.features.items()
         }
+        # A key that is an id is found as it is: the encoder would compute another one of it.
+        is_id = items.keys.equals(pa.array(items.ids))
+        self.raw_keys = ItemKeys(self.raw.tensor_spec.dtype, self.find)
+        self.keys = ItemKeys(tf.int64, self._find_ids) if is_id else self.raw_keys
 
     def find(self, tokens: tf.Tensor) -> tf.Tensor:
+        """Returns the positions of raw keys, as the log has them."""
         flat = {self.raw.name: tf.reshape(tokens, [-1])}
-        wanted = self._encoders.encode(flat, (self._key,))[self._key]
-        positions = tf.minimum(tf.searchsorted(self._ids, wanted), self.size - 1)
-        is_known = tf.equal(tf.gather(self._ids, positions), wanted)
-        return tf.reshape(tf.where(is_known, positions, self.size), tf.shape(tokens))
+        ids = self._encoders.encode(flat, (self._key,))[self._key]
+        return self._find_ids(tf.reshape(ids, tf.shape(tokens)))
+
+    def _find_ids(self, ids: tf.Tensor) -> tf.Tensor:
+        flat = tf.reshape(ids, [-1])
+        positions = tf.minimum(tf.searchsorted(self._ids, flat), self.size - 1)
+        is_known = tf.equal(tf.gather(self._ids, positions), flat)
+        return tf.reshape(tf.where(is_known, positions, self.size), tf.shape(ids))
 
     def take(self, positions: tf.Tensor) -> Features:
         return {name: tf.gather(column, positions) for name, column in self._columns.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +21,15 @@ from conf.training.train import FitConfig, TrainConfig
 from tests.training.dynamic_runs import DSSM, build_config, build_trainer
 from tests.training.predictions import write_lists
 from tests.training.tiny_dataset import TinyConfig, hash_key, write_tiny_dataset
+from training.apply.export import Export
+from training.apply.ranker import Ranker, RowInputs
+from training.apply.rows import to_array
 from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.restore import TrainedModel, load_checkpoint, load_run
 from training.encoders.serving import INT_PAD_TOKENS
 from training.encoders.vocabularies import read_key_vocabulary
 from training.evaluation.evaluate import evaluate_split
-from training.evaluation.item_index import build_item_index
+from training.evaluation.item_index import build_item_index, read_item_features
 from training.export.delta import apply_delta, write_delta
 from training.export.saved_model import write_export
 from training.fit import fit_run
@@ -193,8 +197,16 @@ def _made(path: Path) -> Path:
     return path
 
 
-@pytest.mark.exhaustive
-def test_a_ranking_model_looks_up_keys_in_its_graph(version: Path, tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class Ranking:
+    """A ranking model of hashed keys, and its export."""
+
+    trained: TrainedModel
+    export: Export
+
+
+@pytest.fixture(scope="module")
+def ranking(version: Path, tmp_path_factory) -> Ranking:
     tables = {"user_id": "dynamic", "items": {"features": ["movie_id", "history"]}}
     model = {"kind": "ranking", "network": "din", "params": {"hidden_units": [4]},
              "embedding_dim": 4, "embedding_stddev": 1.0, "embeddings": tables}  # fmt: skip
@@ -205,26 +217,63 @@ def test_a_ranking_model_looks_up_keys_in_its_graph(version: Path, tmp_path: Pat
     for table, keys in (("user_id", users), ("items", items)):
         found = MatchedKeys(np.array(keys), np.arange(2 + len(keys)))
         set_keys(built, built.tables[table].keys, found)
-    export = write_export(TrainedModel(tmp_path, built, config, manifest, version))
-    ranker = tf.saved_model.load(str(export))
-    pad = INT_PAD_TOKENS[0]
-    served = ranker.signatures["serving_default"](
-        user_id=tf.constant([1000, 1001, 7], tf.int64),
-        gender=tf.constant(["F", "M", "F"]),
-        history=tf.constant([[101, 105], [103, pad], [7, 8]], tf.int64),
-        movie_id=tf.constant([102, 103, 7], tf.int64),
-        genres=tf.constant([["genre_2"], ["genre_3"], ["genre_0"]]),
-    )["label"]
-    genres = read_key_vocabulary(version, manifest, "genres").tokens.to_pylist()
-    women, men = _genders(TrainedModel(tmp_path, built, config, manifest, version))
-    encoded = {
+    trained = TrainedModel(tmp_path_factory.mktemp("din"), built, config, manifest, version)
+    return Ranking(trained, Export(write_export(trained)))
+
+
+RAW_ROWS = {
+    "user_id": np.array([1000, 1001, 7]),
+    "gender": np.array(["F", "M", "F"], object),
+    "history": np.array([[101, 105], [103, INT_PAD_TOKENS[0]], [7, 8]]),
+}
+
+
+def encode_rows(trained: TrainedModel) -> dict[str, list]:
+    """What records hold of these rows."""
+    women, men = _genders(trained)
+    return {
         "user_id": [hash_key(1000), hash_key(1001), UNKNOWN],
         "gender": [women, men, women],
         "history": [[hash_key(101), hash_key(105)], [hash_key(103), 0], [UNKNOWN, UNKNOWN]],
+    }
+
+
+def test_a_ranking_model_looks_up_keys_in_its_graph(ranking: Ranking) -> None:
+    trained = ranking.trained
+    genres = read_key_vocabulary(trained.version_dir, trained.manifest, "genres").tokens.to_pylist()
+    listed = np.array([["genre_2"], ["genre_3"], ["genre_0"]], object)
+    served = ranking.export.call(
+        "serving_default", {**RAW_ROWS, "movie_id": np.array([102, 103, 7]), "genres": listed}
+    )["label"]
+    batch = {
+        **encode_rows(trained),
         "movie_id": [hash_key(102), hash_key(103), UNKNOWN],
         "genres": [[genres.index(f"genre_{n}") + FIRST_TOKEN_ID] for n in (2, 3, 0)],
     }
-    batch = {name: tf.constant(values, tf.int64) for name, values in encoded.items()}
-    expected = built.predict(batch)["label"].numpy()
+    tensors = {name: tf.constant(values, tf.int64) for name, values in batch.items()}
+    expected = trained.model.predict(tensors)["label"].numpy()
     np.testing.assert_allclose(served, expected, atol=1e-6)
     assert len(set(expected.tolist())) == 3
+
+
+@pytest.mark.parametrize("is_encoded", [False, True])
+def test_hashed_items_are_ranked_as_their_pairs_are_scored(
+    ranking: Ranking, is_encoded: bool
+) -> None:
+    trained, items = ranking.trained, ranking.export.items
+    rows = {name: np.array(values) for name, values in encode_rows(trained).items()}
+    given = RowInputs(rows, is_encoded=True) if is_encoded else RowInputs(RAW_ROWS)
+    found = Ranker(ranking.export, items=items).rank(given, len(items))
+    names = ("movie_id", "genres")
+    ids, features = read_item_features(trained.version_dir, trained.manifest, names, 16)
+    np.testing.assert_array_equal(items.keys, ids.ids)
+    for row in range(3):
+        pairs = {
+            name: np.repeat(value[row : row + 1], len(items), 0) for name, value in rows.items()
+        }
+        pairs |= {name: to_array(features[name]) for name in names}
+        scores = ranking.export.call("encoded", pairs)["label"]
+        assert len(set(scores.tolist())) > 9
+        np.testing.assert_allclose(found.scores[row], np.sort(scores)[::-1], atol=1e-6)
+        of_items = scores[items.columns_of(found.ids[row])]
+        np.testing.assert_allclose(found.scores[row], of_items, atol=1e-6)

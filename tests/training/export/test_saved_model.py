@@ -68,8 +68,8 @@ def test_both_files_hold_the_same_keys_and_bits(vectors: np.ndarray, data: st.Da
     keys = data.draw(st.lists(text, min_size=len(vectors), max_size=len(vectors)))
     ids = np.arange(2, 2 + len(keys))
     with tempfile.TemporaryDirectory() as name:
-        vocabulary = Vocabulary("v", "string", pa.array(keys, pa.string()))
-        write_vectors(Path(name) / "items", vocabulary, [(ids, vectors)])
+        batch = (pa.array(keys, pa.string()), ids, vectors)
+        write_vectors(Path(name) / "items", pa.string(), [batch])
         table = pq.read_table(Path(name) / "items.parquet")
         lines = (Path(name) / "items.txt").read_bytes().decode().split("\n")
     assert table["key"].to_pylist() == keys
