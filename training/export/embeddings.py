@@ -15,7 +15,7 @@ the same float32. Inside a key, backslash, tab, line feed and carriage return ar
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -43,7 +43,7 @@ from conf.storage.atomic_output import PRIVATE
 from conf.storage.table_files import to_arrow
 from training.checkpoint.restore import TrainedModel
 from training.encoders.source import find_aligned
-from training.encoders.vocabularies import Vocabulary, read_key_vocabulary, read_plan
+from training.encoders.vocabularies import read_key_vocabulary, read_plan
 from training.evaluation.item_index import (
     ItemIndex,
     build_item_index,
@@ -71,32 +71,27 @@ class ExportedItems(ItemIndex):
 
 def read_items(trained: TrainedModel) -> ExportedItems:
     """Reads the items that lists and scores are made of."""
-    model, manifest = trained.model, trained.manifest
-    key, batch_size = manifest.require_key("item"), trained.config.evaluation.batch_size
-    features: Batch = {}
-    if isinstance(model, NetworkRankingModel):
-        of_items = [name for name in model.inputs if manifest.schema[name].role == "item"]
-        names = tuple(dict.fromkeys((key, *of_items)))
-        items, columns = read_item_features(trained.version_dir, manifest, names, batch_size)
-        ids, vectors = items.ids, np.zeros((len(items), 0), np.float32)
-        features = {name: columns[name] for name in of_items}
-    else:
-        towers = require_retrieval(model)
-        index = build_item_index(towers, trained.version_dir, manifest, batch_size)
-        ids, vectors = index.ids, index.vectors
-    return ExportedItems(
-        ids, vectors, key, _find_tokens(_read_vocabulary(trained, "item"), ids), features
-    )
+    model, where = trained.model, (trained.version_dir, trained.manifest)
+    key, find_tokens = trained.manifest.require_key("item"), _read_tokens(trained, "item")
+    batch_size = trained.config.evaluation.batch_size
+    if not isinstance(model, NetworkRankingModel):
+        index = build_item_index(require_retrieval(model), *where, batch_size)
+        return ExportedItems(index.ids, index.vectors, key, find_tokens(index.ids), {})
+    of_items = [name for name in model.inputs if trained.manifest.schema[name].role == "item"]
+    names = tuple(dict.fromkeys((key, *of_items)))
+    items, columns = read_item_features(*where, names, batch_size)
+    features = {name: columns[name] for name in of_items}
+    none = np.zeros((len(items), 0), np.float32)
+    return ExportedItems(items.ids, none, key, find_tokens(items.ids), features)
 
 
-def _read_vocabulary(trained: TrainedModel, role: Literal["user", "item"]) -> Vocabulary | None:
+def _read_tokens(
+    trained: TrainedModel, role: Literal["user", "item"]
+) -> Callable[[np.ndarray], pa.Array]:
+    """Returns what gives the tokens of ids: null for OOV, ids where there is no vocabulary."""
     key = trained.manifest.require_key(role)
-    return read_key_vocabulary(trained.version_dir, trained.manifest, key)
-
-
-def _find_tokens(vocabulary: Vocabulary | None, ids: np.ndarray) -> pa.Array:
-    """Returns the raw tokens of ids; null where one has none."""
-    return pa.array(ids) if vocabulary is None else vocabulary.take(ids)
+    vocabulary = read_key_vocabulary(trained.version_dir, trained.manifest, key)
+    return pa.array if vocabulary is None else vocabulary.take
 
 
 def write_embeddings(
@@ -112,21 +107,13 @@ def write_embeddings(
         rows, _ = write_vectors(folder / "items", items.keys.type, [batch])
         found |= {"dim": int(items.vectors.shape[1]), "items": {"rows": rows}}
     if manifest.keys.user is not None and manifest.has_split(USERS):
-        vocabulary = _read_vocabulary(trained, "user")
-        batches = (
-            (_find_tokens(vocabulary, batch.ids), batch.ids, batch.vectors)
-            for batch in read_user_vectors(trained, seen=False)
-        )
-        key_type = _find_tokens(vocabulary, np.arange(0)).type
-        rows, unknown = write_vectors(folder / "users", key_type, batches, interests is not None)
+        find_tokens = _read_tokens(trained, "user")
+        users = read_user_vectors(trained, seen=False)
+        batches = ((find_tokens(batch.ids), batch.ids, batch.vectors) for batch in users)
+        kind = find_tokens(np.arange(0)).type
+        rows, unknown = write_vectors(folder / "users", kind, batches, interests is not None)
         found["users"] = {"rows": rows, "users_outside_vocabulary": unknown}
-    columns, text = "key (raw token), id, vector (float32)", "key<TAB>v1,v2,…"
-    if interests is not None:
-        found["interests"] = interests
-        columns += "; of users vectors (lists of float32)"
-        text += ", of users with ; between vectors,"
-    text += " with \\\\, \\t, \\n, \\r escaped in keys; no header"
-    return {"columns": columns, "text": text, **found}
+    return found if interests is None else {**found, "interests": interests}
 
 
 def write_vectors(
@@ -139,11 +126,10 @@ def write_vectors(
 
     Returns how many rows were written, and how many were left out, as their keys are null.
     """
-    name, vector = (VECTORS, pa.list_(pa.list_(pa.float32())))
-    if not has_several:
-        name, vector = VECTOR, vector.value_type
-    types = {KEY: key_type, ID: pa.int64(), name: vector}
-    schema = pa.schema([pa.field(*column, nullable=False) for column in types.items()])
+    vector = pa.list_(pa.float32())
+    last = (VECTORS, pa.list_(vector)) if has_several else (VECTOR, vector)
+    columns = [(KEY, key_type), (ID, pa.int64()), last]
+    schema = pa.schema([pa.field(*column, nullable=False) for column in columns])
     rows = unknown = 0
     with (
         pq.ParquetWriter(f"{stem}.parquet", schema) as parquet,
@@ -155,8 +141,8 @@ def write_vectors(
             rows, unknown = rows + kept, unknown + len(ids) - kept
             if kept:
                 lists = to_arrow(vectors[known].astype(np.float32))
-                columns = [keys, pa.array(ids[known], pa.int64()), lists]
-                parquet.write_table(pa.Table.from_arrays(columns, schema=schema))
+                table = [keys, pa.array(ids[known], pa.int64()), lists]
+                parquet.write_table(pa.Table.from_arrays(table, schema=schema))
                 lines = pc.binary_join_element_wise(_escape_keys(keys), _render(lists), "\t")
                 text.writelines(f"{line}\n" for line in lines.to_pylist())
     return rows, unknown
@@ -224,13 +210,13 @@ def _read_users(
 ) -> Iterator[pa.Table]:
     """Yields the users by batch; lists that the model does not read may have no bound."""
     manifest, version_dir = trained.manifest, trained.version_dir
-    key, vocabulary = manifest.require_key("user"), _read_vocabulary(trained, "user")
+    key, find_tokens = manifest.require_key("user"), _read_tokens(trained, "user")
     seen = [manifest.keys.seen] if manifest.keys.seen else []
     names, ragged = tuple(dict.fromkeys((key, *features, *seen))), (*seen, *unread)
     batch_size = trained.config.evaluation.batch_size
     dataset = build_eval_dataset(version_dir, manifest, USERS, batch_size, names, ragged)
     for batch in read_batches(dataset, version_dir, manifest, USERS):
-        tokens = _find_tokens(vocabulary, np.asarray(batch[key], np.int64))
+        tokens = find_tokens(np.asarray(batch[key], np.int64))
         columns = {f"{FEATURE_PREFIX}{name}": _to_column(batch[name]) for name in features}
         columns |= {SEEN: _to_column(batch[seen[0]])} if seen else {}
         yield pa.table({KEY: tokens, **columns}).filter(tokens.is_valid())

@@ -1,18 +1,14 @@
 """Signatures of a SavedModel: which a model has, in which form features come in, what is computed.
 
 A retrieval model: `user_embedding`, `item_embedding`, each also `…_encoded` and `…_examples`;
-`top_k`, the best items of the whole catalogue without those of `exclude`; `serving_default`, the
-same with a fixed `k` and nothing left out; `row_features`, what `user_embedding_encoded` takes.
+`top_k`, the best items without those of `exclude`; `serving_default`, the same with a fixed `k`.
+A ranking model: `serving_default`, `encoded`, `examples`, `classify`, `regress`; several items of
+each row by raw features (`candidates`), by raw keys (`score_items`), or for their order alone by
+their keys in lists and `items.parquet` (`rank_items`). Both: `row_features`, from raw values of a
+row to what `…_encoded` signatures take.
 
-A ranking model: `serving_default`, `encoded`, `examples`, an output per task; `classify` and
-`regress` as TensorFlow Serving's APIs of these names call them; `candidates`, several items of
-each row by their raw features; `score_items` and `score_items_encoded`, the same by their keys;
-`rank_items` and `rank_items_encoded`, what orders items: log-odds, by their keys in `items.parquet`
-and in lists; `row_features`, what the `…_encoded` ones take of a row.
-
-Forms: raw values, encoded inside the graph as the ETL encodes them, lists padded with `pad_token`
-on the right, missing values as `null_token`; encoded features, as the records hold them; serialized
-`tf.Example`s of raw values, under the names of the raw inputs.
+Forms: raw values, which the graph encodes as the ETL does, lists padded with `pad_token`, missing
+values as `null_token`; encoded features, as the records hold them; `tf.Example`s of raw values.
 """
 
 from __future__ import annotations
@@ -68,7 +64,6 @@ Compute = Callable[[Features, Tensors], Tensors]
 class InputForm:
     """A form in which features come in; `inputs` is what `export.json` says of each."""
 
-    takes: str
     specs: dict[str, tf.TensorSpec]
     read: Callable[[Tensors], Features]
     inputs: list[dict[str, Any]]
@@ -90,8 +85,7 @@ class Signature:
 
     def to_json(self) -> dict[str, Any]:
         outputs = [{"name": name, "means": means} for name, means in self.outputs.items()]
-        form = {"takes": self.form.takes, "inputs": self.form.inputs}
-        return {"method": self.method, **form, "outputs": outputs}
+        return {"method": self.method, "inputs": self.form.inputs, "outputs": outputs}
 
 
 def build_encoders(trained: TrainedModel) -> ServingEncoders:
@@ -255,21 +249,42 @@ def _build_candidates(
     columns = find_item_columns(manifest, encoders.plan)
     mixed = find_pair_features(manifest, encoders.plan, model.inputs)
     pairs = {n for n in model.inputs if n in mixed or encoders.specs[n].role == "item"}
-    raw = [
-        item.name
-        for item in encoders.find_inputs(pairs)
-        if item.feature not in mixed or item.column in columns
-    ]
-    if not raw:
+    inputs = encoders.find_inputs(model.inputs)
+    of_items = {
+        item.name: item.tensor_spec
+        for item in inputs
+        if item.feature in pairs and (item.feature not in mixed or item.column in columns)
+    }
+    if not of_items:
         return {}
+
+    def count_pairs(given: Tensors) -> tf.Tensor:
+        return tf.shape(given[next(iter(of_items))])[:2]
+
+    def read(given: Tensors) -> Features:
+        """Encodes features of items flat, `[rows * items]`."""
+        flat, shape = dict(given), count_pairs(given)
+        for item in inputs:
+            value = given[item.name]
+            if item.name in of_items:
+                inner = tf.concat([[tf.reduce_prod(shape)], tf.shape(value)[2:]], axis=0)
+                flat[item.name] = tf.reshape(value, inner)
+            elif item.feature in pairs:
+                flat[item.name] = tf.repeat(value, shape[1], axis=0)
+        return encoders.encode(flat, model.inputs)
 
     def score(features: Features, given: Tensors) -> Tensors:
         rows = {name: value for name, value in features.items() if name not in pairs}
         own = {name: value for name, value in features.items() if name in pairs}
-        return model.predict_candidates(rows, own, tf.shape(given[raw[0]])[:2])
+        return model.predict_candidates(rows, own, count_pairs(given))
 
-    form = build_candidates_form(encoders, model.inputs, raw)
-    return {"candidates": Signature(form, score, _describe_pairs(model, describe_output))}
+    specs = {item.name: item.tensor_spec for item in inputs}
+    for name, spec in of_items.items():
+        specs[name] = tf.TensorSpec([None, *spec.shape], spec.dtype, name=name)
+    per = ("row", "candidate")
+    about = [{**item.to_json(), "per": per[item.name in of_items]} for item in inputs]
+    means = _describe_pairs(model, describe_output)
+    return {"candidates": Signature(InputForm(specs, read, about), score, means)}
 
 
 def _describe_pairs(model: NetworkRankingModel, describe: Callable[[Task], str]) -> dict[str, str]:
@@ -330,7 +345,6 @@ def _build_item_scores(
 def build_raw_form(encoders: ServingEncoders, names: Collection[str]) -> InputForm:
     inputs = encoders.find_inputs(names)
     return InputForm(
-        "raw values; lists padded with pad_token on the right",
         {item.name: item.tensor_spec for item in inputs},
         lambda raw: encoders.encode(raw, names),
         [item.to_json() for item in inputs],
@@ -344,20 +358,16 @@ def build_encoded_form(encoders: ServingEncoders, names: Collection[str]) -> Inp
         return {spec.name: fit_length(given[name], spec) for name, spec in own.items()}
 
     return InputForm(
-        "what the records hold: numbers, and ids: 0 pad, 1 unknown or null, tokens from 2; "
-        "of dynamic tables keys",
-        {name: _encoded_spec(name, spec) for name, spec in own.items()},
+        {
+            name: tf.TensorSpec([None, *spec.shape], TENSOR_DTYPES[spec.dtype], name=name)
+            for name, spec in own.items()
+        },
         read,
         [
             {"name": name, "feature": spec.name, "dtype": spec.dtype, "is_list": spec.is_list}
             for name, spec in own.items()
         ],
     )
-
-
-def _encoded_spec(name: str, spec: FeatureSpec) -> tf.TensorSpec:
-    shape = [None, spec.shape[0]] if spec.is_list else [None]
-    return tf.TensorSpec(shape, TENSOR_DTYPES[spec.dtype], name=name)
 
 
 def build_row_features(encoders: ServingEncoders, names: Collection[str]) -> Signature:
@@ -376,7 +386,6 @@ def build_examples_form(
 ) -> InputForm:
     inputs = encoders.find_inputs(names)
     return InputForm(
-        "serialized tf.Examples of raw values; lists of any length, missing values left out",
         {name: tf.TensorSpec([None], tf.string, name=name)},
         lambda given: encoders.encode(_parse_examples(given[name], inputs), names),
         [{"name": name, "dtype": "string", "holds": [item.to_json() for item in inputs]}],
@@ -404,49 +413,8 @@ def _plan_parse(item: RawInput) -> Any:
 
 def _finish_parsed(item: RawInput, values: Any) -> tf.Tensor:
     if isinstance(values, tf.RaggedTensor):
-        padding: Any = item.pad_token
-        if padding is None:
-            padding = "" if values.dtype == tf.string else 0
-        values = values.to_tensor(tf.cast(padding, values.dtype))
+        values = values.to_tensor(tf.cast(item.padding, values.dtype))
     return tf.cast(values, TENSOR_DTYPES[item.dtype])
-
-
-def build_candidates_form(
-    encoders: ServingEncoders, names: Collection[str], of_items: Collection[str]
-) -> InputForm:
-    """Builds the form of raw values of rows and, `[rows, items, …]`, of items to score for each.
-
-    The features of items are encoded flat: `[rows * items]`.
-    """
-    inputs = encoders.find_inputs(names)
-    pairs = {item.feature for item in inputs if item.name in of_items}
-
-    def read(raw: Tensors) -> Features:
-        count = tf.shape(raw[next(iter(of_items))])[1]
-        flat = dict(raw)
-        for item in inputs:
-            if item.name in of_items:
-                flat[item.name] = _merge_axes(raw[item.name])
-            elif item.feature in pairs:
-                flat[item.name] = tf.repeat(raw[item.name], count, axis=0)
-        return encoders.encode(flat, names)
-
-    specs = {item.name: item.tensor_spec for item in inputs}
-    for name in of_items:
-        shape, dtype = [None, *specs[name].shape], specs[name].dtype
-        specs[name] = tf.TensorSpec(shape, dtype, name=name)
-    per = ("row", "candidate")
-    return InputForm(
-        "raw values of each row, and of the items to score for it, [rows, items]",
-        specs,
-        read,
-        [{**item.to_json(), "per": per[item.name in of_items]} for item in inputs],
-    )
-
-
-def _merge_axes(value: tf.Tensor) -> tf.Tensor:
-    shape = tf.shape(value)
-    return tf.reshape(value, tf.concat([[shape[0] * shape[1]], shape[2:]], axis=0))
 
 
 class ItemKeys(NamedTuple):

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from conf.errors import ConfigError
-from jobs.predict import RowFormat
 from conf.storage.table_files import to_arrow
+from jobs.predict import RowFormat
 from training.apply.results import ROW_FORMATS, ResultWriter, check_format
 from training.evaluation.prediction_files import read_entries
 
