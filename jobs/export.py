@@ -154,14 +154,12 @@ def print_delta(about: Mapping[str, Any], target: Path) -> None:
 
 
 def print_version(card: Mapping[str, Any], target: Path) -> None:
-    """Prints what was written, and where."""
     if outputs := card.get("outputs"):
         what = f"outputs: {', '.join(output['name'] for output in outputs)}"
     else:
-        found = {kind: card["embeddings"][kind] for kind in ("items", "users")}
-        counts = [f"{about['rows']:,} {kind}" for kind, about in found.items() if about is not None]
-        what = ", ".join(counts) or "towers alone"
-        if unknown := (found["users"] or {}).get("users_outside_vocabulary"):
+        found = {kind: card["embeddings"][kind] or {"rows": 0} for kind in ("items", "users")}
+        what = ", ".join(f"{about['rows']:,} {kind}" for kind, about in found.items())
+        if unknown := found["users"].get("users_outside_vocabulary"):
             print(f"left out: {unknown:,} users outside the vocabulary")
     print(f"{card['model']}, {what}, {_sum_bytes(card) / 1e6:.1f} MB")
     print(f"signatures: {', '.join(card['signatures'])}")

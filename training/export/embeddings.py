@@ -137,14 +137,15 @@ def write_vectors(
     ):
         for keys, ids, vectors in batches:
             known = keys.is_valid().to_numpy(zero_copy_only=False)
-            keys, kept = keys.drop_null(), int(known.sum())
-            rows, unknown = rows + kept, unknown + len(ids) - kept
-            if kept:
-                lists = to_arrow(vectors[known].astype(np.float32))
-                table = [keys, pa.array(ids[known], pa.int64()), lists]
-                parquet.write_table(pa.Table.from_arrays(table, schema=schema))
-                lines = pc.binary_join_element_wise(_escape_keys(keys), _render(lists), "\t")
-                text.writelines(f"{line}\n" for line in lines.to_pylist())
+            unknown += len(ids) - int(known.sum())
+            if not known.any():
+                continue
+            keys, lists = keys.drop_null(), to_arrow(vectors[known].astype(np.float32))
+            table = [keys, pa.array(ids[known], pa.int64()), lists]
+            parquet.write_table(pa.Table.from_arrays(table, schema=schema))
+            lines = pc.binary_join_element_wise(_escape_keys(keys), _render(lists), "\t")
+            text.writelines(f"{line}\n" for line in lines.to_pylist())
+            rows += len(keys)
     return rows, unknown
 
 
@@ -195,7 +196,6 @@ def write_users(directory: Path, trained: TrainedModel) -> dict[str, Any] | None
     groups = find_aligned(manifest, read_plan(trained.version_dir, manifest))
     aligned = [[name for name in group if name in read] for group in groups]
     return {
-        "file": USERS_FILE,
         "rows": rows,
         "key": key,
         "features": features,

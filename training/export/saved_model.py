@@ -204,8 +204,7 @@ def _build_models_config(base: ReadablePath) -> str:
 def _write_warmup(directory: Path, name: str, signatures: Mapping[str, Signature]) -> int:
     """Writes the requests that TensorFlow Serving replays before a version is served.
 
-    Every signature is called with rows of missing values, so that a first request finds all graphs
-    built. Returns how many requests there are.
+    Each calls a signature with rows of missing values. Returns how many there are.
     """
     file = directory / WARMUP_FILE
     file.parent.mkdir(exist_ok=True)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -163,14 +163,10 @@ def _build_lists(
     vectors = tf.Variable(items.vectors, trainable=False, name="item_vectors")
     raw, column = build_raw_form(encoders, model.user_inputs), catalogue.raw.column
     exclude, length = (_free_name(name, raw.specs) for name in ("exclude", "k"))
-    form = raw.add(
-        tf.TensorSpec([None, None], catalogue.raw.tensor_spec.dtype, name=exclude),
-        f"{column} of items that are left out, [batch, length]; unknown ones are ignored, so that "
-        "anything unknown pads",
-    ).add(
-        tf.TensorSpec([None], tf.int32, name=length),
-        "length of the lists; the largest of the batch counts",
-    )
+    left_out = tf.TensorSpec([None, None], catalogue.raw.tensor_spec.dtype, name=exclude)
+    lengths = tf.TensorSpec([None], tf.int32, name=length)
+    form = raw.add(left_out, f"{column} of items to leave out, [batch, length]; unknown ones pad")
+    form = form.add(lengths, "length of the lists; the largest of the batch counts")
 
     def rank(features: Features, given: Tensors) -> Tensors:
         scores = score_catalogue(model.embed_users(features), vectors)
@@ -304,10 +300,8 @@ def explain_no_items(trained: TrainedModel, plan: EncoderPlan) -> str | None:
     if not isinstance(model, NetworkRankingModel):
         return None
     if mixed := find_pair_features(manifest, plan, model.inputs):
-        return (
-            f"it reads {', '.join(mixed)}, made of columns of the item and not of role item: "
-            "their values are not known for other items than a row's own"
-        )
+        what = f"it reads {', '.join(mixed)}, made of columns of the item and not of role item"
+        return f"{what}: their values are not known for other items than a row's own"
     if not any(manifest.schema[name].role == "item" for name in model.inputs):
         return "it reads no feature of role item"
     return None
@@ -319,24 +313,25 @@ def _build_item_scores(
     """Builds the signatures that take items by their keys, and their features of the catalogue."""
     catalogue = Catalogue(encoders, items)
 
-    def build(form: InputForm, keys: ItemKeys, score: Any, means: Mapping[str, str]) -> Signature:
+    def build(form: InputForm, are_listed: bool, score: Any, means: dict[str, str]) -> Signature:
         name = _free_name("items", form.specs)
 
         def compute(features: Features, given: Tensors) -> Tensors:
-            positions = keys.find(given[name])
+            positions = catalogue.find(given[name], are_listed=are_listed)
             pairs = catalogue.take(tf.reshape(positions, [-1]))
             return score(features, pairs, tf.shape(positions))
 
         about = f"{catalogue.raw.column} of the items to score, [rows, items]"
-        spec = tf.TensorSpec([None, None], keys.dtype, name=name)
+        dtype = catalogue.tokens.dtype if are_listed else catalogue.raw.tensor_spec.dtype
+        spec = tf.TensorSpec([None, None], dtype, name=name)
         return Signature(form.add(spec, about), compute, means)
 
     of_rows = [name for name in model.inputs if name not in items.features]
     forms = {"": build_raw_form(encoders, of_rows),
              ENCODED_SUFFIX: build_encoded_form(encoders, of_rows)}  # fmt: skip
     means, orders = (_describe_pairs(model, one) for one in (describe_output, _describe_order))
-    kinds = {SCORE_ITEMS: (catalogue.raw_keys, model.predict_candidates, means),
-             RANK_ITEMS: (catalogue.keys, model.compute_candidate_logits, orders)}  # fmt: skip
+    kinds = {SCORE_ITEMS: (False, model.predict_candidates, means),
+             RANK_ITEMS: (True, model.compute_candidate_logits, orders)}  # fmt: skip
     scores = {f"{name}{suffix}": build(form, *kind)
               for name, kind in kinds.items() for suffix, form in forms.items()}  # fmt: skip
     return {**scores, ROW_FEATURES: build_row_features(encoders, of_rows)}
@@ -417,13 +412,6 @@ def _finish_parsed(item: RawInput, values: Any) -> tf.Tensor:
     return tf.cast(values, TENSOR_DTYPES[item.dtype])
 
 
-class ItemKeys(NamedTuple):
-    """What names items, and what finds their positions in the catalogue."""
-
-    dtype: tf.DType
-    find: Callable[[tf.Tensor], tf.Tensor]
-
-
 class Catalogue(tf.Module):
     """Items inside the graph: ids, keys, encoded features; unknown ones are at `size`."""
 
@@ -435,7 +423,7 @@ class Catalogue(tf.Module):
         self.pad_token: int | str = STRING_PAD_TOKENS[0] if is_text else INT_PAD_TOKENS[0]
         tokens = items.keys.to_numpy(zero_copy_only=not is_text)  # Refuses items without a token.
         self._ids = tf.Variable(items.ids, trainable=False, name="item_ids")
-        self._tokens = tf.Variable(tokens, trainable=False, name="item_tokens")
+        self.tokens = tf.Variable(tokens, trainable=False, name="item_tokens")
         self._columns = {
             name: tf.Variable(
                 _append_unknown(values, encoders.specs[name]), trainable=False, name=name
@@ -443,21 +431,16 @@ class Catalogue(tf.Module):
             for name, values in items.features.items()
         }
         # A key that is an id is found as it is: the encoder would compute another one of it.
-        is_id = items.keys.equals(pa.array(items.ids))
-        self.raw_keys = ItemKeys(self.raw.tensor_spec.dtype, self.find)
-        self.keys = ItemKeys(tf.int64, self._find_ids) if is_id else self.raw_keys
+        self._is_id = items.keys.equals(pa.array(items.ids))
 
-    def find(self, tokens: tf.Tensor) -> tf.Tensor:
-        """Returns the positions of raw keys, as the log has them."""
-        flat = {self.raw.name: tf.reshape(tokens, [-1])}
-        ids = self._encoders.encode(flat, (self._key,))[self._key]
-        return self._find_ids(tf.reshape(ids, tf.shape(tokens)))
-
-    def _find_ids(self, ids: tf.Tensor) -> tf.Tensor:
-        flat = tf.reshape(ids, [-1])
+    def find(self, keys: tf.Tensor, *, are_listed: bool = False) -> tf.Tensor:
+        """Returns the positions of raw keys, or of keys as lists have them."""
+        flat = tf.reshape(keys, [-1])
+        if not (are_listed and self._is_id):
+            flat = self._encoders.encode({self.raw.name: flat}, (self._key,))[self._key]
         positions = tf.minimum(tf.searchsorted(self._ids, flat), self.size - 1)
         is_known = tf.equal(tf.gather(self._ids, positions), flat)
-        return tf.reshape(tf.where(is_known, positions, self.size), tf.shape(ids))
+        return tf.reshape(tf.where(is_known, positions, self.size), tf.shape(keys))
 
     def take(self, positions: tf.Tensor) -> Features:
         return {name: tf.gather(column, positions) for name, column in self._columns.items()}
@@ -472,7 +455,7 @@ class Catalogue(tf.Module):
         if exclude is not None:
             scores = self._mask(scores, self.find(exclude))
         best, columns = tf.math.top_k(scores, tf.minimum(k, self.size))
-        tokens = tf.gather(self._tokens, columns)
+        tokens = tf.gather(self.tokens, columns)
         pad = tf.cast(self.pad_token, tokens.dtype)
         return {"items": tf.where(best > NO_SCORE, tokens, pad), "scores": best}
 

@@ -38,10 +38,7 @@ def find_place(path: str | os.PathLike[str]) -> ReadablePath:
 
 
 def resolve_export(path: str | os.PathLike[str]) -> ReadablePath:
-    """Returns the place of the version that `--export` names: one, or the newest one of a model.
-
-    A folder with a single model stands for that model.
-    """
+    """Returns the version that `--export` names: one, or the newest one of a (single) model."""
     return find_version(find_place(path))
 
 
