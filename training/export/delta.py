@@ -253,7 +253,8 @@ def apply_delta(path: ReadablePath, model: ReadablePath, keep: int | None = None
                     from training.index.index_build import rebuild_index
 
                     if missing := rebuild_index(staging, base):
-                        _log.warning("add %d items again: index %s had them", missing, base.name)
+                        said = "%d items that were added to the index of version %s: add them again"
+                        _log.warning(said, missing, base.name)
         write_models_config(model.parent)
     return target
 

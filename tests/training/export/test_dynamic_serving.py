@@ -15,7 +15,7 @@ import tensorflow as tf
 from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions
 from conf.artefacts.run import read_json
-from conf.errors import ConfigError, InputDataError
+from conf.errors import InputDataError
 from conf.schema import FIRST_TOKEN_ID
 from conf.training.train import FitConfig, TrainConfig
 from tests.training.dynamic_runs import DSSM, build_config, build_trainer
@@ -112,48 +112,29 @@ def test_a_delta_makes_the_later_export_of_the_earlier_one(run: Path, tmp_path: 
 
 def test_exports_towers_that_look_up_keys_in_their_graph(trained: TrainedModel) -> None:
     export = write_export(trained)
-    manifest = trained.manifest
-    index = build_item_index(trained.model, trained.version_dir, manifest, 16)
+    index = build_item_index(trained.model, trained.version_dir, trained.manifest, 16)
     signatures = tf.saved_model.load(str(export)).signatures
-    keys = index.ids[:6]
-    catalog = {hash_key(100 + item): 100 + item for item in range(40)}
-    tokens = [catalog[int(key)] for key in keys]
-    names = [f"genre_{token % 4}" for token in tokens]
-    listed = [[name, "genre_all" if (token - 100) % 3 == 0 else "<sluice:pad>"]
-              for name, token in zip(names, tokens, strict=True)]  # fmt: skip
+    raw_keys = {hash_key(100 + item): 100 + item for item in range(40)}
+    tokens = [raw_keys[int(key)] for key in index.ids[:6]]
+    listed = [
+        [f"genre_{token % 4}", "genre_all" if (token - 100) % 3 == 0 else "<sluice:pad>"]
+        for token in tokens
+    ]
     served = signatures["item_embedding"](
         movie_id=tf.constant(tokens, tf.int64), genres=tf.constant(listed)
     )["embedding"]
     np.testing.assert_allclose(served.numpy(), index.vectors[:6], atol=1e-6)
-    encoded = signatures["item_embedding_encoded"]
-    batch = {"genres": tf.zeros([2, 4], tf.int64)}
-    known = encoded(movie_id=tf.constant([UNKNOWN, int(keys[0])], tf.int64), **batch)["embedding"]
-    here = trained.model.embed_items(
-        {"movie_id": tf.constant([UNKNOWN, int(keys[0])], tf.int64), **batch}
-    )
-    np.testing.assert_allclose(known.numpy(), here.numpy(), atol=1e-6)
-    history = tf.constant([[101, 105, INT_PAD_TOKENS[0]], [UNKNOWN, 7, 8]], tf.int64)
-    served = signatures["user_embedding"](
-        user_id=tf.constant([1000, UNKNOWN], tf.int64),
-        gender=tf.constant(["F", "M"]),
-        history=history,
-    )["embedding"].numpy()
-    rows = trained.model.embed_users(
-        {
-            "user_id": tf.constant([hash_key(1000), UNKNOWN], tf.int64),
-            "gender": tf.constant(_genders(trained), tf.int64),
-            "history": tf.constant(
-                [[hash_key(101), hash_key(105), 0], [UNKNOWN, UNKNOWN, UNKNOWN]], tf.int64
-            ),
-        }
-    ).numpy()
-    np.testing.assert_allclose(served, rows, atol=1e-6)
-    listed_items = pq.read_table(export / "embeddings" / "items.parquet").to_pandas()
-    by_key = dict(zip(listed_items["key"], listed_items["vector"], strict=True))
-    assert set(by_key) == {int(key) for key in index.ids}
-    np.testing.assert_array_equal(by_key[int(index.ids[3])], index.vectors[3])
-    suffixes = {path.suffix for path in export.rglob("*") if path.is_file()}
-    assert not suffixes & {".pkl", ".pickle", ".npy"}
+    batch = {"movie_id": [UNKNOWN, int(index.ids[0])], "genres": [[0] * 4] * 2}
+    encoded = {name: tf.constant(values, tf.int64) for name, values in batch.items()}
+    known = signatures["item_embedding_encoded"](**encoded)["embedding"]
+    np.testing.assert_allclose(known, trained.model.embed_items(encoded), atol=1e-6)
+    rows = {name: tf.constant(values) for name, values in RAW_ROWS.items()}
+    served = signatures["user_embedding"](**rows)["embedding"]
+    batch = {name: tf.constant(v, tf.int64) for name, v in encode_rows(trained).items()}
+    np.testing.assert_allclose(served, trained.model.embed_users(batch), atol=1e-6)
+    table = pq.read_table(export / "embeddings" / "items.parquet")
+    assert table["key"].to_pylist() == index.ids.tolist()
+    np.testing.assert_array_equal(table["vector"].to_pylist(), index.vectors)
 
 
 def _genders(trained: TrainedModel) -> list[int]:
@@ -179,17 +160,6 @@ def test_a_warm_start_matches_rows_by_key(
     assert not report.fresh
     trainer.fit(_made(tmp_path / "run"), None)
     assert trainer.parts.model.tables["user_id"].vocabulary_size == 72
-
-
-def test_a_warm_start_between_kinds_of_tables_is_refused(
-    version: Path, tiny_version: Path, run: Path, tmp_path: Path
-) -> None:
-    warm = {"path": str(run), "moments": "reset"}
-    config = configure(tiny_version, tmp_path, warm_start=warm)
-    model = config.model.model_copy(update={"embeddings": {}})
-    trainer = build_trainer(config.model_copy(update={"model": model}), tiny_version)
-    with pytest.raises(ConfigError, match="user_id: it is dynamic in one of the two"):
-        trainer.warm_start()
 
 
 def _made(path: Path) -> Path:
