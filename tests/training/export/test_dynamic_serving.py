@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,6 @@ from conf.errors import InputDataError
 from conf.schema import FIRST_TOKEN_ID
 from conf.training.train import FitConfig, TrainConfig
 from tests.training.dynamic_runs import DSSM, build_config, build_trainer
-from tests.training.predictions import write_lists
 from tests.training.tiny_dataset import TinyConfig, hash_key, write_tiny_dataset
 from training.apply.export import Export
 from training.apply.ranker import Ranker, RowInputs
@@ -81,17 +78,6 @@ def test_a_table_in_two_tiers_is_validated_as_it_is_trained_and_then_read_as_one
     shared = {name: metrics[name] for name in validated if name in metrics}
     assert shared
     assert shared == pytest.approx({name: validated[name] for name in shared})
-
-
-def test_predicts_lists_of_keys(trained: TrainedModel, tmp_path: Path) -> None:
-    file = tmp_path / "lists.json.gz"
-    assert write_lists(trained, file, 5).rows == 60
-    with gzip.open(file, "rt") as lines:
-        first = json.loads(next(lines))
-    items = {hash_key(100 + item) for item in range(40)}
-    assert first["user"] in {hash_key(1000 + user) for user in range(60)}
-    assert len(first["items"]) == 5
-    assert set(first["items"]) <= items
 
 
 def test_a_delta_makes_the_later_export_of_the_earlier_one(run: Path, tmp_path: Path) -> None:
@@ -167,16 +153,9 @@ def _made(path: Path) -> Path:
     return path
 
 
-@dataclass(frozen=True)
-class Ranking:
-    """A ranking model of hashed keys, and its export."""
-
-    trained: TrainedModel
-    export: Export
-
-
 @pytest.fixture(scope="module")
-def ranking(version: Path, tmp_path_factory) -> Ranking:
+def ranking(version: Path, tmp_path_factory) -> tuple[TrainedModel, Export]:
+    """A ranking model of hashed keys, and its export."""
     tables = {"user_id": "dynamic", "items": {"features": ["movie_id", "history"]}}
     model = {"kind": "ranking", "network": "din", "params": {"hidden_units": [4]},
              "embedding_dim": 4, "embedding_stddev": 1.0, "embeddings": tables}  # fmt: skip
@@ -188,7 +167,7 @@ def ranking(version: Path, tmp_path_factory) -> Ranking:
         found = MatchedKeys(np.array(keys), np.arange(2 + len(keys)))
         set_keys(built, built.tables[table].keys, found)
     trained = TrainedModel(tmp_path_factory.mktemp("din"), built, config, manifest, version)
-    return Ranking(trained, Export(write_export(trained)))
+    return trained, Export(write_export(trained))
 
 
 RAW_ROWS = {
@@ -208,11 +187,11 @@ def encode_rows(trained: TrainedModel) -> dict[str, list]:
     }
 
 
-def test_a_ranking_model_looks_up_keys_in_its_graph(ranking: Ranking) -> None:
-    trained = ranking.trained
+def test_a_ranking_model_looks_up_keys_in_its_graph(ranking: tuple[TrainedModel, Export]) -> None:
+    trained, export = ranking
     genres = read_key_vocabulary(trained.version_dir, trained.manifest, "genres").tokens.to_pylist()
     listed = np.array([["genre_2"], ["genre_3"], ["genre_0"]], object)
-    served = ranking.export.call(
+    served = export.call(
         "serving_default", {**RAW_ROWS, "movie_id": np.array([102, 103, 7]), "genres": listed}
     )["label"]
     batch = {
@@ -228,12 +207,12 @@ def test_a_ranking_model_looks_up_keys_in_its_graph(ranking: Ranking) -> None:
 
 @pytest.mark.parametrize("is_encoded", [False, True])
 def test_hashed_items_are_ranked_as_their_pairs_are_scored(
-    ranking: Ranking, is_encoded: bool
+    ranking: tuple[TrainedModel, Export], is_encoded: bool
 ) -> None:
-    trained, items = ranking.trained, ranking.export.items
+    (trained, export), items = ranking, ranking[1].items
     rows = {name: np.array(values) for name, values in encode_rows(trained).items()}
     given = RowInputs(rows, is_encoded=True) if is_encoded else RowInputs(RAW_ROWS)
-    found = Ranker(ranking.export, items=items).rank(given, len(items))
+    found = Ranker(export, items=items).rank(given, len(items))
     names = ("movie_id", "genres")
     ids, features = read_item_features(trained.version_dir, trained.manifest, names, 16)
     np.testing.assert_array_equal(items.keys, ids.ids)
@@ -242,7 +221,7 @@ def test_hashed_items_are_ranked_as_their_pairs_are_scored(
             name: np.repeat(value[row : row + 1], len(items), 0) for name, value in rows.items()
         }
         pairs |= {name: to_array(features[name]) for name in names}
-        scores = ranking.export.call("encoded", pairs)["label"]
+        scores = export.call("encoded", pairs)["label"]
         assert len(set(scores.tolist())) > 9
         np.testing.assert_allclose(found.scores[row], np.sort(scores)[::-1], atol=1e-6)
         of_items = scores[items.columns_of(found.ids[row])]
