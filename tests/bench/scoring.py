@@ -122,7 +122,7 @@ def read_task(job: Job, output: str) -> Any:
     answers = plan_answers(export, Asked(), Source(file=RawFile(folder / "rows.parquet")))
     (folder / output).mkdir()
     (folder / output / JOB_FILE).write_text("{}")
-    source = RowSource("rows", "parquet", columns)
+    source = RowSource(("rows",), "parquet", columns=columns)
     count = job["rows"]
     return export, Parts(str(folder / output), "parquet", answers, source, None, count, count)
 

@@ -285,7 +285,7 @@ def test_executors_give_them_too(
     export: Path, expected: pd.Series, rows: Path, tmp_path: Path
 ) -> None:
     table = pq.read_table(rows)
-    source = RowSource(str(rows), "parquet", tuple(table.column_names), "row")
+    source = RowSource((str(rows),), "parquet", "row", columns=tuple(table.column_names))
     answers = plan_answers(Export(export), Asked(), Source(file=RawFile(rows)))
     job = Job(str(tmp_path / "out"), "parquet", answers, source, rows=60)
     (tmp_path / "out").mkdir()

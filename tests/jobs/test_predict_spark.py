@@ -12,13 +12,13 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
-import tensorflow as tf
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import jobs.predict_spark
@@ -26,16 +26,23 @@ from conf.artefacts.export import TIMES, ExportOptions, Give
 from conf.errors import ConfigError, InputDataError
 from etl.sources.text_files import escape_path
 from jobs.export import export
-from jobs.predict import app, predict
-from jobs.predict_inputs import SparkInput, check_parts, input_failures, open_input, read_times
-from jobs.predict_spark import SparkRequest, plan_job
+from jobs.predict import Model, app, predict
+from jobs.predict_spark import (
+    NumberedInput,
+    check_parts,
+    find_kind,
+    input_failures,
+    open_input,
+    plan_job,
+    read_times,
+)
 from jobs.support.java_runtime import ensure_java
 from jobs.support.run_app import run_app
 from tests.jobs.runs import write_tiny_run
 from tests.training.tiny_dataset import TinyConfig
-from training.apply.answers import Asked, Source
+from training.apply.answers import Answers, Asked, Source, plan_answers
 from training.apply.export import Export
-from training.apply.parts import JOB_FILE
+from training.apply.parts import JOB_FILE, RowSource
 from training.raw_inputs.files import RawFile, RawReader
 from training.raw_inputs.inputs import InputColumn, WrittenForm
 
@@ -108,7 +115,7 @@ CARD = {
         "rank_items_encoded": {"inputs": [{"name": "user", "feature": "user"}, {"name": "items"}]},
     },
 }  # fmt: skip
-ROWS = SparkInput(("rows.csv",))
+ROWS = RowSource(("rows.csv",), "csv")
 
 
 def build_export(folder: Path, **changes: object) -> Export:
@@ -129,14 +136,27 @@ def build_export(folder: Path, **changes: object) -> Export:
 )
 def test_what_does_not_fit_is_refused_before_spark_starts(tmp_path, rows, asked, said) -> None:
     with pytest.raises(ConfigError, match=said):
-        plan_job(build_export(tmp_path / "1"), asked, SparkRequest(tmp_path / "out"), rows)
+        plan_job(Model(build_export(tmp_path / "1"), "best"), asked, rows, tmp_path / "out")
+
+
+def test_what_rows_get_follows_from_model_and_rows(tmp_path) -> None:
+    export, file = build_export(tmp_path / "1"), RawFile(Path("x"))
+    for asked, source, give in (
+        (Asked(), Source(file=file), Give.SCORES),
+        (Asked(), Source(), Give.LISTS),
+        (Asked(k=3), Source(file=file), Give.LISTS),
+        (Asked(), Source(split="test"), Give.SCORES),
+        (Asked(), Source(as_of="test"), Give.LISTS),
+    ):
+        assert plan_answers(export, asked, source).give is give
+    assert plan_answers(export, Asked(), Source()) == Answers(Give.LISTS, 5, None, True)
 
 
 def test_a_job_knows_its_own_output(tmp_path) -> None:
     exported, output = build_export(tmp_path / "1"), tmp_path / "out"
-    job = plan_job(exported, Asked(), SparkRequest(output, part_rows=11), ROWS)
+    job = plan_job(Model(exported, "best"), Asked(), ROWS, output, part_rows=11)
     assert (job.part_rows, job.answers.give, job.suffix) == (20, Give.SCORES, "parquet")
-    job, inputs = replace(job, rows=45), {"files": [["a", 1, 2]]}
+    job, inputs = replace(job, rows=45), [["a", 1, 2]]
     assert job.open(exported, inputs) == "new"
     assert (job.open(exported, inputs), job.find_missing()) == ("running", [0, 1, 2])
     for part in range(3):
@@ -150,7 +170,7 @@ def test_a_job_knows_its_own_output(tmp_path) -> None:
     later = build_export(tmp_path / "2", fingerprint="g")
     for other, export_, files in (
         (replace(job, rows=46), exported, inputs),
-        (job, exported, {"files": [["a", 9, 2]]}),
+        (job, exported, [["a", 9, 2]]),
         (job, later, inputs),
         (replace(job, answers=replace(job.answers, k=6)), exported, inputs),
     ):
@@ -164,8 +184,6 @@ def test_a_job_knows_its_own_output(tmp_path) -> None:
     ("arguments", "code", "said"),
     [
         (["--id", "x"], 2, "are about rows"),
-        (["--input", "a.csv", "--option", "sep"], 2, "has a value"),
-        (["--set", "sprak.master=x"], 2, "spark.master"),
         (["--run", "x"], 2, "one model"),
         (["--split", "test"], 2, "leave --split"),
         ([], 4, "no exported model"),
@@ -177,61 +195,69 @@ def test_wrong_use_has_a_message_and_a_code(tmp_path, capsys, arguments, code, s
     assert not (tmp_path / "out").exists()
 
 
+def read_own(file: Path, **changes: Any) -> list[bytes]:
+    """Column `a` as one machine reads it."""
+    column = InputColumn("a", "a", "a", "string", False, None, None, None, **changes)
+    return [value for rows in RawReader(RawFile(file), [column]).read(9)
+            for value in rows.inputs["a"].tolist()]  # fmt: skip
+
+
+def open_file(spark: SparkSession, path: Path, kind: str | None = None) -> NumberedInput:
+    return open_input(spark.newSession(), RowSource((str(path),), kind or find_kind([str(path)])))
+
+
 def test_text_of_the_source_s_pattern_is_a_time_as_in_the_build(spark, tmp_path) -> None:
-    (tmp_path / "a.csv").write_text("when,n\n31/01/2026 10:00,1\n,2\n1769853600000,3\n")
-    found = open_input(spark.newSession(), SparkInput((str(tmp_path / "a.csv"),)))
     form = WrittenForm("when", time="dd/MM/yyyy HH:mm")
     item = InputColumn("when", "when", "when", "int64", False, None, None, None, written=form)
-    frame = read_times(found, [item], ["when", "n"])
-    assert [row["when"] for row in frame.collect()] == [1769853600000, None, 1769853600000]
     lines = [{"when": "31/01/2026 10:00"}, {}, {"when": 1769853600000}]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = open_input(spark.newSession(), SparkInput((str(tmp_path / "a.jsonl"),)))
-    times = [row[TIMES]["when"] for row in read_times(found, [item], ["when"]).collect()]
-    assert times == [1769853600000, None, 1769853600000]
-    (tmp_path / "a.csv").write_text("when,n\n2026-01-31 10:00,1\n")
-    found = open_input(spark.newSession(), SparkInput((str(tmp_path / "a.csv"),)))
+    files = {
+        "a.csv": "when,n\n31/01/2026 10:00,1\n,2\n1769853600000,3\n",
+        "a.jsonl": "".join(json.dumps(line) + "\n" for line in lines),
+        "b.csv": "when,n\n2026-01-31 10:00,1\n",
+    }
+
+    def read(name: str) -> list[int | None]:
+        (tmp_path / name).write_text(files[name])
+        source = RowSource((str(tmp_path / name),), find_kind([name]))
+        frame = open_input(spark.newSession(), source).frame
+        rows = read_times(frame, source, [item], ["when", "n"]).collect()
+        return [(row[TIMES] if name == "a.jsonl" else row)["when"] for row in rows]
+
+    assert read("a.csv") == read("a.jsonl") == [1769853600000, None, 1769853600000]
     with pytest.raises(InputDataError, match="dd/MM/yyyy"), input_failures():
-        read_times(found, [item], ["when", "n"]).collect()
+        read("b.csv")
 
 
-def test_quotes_around_nothing_are_the_empty_text_as_predict_reads_it(spark, tmp_path) -> None:
-    (tmp_path / "a.csv").write_text('a,b\n"",x\n,"y"\n')
-    found = open_input(spark.newSession(), SparkInput((str(tmp_path / "a.csv"),)))
-    assert [tuple(row) for row in found.frame.collect()] == [("", "x"), (None, "y")]
-    column = InputColumn("a", "a", "a", "string", False, None, None, None, "none")
-    [own] = RawReader(RawFile(tmp_path / "a.csv"), [column]).read(9)
-    assert own.inputs["a"].tolist() == [b"", b"none"]
-
-
-@pytest.mark.parametrize("line", ['2,"abc', '2,"', '2,"a"b'])
-def test_a_quote_without_an_end_is_refused(spark, tmp_path, line) -> None:
-    (tmp_path / "a.csv").write_text(f'a,b\n1,5" pipe\n1,"a ""b"""\n{line}\n')
-    with pytest.raises(InputDataError, match="has a quote") as refused:
-        open_input(spark.newSession(), SparkInput((str(tmp_path / "a.csv"),)))
-    assert repr(line) in refused.value.received
-
-
-def test_tabs_separate_without_quotes_as_predict_reads_them(spark, tmp_path) -> None:
+def test_text_is_read_as_one_machine_reads_it(spark, tmp_path) -> None:
+    """Quotes around nothing are the empty text; tabs separate without quotes."""
+    rows = tmp_path / "a.csv"
+    rows.write_text('a,b\n"",x\n,"y"\n')
+    assert [tuple(row) for row in open_file(spark, rows).frame.collect()] == [
+        ("", "x"),
+        (None, "y"),
+    ]
+    assert read_own(rows, null_token="none") == [b"", b"none"]
+    for line in ('2,"abc', '2,"', '2,"a"b'):
+        rows.write_text(f'a,b\n1,5" pipe\n1,"a ""b"""\n{line}\n')
+        with pytest.raises(InputDataError, match="has a quote") as refused:
+            open_file(spark, rows)
+        assert repr(line) in refused.value.received
     rows = tmp_path / "a.tsv"
     rows.write_text('a\tb\n5" pipe\tx\nsay "x\ty"\n')
-    found = open_input(spark.newSession(), SparkInput((str(rows),)))
-    column = InputColumn("a", "a", "a", "string", False, None, None, None)
-    [own] = RawReader(RawFile(rows), [column]).read(9)
-    assert [row["a"].encode() for row in found.frame.collect()] == own.inputs["a"].tolist()
+    found = [row["a"].encode() for row in open_file(spark, rows).frame.collect()]
+    assert found == read_own(rows)
     rows.write_text('a\tb\n1\t"x"\n')
     with pytest.raises(InputDataError, match="has a quote"):
-        open_input(spark.newSession(), SparkInput((str(rows),)))
-    with pytest.raises(InputDataError, match="cannot be read") as refused:
-        list(RawReader(RawFile(rows), [column]).read(9))
-    assert "line 2" in refused.value.received
+        open_file(spark, rows)
+    with pytest.raises(InputDataError, match="cannot be read"):
+        read_own(rows)
 
 
 def test_files_with_other_headers_are_refused(spark, tmp_path) -> None:
     (tmp_path / "a.csv").write_text("a,b\n1,2\n")
     (tmp_path / "b.csv").write_text("b,a\n3,4\n")
     with pytest.raises(InputDataError, match="different headers") as refused:
-        open_input(spark.newSession(), SparkInput((str(tmp_path),), "csv"))
+        open_file(spark, tmp_path, "csv")
     assert refused.value.received.endswith(".csv")
 
 
@@ -241,14 +267,13 @@ def test_a_part_that_lacks_a_column_is_named(spark, tmp_path, kind) -> None:
     for day in (1, 2):
         rows = spark.range(3).withColumn("x", F.lit(1.0)).coalesce(1)
         rows.write.format(kind).save(str(folder / f"day={day}"))
-    source = SparkInput((f"{escape_path(str(folder))}",), kind)
-    check_parts(open_input(spark.newSession(), source), ["id", "x", "day"])
+    source = RowSource((escape_path(str(folder)),), kind, options={"mergeSchema": "true"})
+    check_parts(open_input(spark.newSession(), source), source, ["id", "x", "day"])
     spark.range(3).coalesce(1).write.format(kind).save(str(folder / "day=3"))
-    schema = {"mergeSchema": "true"}
-    found = open_input(spark.newSession(), replace(source, options=schema))
-    check_parts(found, ["id", "day"])
+    found = open_input(spark.newSession(), source)
+    check_parts(found, source, ["id", "day"])
     with pytest.raises(InputDataError, match="lacks columns") as refused:
-        check_parts(found, ["id", "x", "day"])
+        check_parts(found, source, ["id", "x", "day"])
     assert "/a b[1]/day=3/part-" in refused.value.received
     assert refused.value.received.endswith(": no x")
 
@@ -285,36 +310,27 @@ def test_rows_are_those_of_one_machine(session, runs, rows, tmp_path) -> None:
 
 
 @EXHAUSTIVE
-def test_candidates_and_vectors_are_those_of_the_export(session, runs, rows, tmp_path) -> None:
+def test_candidates_and_vectors_are_those_of_one_machine(session, runs, rows, tmp_path) -> None:
     """Rows as CSV, in which a list is text."""
     names = ("user_id", "gender", "history", "movie_id", "genres", "key")
     lines = [json.loads(line) for line in rows.read_text().splitlines()]
     flat = [{n: "|".join(map(str, v)) or None if isinstance(v := row.get(n), list) else v
              for n in names} for row in lines]  # fmt: skip
-    pa_csv.write_csv(pa.Table.from_pylist(flat), tmp_path / "rows.csv")
-    few = tmp_path / "few.csv"
+    table, few = tmp_path / "rows.csv", tmp_path / "few.csv"
+    pa_csv.write_csv(pa.Table.from_pylist(flat), table)
     few.write_text("movie_id\n105\n103\n170\n999\n")
-    for name in ("towers", "scores"):
-        own, source = (
-            tmp_path / f"{name}.json.gz",
-            Source(file=RawFile(tmp_path / "rows.csv", "key")),
-        )
-        predict(runs[name], source, Asked(candidates=RawFile(few)), to=own)
-        options = ["--export", model_of(runs, name), "--to", tmp_path / name, "--k", 20]
-        options += ["--input", tmp_path / "rows.csv", "--id", "key", "--part-rows", 2048]
-        assert run(*options, "--candidates", few) == 0
-        assert join(tmp_path / name) == gzip.decompress(own.read_bytes())
-    options = ["--export", model_of(runs, "towers"), "--to", tmp_path / "vectors"]
-    assert run(*options, "--input", rows, "--give", "item_embedding", "--id", "key") == 0
-    found = pq.read_table(tmp_path / "vectors" / "part-00000.parquet").to_pydict()
-    assert found["key"] == [row["key"] for row in lines]
-    [version] = Path(model_of(runs, "towers")).glob("*/1")
-    embed = tf.saved_model.load(str(version)).signatures["item_embedding"]
-    for row, vector in zip(lines[:40], found["embedding"], strict=False):
-        raw = {"movie_id": tf.constant([row["movie_id"]], tf.int64),
-               "genres": tf.constant([[*row["genres"], "<sluice:pad>"]])}  # fmt: skip
-        given = {name: raw[name] for name in embed.structured_input_signature[1]}
-        np.testing.assert_allclose(embed(**given)["embedding"][0], vector, atol=1e-6)
+    source = Source(file=RawFile(table, "key"))
+    for number, (name, asked) in enumerate((
+        ("towers", Asked(candidates=RawFile(few))),
+        ("scores", Asked(candidates=RawFile(few))),
+        ("towers", Asked(Give.ITEM_EMBEDDING)),
+    )):  # fmt: skip
+        own, output = tmp_path / f"{number}.json.gz", tmp_path / str(number)
+        predict(runs[name], source, asked, to=own)
+        options = ["--candidates", few] if asked.candidates else ["--give", str(asked.give)]
+        options += ["--export", model_of(runs, name), "--to", output, "--as", "json.gz"]
+        assert run(*options, "--input", table, "--id", "key", "--part-rows", 2048) == 0
+        assert join(output) == gzip.decompress(own.read_bytes())
 
 
 @EXHAUSTIVE
@@ -347,10 +363,8 @@ def test_a_job_goes_on_with_what_is_missing(session, runs, rows, tmp_path, capsy
 @pytest.mark.parametrize(
     ("name", "text", "code", "said"),
     [
-        ("a.csv", "user_id,gender,movie_id\n1,F,2\n", 3, "missing: genres"),
         ("a.csv", "user_id,gender,movie_id,genres\n", 3, "no rows"),
         ("a.csv", "user_id,gender,movie_id,genres\n1,F,2,a\n1,F\n", 3, "damaged"),
-        ("a.txt", "x", 2, "format of the input"),
         (None, "", 3, "no such input"),
     ],
 )

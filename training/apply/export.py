@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,6 @@ from conf.artefacts.export import EMBEDDINGS_DIR, ID, ITEMS_FILE, KEY, VECTOR, r
 from conf.errors import ConfigError
 from conf.storage.table_files import read_parquet
 from training.evaluation.item_index import ItemIndex
-from training.evaluation.metrics import IntArray
 from training.loading.loaded_model import LoadedModel
 
 Arrays = dict[str, np.ndarray]
@@ -34,23 +33,10 @@ class Exported(Protocol):
 
 @dataclass(frozen=True)
 class Items(ItemIndex):
-    """What is ranked, ids ascending; `vectors` are `[items, 0]` where a model scores pairs.
+    """What is ranked, ids ascending; `vectors` are `[items, 0]` where a model scores pairs."""
 
-    Attributes:
-        keys: Raw keys, `[items]`.
-        features: Encoded features that stand in for the export's own; None: it knows the items.
-    """
-
-    keys: pa.Array
-    features: Arrays | None = None
-
-    def take(self, positions: IntArray) -> Self:
-        """Returns some of the items; positions are ascending."""
-        keys, features = self.keys.take(pa.array(positions)), self.features
-        if features is not None:
-            features = {name: values[positions] for name, values in features.items()}
-        ids, vectors = self.ids[positions], self.vectors[positions]
-        return replace(self, ids=ids, vectors=vectors, keys=keys, features=features)
+    keys: pa.Array  # raw, `[items]`
+    features: Arrays | None = None  # encoded ones of items that the export need not know
 
     @cached_property
     def tensor(self) -> np.ndarray:
@@ -61,9 +47,7 @@ class Items(ItemIndex):
 class Export:
     """A version of an exported model; its graph is loaded when it is first called.
 
-    Args:
-        path: Its directory.
-        threads: Threads of a call; None: TensorFlow's choice.
+    None `threads` of a call are TensorFlow's choice.
     """
 
     def __init__(self, path: Path, threads: int | None = None) -> None:
@@ -117,11 +101,7 @@ class Export:
 
 
 def find_inputs(card: Mapping[str, Any], signature: str) -> tuple[Mapping[str, Any], ...]:
-    """Returns what `export.json` says of the inputs of a signature that are features.
-
-    Raises:
-        ConfigError: The model does not have that signature.
-    """
+    """Returns what `export.json` says of the inputs of a signature that are features."""
     signatures, reason = card["signatures"], card.get("no_item_scores")
     if signature not in signatures:
         raise ConfigError(

@@ -5,8 +5,8 @@ What a killed job has left is finished by the same command: parts that are there
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -34,20 +34,28 @@ JOB_FILE = "_predict.json"
 
 @dataclass(frozen=True)
 class RowSource:
-    """Rows of raw values that Spark reads: `csv`, `tsv`, `jsonl` or a format of Spark."""
+    """Files, folders or globs of raw values that Spark reads: `tsv`, `jsonl` or its own format."""
 
-    place: str
+    paths: tuple[str, ...]
     kind: str
-    columns: tuple[str, ...] = ()
     id_column: str | None = None
     list_separator: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> str:
+        return ", ".join(self.paths)
+
+    @property
+    def is_delimited(self) -> bool:
+        return self.kind in ("csv", "tsv")
 
     def choose(self, export: Export, give: Give) -> tuple[RawColumns, list[str]]:
         """Returns what reads raw values, and the names of the columns that it takes."""
         inputs = [InputColumn.from_json(item) for item in find_row_inputs(export, give)]
-        is_text = self.kind in ("csv", "tsv")
-        separator = self.list_separator if is_text else None
-        columns = RawColumns(inputs, self.place, separator, is_delimited=is_text)
+        separator = self.list_separator if self.is_delimited else None
+        columns = RawColumns(inputs, self.place, separator, is_delimited=self.is_delimited)
         return columns, columns.choose(self.columns, self.id_column)
 
 
@@ -86,15 +94,22 @@ class Job:
         """Returns the numbers of the rows of a partition, from 0."""
         return slice(part * self.part_rows, min((part + 1) * self.part_rows, self.rows))
 
-    def open(self, export: Export, inputs: Mapping[str, Any]) -> str:
+    def open(self, export: Export, files: Sequence[Sequence[Any]]) -> str:
         """Returns the status of the job in its directory: `new`, `running` or `finished`.
 
-        `inputs` are files and options of what Spark reads. Another job's directory is refused.
+        `files` are those that Spark reads. Another job's directory is refused.
         """
-        record, file = self._describe(export, inputs), self.directory / JOB_FILE
+        record, file = self._describe(export, files), self.directory / JOB_FILE
         if file.is_file():
             content = read_json(file)
-            _refuse_other(self.directory, content.get("job", {}), record)
+            found = content.get("job", {})
+            if differing := [name for name in record if found.get(name) != record[name]]:
+                raise ConfigError(
+                    f"{self.output} holds the output of another job: {', '.join(differing)} differ",
+                    received=str(record[differing[0]])[:300],
+                    allowed=str(found.get(differing[0]))[:300],
+                    fix="name another directory by --to, or remove this one",
+                )
             return str(content["status"])
         if self.directory.exists() and any(self.directory.iterdir()):
             raise ConfigError(
@@ -106,10 +121,10 @@ class Job:
         write_json(file, {"format_version": 1, "status": "running", "job": record})
         return "new"
 
-    def _describe(self, export: Export, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def _describe(self, export: Export, files: Sequence[Sequence[Any]]) -> dict[str, Any]:
         return {
             "model": {name: export.card[name] for name in ("name", "version", "fingerprint")},
-            "input": dict(inputs),
+            "files": list(files),
             "gives": str(self.answers),
             "source": None if self.source is None else str(self.source),
             "candidates": None if self.items is None else self.items.keys.to_pylist(),
@@ -132,16 +147,6 @@ class Job:
         write_json(self.directory / JOB_FILE, {**content, "status": "finished", "files": files})
 
 
-def _refuse_other(directory: Path, found: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    if differing := [name for name in own if found.get(name) != own[name]]:
-        raise ConfigError(
-            f"{directory} holds the output of another job: {', '.join(differing)} differ",
-            received=str(own[differing[0]])[:300],
-            allowed=str(found.get(differing[0]))[:300],
-            fix="name another directory by --to, or remove this one",
-        )
-
-
 @lru_cache(1)
 def _open_export(directory: str, threads: int) -> Export:
     """Keeps the model in a worker for its next tasks."""
@@ -153,15 +158,12 @@ def compute_part(
 ) -> Iterator[pa.RecordBatch]:
     """Computes one partition on an executor, publishes its file, and yields how many rows it has.
 
-    Args:
-        job: What to do.
-        directory: The export on this host.
-        batches: The rows in order, with `PART` and `ROW`; of users of the export `PART` alone.
+    `directory` is the export on this host, `batches` are the rows in order with `PART`, of users of
+    the export `PART` alone.
     """
     batches = iter(batches)
     first = next(batches)
     part = first.column(PART)[0].as_py()
-    target = job.directory / job.name_part(part)
     if not (job.directory / JOB_FILE).is_file():
         raise InternalError(
             "an executor does not see the output directory",
@@ -171,23 +173,22 @@ def compute_part(
     export, items = _open_export(directory, job.threads), job.items
     if job.answers.give is Give.LISTS:
         items = items or export.items
-    rows = read_part(job, export, items, part, chain([first], batches))
     wanted = job.find_rows(part)
-    checked = _check_count(rows, part, wanted.stop - wanted.start)
-    count, _ = write_answers(Ranker(export, job.answers.task, items), job.answers, checked, target)
-    yield pa.RecordBatch.from_pydict(
-        {"part": pa.array([part], pa.int64()), "rows": pa.array([count], pa.int64())}
-    )
+    rows = read_part(job, export, items, part, chain([first], batches))
+    checked = _check_count(rows, wanted.stop - wanted.start)
+    ranker, target = Ranker(export, job.answers.task, items), job.directory / job.name_part(part)
+    count, _ = write_answers(ranker, job.answers, checked, target)
+    yield pa.RecordBatch.from_pydict({"part": [part], "rows": [count]})
 
 
-def _check_count(rows: Iterator[Rows], part: int, wanted: int) -> Iterator[Rows]:
+def _check_count(rows: Iterator[Rows], wanted: int) -> Iterator[Rows]:
     count = 0
     for batch in rows:
         yield batch
         count += len(batch.names)
     if count != wanted:
         raise InternalError(
-            f"partition {part} does not have the rows that were counted",
+            "a partition does not have the rows that were counted",
             received=f"{count:,} rows",
             allowed=f"{wanted:,} rows",
             fix="the input has changed while it was read: remove the output, and start again",

@@ -79,6 +79,20 @@ def test_lists_are_the_best_items_that_the_user_has_not_met(
     assert (tmp_path / "again.json.gz").read_bytes() == file.read_bytes()
 
 
+def test_lists_without_what_tells_seen_items_are_refused(
+    trained: TrainedModel, tmp_path: Path
+) -> None:
+    for keys, source, keep_seen, said in (
+        ({"seen": None}, Source(), False, "cannot be left out"),
+        ({"seen": None}, Source(as_of="train"), True, "seen items"),
+        ({"seen": None, "user": None}, Source(as_of="train"), True, "has no user"),
+    ):
+        manifest = replace(trained.manifest, keys=replace(trained.manifest.keys, **keys))
+        blind = replace(trained, manifest=manifest)
+        with pytest.raises(ConfigError, match=said):
+            write_lists(blind, tmp_path / "l.jsonl", 5, source, keep_seen=keep_seen)
+
+
 def test_users_of_an_export_get_the_lists_of_its_run(trained: TrainedModel, tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("run.jsonl", "export.jsonl")]
     write_lists(trained, files[0], 5)
@@ -87,14 +101,6 @@ def test_users_of_an_export_get_the_lists_of_its_run(trained: TrainedModel, tmp_
     assert files[0].read_bytes() == files[1].read_bytes()
     with pytest.raises(ConfigError, match="no split"):
         predict_rows(export, Source(as_of="test"), Asked(), files[1])
-
-
-def test_masking_needs_seen_items(trained: TrainedModel, tmp_path: Path) -> None:
-    keys = replace(trained.manifest.keys, seen=None)
-    blind = replace(trained, manifest=replace(trained.manifest, keys=keys))
-    with pytest.raises(ConfigError, match="cannot be left out"):
-        write_lists(blind, tmp_path / "l.jsonl", 5)
-    assert write_lists(blind, tmp_path / "l.jsonl", 5, keep_seen=True).rows == 60
 
 
 def test_users_without_a_known_token_are_left_out_and_counted(
@@ -177,15 +183,6 @@ def test_users_are_ranked_as_of_a_split(
         assert (tmp_path / "now.json.gz").read_bytes() == file.read_bytes()
 
 
-def test_as_of_needs_users_and_seen_items(several: TrainedModel, tmp_path: Path) -> None:
-    for said, keys in (("has no user", {"user": None, "seen": None}),
-                       ("seen items", {"seen": None})):  # fmt: skip
-        manifest = replace(several.manifest, keys=replace(several.manifest.keys, **keys))
-        blind = replace(several, manifest=manifest)
-        with pytest.raises(ConfigError, match=said):
-            write_lists(blind, tmp_path / "l.jsonl", 5, Source(as_of="train"), keep_seen=True)
-
-
 def test_users_of_a_file_alone_get_lists(
     several: TrainedModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -222,6 +219,9 @@ def test_candidates_of_a_file_are_ranked(
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in given))
     write_lists(several, file, 3, Source(file=RawFile(rows, "line")), **asked)
+    (tmp_path / "pool.csv").write_text("movie_id\n5\n6\n")
+    with pytest.raises(InputDataError, match="no item of"):
+        write_lists(several, tmp_path / "none.json.gz", 3, **asked)
     for row, entry in zip(given, read(file), strict=True):
         scores = score(row["user_id"], row["history"], row["gender"])
         pooled = {i: s for i, s in scores.items() if i in pool}
@@ -263,23 +263,3 @@ def test_candidates_that_bring_their_inputs_need_not_be_known(
         scores = {item: float(vectors[item] @ vector) for item in vectors}
         assert row["items"] == sorted(scores, key=lambda i: -scores[i])
         np.testing.assert_allclose(row["scores"], sorted(scores.values(), reverse=True), rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("movie_id\n", "has no rows"),
-        ("movie\n104\n", "lacks columns"),
-        ("movie_id\n5\n6\n", "no item of"),
-        ("movie_id,x\n104,1\n,2\n", "row 2: there is no key"),
-        ("movie_id\n104\n5\n 104\n", "a key twice"),
-    ],
-)
-def test_candidates_that_cannot_be_ranked_are_refused(
-    several: TrainedModel, tmp_path: Path, content: str, said: str
-) -> None:
-    (tmp_path / "pool.csv").write_text(content)
-    pool, target = RawFile(tmp_path / "pool.csv"), tmp_path / "o.json.gz"
-    with pytest.raises(InputDataError, match=said):
-        write_lists(several, target, 5, candidates=pool)
-    assert not target.exists()

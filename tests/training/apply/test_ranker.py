@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,28 +16,21 @@ import pytest
 import tensorflow as tf
 
 from conf.artefacts.dataset import read_manifest
-from conf.artefacts.export import PART, Give
-from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
-from conf.encoders.bags import SparseIndices, Weights
-from conf.encoders.numbers import Bucketize, Normalize
+from conf.artefacts.export import PART
 from conf.errors import ConfigError, InternalError
-from conf.manifest import DatasetKeys, Manifest, SplitInfo
-from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.train import TrainConfig
 from tests.training.predictions import open_export, predict, write_lists, write_scores
-from tests.training.tiny_dataset import TinyConfig, describe_shard, write_shard, write_tiny_dataset
-from tests.training.toy_models import TinyTowers
-from training.apply.answers import Answers, Asked, Source, plan_answers
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
+from training.apply import ranker
+from training.apply.answers import Asked, Source, plan_answers
 from training.apply.export import Export, Items
 from training.apply.parts import JOB_FILE, Job, RowSource, compute_part
-from training.apply.ranker import Ranker, RowInputs, rank_all, rank_pairs
-from training.apply.rows import carries_candidates, choose_split
+from training.apply.ranker import Ranker, RowInputs
+from training.apply.rows import choose_split
 from training.checkpoint.restore import TrainedModel
-from training.evaluation.evaluate import evaluate_split
 from training.evaluation.metrics import Pairs
 from training.export.saved_model import write_export
 from training.input.batches import build_eval_dataset
-from training.loop.assembly import refuse_lost_order
 from training.models.ranking import NetworkRankingModel
 from training.raw_inputs.files import RawFile
 
@@ -130,16 +122,8 @@ def raw(export, rows) -> dict[str, tf.Tensor]:
 
 
 def test_the_saved_model_gives_what_the_model_predicts(
-    export, signatures, raw, encoded, rows, expected
+    signatures, raw, encoded, rows, expected
 ) -> None:
-    card = json.loads((export / "export.json").read_text())
-    assert (card["kind"], export.name, export.parent.name) == ("ranking", "1", "n")
-    assert card["outputs"] == [
-        {"name": "click", "label": "label", "kind": "binary",
-         "means": "probability that label is 1"},
-        {"name": "value", "label": "label", "kind": "squared_error", "means": "value of label"},
-    ]  # fmt: skip
-    assert not (export / "embeddings").exists()
     examples = tf.constant([build_example(row) for row in rows])
     answers = {
         "raw": signatures["serving_default"](**raw),
@@ -235,13 +219,16 @@ def test_rows_of_a_file_are_scored_in_order(trained, rows, expected, tmp_path, n
     found = _read_lists(tmp_path / "out.jsonl.gz")
     assert [row["row"] for row in found] == list(range(1, len(rows) + 1))
     np.testing.assert_array_equal(np.float32([row["click"] for row in found]), table["click"])
+    write_scores(trained, tmp_path / "split.parquet", "test")
+    split = pq.read_table(tmp_path / "split.parquet")
+    np.testing.assert_allclose(split["click"].to_numpy(), expected["click"], rtol=1e-5, atol=1e-6)
 
 
 def test_an_executor_writes_what_one_machine_writes(trained, export, rows, tmp_path) -> None:
     """Partitions of one batch each; lines of JSON come from Spark as text."""
     path = write_rows(tmp_path / "rows.jsonl.gz", rows)
     lines = gzip.decompress(path.read_bytes()).decode().splitlines()
-    source = RowSource(str(path), "jsonl", tuple(json.loads(lines[0])), "line")
+    source = RowSource((str(path),), "jsonl", "line", columns=tuple(json.loads(lines[0])))
     for name, asked in (("scores", Asked()), ("lists", Asked(k=4, task="value"))):
         output, told = tmp_path / name, Source(file=RawFile(path, "line"))
         answers = plan_answers(Export(export), asked, told)
@@ -265,35 +252,17 @@ def test_an_executor_writes_what_one_machine_writes(trained, export, rows, tmp_p
         assert b"".join(written) == gzip.decompress((tmp_path / "own.jsonl.gz").read_bytes())
 
 
-def test_a_split_without_a_candidate_has_none(trained) -> None:
-    assert carries_candidates(trained.manifest, "test")
-    assert not carries_candidates(trained.manifest, "train")
-    counted = {"test": {"candidates": {"values": 0}}}
-    assert not carries_candidates(replace(trained.manifest, statistics=counted), "test")
-
-
-HEADER = "user_id,gender,history,movie_id,genres\n"
-
-
-def test_formats_and_ids_that_do_not_fit_are_refused(trained, tmp_path) -> None:
-    file = RawFile(tmp_path / "rows.txt", None)
-    with pytest.raises(ConfigError, match="format of the input"):
-        write_scores(trained, tmp_path / "out.parquet", "test", file)
-    with pytest.raises(ConfigError, match="format of the output"):
-        write_scores(trained, tmp_path / "out.csv", "test", file)
-    (tmp_path / "a.csv").write_text(f"click,{HEADER}r,1000,F,101,102,\n")
-    with pytest.raises(ConfigError, match="name of a score"):
-        write_scores(trained, tmp_path / "o.parquet", "test", RawFile(tmp_path / "a.csv", "click"))
-
-
 def test_missing_values_are_those_of_the_etl(trained, tmp_path) -> None:
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"user_id": null, "gender": null, "movie_id": 102, "genres": [null]}\n'
-                    '{"user_id": -5, "gender": "?", "movie_id": 102, "genres": ["?"], '
-                    '"history": []}\n')  # fmt: skip
+    missing = {"click": 1, "user_id": None, "gender": None, "genres": [None]}
+    unknown = {"user_id": -5, "gender": "?", "genres": ["?"], "history": []}
+    rows = [{**row, "movie_id": 102} for row in (missing, unknown)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     write_scores(trained, tmp_path / "out.parquet", "test", RawFile(path))
     first, second = pq.read_table(tmp_path / "out.parquet")["click"].to_pylist()
     assert first == second
+    with pytest.raises(ConfigError, match="name of a score"):
+        write_scores(trained, tmp_path / "out.parquet", "test", RawFile(path, "click"))
 
 
 def _read_lists(path: Path) -> list[dict]:
@@ -317,7 +286,9 @@ def _token(trained, identifier: int) -> int:
     return table["token"][identifier - 2].as_py()
 
 
-def test_pairs_are_ranked_as_a_sort_ranks_them() -> None:
+def test_pairs_are_ranked_as_a_sort_ranks_them(monkeypatch) -> None:
+    """Candidates of each row, and all items for a few rows at once without what was met."""
+    monkeypatch.setattr(ranker, "PAIRS_AT_ONCE", 70)
     rng = np.random.default_rng(3)
     items = Items(np.arange(2, 32), np.zeros((30, 0), np.float32), pa.array(range(30)))
     orders = rng.integers(0, 9, (40, 30)).astype(np.float32)  # Many ties: these stand by id.
@@ -327,53 +298,38 @@ def test_pairs_are_ranked_as_a_sort_ranks_them() -> None:
         sorted(items.ids[kept[row]], key=lambda i: (-orders[row, i - 2], i))[:5]
         for row in range(40)
     ]
-    own = rank_pairs(Pairs(*np.nonzero(kept)), orders[kept], items, 40, 5)
-    whole = rank_all(lambda part: orders[part].ravel(), items, (40, 5), Pairs(*np.nonzero(~kept)))
+    card = {"outputs": [{"name": "v", "kind": "value"}],
+            "signatures": {"rank_items": {"inputs": [{"name": "items"}]}}}  # fmt: skip
+    served = SimpleNamespace(
+        card=card, call=lambda _, given: {"v": orders[given["row"][:, np.newaxis], given["items"]]}
+    )
+    engine = Ranker(served, None, items)
+    rows = RowInputs({"row": np.arange(40)})
+    own = engine.rank(rows, 5, candidates=Pairs(*np.nonzero(kept)))
+    whole = engine.rank(rows, 5, seen=Pairs(*np.nonzero(~kept)))
     for found in (own, whole):
         assert [row[row > 0].tolist() for row in found.ids] == expected
+        lists = zip(range(40), found.ids, found.scores, strict=True)
+        assert all(orders[row, i - 2] == v for row, ids, best in lists
+                   for i, v in zip(ids, best, strict=True) if i)  # fmt: skip
 
 
 def test_scores_of_items_are_those_of_pairs(trained, encoded, raw, expected) -> None:
     """Raw and encoded rows, the whole catalogue and pairs: one score of a row and an item."""
     export = open_export(trained)
-    ranker = Ranker(export, None, export.items)
+    engine = Ranker(export, None, export.items)
     names = [item["name"] for item in export.find_inputs("rank_items")]
     own = ({name: values[name].numpy() for name in names} for values in (raw, encoded))
     ways = [RowInputs(next(own)), RowInputs(next(own), is_encoded=True)]
     cells = Pairs(np.arange(60), export.items.columns_of(encoded["movie_id"].numpy()))
     for rows in ways:
-        orders = ranker.order_items(rows, np.tile(export.items.tensor, (60, 1)))
+        orders = engine.order_items(rows, np.tile(export.items.tensor, (60, 1)))
         for task, scores in expected.items():
-            found = ranker.finish(task, orders[task])[cells.rows, cells.columns]
+            found = engine.finish(task, orders[task])[cells.rows, cells.columns]
             np.testing.assert_allclose(found, scores, atol=1e-6)
-        lists = ranker.rank(rows, 3, candidates=cells)
+        lists = engine.rank(rows, 3, candidates=cells)
         assert lists.ids[:, 0].tolist() == encoded["movie_id"].numpy().tolist()
         np.testing.assert_allclose(lists.scores[:, 0], expected["click"], atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("asked", "source", "said"),
-    [
-        (Asked(Give.SCORES, k=3), Source(), "about lists"),
-        (Asked(Give.USER_EMBEDDING), Source(), "cannot give that"),
-    ],
-)
-def test_what_a_model_cannot_give_is_refused(trained, asked, source, said) -> None:
-    with pytest.raises(ConfigError, match=said):
-        plan_answers(open_export(trained), asked, source)
-
-
-def test_what_rows_get_follows_from_model_and_rows(trained) -> None:
-    export = open_export(trained)
-    for asked, source, give in (
-        (Asked(), Source(file=RawFile(Path("x"))), Give.SCORES),
-        (Asked(), Source(), Give.LISTS),
-        (Asked(k=3), Source(file=RawFile(Path("x"))), Give.LISTS),
-        (Asked(), Source(split="test"), Give.SCORES),
-        (Asked(), Source(as_of="test"), Give.LISTS),
-    ):
-        assert plan_answers(export, asked, source).give is give
-    assert plan_answers(export, Asked(), Source()) == Answers(Give.LISTS, 20, None, True)
 
 
 def test_items_that_a_file_describes_are_scored_by_their_inputs(
@@ -436,109 +392,3 @@ def test_users_get_what_they_have_not_met_and_files_get_lists(trained, rows, tmp
     write_lists(trained, file, 3, Source(file=given))
     assert [entry["id"] for entry in _read_lists(file)] == ["r0", "r1", "r2", "r3"]
     assert {len(entry["items"]) for entry in _read_lists(file)} == {3}
-    with pytest.raises(ConfigError, match="no such task"):
-        write_lists(trained, file, 3, task="clock")
-
-
-def test_towers_of_a_dataset_without_users(trained, tmp_path) -> None:
-    keys = replace(trained.manifest.keys, user=None, seen=None, candidates=None)
-    manifest = replace(trained.manifest, keys=keys)
-    config = TrainConfig.model_validate({"dataset": "d", "name": "n"})
-    towers = TrainedModel(tmp_path, TinyTowers(manifest), config, manifest, trained.version_dir)
-    export = write_export(towers)
-    card = json.loads((export / "export.json").read_text())
-    assert (card["embeddings"]["items"], card["embeddings"]["users"]) == ({"rows": 40}, None)
-    assert "user_embedding" in card["signatures"]
-    file = tmp_path / "lists.json.gz"
-    rows = write_lists(towers, file, 4).rows
-    assert [entry["row"] for entry in _read_lists(file)] == list(range(1, rows + 1))
-
-
-SPARSE = FeatureSchema((
-    FeatureSpec("fields", "int64", "context", (None,), 4, "sparse_indices:fields", 11),
-    FeatureSpec("values", "float32", "context", (None,), 4, "weights:values", pad_value=0.0),
-    FeatureSpec("hour", "int64", "context", (), None, "bucketize:hour", 5),
-    FeatureSpec("price", "float32", "context", (), None, "normalize:price", pad_value=0.0),
-    FeatureSpec("label", "float32", "label"),
-))  # fmt: skip
-SPARSE_ROWS = [
-    {"fields": [3, 5], "values": [0.5, 2.0], "hour": 2, "price": 1.5, "label": 1.0},
-    {"fields": [], "values": [], "hour": 1, "price": 0.0, "label": 0.0},
-    {"fields": [1], "values": [1.0], "hour": 3, "price": -2.0, "label": 1.0},
-]
-RAW_ROWS = [
-    {"fields": [1, 3], "values": [0.5, 2.0], "hour": 4.0, "price": 2.5, "name": 7},
-    {"hour": None, "price": None, "name": 8},
-    {"fields": [99], "values": [1.0], "hour": 6.0, "price": -1.0, "name": 9},
-]
-
-
-def write_sparse(root: Path, manifest: Manifest) -> Path:
-    """Writes a version of sparse pairs without users or items."""
-    ids, weights = RawColumn("idxs", "int64", True), RawColumn("vals", "float32", True)
-    hour, price = RawColumn("hour", "float64"), RawColumn("price", "float64")
-    columns = (
-        ColumnEncoding("fields", "idxs", "int64", "sparse_indices:fields",
-                       SparseIndices((9,)), (ids,)),
-        ColumnEncoding("values", "vals", "float32", "weights:values", Weights(), (weights, ids)),
-        ColumnEncoding("hour", "hour", "float64", "bucketize:hour", Bucketize((5.0,)), (hour,)),
-        ColumnEncoding("price", "price", "float64", "normalize:price",
-                       Normalize(center=1.0), (price,)),
-        ColumnEncoding("label", "label", "float32"),
-    )  # fmt: skip
-    plan = EncoderPlan(SPARSE, columns, ())
-    (root / "encoders").mkdir(parents=True)
-    (root / "encoders" / "encoders.json").write_text(plan.dumps())
-    write_shard(root / "test.tfrecord", SPARSE_ROWS, SPARSE)
-    split = SplitInfo("test", (describe_shard(root, "test.tfrecord", 3),))
-    config = {"features": [{"name": "values", "encoding": {"kind": "weights", "of": "fields"}}]}
-    changed = replace(
-        manifest, schema=SPARSE, keys=DatasetKeys(None, None, label="label"), splits=(split,),
-        encoders_fingerprint=plan.fingerprint, encoder_files=(),
-        source=replace(manifest.source, config=config),
-    )  # fmt: skip
-    (root / "manifest.json").write_text(changed.dumps())
-    return root
-
-
-def check_order(sparse: TrainedModel) -> None:
-    """Sparse tensors sort ids: refused where a network reads positions."""
-    for combiner, is_read in (("sum", False), ("none", True), ("last", True)):
-        pooling = {"fields": {"combiner": combiner}}
-        model = {**sparse.config.model.model_dump(), "pooling": pooling}
-        changed = {"model": model, "input": {"sparse": True}}
-        config = TrainConfig.model_validate({"dataset": "d", "name": "n", **changed})
-        task = SimpleNamespace(
-            config=config,
-            data=SimpleNamespace(version_dir=sparse.version_dir, manifest=sparse.manifest),
-        )
-        ranking = NetworkRankingModel(config.model, sparse.manifest, 1)
-        with pytest.raises(ConfigError, match="sorts the ids") if is_read else nullcontext():
-            refuse_lost_order(task, ranking, ranking.inputs)
-
-
-def test_sparse_pairs_without_users_or_items(trained, tmp_path) -> None:
-    version = write_sparse(tmp_path / "data", trained.manifest)
-    model = {"kind": "ranking", "network": "deepfm", "params": {"hidden_units": [4]},
-             "embedding_dim": 3, "embedding_stddev": 1.0}  # fmt: skip
-    sparse = build_trained(version, tmp_path, model)
-    where = (sparse.version_dir, sparse.manifest)
-    [batch] = build_eval_dataset(*where, "test", 10, sparse.model.inputs)
-    scores = sparse.model.predict(batch)["label"].numpy()
-    assert write_scores(sparse, tmp_path / "split.parquet", "test") == 3
-    np.testing.assert_allclose(pq.read_table(tmp_path / "split.parquet")["label"], scores, 1e-5)
-    # The raw rows are what the ETL made the records from.
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in RAW_ROWS))
-    write_scores(sparse, tmp_path / "file.parquet", "test", RawFile(path, "name"))
-    table = pq.read_table(tmp_path / "file.parquet")
-    assert table["name"].to_pylist() == [7, 8, 9]
-    np.testing.assert_allclose(table["label"], scores, rtol=1e-5)
-    signatures = tf.saved_model.load(str(write_export(sparse))).signatures
-    encoded = {name: batch[name] for name in sparse.model.inputs}
-    np.testing.assert_allclose(signatures["encoded"](**encoded)["label"], scores, rtol=1e-5)
-    check_order(sparse)
-    tasks = evaluate_split(sparse, "test")["tasks"]
-    assert tasks["label"]["rows"] == 3
-    with pytest.raises(ConfigError, match="cannot give that"):
-        write_lists(sparse, tmp_path / "lists.jsonl", 3)

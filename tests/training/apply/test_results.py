@@ -85,12 +85,8 @@ def test_names_of_rows_are_json_whatever_their_type(tmp_path):
     assert (tmp_path / "x.json").read_text() == '{"id": "a\ufffd", "click": 0.5}\n'
 
 
-@pytest.mark.parametrize("name", ["scores.csv", "lists.gz", "lists", "a.parquet.gz", "a.csv.gz"])
-def test_a_name_that_says_no_format_is_refused_with_those_that_do(name):
-    with pytest.raises(ConfigError, match="not known by the file's name") as caught:
+@pytest.mark.parametrize("name", ["scores.csv", "lists", "a.parquet.gz"])
+def test_a_name_that_says_no_format_is_refused(name):
+    with pytest.raises(ConfigError, match="not known by the file's name"):
         check_format(Path(name))
-    assert all(ending in caught.value.allowed for ending in ROW_FORMATS)
-
-
-def test_spark_has_the_same_formats():
-    assert {f".{one}" for one in RowFormat} == set(ROW_FORMATS)
+    assert {f".{one}" for one in RowFormat} == set(ROW_FORMATS)  # Spark has the same.
