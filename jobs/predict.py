@@ -151,8 +151,8 @@ def main(
 
     asked = Asked(give, k, task, read(candidates), keep_seen)
     if engine is Engine.SPARK:
-        from jobs.predict_spark import find_kind, plan_job, run_job
-        from training.apply.parts import RowSource
+        from jobs.predict_spark import find_kind, run_job
+        from training.apply.parts import RowSource, plan_job
 
         if to is None or split or as_of or users:
             raise ConfigError(
@@ -165,7 +165,7 @@ def main(
             rows = RowSource(tuple(source), found, id_column, list_separator, given)
         model = open_model(run, export, checkpoint)
         suffix = None if written_as is None else str(written_as)
-        job = plan_job(model, asked, rows, to, suffix, part_rows)
+        job = plan_job(model.export, asked, rows, to, suffix, part_rows, model.data)
         print_job(*run_job(model.export, job, spark), log_format)
         return 0
     if len(source or ()) > 1 or kind or options or written_as or overrides:
@@ -295,7 +295,7 @@ def print_job(job: Job, computed: int, seconds: float, log_format: LogFormat) ->
     """Prints what was computed, and where it is."""
     if log_format is LogFormat.JSON:
         counts = {"rows": job.rows, "partitions": job.parts, "computed": computed}
-        print(json.dumps({str(job.answers.give): job.output, **counts}))
+        print(json.dumps({str(job.answers.give): str(job.output), **counts}))
         return
     print(f"{job.rows:,} rows in {job.parts:,} partitions, {computed:,} computed now; "
           f"{seconds:.1f} s")  # fmt: skip

@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -30,14 +30,11 @@ from etl.sources.text_formats import has_bad_quotes
 from etl.tfrecord.spark.failures import describe_failure, known_failures
 from etl.tfrecord.spark.schema import quote_name
 from jobs.support.spark_session import build_session, check_executors, is_on_this_machine
-from jobs.support.terminal import quiet_tensorflow
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from jobs.predict import Model
-    from training.apply.answers import Asked
     from training.apply.export import Export
     from training.apply.parts import Job, RowSource
     from training.raw_inputs.inputs import InputColumn
@@ -84,34 +81,6 @@ def find_kind(paths: Sequence[str], named: str | None = None) -> str:
     return kind
 
 
-def plan_job(
-    model: Model,
-    asked: Asked,
-    source: RowSource | None,
-    output: Path,
-    suffix: str | None = None,
-    part_rows: int = 1 << 17,
-) -> Job:
-    """Returns the job, without its rows; wrong options are refused before Spark starts."""
-    from training.apply.answers import Source, plan_answers
-    from training.apply.parts import Job
-    from training.apply.ranker import Ranker
-    from training.apply.rows import choose_items, find_users_inputs
-    from training.raw_inputs.files import RawFile
-
-    export, items = model.export, None
-    file = None if source is None else RawFile(Path(source.paths[0]))
-    answers = plan_answers(export, asked, Source(file=file))
-    Ranker(export, answers.task)
-    if source is None:
-        find_users_inputs(export, answers)
-    if answers.give is Give.LISTS and asked.candidates:  # Executors have the catalogue.
-        items = choose_items(export, asked.candidates, model.data)
-    suffix = suffix or ("json.gz" if answers.give is Give.LISTS else "parquet")
-    part_rows = -(-part_rows // export.batch_size) * export.batch_size
-    return Job(str(output.absolute()), suffix, answers, source, items, part_rows)
-
-
 def run_job(export: Export, job: Job, spark: SparkConfig) -> tuple[Job, int, float]:
     """Runs a job in a Spark session of its own, or the submitter's.
 
@@ -133,12 +102,12 @@ def _run(session: SparkSession, export: Export, job: Job) -> tuple[Job, int, flo
         job = replace(job, rows=int(export.card["users"]["rows"]))
     else:
         found = open_input(session, job.source)
-        source = replace(job.source, columns=find_columns(found, job.source))
+        source = job.source.complete(found.frame.columns, _sample_lines(found, job.source))
         job = replace(job, source=source, rows=sum(found.counts))
     if not job.rows:
         raise InputDataError("the input has no rows", received=job.source and job.source.place)
-    if found is not None:
-        found = _choose_columns(export, job, found)
+    if found is not None and job.source is not None:
+        found = _choose_columns(export, job.source, job.answers.give, found)
     status, missing = job.open(export, found.files if found else ()), job.find_missing()
     begun = time.monotonic()
     if missing:
@@ -150,7 +119,7 @@ def _run(session: SparkSession, export: Export, job: Job) -> tuple[Job, int, flo
         with tempfile.TemporaryDirectory() as folder:
             run_parts(frame, job, _bring_model(session, export, Path(folder)))
     elif status == "finished":
-        _log.info("nothing to do: %s is finished", job.directory)
+        _log.info("nothing to do: %s is finished", job.output)
     if missing or status != "finished":
         job.finish()
     return job, len(missing), time.monotonic() - begun
@@ -228,32 +197,28 @@ def _list_files(session: SparkSession, frame: DataFrame) -> list[list[Any]]:
     return files
 
 
-def find_columns(found: NumberedInput, source: RowSource) -> tuple[str, ...]:
-    """Returns the columns of an input; those of JSON are found in its first lines."""
-    from training.raw_inputs.files import parse_line
-
+def _sample_lines(found: NumberedInput, source: RowSource) -> list[str]:
+    """Returns lines of JSON, whose columns nothing else tells."""
     if source.kind != "jsonl":
-        return tuple(found.frame.columns)
+        return []
     with input_failures():
-        lines = found.frame.limit(_JSON_SAMPLE).toArrow().column(0).to_pylist()
-    rows = [parse_line(source.place, number, line) for number, line in enumerate(lines, 1)]
-    return tuple(dict.fromkeys(name for row in rows for name in row))
+        lines: list[str] = found.frame.limit(_JSON_SAMPLE).toArrow().column(0).to_pylist()
+    return lines
 
 
-def _choose_columns(export: Export, job: Job, found: NumberedInput) -> NumberedInput:
+def _choose_columns(
+    export: Export, source: RowSource, give: Give, found: NumberedInput
+) -> NumberedInput:
     """Returns the rows with what executors read of them: some columns, or lines of JSON."""
-    from training.raw_inputs.files import log_unread
-
-    source = job.source
-    assert source is not None  # noqa: S101
     if len(found.files) > 1 and source.id_column is None:
         raise ConfigError(
             "rows of several files have no numbers that name them",
             received=f"{len(found.files)} files",
             fix="name them by --id COLUMN",
         )
-    columns, read = source.choose(export, job.answers.give)
-    log_unread(source.place, source.columns, read)
+    columns, read = source.choose(export, give)
+    if unread := [name for name in source.columns if name not in read]:
+        _log.info("%s: columns that the model does not read: %s", source.place, ", ".join(unread))
     check_parts(found, source, read)
     frame = read_times(found.frame, source, columns.inputs, read)
     if source.kind == "jsonl":
@@ -329,24 +294,20 @@ def choose_rows(found: NumberedInput, part_rows: int, missing: Sequence[int]) ->
     starts = list(accumulate(found.counts, initial=0))
     placed = found.frame.withColumn(ROW, F.monotonically_increasing_id())
     own = F.col(ROW).bitwiseAND(F.lit((1 << _POSITION_BITS) - 1))
-    begin = F.element_at(F.lit(starts), _to_int(F.shiftright(ROW, _POSITION_BITS) + 1))
+    begin = F.element_at(F.lit(starts), (F.shiftright(ROW, _POSITION_BITS) + 1).cast("int"))
     numbered = placed.withColumn(ROW, begin + own)
     wanted = numbered.withColumn(PART, F.floor(F.col(ROW) / F.lit(part_rows)))
     place = F.array_position(F.lit(list(missing)).cast("array<bigint>"), F.col(PART)) - 1
     kept = wanted.withColumn("__sluice_place", place).where(F.col("__sluice_place") >= 0)
-    spread = kept.repartitionById(len(missing), _to_int(F.col("__sluice_place")))
+    spread = kept.repartitionById(len(missing), F.col("__sluice_place").cast("int"))
     return spread.drop("__sluice_place").sortWithinPartitions(ROW)
-
-
-def _to_int(value: Column) -> Column:
-    return value.cast("int")
 
 
 def list_parts(session: SparkSession, missing: Sequence[int]) -> DataFrame:
     """Returns a row for each partition, in one of Spark's partitions each."""
     from pyspark.sql import functions as F
 
-    place = _to_int(F.col("id") + 1)
+    place = (F.col("id") + 1).cast("int")
     parts = F.lit(list(missing)).cast("array<bigint>")
     frame = session.range(0, len(missing), 1, len(missing))
     return frame.select(F.element_at(parts, place).alias(PART))
@@ -375,26 +336,14 @@ def run_parts(frame: DataFrame, job: Job, directory: str) -> None:
     """Computes the rows of a frame that has a partition of rows in each of Spark's partitions."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _compute(job, directory, batches)
+        from pyspark import SparkFiles
+
+        scheme, _, name = directory.partition(":")
+        found = SparkFiles.get(name) if scheme == "archive" else directory
+        yield from job.compute(found, batches)
 
     with input_failures():
         frame.mapInArrow(run, "part bigint, rows bigint").collect()
-
-
-def _compute(
-    job: Job, directory: str, batches: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    from pyspark import SparkFiles
-
-    filled = (batch for batch in batches if batch.num_rows)
-    if (first := next(filled, None)) is None:
-        return
-    with quiet_tensorflow():
-        from training.apply.parts import compute_part
-
-    scheme, _, name = directory.partition(":")
-    found = SparkFiles.get(name) if scheme == "archive" else directory
-    yield from compute_part(job, found, chain([first], filled))
 
 
 @contextlib.contextmanager

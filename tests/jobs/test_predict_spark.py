@@ -26,14 +26,13 @@ from conf.artefacts.export import TIMES, ExportOptions, Give
 from conf.errors import ConfigError, InputDataError
 from etl.sources.text_files import escape_path
 from jobs.export import export
-from jobs.predict import Model, app, predict
+from jobs.predict import app
 from jobs.predict_spark import (
     NumberedInput,
     check_parts,
     find_kind,
     input_failures,
     open_input,
-    plan_job,
     read_times,
 )
 from jobs.support.java_runtime import ensure_java
@@ -42,7 +41,7 @@ from tests.jobs.runs import write_tiny_run
 from tests.training.tiny_dataset import TinyConfig
 from training.apply.answers import Answers, Asked, Source, plan_answers
 from training.apply.export import Export
-from training.apply.parts import JOB_FILE, RowSource
+from training.apply.parts import JOB_FILE, RowSource, plan_job
 from training.raw_inputs.files import RawFile, RawReader
 from training.raw_inputs.inputs import InputColumn, WrittenForm
 
@@ -136,7 +135,7 @@ def build_export(folder: Path, **changes: object) -> Export:
 )
 def test_what_does_not_fit_is_refused_before_spark_starts(tmp_path, rows, asked, said) -> None:
     with pytest.raises(ConfigError, match=said):
-        plan_job(Model(build_export(tmp_path / "1"), "best"), asked, rows, tmp_path / "out")
+        plan_job(build_export(tmp_path / "1"), asked, rows, tmp_path / "out")
 
 
 def test_what_rows_get_follows_from_model_and_rows(tmp_path) -> None:
@@ -154,7 +153,7 @@ def test_what_rows_get_follows_from_model_and_rows(tmp_path) -> None:
 
 def test_a_job_knows_its_own_output(tmp_path) -> None:
     exported, output = build_export(tmp_path / "1"), tmp_path / "out"
-    job = plan_job(Model(exported, "best"), Asked(), ROWS, output, part_rows=11)
+    job = plan_job(exported, Asked(), ROWS, output, part_rows=11)
     assert (job.part_rows, job.answers.give, job.suffix) == (20, Give.SCORES, "parquet")
     job, inputs = replace(job, rows=45), [["a", 1, 2]]
     assert job.open(exported, inputs) == "new"
@@ -177,7 +176,7 @@ def test_a_job_knows_its_own_output(tmp_path) -> None:
         with pytest.raises(ConfigError, match="another job"):
             other.open(export_, files)
     with pytest.raises(ConfigError, match="other files"):
-        replace(job, output=str(tmp_path)).open(exported, inputs)
+        replace(job, output=tmp_path).open(exported, inputs)
 
 
 @pytest.mark.parametrize(
@@ -253,12 +252,19 @@ def test_text_is_read_as_one_machine_reads_it(spark, tmp_path) -> None:
         read_own(rows)
 
 
-def test_files_with_other_headers_are_refused(spark, tmp_path) -> None:
-    (tmp_path / "a.csv").write_text("a,b\n1,2\n")
-    (tmp_path / "b.csv").write_text("b,a\n3,4\n")
-    with pytest.raises(InputDataError, match="different headers") as refused:
-        open_file(spark, tmp_path, "csv")
-    assert refused.value.received.endswith(".csv")
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"a.csv": "a,b\n1,2\n", "b.csv": "b,a\n3,4\n"}, "different headers"),
+        ({"a.csv": "a,b\n1,2\n1\n"}, "damaged"),
+        ({}, "no such input"),
+    ],
+)
+def test_files_that_are_not_of_one_form_are_refused(spark, tmp_path, files, said) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(InputDataError, match=said):
+        open_file(spark, tmp_path if files else tmp_path / "none", "csv")
 
 
 @pytest.mark.parametrize("kind", ["parquet", "orc"])
@@ -279,58 +285,46 @@ def test_a_part_that_lacks_a_column_is_named(spark, tmp_path, kind) -> None:
 
 
 EXHAUSTIVE = pytest.mark.exhaustive
+WAYS = [
+    ("towers", None, [], "json.gz"),
+    ("scores", None, [], "json.gz"),
+    ("scores", "rows.jsonl", [], "parquet"),
+    ("scores", "rows.csv", [], "jsonl.gz"),  # In CSV a list is text.
+    ("towers", "rows.csv", ["--candidates", "few.csv"], "json.gz"),
+    ("scores", "rows.csv", ["--candidates", "few.csv"], "json.gz"),
+    ("towers", "rows.jsonl", ["--give", "item_embedding"], "parquet"),
+]
 
 
 @EXHAUSTIVE
-@pytest.mark.parametrize("name", ["towers", "scores"])
-def test_lists_of_all_users_are_those_of_one_machine(session, runs, tmp_path, name) -> None:
-    file = tmp_path / "lists.json.gz"
-    predict(runs[name], asked=Asked(Give.LISTS), to=file)
-    options = ["--export", model_of(runs, name), "--to", tmp_path / "out", "--give", "lists"]
+@pytest.mark.parametrize(("name", "file", "more", "suffix"), WAYS)
+def test_answers_are_those_of_one_machine(
+    session, runs, rows, tmp_path, name, file, more, suffix
+) -> None:
+    (tmp_path / "few.csv").write_text("movie_id\n105\n103\n170\n999\n")
+    shutil.copy(rows, tmp_path / "rows.jsonl")
+    flat = [
+        {n: "|".join(map(str, v)) or None if isinstance(v, list) else v for n, v in row.items()}
+        for row in map(json.loads, rows.read_text().splitlines())
+    ]
+    names = dict.fromkeys(n for row in flat for n in row)
+    table = pa.Table.from_pylist([{n: row.get(n) for n in names} for row in flat])
+    pa_csv.write_csv(table, tmp_path / "rows.csv")
+    given = [tmp_path / one if one.endswith(".csv") else one for one in more]
+    given += ["--input", tmp_path / file, "--id", "key"] if file else ["--give", "lists"]
+    own, output = tmp_path / f"own.{suffix}", tmp_path / "out"
+    options = ["--export", model_of(runs, name), "--to", output, "--as", suffix, *given]
     assert run(*options, "--part-rows", 1000) == 0
-    assert len(list((tmp_path / "out").glob("part-*"))) == 3
-    assert join(tmp_path / "out") == gzip.decompress(file.read_bytes())
-    if name == "towers":  # One partition: the very file. A run gives the same as its export.
-        assert run("--run", runs[name], "--to", tmp_path / "whole") == 0
-        assert (tmp_path / "whole" / "part-00000.json.gz").read_bytes() == file.read_bytes()
-
-
-@EXHAUSTIVE
-def test_rows_are_those_of_one_machine(session, runs, rows, tmp_path) -> None:
-    for suffix in ("parquet", "jsonl.gz"):
-        own, output = tmp_path / f"own.{suffix}", tmp_path / suffix
-        predict(runs["scores"], Source(file=RawFile(rows, "key")), to=own)
-        options = ["--export", model_of(runs, "scores"), "--to", output, "--input", rows]
-        assert run(*options, "--id", "key", "--part-rows", 1, "--as", suffix) == 0
-        if suffix == "parquet":
-            parts = [pq.read_table(part) for part in sorted(output.glob("part-*"))]
-            assert pa.concat_tables(parts).equals(pq.read_table(own))
-        else:
-            assert join(output) == gzip.decompress(own.read_bytes())
-
-
-@EXHAUSTIVE
-def test_candidates_and_vectors_are_those_of_one_machine(session, runs, rows, tmp_path) -> None:
-    """Rows as CSV, in which a list is text."""
-    names = ("user_id", "gender", "history", "movie_id", "genres", "key")
-    lines = [json.loads(line) for line in rows.read_text().splitlines()]
-    flat = [{n: "|".join(map(str, v)) or None if isinstance(v := row.get(n), list) else v
-             for n in names} for row in lines]  # fmt: skip
-    table, few = tmp_path / "rows.csv", tmp_path / "few.csv"
-    pa_csv.write_csv(pa.Table.from_pylist(flat), table)
-    few.write_text("movie_id\n105\n103\n170\n999\n")
-    source = Source(file=RawFile(table, "key"))
-    for number, (name, asked) in enumerate((
-        ("towers", Asked(candidates=RawFile(few))),
-        ("scores", Asked(candidates=RawFile(few))),
-        ("towers", Asked(Give.ITEM_EMBEDDING)),
-    )):  # fmt: skip
-        own, output = tmp_path / f"{number}.json.gz", tmp_path / str(number)
-        predict(runs[name], source, asked, to=own)
-        options = ["--candidates", few] if asked.candidates else ["--give", str(asked.give)]
-        options += ["--export", model_of(runs, name), "--to", output, "--as", "json.gz"]
-        assert run(*options, "--input", table, "--id", "key", "--part-rows", 2048) == 0
+    assert run_app(app, list(map(str, ["--run", runs[name], "--to", own, *given]))) == 0
+    parts = sorted(output.glob("part-*"))
+    assert len(parts) == 3
+    if suffix == "parquet":
+        assert pa.concat_tables(map(pq.read_table, parts)).equals(pq.read_table(own))
+    else:
         assert join(output) == gzip.decompress(own.read_bytes())
+    if name == "towers" and file is None:  # One partition of a run: the very file.
+        assert run("--run", runs[name], "--to", tmp_path / "whole") == 0
+        assert (tmp_path / "whole" / "part-00000.json.gz").read_bytes() == own.read_bytes()
 
 
 @EXHAUSTIVE
@@ -357,25 +351,6 @@ def test_a_job_goes_on_with_what_is_missing(session, runs, rows, tmp_path, capsy
     assert now["part-00001.jsonl"][0] == before["part-00001.jsonl"][0]
     assert run(*options, rows) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["computed"] == 0
-
-
-@EXHAUSTIVE
-@pytest.mark.parametrize(
-    ("name", "text", "code", "said"),
-    [
-        ("a.csv", "user_id,gender,movie_id,genres\n", 3, "no rows"),
-        ("a.csv", "user_id,gender,movie_id,genres\n1,F,2,a\n1,F\n", 3, "damaged"),
-        (None, "", 3, "no such input"),
-    ],
-)
-def test_bad_inputs_are_refused(session, runs, tmp_path, capsys, name, text, code, said) -> None:
-    path = tmp_path / (name or "none.csv")
-    if name is not None:
-        path.write_text(text)
-    options = ["--export", model_of(runs, "scores"), "--to", tmp_path / "out", "--input", path]
-    assert run(*options) == code
-    assert said in capsys.readouterr().err
-    assert not list((tmp_path / "out").glob("part-*"))
 
 
 @EXHAUSTIVE

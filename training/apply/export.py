@@ -15,6 +15,7 @@ from conf.artefacts.export import EMBEDDINGS_DIR, ID, ITEMS_FILE, KEY, VECTOR, r
 from conf.errors import ConfigError
 from conf.storage.table_files import read_parquet
 from training.evaluation.item_index import ItemIndex
+from training.index.known_entities import read_vectors
 from training.loading.loaded_model import LoadedModel
 
 Arrays = dict[str, np.ndarray]
@@ -42,6 +43,9 @@ class Items(ItemIndex):
     def tensor(self) -> np.ndarray:
         """The keys as signatures take them: int64, or text."""
         return np.asarray(self.keys.to_numpy(zero_copy_only=False))
+
+
+NO_ITEMS = Items(np.zeros(0, np.int64), np.zeros((0, 0), np.float32), pa.array([]))
 
 
 class Export:
@@ -95,8 +99,7 @@ class Export:
         table = read_parquet(self.path / self._items_file).combine_chunks()
         vectors = np.zeros((len(table), 0), np.float32)
         if VECTOR in table.column_names:
-            flat = table[VECTOR].combine_chunks().flatten().to_numpy()
-            vectors = flat.reshape(len(table), -1)
+            vectors = read_vectors(table)
         return Items(table[ID].to_numpy(), vectors, table[KEY].combine_chunks())
 
 

@@ -23,7 +23,7 @@ from conf.artefacts.export import (
 )
 from conf.errors import ConfigError, InputDataError, did_you_mean
 from conf.schema import PAD_ID
-from training.apply.export import Arrays, Exported, Items
+from training.apply.export import NO_ITEMS, Arrays, Exported, Items
 from training.evaluation.item_index import (
     ItemIds,
     TopK,
@@ -75,20 +75,13 @@ class Ranker:
     def __init__(
         self, export: Exported, task: str | None = None, items: Items | None = None
     ) -> None:
-        self.export, self._items = export, items
+        self.export, self.items = export, items or NO_ITEMS
         self.tasks = {one["name"]: one for one in export.card.get("outputs", ())}
         self.task = task or next(iter(self.tasks), SCORE)
         if task is not None and task not in self.tasks:
             allowed = ", ".join(self.tasks) or "no task: a retrieval model has none"
             raise ConfigError("the model has no such task", received=task, allowed=allowed,
                               fix=did_you_mean(task, self.tasks))  # fmt: skip
-
-    @property
-    def items(self) -> Items:
-        """What `rank` ranks."""
-        if self._items is None:
-            raise TypeError("nothing to rank was given")
-        return self._items
 
     def embed(self, rows: RowInputs, side: Give = Give.USER_EMBEDDING) -> Floats:
         """Returns vectors `[rows, dim]`, `[rows, interests, dim]` of users with several."""

@@ -183,11 +183,14 @@ class DatasetRows:
 
     def _find_own(self, split: str) -> list[str]:
         """Returns the features of a row's own item and its candidates, where these are ranked."""
-        keys = self._manifest.keys
+        name = self._manifest.keys.candidates
         is_asked = self._answers.give is Give.LISTS and not self._answers.has_pool
-        if not (is_asked and keys.candidates and carries_candidates(self._manifest, split)):
+        if name is None or not is_asked or split == TRAIN or split in ROLE_OF_SPLIT:
             return []
-        return [self._manifest.require_key("item"), keys.candidates]
+        statistics = self._manifest.statistics.get(split, {}).get(name, {})
+        if statistics.get("values") == 0:  # Not known: as the keys say.
+            return []
+        return [self._manifest.require_key("item"), name]
 
     def _find_seen(self, split: str) -> list[str]:
         """Returns the feature of what rows have met; none where it is not left out."""
@@ -252,15 +255,6 @@ def choose_split(export: Export, manifest: Manifest) -> str:
     read = find_row_inputs(export, Give.LISTS, is_encoded=True)
     roles = {manifest.schema[item["feature"]].role for item in read}
     return TEST if manifest.keys.candidates is not None or roles - {"user"} else USERS
-
-
-def carries_candidates(manifest: Manifest, split: str) -> bool:
-    """Whether the records of a split bring candidates: those of some splits, or none, may not."""
-    name = manifest.keys.candidates
-    if name is None or split in ROLE_OF_SPLIT or split == TRAIN:
-        return False
-    statistics = manifest.statistics.get(split, {}).get(name, {})
-    return bool(statistics.get("values") != 0)  # Not known: as the keys say.
 
 
 def _join_cells(batch: Batch, item: str, candidates: str, items: ItemIds) -> Pairs:

@@ -25,7 +25,7 @@ from conf.errors import ConfigError, InputDataError
 from conf.storage.table_files import open_parquet
 from training.checkpoint.restore import TrainedModel
 from training.encoders.vocabularies import Vocabulary, read_key_vocabulary, read_whole_key
-from training.evaluation.item_index import ItemIds
+from training.evaluation.item_index import ItemIds, read_item_features
 from training.evaluation.metrics import (
     MISSING,
     FloatArray,
@@ -49,7 +49,6 @@ from training.evaluation.protocols import (
     require_rows,
 )
 from training.input.batches import build_eval_dataset, read_batches
-from training.objectives.item_catalog import read_catalog
 from training.reader.filters import EVALUATION_FILTER
 from training.reader.training_data import TrainingData
 
@@ -102,9 +101,10 @@ def measure_lists(
             received=f"{longest} items, evaluation.ks = {', '.join(map(str, measures.ks))}",
             fix="write longer lists (`predict --k`), or measure smaller cut-offs",
         )
-    items = _read_catalog(trained)
-    relevance = find_relevance(trained.config, trained.manifest, split)
     where, per_user = (trained.version_dir, trained.manifest), key == "user"
+    item, size = trained.manifest.require_key("item"), trained.config.evaluation.batch_size
+    items, _ = read_item_features(*where, (item,), size)
+    relevance = find_relevance(trained.config, trained.manifest, split)
     held_out = (read_held_out if per_user else _read_targets)(trained, split, items, relevance)
     users = read_key_vocabulary(*where, trained.manifest.require_key("user")) if per_user else None
     sums = _Measured(trained, items, held_out, replace(measures, ks=kept), longest)
@@ -203,13 +203,6 @@ def _count_met_before(
     mask_seen = trained.config.evaluation.mask_seen
     reader = UserReader(trained, split, items, (), mask_seen, held_out)
     return sum(batch.count_left_out() for batch in reader.read()) if reader.masks else 0
-
-
-def _read_catalog(trained: TrainedModel) -> ItemIds:
-    key = trained.manifest.require_key("item")
-    where, size = (trained.version_dir, trained.manifest), trained.config.evaluation.batch_size
-    batches = read_catalog(*where, (key,), size)
-    return ItemIds(np.sort(np.concatenate([np.asarray(b[key], np.int64) for b in batches])))
 
 
 def _read_targets(

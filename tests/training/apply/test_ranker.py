@@ -24,7 +24,7 @@ from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.apply import ranker
 from training.apply.answers import Asked, Source, plan_answers
 from training.apply.export import Export, Items
-from training.apply.parts import JOB_FILE, Job, RowSource, compute_part
+from training.apply.parts import JOB_FILE, Job, RowSource
 from training.apply.ranker import Ranker, RowInputs
 from training.apply.rows import choose_split
 from training.checkpoint.restore import TrainedModel
@@ -232,19 +232,19 @@ def test_an_executor_writes_what_one_machine_writes(trained, export, rows, tmp_p
     for name, asked in (("scores", Asked()), ("lists", Asked(k=4, task="value"))):
         output, told = tmp_path / name, Source(file=RawFile(path, "line"))
         answers = plan_answers(Export(export), asked, told)
-        job = Job(str(output), "jsonl.gz", answers, source, part_rows=17, rows=len(rows))
+        job = Job(output, "jsonl.gz", answers, source, part_rows=17, rows=len(rows))
         output.mkdir()
         lost = pa.RecordBatch.from_pydict({PART: [0], "value": lines[:1]})
         with pytest.raises(InternalError, match="does not see the output"):
-            list(compute_part(job, str(export), [lost]))
+            list(job.compute(str(export), [lost]))
         (output / JOB_FILE).touch()
         with pytest.raises(InternalError, match="rows that were counted"):
-            list(compute_part(job, str(export), [lost]))
+            list(job.compute(str(export), [lost]))
         assert [file.name for file in output.iterdir()] == [JOB_FILE]
         for part in range(job.parts):
             own = lines[part * 17 : part * 17 + 17]
             batch = pa.RecordBatch.from_pydict({PART: [part] * len(own), "value": own})
-            [done] = compute_part(job, str(export), [batch[:5], batch[5:]])
+            [done] = job.compute(str(export), [batch[:5], batch[5:]])
             assert done.to_pylist() == [{"part": part, "rows": len(own)}]
         written = [gzip.decompress(file.read_bytes()) for file in sorted(output.glob("part-*"))]
         predict(trained, tmp_path / "own.jsonl.gz", told, **vars(asked))
