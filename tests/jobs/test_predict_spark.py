@@ -5,13 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -22,8 +22,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import jobs.predict_spark
-from conf.artefacts.export import TIMES, ExportOptions, Give
-from conf.errors import ConfigError, InputDataError
+from conf.artefacts.export import PART, TIMES, ExportOptions, Give
+from conf.errors import ConfigError, InputDataError, InternalError
 from etl.sources.text_files import escape_path
 from jobs.export import export
 from jobs.predict import app
@@ -39,9 +39,9 @@ from jobs.support.java_runtime import ensure_java
 from jobs.support.run_app import run_app
 from tests.jobs.runs import write_tiny_run
 from tests.training.tiny_dataset import TinyConfig
-from training.apply.answers import Answers, Asked, Source, plan_answers
+from training.apply.answers import Answers, Asked
 from training.apply.export import Export
-from training.apply.parts import JOB_FILE, RowSource, plan_job
+from training.apply.parts import JOB_FILE, RowSource, _check_count, plan_job
 from training.raw_inputs.files import RawFile, RawReader
 from training.raw_inputs.inputs import InputColumn, WrittenForm
 
@@ -78,20 +78,23 @@ def model_of(runs: dict[str, Path], name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory) -> Path:
-    """Raw rows, more than a batch, with unknown values and missing ones."""
-    file = tmp_path_factory.mktemp("rows") / "rows.jsonl"
-    with file.open("w") as out:
-        for number in range(2600):
-            row = {
-                "user_id": 1000 + number % 2700, "gender": [None, "F", "M", "?"][number % 4],
-                "history": [100 + (number * step) % 95 for step in range(number % 5)],
-                "movie_id": 100 + number % 95, "genres": [f"genre_{number % 7}"] * (number % 3),
-                "key": f"r{number}",
-            }  # fmt: skip
-            out.write(json.dumps({name: value for name, value in row.items() if value is not None}))
-            out.write("\n")
-    return file
+def files(tmp_path_factory) -> Path:
+    """Raw rows, more than a batch, with unknown values and missing ones, in two forms; items."""
+    folder, rows = tmp_path_factory.mktemp("files"), []
+    for number in range(2600):
+        row = {
+            "user_id": 1000 + number % 2700, "gender": [None, "F", "M", "?"][number % 4],
+            "history": [100 + (number * step) % 95 for step in range(number % 5)],
+            "movie_id": 100 + number % 95, "genres": [f"genre_{number % 7}"] * (number % 3),
+            "key": f"r{number}",
+        }  # fmt: skip
+        rows.append({name: value for name, value in row.items() if value is not None})
+    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    flat = [{n: "|".join(map(str, v)) or None if isinstance(v, list) else v
+             for n, v in ({"gender": None} | row).items()} for row in rows]  # fmt: skip
+    pa_csv.write_csv(pa.Table.from_pylist(flat), folder / "rows.csv")
+    (folder / "few.csv").write_text("movie_id\n105\n103\n170\n999\n")
+    return folder
 
 
 def join(output: Path) -> bytes:
@@ -138,26 +141,17 @@ def test_what_does_not_fit_is_refused_before_spark_starts(tmp_path, rows, asked,
         plan_job(build_export(tmp_path / "1"), asked, rows, tmp_path / "out")
 
 
-def test_what_rows_get_follows_from_model_and_rows(tmp_path) -> None:
-    export, file = build_export(tmp_path / "1"), RawFile(Path("x"))
-    for asked, source, give in (
-        (Asked(), Source(file=file), Give.SCORES),
-        (Asked(), Source(), Give.LISTS),
-        (Asked(k=3), Source(file=file), Give.LISTS),
-        (Asked(), Source(split="test"), Give.SCORES),
-        (Asked(), Source(as_of="test"), Give.LISTS),
-    ):
-        assert plan_answers(export, asked, source).give is give
-    assert plan_answers(export, Asked(), Source()) == Answers(Give.LISTS, 5, None, True)
-
-
 def test_a_job_knows_its_own_output(tmp_path) -> None:
     exported, output = build_export(tmp_path / "1"), tmp_path / "out"
     job = plan_job(exported, Asked(), ROWS, output, part_rows=11)
     assert (job.part_rows, job.answers.give, job.suffix) == (20, Give.SCORES, "parquet")
+    lists = plan_job(exported, Asked(k=3), ROWS, output)
+    assert (lists.answers, lists.suffix) == (Answers(Give.LISTS, 3, None, True), "json.gz")
     job, inputs = replace(job, rows=45), [["a", 1, 2]]
     assert job.open(exported, inputs) == "new"
     assert (job.open(exported, inputs), job.find_missing()) == ("running", [0, 1, 2])
+    with pytest.raises(InternalError, match="rows that were counted"):
+        list(_check_count(iter([SimpleNamespace(names=[1, 2])]), 3))
     for part in range(3):
         (output / job.name_part(part)).write_bytes(b"x")
     (output / f".{job.name_part(1)}.dead.tmp").write_bytes(b"")
@@ -175,23 +169,11 @@ def test_a_job_knows_its_own_output(tmp_path) -> None:
     ):
         with pytest.raises(ConfigError, match="another job"):
             other.open(export_, files)
+    batch = pa.RecordBatch.from_pydict({PART: [0]})
+    with pytest.raises(InternalError, match="does not see the output"):
+        list(replace(job, output=tmp_path / "no").compute("", [batch]))
     with pytest.raises(ConfigError, match="other files"):
         replace(job, output=tmp_path).open(exported, inputs)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (["--id", "x"], 2, "are about rows"),
-        (["--run", "x"], 2, "one model"),
-        (["--split", "test"], 2, "leave --split"),
-        ([], 4, "no exported model"),
-    ],
-)
-def test_wrong_use_has_a_message_and_a_code(tmp_path, capsys, arguments, code, said) -> None:
-    assert run("--export", tmp_path, "--to", tmp_path / "out", *arguments) == code
-    assert said in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
 
 
 def read_own(file: Path, **changes: Any) -> list[bytes]:
@@ -299,20 +281,11 @@ WAYS = [
 @EXHAUSTIVE
 @pytest.mark.parametrize(("name", "file", "more", "suffix"), WAYS)
 def test_answers_are_those_of_one_machine(
-    session, runs, rows, tmp_path, name, file, more, suffix
+    session, runs, files, tmp_path, name, file, more, suffix
 ) -> None:
-    (tmp_path / "few.csv").write_text("movie_id\n105\n103\n170\n999\n")
-    shutil.copy(rows, tmp_path / "rows.jsonl")
-    flat = [
-        {n: "|".join(map(str, v)) or None if isinstance(v, list) else v for n, v in row.items()}
-        for row in map(json.loads, rows.read_text().splitlines())
-    ]
-    names = dict.fromkeys(n for row in flat for n in row)
-    table = pa.Table.from_pylist([{n: row.get(n) for n in names} for row in flat])
-    pa_csv.write_csv(table, tmp_path / "rows.csv")
-    given = [tmp_path / one if one.endswith(".csv") else one for one in more]
-    given += ["--input", tmp_path / file, "--id", "key"] if file else ["--give", "lists"]
     own, output = tmp_path / f"own.{suffix}", tmp_path / "out"
+    given = [files / one if one.endswith(".csv") else one for one in more]
+    given += ["--input", files / file, "--id", "key"] if file else ["--give", "lists"]
     options = ["--export", model_of(runs, name), "--to", output, "--as", suffix, *given]
     assert run(*options, "--part-rows", 1000) == 0
     assert run_app(app, list(map(str, ["--run", runs[name], "--to", own, *given]))) == 0
@@ -328,55 +301,40 @@ def test_answers_are_those_of_one_machine(
 
 
 @EXHAUSTIVE
-def test_a_job_goes_on_with_what_is_missing(session, runs, rows, tmp_path, capsys) -> None:
-    options = ["--export", model_of(runs, "scores"), "--to", tmp_path / "out"]
-    options += ["--part-rows", 1, "--as", "jsonl", "--log-format", "json", "--input"]
-    bad = tmp_path / "bad.jsonl"
-    lines = rows.read_text().splitlines()
-    lines[1500] = json.dumps({**json.loads(lines[1500]), "movie_id": "x"})
-    bad.write_text("\n".join(lines) + "\n")
-    assert run(*options, bad) == 3
-    assert "row 1501: column 'movie_id'" in capsys.readouterr().err
-    assert run(*options, rows) == 2
-    assert "another job" in capsys.readouterr().err
-    shutil.rmtree(tmp_path / "out")
-    assert run(*options, rows) == 0
-    parts = {part.name: part for part in (tmp_path / "out").glob("part-*")}
-    before = {name: (part.read_bytes(), part.stat().st_mtime_ns) for name, part in parts.items()}
-    parts["part-00001.jsonl"].unlink()
-    assert run(*options, rows) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["computed"] == 1
-    now = {name: (part.read_bytes(), part.stat().st_mtime_ns) for name, part in parts.items()}
-    assert [name for name in now if now[name] != before[name]] == ["part-00001.jsonl"]
-    assert now["part-00001.jsonl"][0] == before["part-00001.jsonl"][0]
-    assert run(*options, rows) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["computed"] == 0
-
-
-@EXHAUSTIVE
 @pytest.mark.slow
-def test_a_killed_submission_is_finished_by_another(session, runs, rows, tmp_path) -> None:
-    many = tmp_path / "many.jsonl"
-    many.write_text(rows.read_text() * 40)
-    options = ["--export", model_of(runs, "scores"), "--input", str(many), "--part-rows", "1",
-               "--as", "jsonl"]  # fmt: skip
+def test_a_killed_submission_is_finished_by_another(session, runs, files, tmp_path, capsys) -> None:
+    text, rows = (files / "rows.jsonl").read_text(), tmp_path / "rows.jsonl"
+    options = ["--export", model_of(runs, "scores"), "--input", rows, "--part-rows", 1,
+               "--as", "jsonl", "--log-format", "json"]  # fmt: skip
+    rows.write_text(text + '{"movie_id": "x"}\n')
+    assert run(*options, "--to", tmp_path / "bad") == 3
+    assert "row 2601: column 'movie_id'" in capsys.readouterr().err
+    rows.write_text(text * 40)
+    assert run(*options, "--to", tmp_path / "bad") == 2
+    assert "another job" in capsys.readouterr().err
     ensure_java()
     submit = Path(sys.executable).with_name("spark-submit")
     command = [submit, "--master", "local[1]", "--conf", "spark.ui.enabled=false",
                ROOT / "jobs" / "predict.py", "--engine", "spark"]  # fmt: skip
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     with (tmp_path / "log").open("w") as log:
-        killed = subprocess.Popen([*command, *options, "--to", tmp_path / "out"], env=environment,
-                                  stdout=log, stderr=log, start_new_session=True)  # fmt: skip
+        given = list(map(str, [*command, *options, "--to", tmp_path / "out"]))
+        killed = subprocess.Popen(given, env=environment, stdout=log, stderr=log,
+                                  start_new_session=True)  # fmt: skip
         while not list((tmp_path / "out").glob("part-*")):
             assert killed.poll() is None, (tmp_path / "log").read_text()[-3000:]
             time.sleep(0.05)
         os.killpg(killed.pid, signal.SIGKILL)
         killed.wait()
-    assert 0 < len(list((tmp_path / "out").glob("part-*"))) < 102
-    assert run(*options, "--to", tmp_path / "out") == 0
-    assert run(*options, "--to", tmp_path / "whole") == 0
-    parts = {part.name: part.read_bytes() for part in (tmp_path / "out").glob("part-*")}
-    assert len(parts) == 102
-    assert parts == {part.name: part.read_bytes() for part in (tmp_path / "whole").glob("part-*")}
+    before = {part: part.stat().st_mtime_ns for part in (tmp_path / "out").glob("part-*")}
+    assert 0 < len(before) < 102
+    computed = []
+    for output in ("out", "whole", "out"):
+        assert run(*options, "--to", tmp_path / output) == 0
+        computed.append(json.loads(capsys.readouterr().out.splitlines()[-1])["computed"])
+    assert computed == [102 - len(before), 102, 0]
+    assert before == {part: part.stat().st_mtime_ns for part in before}
+    parts, whole = ({part.name: part.read_bytes() for part in (tmp_path / output).glob("part-*")}
+                    for output in ("out", "whole"))  # fmt: skip
+    assert parts == whole
     assert len(list((tmp_path / "out").iterdir())) == 103
