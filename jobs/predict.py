@@ -33,9 +33,9 @@ from jobs.support.terminal import (
 from jobs.support.trained_run import CheckpointChoice, CheckpointOption, override_section, timed
 
 if TYPE_CHECKING:
-    from jobs.predict_spark import Finished
     from training.apply.answers import Asked, Source
     from training.apply.export import Export
+    from training.apply.parts import Job
     from training.apply.predict import Predicted
     from training.reader.training_data import TrainingData
 
@@ -151,19 +151,22 @@ def main(
 
     asked = Asked(give, k, task, read(candidates), keep_seen)
     if engine is Engine.SPARK:
-        from jobs.predict_inputs import SparkInput
-        from jobs.predict_spark import SparkRequest, predict_in_spark
+        from jobs.predict_spark import find_kind, run_job
+        from training.apply.parts import RowSource, plan_job
 
         if to is None or split or as_of or users:
             raise ConfigError(
                 "Spark predicts the rows of --input, or the users of an export, into a directory",
                 fix="give --to DIR, and leave --split, --as-of and --users out",
             )
-        rows = SparkInput(tuple(source), kind, _parse_options(options)) if source else None
-        suffix = None if written_as is None else str(written_as)
-        request = SparkRequest(to, suffix, part_rows, id_column, list_separator)
+        rows = None
+        if source:
+            found, given = find_kind(source, kind), _parse_options(options)
+            rows = RowSource(tuple(source), found, id_column, list_separator, given)
         model = open_model(run, export, checkpoint)
-        print_job(predict_in_spark(model, asked, request, rows, spark), log_format)
+        suffix = None if written_as is None else str(written_as)
+        job = plan_job(model.export, asked, rows, to, suffix, part_rows, model.data)
+        print_job(*run_job(model.export, job, spark), log_format)
         return 0
     if len(source or ()) > 1 or kind or options or written_as or overrides:
         raise ConfigError("several inputs, --format, --option, --as and --set are of Spark",
@@ -227,18 +230,7 @@ def predict(
     to: Path | None = None,
     checkpoint: str = CheckpointChoice.BEST,
 ) -> tuple[Give, Path]:
-    """Writes what rows get of a run's model; an earlier file is replaced whole.
-
-    Args:
-        run: A run's directory, or a series' (its last finished run).
-        source: The rows; None: those of the users, or of `test`.
-        asked: What they get; None: what fits.
-        to: File to write; None: in the run.
-        checkpoint: `best` or `last`.
-
-    Returns:
-        What rows got, and the file.
-    """
+    """Writes what rows get of a run's model, as the command does; returns that, and the file."""
     from training.apply.answers import Asked, Source
 
     return write(open_model(run, None, checkpoint), source or Source(), asked or Asked(), to)
@@ -299,15 +291,14 @@ def print_done(give: Give, target: Path, log_format: LogFormat) -> None:
     print(f"{give}: {target}")
 
 
-def print_job(done: Finished, log_format: LogFormat) -> None:
+def print_job(job: Job, computed: int, seconds: float, log_format: LogFormat) -> None:
     """Prints what was computed, and where it is."""
-    job = done.job
     if log_format is LogFormat.JSON:
-        counts = {"rows": job.rows, "partitions": job.parts, "computed": done.computed}
-        print(json.dumps({str(job.answers.give): job.output, **counts}))
+        counts = {"rows": job.rows, "partitions": job.parts, "computed": computed}
+        print(json.dumps({str(job.answers.give): str(job.output), **counts}))
         return
-    print(f"{job.rows:,} rows in {job.parts:,} partitions, {done.computed:,} computed now; "
-          f"{done.seconds:.1f} s")  # fmt: skip
+    print(f"{job.rows:,} rows in {job.parts:,} partitions, {computed:,} computed now; "
+          f"{seconds:.1f} s")  # fmt: skip
     print(f"{job.answers.give}: {job.output}")
 
 

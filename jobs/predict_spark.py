@@ -1,6 +1,8 @@
 """`sluice predict --engine spark`: rows in partitions of one size, each computed by one task.
 
-Executors have Sluice, as those of a build do, and read the export where it lies or from an archive.
+Rows are read and numbered, partitions without a file are cut out of them, and executors compute
+these. They have Sluice, as those of a build do, and read the export where it lies or from an
+archive.
 """
 
 from __future__ import annotations
@@ -10,175 +12,305 @@ import logging
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
-from conf.artefacts.export import EXPORT_FILE, LINE, TIMES, Give
+from conf.artefacts.export import EXPORT_FILE, LINE, PART, ROW, TIMES, Give
 from conf.errors import ConfigError, InputDataError
+from conf.etl.sources import SourceConfig
 from conf.etl.spark_session import SparkConfig
-from jobs.predict_inputs import (
-    NumberedInput,
-    SparkInput,
-    check_parts,
-    choose_rows,
-    input_failures,
-    list_parts,
-    open_input,
-    read_times,
-)
+from etl.sources.parquet_files import load_parquet
+from etl.sources.text_files import escape_path
+from etl.sources.text_formats import has_bad_quotes
+from etl.tfrecord.spark.failures import describe_failure, known_failures
+from etl.tfrecord.spark.schema import quote_name
 from jobs.support.spark_session import build_session, check_executors, is_on_this_machine
-from jobs.support.terminal import quiet_tensorflow
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
-    from jobs.predict import Model
-    from training.apply.answers import Asked
     from training.apply.export import Export
     from training.apply.parts import Job, RowSource
-    from training.reader.training_data import TrainingData
+    from training.raw_inputs.inputs import InputColumn
 
 _log = logging.getLogger("sluice.predict")
 _SHIPPED = (EXPORT_FILE, "saved_model.pb", "fingerprint.pb", "variables", "assets",
             "users.parquet", "items.parquet", "embeddings/items.parquet")  # fmt: skip
-
-
+JSON_FORMATS = ("jsonl", "ndjson", "json")
+_SUFFIXES = {"csv": "csv", "tsv": "tsv", "parquet": "parquet", "orc": "orc", "avro": "avro",
+             **dict.fromkeys(JSON_FORMATS, "jsonl")}  # fmt: skip
+# How files are cut into partitions must not depend on the cluster: rows are numbered by it.
+_READING = {
+    "spark.sql.files.maxPartitionBytes": str(32 << 20),
+    "spark.sql.files.openCostInBytes": str(4 << 20),
+    "spark.sql.files.minPartitionNum": "1",
+}
+# As one machine reads text; a line that does not have the columns of the header is refused, and so
+# is a file whose header is not that of the first. A field is missing where nothing stands: with an
+# empty `nullValue`, quotes around nothing would be missing too, so it is what no text has.
+_TEXT = {
+    "header": "true", "escape": '"', "mode": "FAILFAST", "columnPruning": "false",
+    "enforceSchema": "false", "nullValue": "\ufdd0", "emptyValue": "",
+}  # fmt: skip
+_WITH_COLUMNS = ("parquet", "orc", "avro")
+_FILES_AT_ONCE = 8
+_POSITION_BITS = 33
 _JSON_SAMPLE = 10_000
 
 
-@dataclass(frozen=True)
-class SparkRequest:
-    """What is asked of a job, beside what rows get; `suffix` is the format of the files."""
-
-    output: Path
-    suffix: str | None = None
-    part_rows: int = 1 << 17
-    id_column: str | None = None
-    list_separator: str | None = None
-
-
-@dataclass(frozen=True)
-class Finished:
-    """What a job has done: partitions of the whole output, and those that were computed now."""
-
-    job: Job
-    computed: int
-    seconds: float
+def find_kind(paths: Sequence[str], named: str | None = None) -> str:
+    """Returns the format of an input: a format of Spark, `tsv` or `jsonl`; told by its name."""
+    if named is not None:
+        return "jsonl" if named in JSON_FORMATS else named
+    names = [path.rstrip("/").rpartition("/")[2].removesuffix(".gz") for path in paths]
+    kinds = {_SUFFIXES.get(name.rpartition(".")[2].lower()) for name in names}
+    [kind] = kinds if len(kinds) == 1 else [None]
+    if kind is None:
+        raise ConfigError(
+            "the format of the input is not known by its name",
+            received=", ".join(paths),
+            allowed=f"a name that ends in {', '.join(f'.{s}' for s in _SUFFIXES)}",
+            fix="say it by --format: any format that Spark reads",
+        )
+    return kind
 
 
-def predict_in_spark(
-    model: Model, asked: Asked, request: SparkRequest, rows: SparkInput | None, spark: SparkConfig
-) -> Finished:
-    """Runs a job in a Spark session of its own, or the submitter's."""
-    export = model.export  # Wrong options are refused before Spark starts.
-    job = plan_job(export, asked, request, rows, model.data)
+def run_job(export: Export, job: Job, spark: SparkConfig) -> tuple[Job, int, float]:
+    """Runs a job in a Spark session of its own, or the submitter's.
+
+    Returns the job with its rows, how many partitions were computed now, and in how many seconds.
+    """
     session = build_session(spark, "sluice predict")
     try:
         check_executors(session)
-        return _run(session, export, job, rows)
+        return _run(session, export, job)
     finally:
         with contextlib.suppress(Exception):
             session.stop()
 
 
-def plan_job(
-    export: Export,
-    asked: Asked,
-    request: SparkRequest,
-    rows: SparkInput | None,
-    data: TrainingData | None = None,
-) -> Job:
-    """Returns the job, without its rows."""
-    from training.apply.answers import Source, plan_answers
-    from training.apply.parts import Job, RowSource
-    from training.apply.ranker import Ranker
-    from training.apply.rows import choose_items, find_users_inputs
-    from training.raw_inputs.files import RawFile
-
-    source = None
-    if rows is not None:
-        kind, place = rows.find_kind(), ", ".join(rows.paths)
-        source = RowSource(place, kind, (), request.id_column, request.list_separator)
-    told = Source(file=None if rows is None else RawFile(Path(rows.paths[0])))
-    answers = plan_answers(export, asked, told)
-    Ranker(export, answers.task)
-    if source is None:
-        find_users_inputs(export, answers)
-    suffix = request.suffix or ("json.gz" if answers.give is Give.LISTS else "parquet")
-    items = None
-    if answers.give is Give.LISTS and (asked.candidates or data):
-        items = choose_items(export, asked.candidates, data)
-        if items is export.items:  # Executors have it.
-            items = None
-    part_rows = -(-request.part_rows // export.batch_size) * export.batch_size
-    output = str(request.output.absolute())
-    return Job(output, suffix, answers, source, items, part_rows)
-
-
-def _run(session: SparkSession, export: Export, job: Job, rows: SparkInput | None) -> Finished:
-    found, inputs = None, {}
+def _run(session: SparkSession, export: Export, job: Job) -> tuple[Job, int, float]:
     job = replace(job, threads=int(session.sparkContext.getConf().get("spark.task.cpus", "1")))
-    if rows is None or job.source is None:
+    found = None
+    if job.source is None:
         job = replace(job, rows=int(export.card["users"]["rows"]))
     else:
-        found = open_input(session, rows)
-        inputs = {"format": rows.find_kind(), "options": dict(rows.options), "files": found.files}
-        columns = find_columns(found, job.source)
-        job = replace(job, source=replace(job.source, columns=columns), rows=sum(found.counts))
+        found = open_input(session, job.source)
+        source = job.source.complete(found.frame.columns, _sample_lines(found, job.source))
+        job = replace(job, source=source, rows=sum(found.counts))
     if not job.rows:
         raise InputDataError("the input has no rows", received=job.source and job.source.place)
-    frame_of = _plan_frame(session, export, job, found)
-    status, missing = job.open(export, inputs), job.find_missing()
+    if found is not None and job.source is not None:
+        found = _choose_columns(export, job.source, job.answers.give, found)
+    status, missing = job.open(export, found.files if found else ()), job.find_missing()
     begun = time.monotonic()
     if missing:
         _log.info("%s of %s partitions to compute", len(missing), job.parts)
+        if found is None:
+            frame = list_parts(session, missing)
+        else:
+            frame = choose_rows(found, job.part_rows, missing)
         with tempfile.TemporaryDirectory() as folder:
-            directory = _bring_model(session, export, Path(folder))
-            run_parts(frame_of(missing), job, directory)
+            run_parts(frame, job, _bring_model(session, export, Path(folder)))
     elif status == "finished":
-        _log.info("nothing to do: %s is finished", job.directory)
+        _log.info("nothing to do: %s is finished", job.output)
     if missing or status != "finished":
         job.finish()
-    return Finished(job, len(missing), time.monotonic() - begun)
+    return job, len(missing), time.monotonic() - begun
 
 
-def _plan_frame(
-    session: SparkSession, export: Export, job: Job, found: NumberedInput | None
-) -> Any:
-    """Returns what gives the rows of some partitions, a partition of Spark each."""
-    from training.raw_inputs.files import log_unread
+@dataclass(frozen=True)
+class NumberedInput:
+    """Rows with numbers: path, bytes and time of each file, rows of each of Spark's partitions."""
 
-    if found is None or job.source is None:
-        return lambda missing: list_parts(session, missing)
-    if len(found.files) > 1 and job.source.id_column is None:
+    frame: DataFrame
+    files: list[list[Any]]
+    counts: list[int]
+
+
+def open_input(session: SparkSession, source: RowSource) -> NumberedInput:
+    """Opens an input and counts its rows."""
+    from pyspark.sql import functions as F
+
+    for name, value in _READING.items():
+        session.conf.set(name, value)
+    with input_failures():
+        _refuse_bad_quotes(session, source)
+        frame = _read(session, source)
+        files = _list_files(session, frame)
+        if not files:
+            raise ConfigError(
+                "a job goes on where it was killed only if its input is files",
+                received=f"{source.place} ({source.kind})",
+                fix="write it as Parquet first, and name that",
+            )
+        part = F.spark_partition_id().alias("part")
+        rows = {row["part"]: row["count"] for row in frame.groupBy(part).count().collect()}
+    counts = [rows.get(part, 0) for part in range(max(rows, default=-1) + 1)]
+    return NumberedInput(frame, files, counts)
+
+
+def _read(session: SparkSession, source: RowSource) -> DataFrame:
+    options: dict[str, str] = {}
+    if source.is_delimited:
+        options = _TEXT | ({"sep": "\t", "quote": ""} if source.kind == "tsv" else {})
+    kind = {"tsv": "csv", "jsonl": "text"}.get(source.kind, source.kind)
+    reader = session.read.format(kind).options(**{**options, **source.options})
+    if kind == "parquet":
+        return load_parquet(session, reader, source.paths)
+    return reader.load(list(source.paths))
+
+
+def _refuse_bad_quotes(session: SparkSession, source: RowSource) -> None:
+    """Refuses what one machine refuses: a quote that does not end, any that begins a tsv field."""
+    if not source.is_delimited or source.options:
+        return
+    from pyspark.sql import functions as F
+
+    form = {"format": "csv", "path": "-", "columns": [{"name": "x", "type": "string"}]}
+    lines = session.read.text(list(source.paths)).select("value", "_metadata.file_path")
+    bad = has_bad_quotes(F.col("value"), SourceConfig.model_validate(form))
+    if source.kind == "tsv":
+        bad = F.col("value").rlike('(^|\t)"')
+    if (first := lines.where(bad).head()) is not None:
+        raise InputDataError(
+            "a line of the input has a quote that its format does not know",
+            received=f"{unquote(first['file_path'])}: {first['value'][:200]!r}",
+            fix=".tsv is read without quotes, and a quote of .csv ends in its line: a field with "
+            "line breaks in it is read from Parquet",
+        )
+
+
+def _list_files(session: SparkSession, frame: DataFrame) -> list[list[Any]]:
+    hadoop: Any = session._jsparkSession.sessionState().newHadoopConf()
+    files = []
+    for uri in sorted(frame.inputFiles()):
+        path: Any = session._jvm.org.apache.hadoop.fs.Path(session._jvm.java.net.URI(uri))  # type: ignore[union-attr]
+        status = path.getFileSystem(hadoop).getFileStatus(path)
+        files.append([uri, status.getLen(), status.getModificationTime()])
+    return files
+
+
+def _sample_lines(found: NumberedInput, source: RowSource) -> list[str]:
+    """Returns lines of JSON, whose columns nothing else tells."""
+    if source.kind != "jsonl":
+        return []
+    with input_failures():
+        lines: list[str] = found.frame.limit(_JSON_SAMPLE).toArrow().column(0).to_pylist()
+    return lines
+
+
+def _choose_columns(
+    export: Export, source: RowSource, give: Give, found: NumberedInput
+) -> NumberedInput:
+    """Returns the rows with what executors read of them: some columns, or lines of JSON."""
+    if len(found.files) > 1 and source.id_column is None:
         raise ConfigError(
             "rows of several files have no numbers that name them",
             received=f"{len(found.files)} files",
             fix="name them by --id COLUMN",
         )
-    columns, read = job.source.choose(export, job.answers.give)
-    log_unread(job.source.place, job.source.columns, read)
-    check_parts(found, read)
-    frame = read_times(found, columns.inputs, read)
-    chosen, taken = replace(found, frame=frame), read
-    if job.source.kind == "jsonl":
-        taken = [name for name in (LINE, TIMES) if name in frame.columns]
-    return lambda missing: choose_rows(chosen, taken, job.part_rows, missing)
+    columns, read = source.choose(export, give)
+    if unread := [name for name in source.columns if name not in read]:
+        _log.info("%s: columns that the model does not read: %s", source.place, ", ".join(unread))
+    check_parts(found, source, read)
+    frame = read_times(found.frame, source, columns.inputs, read)
+    if source.kind == "jsonl":
+        read = [name for name in (LINE, TIMES) if name in frame.columns]
+    return replace(found, frame=frame.select(*map(quote_name, read)))
 
 
-def find_columns(found: NumberedInput, source: RowSource) -> tuple[str, ...]:
-    """Returns the columns of an input; those of JSON are found in its first lines."""
-    from training.raw_inputs.files import parse_line
+def check_parts(found: NumberedInput, source: RowSource, names: Iterable[str]) -> None:
+    """Refuses files that lack a column which others have: Spark would read nulls."""
+    if source.kind not in _WITH_COLUMNS or len(found.files) < 2:
+        return
 
-    if source.kind != "jsonl":
-        return found.columns
-    with input_failures():
-        lines = found.frame.limit(_JSON_SAMPLE).toArrow().column(0).to_pylist()
-    rows = [parse_line(source.place, number, line) for number, line in enumerate(lines, 1)]
-    return tuple(dict.fromkeys(name for row in rows for name in row))
+    def find_lacking(uri: str) -> list[str]:
+        path = escape_path(unquote(uri))
+        part = _read(found.frame.sparkSession, replace(source, paths=(path,)))
+        there = {column.lower() for column in part.columns}
+        # The folders of a partitioned table hold its columns.
+        return [n for n in names if n.lower() not in there and f"/{n}=" not in path]
+
+    uris = [uri for uri, *_ in found.files]
+    with input_failures(), ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+        for uri, lacking in zip(uris, pool.map(find_lacking, uris), strict=True):
+            if lacking:
+                raise InputDataError(
+                    "a part of the input lacks columns that others have",
+                    received=f"{unquote(uri)}: no {', '.join(lacking)}",
+                    fix="write the part again, or take it out",
+                )
+
+
+def read_times(
+    frame: DataFrame, source: RowSource, inputs: Iterable[InputColumn], read: Sequence[str]
+) -> DataFrame:
+    """Returns the rows with text of Java's date patterns as milliseconds, as the build reads it.
+
+    Those of lines of JSON stand in a column of their own, `TIMES`.
+    """
+    from pyspark.sql import functions as F
+
+    patterns = {
+        name: item.written.time
+        for item in inputs
+        if item.written is not None and item.written.time is not None
+        for name in {item.name, item.column} & set(read)
+        if item.written.time != "iso" and not item.written.time.startswith("epoch_")
+    }
+    if source.kind == "jsonl" and patterns:
+        fields = ", ".join(f"{quote_name(name)} string" for name in patterns)
+        row = F.from_json(LINE, fields)
+        times = [_read_time(name, row[name], own).alias(name) for name, own in patterns.items()]
+        return frame.withColumn(TIMES, F.struct(*times))
+    types = dict(frame.dtypes)
+    for name, pattern in patterns.items():
+        if types.get(name) == "string":
+            frame = frame.withColumn(name, _read_time(name, F.col(quote_name(name)), pattern))
+    return frame
+
+
+def _read_time(name: str, text: Column, pattern: str) -> Column:
+    from pyspark.sql import functions as F
+
+    parsed = F.unix_millis(F.try_to_timestamp(text, F.lit(pattern)))
+    time = F.coalesce(parsed, text.try_cast("bigint"))
+    said = F.concat(F.lit(f"column {name!r}, text of {pattern!r}: "), text)
+    is_wrong = time.isNull() & (F.trim(text) != "")
+    return F.when(is_wrong, F.raise_error(said)).otherwise(time)
+
+
+def choose_rows(found: NumberedInput, part_rows: int, missing: Sequence[int]) -> DataFrame:
+    """Returns the rows of some partitions, each in one of Spark's partitions and in order."""
+    from pyspark.sql import functions as F
+
+    starts = list(accumulate(found.counts, initial=0))
+    placed = found.frame.withColumn(ROW, F.monotonically_increasing_id())
+    own = F.col(ROW).bitwiseAND(F.lit((1 << _POSITION_BITS) - 1))
+    begin = F.element_at(F.lit(starts), (F.shiftright(ROW, _POSITION_BITS) + 1).cast("int"))
+    numbered = placed.withColumn(ROW, begin + own)
+    wanted = numbered.withColumn(PART, F.floor(F.col(ROW) / F.lit(part_rows)))
+    place = F.array_position(F.lit(list(missing)).cast("array<bigint>"), F.col(PART)) - 1
+    kept = wanted.withColumn("__sluice_place", place).where(F.col("__sluice_place") >= 0)
+    spread = kept.repartitionById(len(missing), F.col("__sluice_place").cast("int"))
+    return spread.drop("__sluice_place").sortWithinPartitions(ROW)
+
+
+def list_parts(session: SparkSession, missing: Sequence[int]) -> DataFrame:
+    """Returns a row for each partition, in one of Spark's partitions each."""
+    from pyspark.sql import functions as F
+
+    place = (F.col("id") + 1).cast("int")
+    parts = F.lit(list(missing)).cast("array<bigint>")
+    frame = session.range(0, len(missing), 1, len(missing))
+    return frame.select(F.element_at(parts, place).alias(PART))
 
 
 def _bring_model(session: SparkSession, export: Export, folder: Path) -> str:
@@ -204,25 +336,47 @@ def run_parts(frame: DataFrame, job: Job, directory: str) -> None:
     """Computes the rows of a frame that has a partition of rows in each of Spark's partitions."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _compute(job, directory, batches)
+        from pyspark import SparkFiles
+
+        scheme, _, name = directory.partition(":")
+        found = SparkFiles.get(name) if scheme == "archive" else directory
+        yield from job.compute(found, batches)
 
     with input_failures():
         frame.mapInArrow(run, "part bigint, rows bigint").collect()
 
 
-def _compute(
-    job: Job, directory: str, batches: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    from itertools import chain
+@contextlib.contextmanager
+def input_failures() -> Iterator[None]:
+    """Raises the cause of what Spark raises: what a task said, or an input that is not readable."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
 
-    from pyspark import SparkFiles
+    try:
+        with known_failures():
+            yield
+    except InputDataError as error:
+        file, _, cause = str(error.received).partition(": org.")
+        if "CSV header does not conform to the schema" not in cause:
+            raise
+        raise InputDataError(
+            "the files of the input have different headers",
+            received=file,
+            fix="write the file again, or predict it by itself",
+        ) from error
+    except (PySparkException, Py4JError) as error:
+        if (known := _explain(str(error), describe_failure(error))) is not None:
+            raise known from error
+        raise
 
-    filled = (batch for batch in batches if batch.num_rows)
-    if (first := next(filled, None)) is None:
-        return
-    with quiet_tensorflow():
-        from training.apply.parts import compute_part
 
-    scheme, _, name = directory.partition(":")
-    found = SparkFiles.get(name) if scheme == "archive" else directory
-    yield from compute_part(job, found, chain([first], filled))
+def _explain(text: str, said: str) -> ConfigError | InputDataError | None:
+    if "PATH_NOT_FOUND" in text:
+        return InputDataError("there is no such input", received=said)
+    if "DATA_SOURCE_NOT_FOUND" in text:
+        fix = "correct --format, or give Spark its package"
+        return ConfigError("Spark does not have that format", received=said, fix=fix)
+    if "MALFORMED_" in text:
+        line = next(line for line in text.splitlines() if "MALFORMED_" in line)
+        return InputDataError("a row of the input is damaged", received=line.strip()[:500])
+    return None

@@ -122,9 +122,9 @@ def read_task(job: Job, output: str) -> Any:
     answers = plan_answers(export, Asked(), Source(file=RawFile(folder / "rows.parquet")))
     (folder / output).mkdir()
     (folder / output / JOB_FILE).write_text("{}")
-    source = RowSource("rows", "parquet", columns)
+    source = RowSource(("rows",), "parquet", columns=columns)
     count = job["rows"]
-    return export, Parts(str(folder / output), "parquet", answers, source, None, count, count)
+    return export, Parts(folder / output, "parquet", answers, source, None, count, count)
 
 
 def score_row_by_row(job: Job) -> Callable[[], int]:
@@ -155,12 +155,10 @@ def score_row_by_row(job: Job) -> Callable[[], int]:
 
 def score_by_partition(job: Job) -> Callable[[], int]:
     """Scores all rows as an executor does."""
-    from training.apply.parts import compute_part
-
     export, parts = read_task(job, "partition")
 
     def work() -> int:
-        [done] = compute_part(parts, str(export.path), read_batches(job))
+        [done] = parts.compute(str(export.path), read_batches(job))
         return int(done.column("rows")[0].as_py())
 
     return work

@@ -34,7 +34,7 @@ from jobs.support.run_app import run_app
 from tests.training.predictions import write_scores
 from training.apply.answers import Asked, Source, plan_answers
 from training.apply.export import Export
-from training.apply.parts import JOB_FILE, Job, RowSource, compute_part
+from training.apply.parts import JOB_FILE, Job, RowSource
 from training.checkpoint.restore import TrainedModel
 from training.export.saved_model import write_export
 from training.input.batches import build_eval_dataset
@@ -285,13 +285,13 @@ def test_executors_give_them_too(
     export: Path, expected: pd.Series, rows: Path, tmp_path: Path
 ) -> None:
     table = pq.read_table(rows)
-    source = RowSource(str(rows), "parquet", tuple(table.column_names), "row")
+    source = RowSource((str(rows),), "parquet", "row", columns=tuple(table.column_names))
     answers = plan_answers(Export(export), Asked(), Source(file=RawFile(rows)))
-    job = Job(str(tmp_path / "out"), "parquet", answers, source, rows=60)
+    job = Job(tmp_path / "out", "parquet", answers, source, rows=60)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / JOB_FILE).touch()
     [batch] = table.append_column(PART, pa.array([0] * 60)).combine_chunks().to_batches()
-    list(compute_part(job, str(export), [batch]))
+    list(job.compute(str(export), [batch]))
     check_scores(pq.read_table(tmp_path / "out" / "part-00000.parquet").to_pandas(), expected)
 
 

@@ -5,37 +5,43 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
-import tensorflow as tf
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import jobs.predict_spark
-from conf.artefacts.export import TIMES, ExportOptions, Give
-from conf.errors import ConfigError, InputDataError
+from conf.artefacts.export import PART, TIMES, ExportOptions, Give
+from conf.errors import ConfigError, InputDataError, InternalError
 from etl.sources.text_files import escape_path
 from jobs.export import export
-from jobs.predict import app, predict
-from jobs.predict_inputs import SparkInput, check_parts, input_failures, open_input, read_times
-from jobs.predict_spark import SparkRequest, plan_job
+from jobs.predict import app
+from jobs.predict_spark import (
+    NumberedInput,
+    check_parts,
+    find_kind,
+    input_failures,
+    open_input,
+    read_times,
+)
 from jobs.support.java_runtime import ensure_java
 from jobs.support.run_app import run_app
 from tests.jobs.runs import write_tiny_run
 from tests.training.tiny_dataset import TinyConfig
-from training.apply.answers import Asked, Source
+from training.apply.answers import Answers, Asked
 from training.apply.export import Export
-from training.apply.parts import JOB_FILE
+from training.apply.parts import JOB_FILE, RowSource, _check_count, plan_job
 from training.raw_inputs.files import RawFile, RawReader
 from training.raw_inputs.inputs import InputColumn, WrittenForm
 
@@ -72,20 +78,23 @@ def model_of(runs: dict[str, Path], name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory) -> Path:
-    """Raw rows, more than a batch, with unknown values and missing ones."""
-    file = tmp_path_factory.mktemp("rows") / "rows.jsonl"
-    with file.open("w") as out:
-        for number in range(2600):
-            row = {
-                "user_id": 1000 + number % 2700, "gender": [None, "F", "M", "?"][number % 4],
-                "history": [100 + (number * step) % 95 for step in range(number % 5)],
-                "movie_id": 100 + number % 95, "genres": [f"genre_{number % 7}"] * (number % 3),
-                "key": f"r{number}",
-            }  # fmt: skip
-            out.write(json.dumps({name: value for name, value in row.items() if value is not None}))
-            out.write("\n")
-    return file
+def files(tmp_path_factory) -> Path:
+    """Raw rows, more than a batch, with unknown values and missing ones, in two forms; items."""
+    folder, rows = tmp_path_factory.mktemp("files"), []
+    for number in range(2600):
+        row = {
+            "user_id": 1000 + number % 2700, "gender": [None, "F", "M", "?"][number % 4],
+            "history": [100 + (number * step) % 95 for step in range(number % 5)],
+            "movie_id": 100 + number % 95, "genres": [f"genre_{number % 7}"] * (number % 3),
+            "key": f"r{number}",
+        }  # fmt: skip
+        rows.append({name: value for name, value in row.items() if value is not None})
+    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    flat = [{n: "|".join(map(str, v)) or None if isinstance(v, list) else v
+             for n, v in ({"gender": None} | row).items()} for row in rows]  # fmt: skip
+    pa_csv.write_csv(pa.Table.from_pylist(flat), folder / "rows.csv")
+    (folder / "few.csv").write_text("movie_id\n105\n103\n170\n999\n")
+    return folder
 
 
 def join(output: Path) -> bytes:
@@ -108,7 +117,7 @@ CARD = {
         "rank_items_encoded": {"inputs": [{"name": "user", "feature": "user"}, {"name": "items"}]},
     },
 }  # fmt: skip
-ROWS = SparkInput(("rows.csv",))
+ROWS = RowSource(("rows.csv",), "csv")
 
 
 def build_export(folder: Path, **changes: object) -> Export:
@@ -129,16 +138,20 @@ def build_export(folder: Path, **changes: object) -> Export:
 )
 def test_what_does_not_fit_is_refused_before_spark_starts(tmp_path, rows, asked, said) -> None:
     with pytest.raises(ConfigError, match=said):
-        plan_job(build_export(tmp_path / "1"), asked, SparkRequest(tmp_path / "out"), rows)
+        plan_job(build_export(tmp_path / "1"), asked, rows, tmp_path / "out")
 
 
 def test_a_job_knows_its_own_output(tmp_path) -> None:
     exported, output = build_export(tmp_path / "1"), tmp_path / "out"
-    job = plan_job(exported, Asked(), SparkRequest(output, part_rows=11), ROWS)
+    job = plan_job(exported, Asked(), ROWS, output, part_rows=11)
     assert (job.part_rows, job.answers.give, job.suffix) == (20, Give.SCORES, "parquet")
-    job, inputs = replace(job, rows=45), {"files": [["a", 1, 2]]}
+    lists = plan_job(exported, Asked(k=3), ROWS, output)
+    assert (lists.answers, lists.suffix) == (Answers(Give.LISTS, 3, None, True), "json.gz")
+    job, inputs = replace(job, rows=45), [["a", 1, 2]]
     assert job.open(exported, inputs) == "new"
     assert (job.open(exported, inputs), job.find_missing()) == ("running", [0, 1, 2])
+    with pytest.raises(InternalError, match="rows that were counted"):
+        list(_check_count(iter([SimpleNamespace(names=[1, 2])]), 3))
     for part in range(3):
         (output / job.name_part(part)).write_bytes(b"x")
     (output / f".{job.name_part(1)}.dead.tmp").write_bytes(b"")
@@ -150,89 +163,90 @@ def test_a_job_knows_its_own_output(tmp_path) -> None:
     later = build_export(tmp_path / "2", fingerprint="g")
     for other, export_, files in (
         (replace(job, rows=46), exported, inputs),
-        (job, exported, {"files": [["a", 9, 2]]}),
+        (job, exported, [["a", 9, 2]]),
         (job, later, inputs),
         (replace(job, answers=replace(job.answers, k=6)), exported, inputs),
     ):
         with pytest.raises(ConfigError, match="another job"):
             other.open(export_, files)
+    batch = pa.RecordBatch.from_pydict({PART: [0]})
+    with pytest.raises(InternalError, match="does not see the output"):
+        list(replace(job, output=tmp_path / "no").compute("", [batch]))
     with pytest.raises(ConfigError, match="other files"):
-        replace(job, output=str(tmp_path)).open(exported, inputs)
+        replace(job, output=tmp_path).open(exported, inputs)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (["--id", "x"], 2, "are about rows"),
-        (["--input", "a.csv", "--option", "sep"], 2, "has a value"),
-        (["--set", "sprak.master=x"], 2, "spark.master"),
-        (["--run", "x"], 2, "one model"),
-        (["--split", "test"], 2, "leave --split"),
-        ([], 4, "no exported model"),
-    ],
-)
-def test_wrong_use_has_a_message_and_a_code(tmp_path, capsys, arguments, code, said) -> None:
-    assert run("--export", tmp_path, "--to", tmp_path / "out", *arguments) == code
-    assert said in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+def read_own(file: Path, **changes: Any) -> list[bytes]:
+    """Column `a` as one machine reads it."""
+    column = InputColumn("a", "a", "a", "string", False, None, None, None, **changes)
+    return [value for rows in RawReader(RawFile(file), [column]).read(9)
+            for value in rows.inputs["a"].tolist()]  # fmt: skip
+
+
+def open_file(spark: SparkSession, path: Path, kind: str | None = None) -> NumberedInput:
+    return open_input(spark.newSession(), RowSource((str(path),), kind or find_kind([str(path)])))
 
 
 def test_text_of_the_source_s_pattern_is_a_time_as_in_the_build(spark, tmp_path) -> None:
-    (tmp_path / "a.csv").write_text("when,n\n31/01/2026 10:00,1\n,2\n1769853600000,3\n")
-    found = open_input(spark.newSession(), SparkInput((str(tmp_path / "a.csv"),)))
     form = WrittenForm("when", time="dd/MM/yyyy HH:mm")
     item = InputColumn("when", "when", "when", "int64", False, None, None, None, written=form)
-    frame = read_times(found, [item], ["when", "n"])
-    assert [row["when"] for row in frame.collect()] == [1769853600000, None, 1769853600000]
     lines = [{"when": "31/01/2026 10:00"}, {}, {"when": 1769853600000}]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = open_input(spark.newSession(), SparkInput((str(tmp_path / "a.jsonl"),)))
-    times = [row[TIMES]["when"] for row in read_times(found, [item], ["when"]).collect()]
-    assert times == [1769853600000, None, 1769853600000]
-    (tmp_path / "a.csv").write_text("when,n\n2026-01-31 10:00,1\n")
-    found = open_input(spark.newSession(), SparkInput((str(tmp_path / "a.csv"),)))
+    files = {
+        "a.csv": "when,n\n31/01/2026 10:00,1\n,2\n1769853600000,3\n",
+        "a.jsonl": "".join(json.dumps(line) + "\n" for line in lines),
+        "b.csv": "when,n\n2026-01-31 10:00,1\n",
+    }
+
+    def read(name: str) -> list[int | None]:
+        (tmp_path / name).write_text(files[name])
+        source = RowSource((str(tmp_path / name),), find_kind([name]))
+        frame = open_input(spark.newSession(), source).frame
+        rows = read_times(frame, source, [item], ["when", "n"]).collect()
+        return [(row[TIMES] if name == "a.jsonl" else row)["when"] for row in rows]
+
+    assert read("a.csv") == read("a.jsonl") == [1769853600000, None, 1769853600000]
     with pytest.raises(InputDataError, match="dd/MM/yyyy"), input_failures():
-        read_times(found, [item], ["when", "n"]).collect()
+        read("b.csv")
 
 
-def test_quotes_around_nothing_are_the_empty_text_as_predict_reads_it(spark, tmp_path) -> None:
-    (tmp_path / "a.csv").write_text('a,b\n"",x\n,"y"\n')
-    found = open_input(spark.newSession(), SparkInput((str(tmp_path / "a.csv"),)))
-    assert [tuple(row) for row in found.frame.collect()] == [("", "x"), (None, "y")]
-    column = InputColumn("a", "a", "a", "string", False, None, None, None, "none")
-    [own] = RawReader(RawFile(tmp_path / "a.csv"), [column]).read(9)
-    assert own.inputs["a"].tolist() == [b"", b"none"]
-
-
-@pytest.mark.parametrize("line", ['2,"abc', '2,"', '2,"a"b'])
-def test_a_quote_without_an_end_is_refused(spark, tmp_path, line) -> None:
-    (tmp_path / "a.csv").write_text(f'a,b\n1,5" pipe\n1,"a ""b"""\n{line}\n')
-    with pytest.raises(InputDataError, match="has a quote") as refused:
-        open_input(spark.newSession(), SparkInput((str(tmp_path / "a.csv"),)))
-    assert repr(line) in refused.value.received
-
-
-def test_tabs_separate_without_quotes_as_predict_reads_them(spark, tmp_path) -> None:
+def test_text_is_read_as_one_machine_reads_it(spark, tmp_path) -> None:
+    """Quotes around nothing are the empty text; tabs separate without quotes."""
+    rows = tmp_path / "a.csv"
+    rows.write_text('a,b\n"",x\n,"y"\n')
+    assert [tuple(row) for row in open_file(spark, rows).frame.collect()] == [
+        ("", "x"),
+        (None, "y"),
+    ]
+    assert read_own(rows, null_token="none") == [b"", b"none"]
+    for line in ('2,"abc', '2,"', '2,"a"b'):
+        rows.write_text(f'a,b\n1,5" pipe\n1,"a ""b"""\n{line}\n')
+        with pytest.raises(InputDataError, match="has a quote") as refused:
+            open_file(spark, rows)
+        assert repr(line) in refused.value.received
     rows = tmp_path / "a.tsv"
     rows.write_text('a\tb\n5" pipe\tx\nsay "x\ty"\n')
-    found = open_input(spark.newSession(), SparkInput((str(rows),)))
-    column = InputColumn("a", "a", "a", "string", False, None, None, None)
-    [own] = RawReader(RawFile(rows), [column]).read(9)
-    assert [row["a"].encode() for row in found.frame.collect()] == own.inputs["a"].tolist()
+    found = [row["a"].encode() for row in open_file(spark, rows).frame.collect()]
+    assert found == read_own(rows)
     rows.write_text('a\tb\n1\t"x"\n')
     with pytest.raises(InputDataError, match="has a quote"):
-        open_input(spark.newSession(), SparkInput((str(rows),)))
-    with pytest.raises(InputDataError, match="cannot be read") as refused:
-        list(RawReader(RawFile(rows), [column]).read(9))
-    assert "line 2" in refused.value.received
+        open_file(spark, rows)
+    with pytest.raises(InputDataError, match="cannot be read"):
+        read_own(rows)
 
 
-def test_files_with_other_headers_are_refused(spark, tmp_path) -> None:
-    (tmp_path / "a.csv").write_text("a,b\n1,2\n")
-    (tmp_path / "b.csv").write_text("b,a\n3,4\n")
-    with pytest.raises(InputDataError, match="different headers") as refused:
-        open_input(spark.newSession(), SparkInput((str(tmp_path),), "csv"))
-    assert refused.value.received.endswith(".csv")
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"a.csv": "a,b\n1,2\n", "b.csv": "b,a\n3,4\n"}, "different headers"),
+        ({"a.csv": "a,b\n1,2\n1\n"}, "damaged"),
+        ({}, "no such input"),
+    ],
+)
+def test_files_that_are_not_of_one_form_are_refused(spark, tmp_path, files, said) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(InputDataError, match=said):
+        open_file(spark, tmp_path if files else tmp_path / "none", "csv")
 
 
 @pytest.mark.parametrize("kind", ["parquet", "orc"])
@@ -241,153 +255,86 @@ def test_a_part_that_lacks_a_column_is_named(spark, tmp_path, kind) -> None:
     for day in (1, 2):
         rows = spark.range(3).withColumn("x", F.lit(1.0)).coalesce(1)
         rows.write.format(kind).save(str(folder / f"day={day}"))
-    source = SparkInput((f"{escape_path(str(folder))}",), kind)
-    check_parts(open_input(spark.newSession(), source), ["id", "x", "day"])
+    source = RowSource((escape_path(str(folder)),), kind, options={"mergeSchema": "true"})
+    check_parts(open_input(spark.newSession(), source), source, ["id", "x", "day"])
     spark.range(3).coalesce(1).write.format(kind).save(str(folder / "day=3"))
-    schema = {"mergeSchema": "true"}
-    found = open_input(spark.newSession(), replace(source, options=schema))
-    check_parts(found, ["id", "day"])
+    found = open_input(spark.newSession(), source)
+    check_parts(found, source, ["id", "day"])
     with pytest.raises(InputDataError, match="lacks columns") as refused:
-        check_parts(found, ["id", "x", "day"])
+        check_parts(found, source, ["id", "x", "day"])
     assert "/a b[1]/day=3/part-" in refused.value.received
     assert refused.value.received.endswith(": no x")
 
 
 EXHAUSTIVE = pytest.mark.exhaustive
+WAYS = [
+    ("towers", None, [], "json.gz"),
+    ("scores", None, [], "json.gz"),
+    ("scores", "rows.jsonl", [], "parquet"),
+    ("scores", "rows.csv", [], "jsonl.gz"),  # In CSV a list is text.
+    ("towers", "rows.csv", ["--candidates", "few.csv"], "json.gz"),
+    ("scores", "rows.csv", ["--candidates", "few.csv"], "json.gz"),
+    ("towers", "rows.jsonl", ["--give", "item_embedding"], "parquet"),
+]
 
 
 @EXHAUSTIVE
-@pytest.mark.parametrize("name", ["towers", "scores"])
-def test_lists_of_all_users_are_those_of_one_machine(session, runs, tmp_path, name) -> None:
-    file = tmp_path / "lists.json.gz"
-    predict(runs[name], asked=Asked(Give.LISTS), to=file)
-    options = ["--export", model_of(runs, name), "--to", tmp_path / "out", "--give", "lists"]
+@pytest.mark.parametrize(("name", "file", "more", "suffix"), WAYS)
+def test_answers_are_those_of_one_machine(
+    session, runs, files, tmp_path, name, file, more, suffix
+) -> None:
+    own, output = tmp_path / f"own.{suffix}", tmp_path / "out"
+    given = [files / one if one.endswith(".csv") else one for one in more]
+    given += ["--input", files / file, "--id", "key"] if file else ["--give", "lists"]
+    options = ["--export", model_of(runs, name), "--to", output, "--as", suffix, *given]
     assert run(*options, "--part-rows", 1000) == 0
-    assert len(list((tmp_path / "out").glob("part-*"))) == 3
-    assert join(tmp_path / "out") == gzip.decompress(file.read_bytes())
-    if name == "towers":  # One partition: the very file. A run gives the same as its export.
+    assert run_app(app, list(map(str, ["--run", runs[name], "--to", own, *given]))) == 0
+    parts = sorted(output.glob("part-*"))
+    assert len(parts) == 3
+    if suffix == "parquet":
+        assert pa.concat_tables(map(pq.read_table, parts)).equals(pq.read_table(own))
+    else:
+        assert join(output) == gzip.decompress(own.read_bytes())
+    if name == "towers" and file is None:  # One partition of a run: the very file.
         assert run("--run", runs[name], "--to", tmp_path / "whole") == 0
-        assert (tmp_path / "whole" / "part-00000.json.gz").read_bytes() == file.read_bytes()
-
-
-@EXHAUSTIVE
-def test_rows_are_those_of_one_machine(session, runs, rows, tmp_path) -> None:
-    for suffix in ("parquet", "jsonl.gz"):
-        own, output = tmp_path / f"own.{suffix}", tmp_path / suffix
-        predict(runs["scores"], Source(file=RawFile(rows, "key")), to=own)
-        options = ["--export", model_of(runs, "scores"), "--to", output, "--input", rows]
-        assert run(*options, "--id", "key", "--part-rows", 1, "--as", suffix) == 0
-        if suffix == "parquet":
-            parts = [pq.read_table(part) for part in sorted(output.glob("part-*"))]
-            assert pa.concat_tables(parts).equals(pq.read_table(own))
-        else:
-            assert join(output) == gzip.decompress(own.read_bytes())
-
-
-@EXHAUSTIVE
-def test_candidates_and_vectors_are_those_of_the_export(session, runs, rows, tmp_path) -> None:
-    """Rows as CSV, in which a list is text."""
-    names = ("user_id", "gender", "history", "movie_id", "genres", "key")
-    lines = [json.loads(line) for line in rows.read_text().splitlines()]
-    flat = [{n: "|".join(map(str, v)) or None if isinstance(v := row.get(n), list) else v
-             for n in names} for row in lines]  # fmt: skip
-    pa_csv.write_csv(pa.Table.from_pylist(flat), tmp_path / "rows.csv")
-    few = tmp_path / "few.csv"
-    few.write_text("movie_id\n105\n103\n170\n999\n")
-    for name in ("towers", "scores"):
-        own, source = (
-            tmp_path / f"{name}.json.gz",
-            Source(file=RawFile(tmp_path / "rows.csv", "key")),
-        )
-        predict(runs[name], source, Asked(candidates=RawFile(few)), to=own)
-        options = ["--export", model_of(runs, name), "--to", tmp_path / name, "--k", 20]
-        options += ["--input", tmp_path / "rows.csv", "--id", "key", "--part-rows", 2048]
-        assert run(*options, "--candidates", few) == 0
-        assert join(tmp_path / name) == gzip.decompress(own.read_bytes())
-    options = ["--export", model_of(runs, "towers"), "--to", tmp_path / "vectors"]
-    assert run(*options, "--input", rows, "--give", "item_embedding", "--id", "key") == 0
-    found = pq.read_table(tmp_path / "vectors" / "part-00000.parquet").to_pydict()
-    assert found["key"] == [row["key"] for row in lines]
-    [version] = Path(model_of(runs, "towers")).glob("*/1")
-    embed = tf.saved_model.load(str(version)).signatures["item_embedding"]
-    for row, vector in zip(lines[:40], found["embedding"], strict=False):
-        raw = {"movie_id": tf.constant([row["movie_id"]], tf.int64),
-               "genres": tf.constant([[*row["genres"], "<sluice:pad>"]])}  # fmt: skip
-        given = {name: raw[name] for name in embed.structured_input_signature[1]}
-        np.testing.assert_allclose(embed(**given)["embedding"][0], vector, atol=1e-6)
-
-
-@EXHAUSTIVE
-def test_a_job_goes_on_with_what_is_missing(session, runs, rows, tmp_path, capsys) -> None:
-    options = ["--export", model_of(runs, "scores"), "--to", tmp_path / "out"]
-    options += ["--part-rows", 1, "--as", "jsonl", "--log-format", "json", "--input"]
-    bad = tmp_path / "bad.jsonl"
-    lines = rows.read_text().splitlines()
-    lines[1500] = json.dumps({**json.loads(lines[1500]), "movie_id": "x"})
-    bad.write_text("\n".join(lines) + "\n")
-    assert run(*options, bad) == 3
-    assert "row 1501: column 'movie_id'" in capsys.readouterr().err
-    assert run(*options, rows) == 2
-    assert "another job" in capsys.readouterr().err
-    shutil.rmtree(tmp_path / "out")
-    assert run(*options, rows) == 0
-    parts = {part.name: part for part in (tmp_path / "out").glob("part-*")}
-    before = {name: (part.read_bytes(), part.stat().st_mtime_ns) for name, part in parts.items()}
-    parts["part-00001.jsonl"].unlink()
-    assert run(*options, rows) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["computed"] == 1
-    now = {name: (part.read_bytes(), part.stat().st_mtime_ns) for name, part in parts.items()}
-    assert [name for name in now if now[name] != before[name]] == ["part-00001.jsonl"]
-    assert now["part-00001.jsonl"][0] == before["part-00001.jsonl"][0]
-    assert run(*options, rows) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["computed"] == 0
-
-
-@EXHAUSTIVE
-@pytest.mark.parametrize(
-    ("name", "text", "code", "said"),
-    [
-        ("a.csv", "user_id,gender,movie_id\n1,F,2\n", 3, "missing: genres"),
-        ("a.csv", "user_id,gender,movie_id,genres\n", 3, "no rows"),
-        ("a.csv", "user_id,gender,movie_id,genres\n1,F,2,a\n1,F\n", 3, "damaged"),
-        ("a.txt", "x", 2, "format of the input"),
-        (None, "", 3, "no such input"),
-    ],
-)
-def test_bad_inputs_are_refused(session, runs, tmp_path, capsys, name, text, code, said) -> None:
-    path = tmp_path / (name or "none.csv")
-    if name is not None:
-        path.write_text(text)
-    options = ["--export", model_of(runs, "scores"), "--to", tmp_path / "out", "--input", path]
-    assert run(*options) == code
-    assert said in capsys.readouterr().err
-    assert not list((tmp_path / "out").glob("part-*"))
+        assert (tmp_path / "whole" / "part-00000.json.gz").read_bytes() == own.read_bytes()
 
 
 @EXHAUSTIVE
 @pytest.mark.slow
-def test_a_killed_submission_is_finished_by_another(session, runs, rows, tmp_path) -> None:
-    many = tmp_path / "many.jsonl"
-    many.write_text(rows.read_text() * 40)
-    options = ["--export", model_of(runs, "scores"), "--input", str(many), "--part-rows", "1",
-               "--as", "jsonl"]  # fmt: skip
+def test_a_killed_submission_is_finished_by_another(session, runs, files, tmp_path, capsys) -> None:
+    text, rows = (files / "rows.jsonl").read_text(), tmp_path / "rows.jsonl"
+    options = ["--export", model_of(runs, "scores"), "--input", rows, "--part-rows", 1,
+               "--as", "jsonl", "--log-format", "json"]  # fmt: skip
+    rows.write_text(text + '{"movie_id": "x"}\n')
+    assert run(*options, "--to", tmp_path / "bad") == 3
+    assert "row 2601: column 'movie_id'" in capsys.readouterr().err
+    rows.write_text(text * 40)
+    assert run(*options, "--to", tmp_path / "bad") == 2
+    assert "another job" in capsys.readouterr().err
     ensure_java()
     submit = Path(sys.executable).with_name("spark-submit")
     command = [submit, "--master", "local[1]", "--conf", "spark.ui.enabled=false",
                ROOT / "jobs" / "predict.py", "--engine", "spark"]  # fmt: skip
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     with (tmp_path / "log").open("w") as log:
-        killed = subprocess.Popen([*command, *options, "--to", tmp_path / "out"], env=environment,
-                                  stdout=log, stderr=log, start_new_session=True)  # fmt: skip
+        given = list(map(str, [*command, *options, "--to", tmp_path / "out"]))
+        killed = subprocess.Popen(given, env=environment, stdout=log, stderr=log,
+                                  start_new_session=True)  # fmt: skip
         while not list((tmp_path / "out").glob("part-*")):
             assert killed.poll() is None, (tmp_path / "log").read_text()[-3000:]
             time.sleep(0.05)
         os.killpg(killed.pid, signal.SIGKILL)
         killed.wait()
-    assert 0 < len(list((tmp_path / "out").glob("part-*"))) < 102
-    assert run(*options, "--to", tmp_path / "out") == 0
-    assert run(*options, "--to", tmp_path / "whole") == 0
-    parts = {part.name: part.read_bytes() for part in (tmp_path / "out").glob("part-*")}
-    assert len(parts) == 102
-    assert parts == {part.name: part.read_bytes() for part in (tmp_path / "whole").glob("part-*")}
+    before = {part: part.stat().st_mtime_ns for part in (tmp_path / "out").glob("part-*")}
+    assert 0 < len(before) < 102
+    computed = []
+    for output in ("out", "whole", "out"):
+        assert run(*options, "--to", tmp_path / output) == 0
+        computed.append(json.loads(capsys.readouterr().out.splitlines()[-1])["computed"])
+    assert computed == [102 - len(before), 102, 0]
+    assert before == {part: part.stat().st_mtime_ns for part in before}
+    parts, whole = ({part.name: part.read_bytes() for part in (tmp_path / output).glob("part-*")}
+                    for output in ("out", "whole"))  # fmt: skip
+    assert parts == whole
     assert len(list((tmp_path / "out").iterdir())) == 103

@@ -66,25 +66,15 @@ class Answers:
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows.
-
-    Attributes:
-        key: Name of the column that names them: `user`, `row`, `id`, or that of a file.
-        names: Their names; null of a user whose name is not known.
-        inputs: What signatures take of them.
-        first: Number of the first one, from 1.
-        seen: Cells of items that each has met; None: not asked for, or not known.
-        candidates: Cells of items to rank for each; None: all items.
-        numbers: Numbers in their split, beside the names of users; None: names alone.
-    """
+    """Some rows; `key` is the column that names them: `user`, `row`, `id`, or that of a file."""
 
     key: str
-    names: pa.Array
+    names: pa.Array  # null of a user whose name is not known
     inputs: RowInputs
-    first: int = 1
-    seen: Pairs | None = None
-    candidates: Pairs | None = None
-    numbers: pa.Array | None = None
+    first: int = 1  # number of the first one
+    seen: Pairs | None = None  # cells of items that each has met; None: not asked, or not known
+    candidates: Pairs | None = None  # cells of items to rank for each; None: all items
+    numbers: pa.Array | None = None  # in their split, beside the names of users; None: names alone
 
 
 def plan_answers(export: Export, asked: Asked, source: Source) -> Answers:

@@ -254,9 +254,8 @@ def evaluate_served(
 ) -> tuple[dict[str, Any], Mismatch]:
     """Evaluates a split through what serves the model.
 
-    Returns:
-        The metrics as `evaluate_split` gives them, with `replay`: what was sent and how far
-        answers are from the trainer's; and that as an object.
+    Returns the metrics with `replay`, what was sent and how far answers are from the trainer's,
+    and that as an object.
     """
     model = trained.model
     if isinstance(model, RawRanking | RawTowers):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ from conf.artefacts.export import EMBEDDINGS_DIR, ID, ITEMS_FILE, KEY, VECTOR, r
 from conf.errors import ConfigError
 from conf.storage.table_files import read_parquet
 from training.evaluation.item_index import ItemIndex
-from training.evaluation.metrics import IntArray
+from training.index.known_entities import read_vectors
 from training.loading.loaded_model import LoadedModel
 
 Arrays = dict[str, np.ndarray]
@@ -34,23 +34,10 @@ class Exported(Protocol):
 
 @dataclass(frozen=True)
 class Items(ItemIndex):
-    """What is ranked, ids ascending; `vectors` are `[items, 0]` where a model scores pairs.
+    """What is ranked, ids ascending; `vectors` are `[items, 0]` where a model scores pairs."""
 
-    Attributes:
-        keys: Raw keys, `[items]`.
-        features: Encoded features that stand in for the export's own; None: it knows the items.
-    """
-
-    keys: pa.Array
-    features: Arrays | None = None
-
-    def take(self, positions: IntArray) -> Self:
-        """Returns some of the items; positions are ascending."""
-        keys, features = self.keys.take(pa.array(positions)), self.features
-        if features is not None:
-            features = {name: values[positions] for name, values in features.items()}
-        ids, vectors = self.ids[positions], self.vectors[positions]
-        return replace(self, ids=ids, vectors=vectors, keys=keys, features=features)
+    keys: pa.Array  # raw, `[items]`
+    features: Arrays | None = None  # encoded ones of items that the export need not know
 
     @cached_property
     def tensor(self) -> np.ndarray:
@@ -58,12 +45,13 @@ class Items(ItemIndex):
         return np.asarray(self.keys.to_numpy(zero_copy_only=False))
 
 
+NO_ITEMS = Items(np.zeros(0, np.int64), np.zeros((0, 0), np.float32), pa.array([]))
+
+
 class Export:
     """A version of an exported model; its graph is loaded when it is first called.
 
-    Args:
-        path: Its directory.
-        threads: Threads of a call; None: TensorFlow's choice.
+    None `threads` of a call are TensorFlow's choice.
     """
 
     def __init__(self, path: Path, threads: int | None = None) -> None:
@@ -111,17 +99,12 @@ class Export:
         table = read_parquet(self.path / self._items_file).combine_chunks()
         vectors = np.zeros((len(table), 0), np.float32)
         if VECTOR in table.column_names:
-            flat = table[VECTOR].combine_chunks().flatten().to_numpy()
-            vectors = flat.reshape(len(table), -1)
+            vectors = read_vectors(table)
         return Items(table[ID].to_numpy(), vectors, table[KEY].combine_chunks())
 
 
 def find_inputs(card: Mapping[str, Any], signature: str) -> tuple[Mapping[str, Any], ...]:
-    """Returns what `export.json` says of the inputs of a signature that are features.
-
-    Raises:
-        ConfigError: The model does not have that signature.
-    """
+    """Returns what `export.json` says of the inputs of a signature that are features."""
     signatures, reason = card["signatures"], card.get("no_item_scores")
     if signature not in signatures:
         raise ConfigError(

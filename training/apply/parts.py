@@ -5,8 +5,8 @@ What a killed job has left is finished by the same command: parts that are there
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -19,14 +19,21 @@ from conf.artefacts.export import LINE, PART, TIMES, Give
 from conf.artefacts.run import read_json, write_json
 from conf.errors import ConfigError, InternalError
 from conf.storage.atomic_output import remove_unfinished
-from training.apply.answers import Answers, Rows, find_row_inputs
+from training.apply.answers import Answers, Asked, Rows, Source, find_row_inputs, plan_answers
 from training.apply.export import Export, Items
 from training.apply.predict import write_answers
 from training.apply.ranker import Ranker
-from training.apply.rows import encode_rows, name_file_rows, read_users
+from training.apply.rows import (
+    choose_items,
+    encode_rows,
+    find_users_inputs,
+    name_file_rows,
+    read_users,
+)
 from training.raw_inputs.converter import Columns, RawColumns
-from training.raw_inputs.files import decode_columns, parse_line, regroup
+from training.raw_inputs.files import RawFile, decode_columns, parse_line, regroup
 from training.raw_inputs.inputs import InputColumn
+from training.reader.training_data import TrainingData
 
 JOB_FILE = "_predict.json"
 """Record of a job; readers of a folder of Parquet skip what begins with `_`."""
@@ -34,20 +41,35 @@ JOB_FILE = "_predict.json"
 
 @dataclass(frozen=True)
 class RowSource:
-    """Rows of raw values that Spark reads: `csv`, `tsv`, `jsonl` or a format of Spark."""
+    """Files, folders or globs of raw values that Spark reads: `tsv`, `jsonl` or its own format."""
 
-    place: str
+    paths: tuple[str, ...]
     kind: str
-    columns: tuple[str, ...] = ()
     id_column: str | None = None
     list_separator: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> str:
+        return ", ".join(self.paths)
+
+    @property
+    def is_delimited(self) -> bool:
+        return self.kind in ("csv", "tsv")
+
+    def complete(self, columns: Sequence[str], lines: Sequence[str]) -> RowSource:
+        """Returns the source with its columns; those of JSON are found in its first lines."""
+        if self.kind == "jsonl":
+            rows = [parse_line(self.place, number, line) for number, line in enumerate(lines, 1)]
+            columns = list(dict.fromkeys(name for row in rows for name in row))
+        return replace(self, columns=tuple(columns))
 
     def choose(self, export: Export, give: Give) -> tuple[RawColumns, list[str]]:
         """Returns what reads raw values, and the names of the columns that it takes."""
         inputs = [InputColumn.from_json(item) for item in find_row_inputs(export, give)]
-        is_text = self.kind in ("csv", "tsv")
-        separator = self.list_separator if is_text else None
-        columns = RawColumns(inputs, self.place, separator, is_delimited=is_text)
+        separator = self.list_separator if self.is_delimited else None
+        columns = RawColumns(inputs, self.place, separator, is_delimited=self.is_delimited)
         return columns, columns.choose(self.columns, self.id_column)
 
 
@@ -59,7 +81,7 @@ class Job:
     of the rows of a call.
     """
 
-    output: str
+    output: Path
     suffix: str
     answers: Answers
     source: RowSource | None = None
@@ -67,11 +89,6 @@ class Job:
     part_rows: int = 1 << 17
     rows: int = 0
     threads: int = 1
-
-    @property
-    def directory(self) -> Path:
-        """Directory of the files."""
-        return Path(self.output)
 
     @property
     def parts(self) -> int:
@@ -86,30 +103,37 @@ class Job:
         """Returns the numbers of the rows of a partition, from 0."""
         return slice(part * self.part_rows, min((part + 1) * self.part_rows, self.rows))
 
-    def open(self, export: Export, inputs: Mapping[str, Any]) -> str:
+    def open(self, export: Export, files: Sequence[Sequence[Any]]) -> str:
         """Returns the status of the job in its directory: `new`, `running` or `finished`.
 
-        `inputs` are files and options of what Spark reads. Another job's directory is refused.
+        `files` are those that Spark reads. Another job's directory is refused.
         """
-        record, file = self._describe(export, inputs), self.directory / JOB_FILE
+        record, file = self._describe(export, files), self.output / JOB_FILE
         if file.is_file():
             content = read_json(file)
-            _refuse_other(self.directory, content.get("job", {}), record)
+            found = content.get("job", {})
+            if differing := [name for name in record if found.get(name) != record[name]]:
+                raise ConfigError(
+                    f"{self.output} holds the output of another job: {', '.join(differing)} differ",
+                    received=str(record[differing[0]])[:300],
+                    allowed=str(found.get(differing[0]))[:300],
+                    fix="name another directory by --to, or remove this one",
+                )
             return str(content["status"])
-        if self.directory.exists() and any(self.directory.iterdir()):
+        if self.output.exists() and any(self.output.iterdir()):
             raise ConfigError(
                 "the output directory holds other files",
-                received=str(self.directory),
+                received=str(self.output),
                 allowed="a new or empty directory, or one of this command",
             )
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self.output.mkdir(parents=True, exist_ok=True)
         write_json(file, {"format_version": 1, "status": "running", "job": record})
         return "new"
 
-    def _describe(self, export: Export, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def _describe(self, export: Export, files: Sequence[Sequence[Any]]) -> dict[str, Any]:
         return {
             "model": {name: export.card[name] for name in ("name", "version", "fingerprint")},
-            "input": dict(inputs),
+            "files": list(files),
             "gives": str(self.answers),
             "source": None if self.source is None else str(self.source),
             "candidates": None if self.items is None else self.items.keys.to_pylist(),
@@ -118,28 +142,69 @@ class Job:
 
     def find_missing(self) -> list[int]:
         """Returns the partitions that have no file yet."""
-        names = {path.name for path in self.directory.iterdir()}
+        names = {path.name for path in self.output.iterdir()}
         return [part for part in range(self.parts) if self.name_part(part) not in names]
+
+    def compute(
+        self, directory: str, batches: Iterable[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        """Computes one partition on an executor, publishes its file, and yields its rows' number.
+
+        `directory` is the export on this host; `batches` are the rows in order with `PART`, of
+        users of the export `PART` alone.
+        """
+        filled = (batch for batch in batches if batch.num_rows)
+        if (first := next(filled, None)) is None:
+            return
+        part = first.column(PART)[0].as_py()
+        if not (self.output / JOB_FILE).is_file():
+            raise InternalError(
+                "an executor does not see the output directory",
+                received=str(self.output),
+                allowed="a directory that is mounted on all hosts under the same path",
+            )
+        export, items = _open_export(directory, self.threads), self.items
+        if self.answers.give is Give.LISTS:
+            items = items or export.items
+        wanted = self.find_rows(part)
+        rows = read_part(self, export, items, part, chain([first], filled))
+        checked = _check_count(rows, wanted.stop - wanted.start)
+        ranker = Ranker(export, self.answers.task, items)
+        count, _ = write_answers(ranker, self.answers, checked, self.output / self.name_part(part))
+        yield pa.RecordBatch.from_pydict({"part": [part], "rows": [count]})
 
     def finish(self) -> None:
         """Removes what killed tasks left, and writes down that all parts are there."""
         files = {}
         for part in range(self.parts):
-            path, rows = self.directory / self.name_part(part), self.find_rows(part)
+            path, rows = self.output / self.name_part(part), self.find_rows(part)
             remove_unfinished(path)
             files[path.name] = {"rows": rows.stop - rows.start, "bytes": path.stat().st_size}
-        content = read_json(self.directory / JOB_FILE)
-        write_json(self.directory / JOB_FILE, {**content, "status": "finished", "files": files})
+        content = read_json(self.output / JOB_FILE)
+        write_json(self.output / JOB_FILE, {**content, "status": "finished", "files": files})
 
 
-def _refuse_other(directory: Path, found: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    if differing := [name for name in own if found.get(name) != own[name]]:
-        raise ConfigError(
-            f"{directory} holds the output of another job: {', '.join(differing)} differ",
-            received=str(own[differing[0]])[:300],
-            allowed=str(found.get(differing[0]))[:300],
-            fix="name another directory by --to, or remove this one",
-        )
+def plan_job(
+    export: Export,
+    asked: Asked,
+    source: RowSource | None,
+    output: Path,
+    suffix: str | None = None,
+    part_rows: int = 1 << 17,
+    data: TrainingData | None = None,
+) -> Job:
+    """Returns the job, without its rows; wrong options are refused before Spark starts."""
+    items = None
+    file = None if source is None else RawFile(Path(source.paths[0]))
+    answers = plan_answers(export, asked, Source(file=file))
+    Ranker(export, answers.task)
+    if source is None:
+        find_users_inputs(export, answers)
+    if answers.give is Give.LISTS and asked.candidates:  # Executors have the catalogue.
+        items = choose_items(export, asked.candidates, data)
+    suffix = suffix or ("json.gz" if answers.give is Give.LISTS else "parquet")
+    part_rows = -(-part_rows // export.batch_size) * export.batch_size
+    return Job(output.absolute(), suffix, answers, source, items, part_rows)
 
 
 @lru_cache(1)
@@ -148,46 +213,14 @@ def _open_export(directory: str, threads: int) -> Export:
     return Export(Path(directory), threads)
 
 
-def compute_part(
-    job: Job, directory: str, batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Computes one partition on an executor, publishes its file, and yields how many rows it has.
-
-    Args:
-        job: What to do.
-        directory: The export on this host.
-        batches: The rows in order, with `PART` and `ROW`; of users of the export `PART` alone.
-    """
-    batches = iter(batches)
-    first = next(batches)
-    part = first.column(PART)[0].as_py()
-    target = job.directory / job.name_part(part)
-    if not (job.directory / JOB_FILE).is_file():
-        raise InternalError(
-            "an executor does not see the output directory",
-            received=job.output,
-            allowed="a directory that is mounted on all hosts under the same path",
-        )
-    export, items = _open_export(directory, job.threads), job.items
-    if job.answers.give is Give.LISTS:
-        items = items or export.items
-    rows = read_part(job, export, items, part, chain([first], batches))
-    wanted = job.find_rows(part)
-    checked = _check_count(rows, part, wanted.stop - wanted.start)
-    count, _ = write_answers(Ranker(export, job.answers.task, items), job.answers, checked, target)
-    yield pa.RecordBatch.from_pydict(
-        {"part": pa.array([part], pa.int64()), "rows": pa.array([count], pa.int64())}
-    )
-
-
-def _check_count(rows: Iterator[Rows], part: int, wanted: int) -> Iterator[Rows]:
+def _check_count(rows: Iterator[Rows], wanted: int) -> Iterator[Rows]:
     count = 0
     for batch in rows:
         yield batch
         count += len(batch.names)
     if count != wanted:
         raise InternalError(
-            f"partition {part} does not have the rows that were counted",
+            "a partition does not have the rows that were counted",
             received=f"{count:,} rows",
             allowed=f"{wanted:,} rows",
             fix="the input has changed while it was read: remove the output, and start again",

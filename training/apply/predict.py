@@ -62,12 +62,7 @@ def predict_rows(
 ) -> Predicted:
     """Writes what rows get; an earlier file is replaced when the new one is complete.
 
-    Args:
-        export: The model.
-        source: The rows.
-        asked: What they get.
-        target: File to write; its suffix says how.
-        data: The dataset of the model's run; None: rows are those of the export or of a file.
+    Without the dataset of the model's run, rows are those of the export or of a file.
     """
     check_format(target)
     answers = plan_answers(export, asked, source)

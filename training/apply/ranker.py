@@ -6,10 +6,9 @@ pairs of a row and an item. Equal scores stand in the order of ids.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -24,13 +23,14 @@ from conf.artefacts.export import (
 )
 from conf.errors import ConfigError, InputDataError, did_you_mean
 from conf.schema import PAD_ID
-from training.apply.export import Arrays, Exported, Items
+from training.apply.export import NO_ITEMS, Arrays, Exported, Items
 from training.evaluation.item_index import (
     ItemIds,
     TopK,
     check_finite,
     rank_top_k,
     score_cells,
+    take_top,
 )
 from training.evaluation.metrics import IntArray, Pairs
 
@@ -39,20 +39,16 @@ SCORE = "score"
 PAIRS_AT_ONCE = 1 << 16
 """Pairs of a row and an item that are scored in one call."""
 Floats = NDArray[np.float32]
-TaskT = TypeVar("TaskT")
+_LEAST = np.finfo(np.float32).min
+"""Below it, at minus infinity, is what a list leaves out."""
 
 
 @dataclass(frozen=True)
 class RowInputs:
-    """Rows as signatures take them.
+    """Rows as signatures take them."""
 
-    Attributes:
-        arrays: By input name, a row each.
-        is_encoded: Whether these are what records hold, rather than raw values.
-    """
-
-    arrays: Arrays
-    is_encoded: bool = False
+    arrays: Arrays  # by input name, a row each
+    is_encoded: bool = False  # whether these are what records hold, rather than raw values
 
     def __len__(self) -> int:
         return len(next(iter(self.arrays.values())))
@@ -74,27 +70,18 @@ def name_signature(signature: str, is_encoded: bool) -> str:
 
 
 class Ranker:
-    """Applies a model to rows.
-
-    Args:
-        export: The model.
-        task: Task of a ranking model that orders items; None: the first.
-        items: What `rank` ranks.
-    """
+    """Applies a model to rows; a task of a ranking model orders items, by default the first."""
 
     def __init__(
         self, export: Exported, task: str | None = None, items: Items | None = None
     ) -> None:
-        self.export, self._items = export, items
+        self.export, self.items = export, items or NO_ITEMS
         self.tasks = {one["name"]: one for one in export.card.get("outputs", ())}
-        self.task = find_task(self.tasks, task)["name"] if self.tasks or task else SCORE
-
-    @property
-    def items(self) -> Items:
-        """What `rank` ranks."""
-        if self._items is None:
-            raise TypeError("nothing to rank was given")
-        return self._items
+        self.task = task or next(iter(self.tasks), SCORE)
+        if task is not None and task not in self.tasks:
+            allowed = ", ".join(self.tasks) or "no task: a retrieval model has none"
+            raise ConfigError("the model has no such task", received=task, allowed=allowed,
+                              fix=did_you_mean(task, self.tasks))  # fmt: skip
 
     def embed(self, rows: RowInputs, side: Give = Give.USER_EMBEDDING) -> Floats:
         """Returns vectors `[rows, dim]`, `[rows, interests, dim]` of users with several."""
@@ -131,13 +118,10 @@ class Ranker:
         candidates: Pairs | None = None,
         seen: Pairs | None = None,
     ) -> TopK:
-        """Returns the best items of each row.
+        """Returns the best items of each row, at most `k`; shorter lists are padded.
 
-        Args:
-            rows: The rows.
-            k: Length of a list; shorter ones are padded.
-            candidates: Cells of `items` that are ranked, each once; None: all items for each row.
-            seen: Cells that are left out, where all items are ranked.
+        `candidates` are the cells of `items` that are ranked, each once; None: all items for each
+        row, without the cells `seen`.
         """
         items = self.items
         if not self.tasks:
@@ -147,24 +131,37 @@ class Ranker:
             scores = score_cells(vectors[candidates.rows], items.vectors[candidates.columns])
             return rank_pairs(candidates, scores, items, len(rows), k)
         if candidates is None:
-            found = rank_all(partial(self._order_grid, rows), items, (len(rows), k), seen)
+            found = self._rank_all(rows, k, seen)
         else:
             found = rank_pairs(candidates, self._order_pairs(rows, candidates), items, len(rows), k)
         # Of items that the export does not know the graph has given the probabilities themselves.
         return found if items.features else TopK(found.ids, self.finish(self.task, found.scores))
 
-    def _order_grid(self, rows: RowInputs, wanted: slice) -> Floats:
-        count, items = wanted.stop - wanted.start, self.items
+    def _rank_all(self, rows: RowInputs, k: int, seen: Pairs | None) -> TopK:
+        items, ids, scores = self.items, [], []
+        step = max(1, PAIRS_AT_ONCE // len(items))
+        for start in range(0, len(rows), step):
+            order = np.maximum(self._order_grid(rows.take(slice(start, start + step))), _LEAST)
+            if seen is not None:
+                own = (seen.rows >= start) & (seen.rows < start + step)
+                order[seen.rows[own] - start, seen.columns[own]] = -np.inf
+            best, columns = take_top(order, k)
+            ids.append(np.where(np.isneginf(best), PAD_ID, items.ids[columns]))
+            scores.append(best)
+        return TopK(np.concatenate(ids), np.concatenate(scores))
+
+    def _order_grid(self, rows: RowInputs) -> Floats:
+        """Returns what orders all items for each row, `[rows, items]`."""
+        count, items = len(rows), self.items
         if items.features is not None:
-            cells = np.arange(count * len(items))
-            found, columns = np.divmod(cells, len(items))
-            return self._order_pairs(rows, Pairs(found + wanted.start, columns))
-        own, parts = rows.take(wanted), []
+            cells = Pairs(*np.divmod(np.arange(count * len(items)), len(items)))
+            return self._order_pairs(rows, cells).reshape(count, -1)
+        parts = []
         for start in range(0, len(items), PAIRS_AT_ONCE):
             keys = items.tensor[start : start + PAIRS_AT_ONCE]
-            pairs = np.broadcast_to(keys, (count, len(keys)))
-            parts.append(self.order_items(own, pairs)[self.task])
-        return self._check(np.concatenate(parts, axis=1).ravel())
+            orders = self.order_items(rows, np.broadcast_to(keys, (count, len(keys))))
+            parts.append(orders[self.task])
+        return self._check(np.concatenate(parts, axis=1))
 
     def _order_pairs(self, rows: RowInputs, pairs: Pairs) -> Floats:
         parts = [np.zeros(0, np.float32)]
@@ -184,7 +181,7 @@ class Ranker:
         if np.isnan(order).any():
             raise InputDataError(
                 f"the model's scores of task {self.task} are no numbers",
-                received=f"{int(np.isnan(order).sum())} of {len(order)} pairs are NaN",
+                received=f"{int(np.isnan(order).sum())} of {order.size} pairs are NaN",
                 fix="look for numbers in the features that are not finite",
             )
         return order
@@ -194,48 +191,6 @@ def find_items_input(card: Mapping[str, Any]) -> str:
     """Returns the name of the input that takes the keys of items to order."""
     given = card["signatures"][RANK_ITEMS]["inputs"]
     return str(next(item["name"] for item in given if "feature" not in item))
-
-
-def find_task(tasks: Mapping[str, TaskT], name: str | None) -> TaskT:
-    """Returns the task of a ranking model that ranks: the first where none is named."""
-    if name is None:
-        return next(iter(tasks.values()))
-    if name not in tasks:
-        raise ConfigError(
-            "the model has no such task",
-            received=name,
-            allowed=", ".join(tasks) or "no task: a retrieval model has none",
-            fix=did_you_mean(name, tasks),
-        )
-    return tasks[name]
-
-
-def rank_all(
-    order: Callable[[slice], Floats],
-    items: ItemIds,
-    shape: tuple[int, int],
-    seen: Pairs | None = None,
-) -> TopK:
-    """Ranks all items for rows by scores of pairs, some rows at a time.
-
-    `order` gives the orders of all items for some of the rows, flat; `shape` is the number of rows
-    and the length of a list.
-    """
-    parts, (rows, k) = [], shape
-    step = max(1, PAIRS_AT_ONCE // len(items))
-    for start in range(0, rows, step):
-        count = min(step, rows - start)
-        orders = order(slice(start, start + count))
-        kept = np.ones(len(orders), bool)
-        if seen is not None:
-            inside = (seen.rows >= start) & (seen.rows < start + count)
-            kept[(seen.rows[inside] - start) * len(items) + seen.columns[inside]] = False
-        pairs = Pairs(*np.divmod(np.flatnonzero(kept), len(items)))
-        parts.append(rank_pairs(pairs, orders[kept], items, count, k))
-    return TopK(
-        np.concatenate([part.ids for part in parts]),
-        np.concatenate([part.scores for part in parts]),
-    )
 
 
 def rank_pairs(pairs: Pairs, orders: Floats, items: ItemIds, rows: int, k: int) -> TopK:

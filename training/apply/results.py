@@ -87,12 +87,9 @@ class ResultWriter(ExitStack):
 
     def _render_entries(self, entries: pa.Array) -> NDArray[np.object_]:
         """Returns the entries of a dictionary as JSON; those of the batch before are kept."""
-        kept = self._rendered
-        if kept is None or [b and b.address for b in kept[0].buffers()] != [
-            b and b.address for b in entries.buffers()
-        ]:
-            self._rendered = kept = (entries, render_ids(entries))
-        return kept[1]
+        if self._rendered is None or not self._rendered[0].equals(entries):
+            self._rendered = (entries, render_ids(entries))
+        return self._rendered[1]
 
 
 def _decode(values: pa.Array) -> pa.Array:
@@ -102,14 +99,9 @@ def _decode(values: pa.Array) -> pa.Array:
     return values
 
 
-def render_id(value: object) -> str:
-    """Returns an id as JSON: bytes as text, and what JSON does not know, such as times, too."""
-    plain = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-    return json.dumps(plain, default=str, ensure_ascii=False)
-
-
 def render_ids(ids: pa.Array) -> NDArray[np.object_]:
-    """Returns ids as JSON, `[rows]` of objects."""
+    """Returns ids as JSON: bytes as text, and what JSON does not know, such as times, too."""
+    plain = (v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in ids.to_pylist())
     names = np.empty(len(ids), dtype=object)
-    names[:] = [render_id(value) for value in ids.to_pylist()]
+    names[:] = [json.dumps(value, default=str, ensure_ascii=False) for value in plain]
     return names

@@ -1,10 +1,10 @@
-"""Reads rows that are asked for: of a dataset, of an export's users, or of a file."""
+"""Reads rows that are asked for, of a dataset, an export's users or a file, and what is ranked."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from conf.artefacts.export import (
     ROW_FEATURES,
     SEEN,
     USERS_FILE,
+    VECTOR,
     Give,
 )
 from conf.errors import ConfigError, InputDataError
@@ -28,21 +29,9 @@ from conf.storage.table_files import open_parquet
 from training.apply.answers import Answers, Rows, Source, find_row_inputs
 from training.apply.export import Arrays, Export, Items
 from training.apply.ranker import Ranker, RowInputs
-from training.encoders.serving import ServingEncoders, read_serving_encoders
-from training.encoders.vocabularies import (
-    Vocabulary,
-    find_named_ids,
-    is_named,
-    read_key_vocabulary,
-    read_plan,
-)
-from training.evaluation.item_index import (
-    ItemIds,
-    find_cells,
-    order_by_id,
-    read_cells,
-    read_item_features,
-)
+from training.encoders.serving import TENSOR_DTYPES, ServingEncoders, read_serving_encoders
+from training.encoders.vocabularies import find_named_ids, is_named, read_key_vocabulary
+from training.evaluation.item_index import ItemIds, find_cells, read_cells
 from training.evaluation.metrics import MISSING, IntArray, Pairs
 from training.evaluation.protocols import carries_seen, require_rows
 from training.evaluation.users_as_of import (
@@ -58,6 +47,17 @@ from training.reader.feature_columns import ROLE_OF_SPLIT
 from training.reader.training_data import TrainingData
 
 _log = logging.getLogger("sluice.training.predict")
+
+
+def to_array(values: Any) -> np.ndarray:
+    """Returns encoded features `[rows]` or `[rows, length]`, lists padded with 0."""
+    if isinstance(values, pa.Array):
+        if not pa.types.is_nested(values.type):
+            return np.asarray(values.to_numpy(zero_copy_only=False))
+        lengths = pc.list_value_length(values).to_numpy(zero_copy_only=False)
+        flat = values.flatten().to_numpy(zero_copy_only=False)
+        values = tf.RaggedTensor.from_row_lengths(flat, lengths)
+    return np.asarray(values.to_tensor() if isinstance(values, tf.RaggedTensor) else values)
 
 
 def read_file(
@@ -93,7 +93,7 @@ def read_users(
     first = part.start + 1
     for batch in regroup(_slice_users(export, part), export.batch_size):
         arrays = {
-            item["name"]: _to_dense(batch.column(f"{FEATURE_PREFIX}{item['feature']}"))
+            item["name"]: to_array(batch.column(f"{FEATURE_PREFIX}{item['feature']}"))
             for item in inputs
         }
         seen = None
@@ -132,20 +132,6 @@ def _slice_users(export: Export, part: slice) -> Iterator[pa.RecordBatch]:
             begin += count
 
 
-def _to_dense(values: pa.Array) -> np.ndarray:
-    """Returns encoded values `[rows]` or `[rows, length]`, lists padded with 0."""
-    if pa.types.is_fixed_size_list(values.type):
-        return np.asarray(values.flatten()).reshape(len(values), values.type.list_size)
-    if not pa.types.is_list(values.type):
-        return np.asarray(values.to_numpy(zero_copy_only=False))
-    lengths = pc.list_value_length(values).to_numpy(zero_copy_only=False)
-    flat = values.flatten().to_numpy(zero_copy_only=False)
-    width = max(1, int(lengths.max(initial=0)))
-    dense = np.zeros((len(values), width), flat.dtype)
-    dense[np.arange(width) < lengths[:, np.newaxis]] = flat
-    return dense
-
-
 class DatasetRows:
     """Rows of the dataset that a run was trained on."""
 
@@ -156,9 +142,7 @@ class DatasetRows:
         self._answers, self._items, self._batch_size = answers, items, export.batch_size
         self._inputs = find_row_inputs(export, answers.give, is_encoded=True)
         self._user = data.manifest.keys.user if answers.give is Give.LISTS else None
-        self._vocabulary: Vocabulary | None = None
-        if self._user is not None:
-            self._vocabulary = read_key_vocabulary(*self._where, self._user)
+        self._vocabulary = self._user and read_key_vocabulary(*self._where, self._user)
 
     def read(self, source: Source) -> Iterator[Rows]:
         """Yields the rows of a split, or of users as of one, in the order of the shards."""
@@ -168,7 +152,7 @@ class DatasetRows:
         seen = self._find_seen(USERS)
         parts = find_user_rows(*self._where, source.as_of, self._batch_size)
         if source.users is not None:
-            parts = self._choose_users(parts, source.users)
+            parts = tuple(self._choose_users(parts, source.users))
         names = self._list_features([self._manifest.require_key("user"), *seen])
         for part in parts:
             if len(part.rows):
@@ -199,11 +183,14 @@ class DatasetRows:
 
     def _find_own(self, split: str) -> list[str]:
         """Returns the features of a row's own item and its candidates, where these are ranked."""
-        keys = self._manifest.keys
+        name = self._manifest.keys.candidates
         is_asked = self._answers.give is Give.LISTS and not self._answers.has_pool
-        if not (is_asked and keys.candidates and carries_candidates(self._manifest, split)):
+        if name is None or not is_asked or split == TRAIN or split in ROLE_OF_SPLIT:
             return []
-        return [self._manifest.require_key("item"), keys.candidates]
+        statistics = self._manifest.statistics.get(split, {}).get(name, {})
+        if statistics.get("values") == 0:  # Not known: as the keys say.
+            return []
+        return [self._manifest.require_key("item"), name]
 
     def _find_seen(self, split: str) -> list[str]:
         """Returns the feature of what rows have met; none where it is not left out."""
@@ -228,7 +215,7 @@ class DatasetRows:
         names = pa.array(numbers)
         if self._user is not None:
             ids, key = np.asarray(batch[self._user], np.int64), "user"
-            names = pa.array(ids) if self._vocabulary is None else self._vocabulary.take(ids)
+            names = self._vocabulary.take(ids) if self._vocabulary else pa.array(ids)
         met = read_cells(batch[seen[0]], self._items) if seen and self._items is not None else None
         return Rows(key, names, RowInputs(arrays, is_encoded=True), first, met)
 
@@ -245,44 +232,29 @@ class DatasetRows:
                 fix="choose a split of events by --split, or give rows by --input",
             )
 
-    def _choose_users(self, parts: Sequence[UserRows], file: RawFile) -> tuple[UserRows, ...]:
+    def _choose_users(self, parts: Sequence[UserRows], file: RawFile) -> Iterator[UserRows]:
         user = self._manifest.require_key("user")
         encoders = read_serving_encoders(*self._where, (user,))
-        key, keys, found = find_key_input(encoders.inputs, user), [], []
-        for given, rows in read_key_rows(file, [key], key, self._batch_size):
-            keys += given
-            found.append(encoders.encode({key.name: tf.constant(rows.inputs[key.name])})[user])
-        ids = np.concatenate([np.asarray(part, np.int64) for part in found])
-        only = np.where(is_named(ids, find_named_ids(*self._where, user)), ids, MISSING)
-        there = np.concatenate([part.users for part in parts])
-        unmatched = [keys[row] for row in np.flatnonzero(~np.isin(only, there)).tolist()]
-        _report_unmatched(file, "user", len(keys), unmatched)
-        kept = [np.isin(part.users, only) for part in parts]
-        return tuple(
-            UserRows(part.split, part.rows[own], part.users[own])
-            for part, own in zip(parts, kept, strict=True)
-        )
+        key = find_key_input(encoders.inputs, user)
+        keys = [one for part, _ in read_key_rows(file, [key], key, 1 << 16) for one in part]
+        ids = _encode_keys(encoders, key, keys)
+        known = np.isin(ids, np.concatenate([part.users for part in parts]))
+        known &= is_named(ids, find_named_ids(*self._where, user))
+        _report_unmatched(file, "user", keys, known)
+        for part in parts:
+            own = np.isin(part.users, ids[known])
+            yield UserRows(part.split, part.rows[own], part.users[own])
 
 
 def choose_split(export: Export, manifest: Manifest) -> str:
     """Returns the split whose rows get lists by default: `users`, or `test`."""
-    has_users = manifest.keys.user is not None and manifest.has_split(USERS)
-    if not export.is_ranking or not has_users:
-        return USERS if has_users else TEST
-    if not export.has_items:
+    if manifest.keys.user is None or not manifest.has_split(USERS):
         return TEST
+    if not export.is_ranking:
+        return USERS
     read = find_row_inputs(export, Give.LISTS, is_encoded=True)
     roles = {manifest.schema[item["feature"]].role for item in read}
     return TEST if manifest.keys.candidates is not None or roles - {"user"} else USERS
-
-
-def carries_candidates(manifest: Manifest, split: str) -> bool:
-    """Whether the records of a split bring candidates: those of some splits, or none, may not."""
-    name = manifest.keys.candidates
-    if name is None or split in ROLE_OF_SPLIT or split == TRAIN:
-        return False
-    statistics = manifest.statistics.get(split, {}).get(name, {})
-    return bool(statistics.get("values") != 0)  # Not known: as the keys say.
 
 
 def _join_cells(batch: Batch, item: str, candidates: str, items: ItemIds) -> Pairs:
@@ -295,11 +267,6 @@ def _join_cells(batch: Batch, item: str, candidates: str, items: ItemIds) -> Pai
     return Pairs(*np.divmod(np.unique(rows * np.int64(len(items)) + columns), len(items)))
 
 
-def to_array(values: Any) -> np.ndarray:
-    """Returns features of a batch as signatures take them, lists padded with 0."""
-    return np.asarray(values.to_tensor() if isinstance(values, tf.RaggedTensor) else values)
-
-
 def choose_items(
     export: Export, file: RawFile | None = None, data: TrainingData | None = None
 ) -> Items:
@@ -310,91 +277,38 @@ def choose_items(
     dataset's encoders.
     """
     catalogue, about = export.items, export.card["lists"]["item"]
-    is_computed = data is not None and _is_computed(data)
-    if data is not None and is_computed and export.is_ranking:
-        catalogue = _add_features(export, catalogue, data)
     if file is None:
         return catalogue
     if about is None:
         raise ConfigError("keys of a file stand in one column, and the item's is made of several")
-    key, of_items = InputColumn.from_json(about), find_item_inputs(export)
-    encoders, described = None, None
-    if data is not None and (export.is_ranking or is_computed):
+    key, of_items, encoders = InputColumn.from_json(about), find_item_inputs(export), None
+    if data is not None:
         names = (key.feature, *(item["feature"] for item in of_items if export.is_ranking))
         encoders = read_serving_encoders(data.version_dir, data.manifest, dict.fromkeys(names))
+    inputs: Sequence[InputColumn] = encoders.inputs if encoders is not None else ()
     if not export.is_ranking:
-        described = [InputColumn.from_json(item) for item in of_items]
-    elif encoders is not None:
-        described = list(encoders.inputs)
-    if described is not None and _is_described(file, described, key):
-        return _read_described(export, catalogue, RawKeys(file, key, encoders), described)
-    return _read_known(catalogue, RawKeys(file, key, encoders if is_computed else None))
-
-
-@dataclass(frozen=True)
-class RawKeys:
-    """A file whose rows are named by a key; `encoders` make ids of keys that nobody knows."""
-
-    file: RawFile
-    key: InputColumn
-    encoders: ServingEncoders | None
-
-    def find_ids(self, raw: Arrays, catalogue: Items) -> IntArray:
-        """Returns the ids of keys, `MISSING` where the catalogue does not have one."""
-        given = raw[self.key.name]
-        if self.encoders is not None:
-            encoded = self.encoders.encode({self.key.name: tf.constant(given)}, (self.key.feature,))
-            ids = np.asarray(encoded[self.key.feature], np.int64)
-            return np.where(catalogue.columns_of(ids) == MISSING, MISSING, ids)
-        positions = pc.index_in(pa.array(given).cast(catalogue.keys.type), catalogue.keys)
-        found = positions.fill_null(MISSING).to_numpy()
-        return np.where(found == MISSING, MISSING, catalogue.ids[found])
-
-
-def _read_known(catalogue: Items, named: RawKeys) -> Items:
+        inputs = [InputColumn.from_json(item) for item in of_items]
+    inputs = inputs if _is_described(file, inputs, key) else ()
+    read = {item.name: item for item in (key, *inputs)}
     keys: list[Any] = []
-    ids = [np.zeros(0, np.int64)]
-    for part, rows in read_key_rows(named.file, [named.key], named.key, 1 << 16):
+    described: list[Arrays] = []
+    for part, rows in read_key_rows(file, list(read.values()), key, export.batch_size):
         keys += part
-        ids.append(named.find_ids(rows.inputs, catalogue))
-    known = np.concatenate(ids)
-    unmatched = [keys[row] for row in np.flatnonzero(known == MISSING).tolist()]
-    _report_unmatched(named.file, "item", len(keys), unmatched)
-    return catalogue.take(catalogue.columns_of(np.unique(known[known != MISSING])))
-
-
-def _read_described(
-    export: Export, catalogue: Items, named: RawKeys, inputs: Sequence[InputColumn]
-) -> Items:
-    keys, ids, vectors, features = [], [], [], []
-    names = {item.name for item in inputs}
-    read = [*inputs, *([] if named.key.name in names else [named.key])]
-    for part, rows in read_key_rows(named.file, read, named.key, export.batch_size):
-        keys += part
-        ids.append(named.find_ids(rows.inputs, catalogue))
-        if export.is_ranking and named.encoders is not None:
-            raw = {name: tf.constant(values) for name, values in rows.inputs.items()}
-            features.append(_name_features(export, named.encoders.encode(raw)))
-            vectors.append(np.zeros((len(part), 0), np.float32))
-        else:
-            vectors.append(Ranker(export).embed(RowInputs(rows.inputs), Give.ITEM_EMBEDDING))
-    found = np.concatenate(ids)
+        if inputs:
+            described.append(_describe(export, encoders, rows.inputs))
+    columns = _find_columns(catalogue, key, keys, encoders)
+    known = columns != MISSING
+    if not inputs:
+        _report_unmatched(file, "item", keys, known)
+        kept = np.unique(columns[known])
+        tokens = catalogue.keys.take(pa.array(kept))
+        return Items(catalogue.ids[kept], catalogue.vectors[kept], tokens)
     # Items that the catalogue does not have get ids of their own, from -1 down.
-    unknown = found == MISSING
-    found = np.where(unknown, -np.cumsum(unknown, dtype=np.int64), found)
-    order = np.argsort(found, kind="stable")
-    index = order_by_id(found, np.concatenate(vectors))
-    arrays = {n: _join([one[n] for one in features])[order] for n in (features or [{}])[0]}
-    tokens = pa.array(keys).take(pa.array(order))
-    return Items(index.ids, index.vectors, tokens, arrays or None)
-
-
-def _join(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Concatenates rows; lists are padded to the longest with 0, as encoded lists are."""
-    if parts[0].ndim < 2:
-        return np.concatenate(parts)
-    width = max(part.shape[1] for part in parts)
-    return np.concatenate([np.pad(p, ((0, 0), (0, width - p.shape[1]))) for p in parts])
+    ids = np.where(known, catalogue.ids[columns], -np.cumsum(~known))
+    order = np.argsort(ids, kind="stable")
+    arrays = {name: _join([one[name] for one in described])[order] for name in described[0]}
+    vectors = np.zeros((len(ids), 0), np.float32) if export.is_ranking else arrays.pop(VECTOR)
+    return Items(ids[order], vectors, pa.array(keys).take(pa.array(order)), arrays or None)
 
 
 def find_item_inputs(export: Export) -> list[Mapping[str, Any]]:
@@ -406,25 +320,6 @@ def find_item_inputs(export: Export) -> list[Mapping[str, Any]]:
     return [item for item in read if item["name"] not in of_rows]
 
 
-def _name_features(export: Export, features: Mapping[str, Any]) -> Arrays:
-    return {i["name"]: to_array(features[i["feature"]]) for i in find_item_inputs(export)}
-
-
-def _add_features(export: Export, catalogue: Items, data: TrainingData) -> Items:
-    """Returns the catalogue with its features, where its keys are not what the graph takes."""
-    key = data.manifest.require_key("item")
-    names = dict.fromkeys((key, *(item["feature"] for item in find_item_inputs(export))))
-    where = (data.version_dir, data.manifest)
-    _, columns = read_item_features(*where, tuple(names), export.batch_size)
-    return replace(catalogue, features=_name_features(export, columns))
-
-
-def _is_computed(data: TrainingData) -> bool:
-    """Whether the items' ids are computed of keys: lists name items by their ids then."""
-    plan, key = read_plan(data.version_dir, data.manifest), data.manifest.require_key("item")
-    return plan.column(key).operation is not None
-
-
 def _is_described(file: RawFile, inputs: Sequence[InputColumn], key: InputColumn) -> bool:
     """Whether a file holds inputs that are not made of the key's own column."""
     sources = SourceNames(tuple(inputs)).sources
@@ -433,12 +328,45 @@ def _is_described(file: RawFile, inputs: Sequence[InputColumn], key: InputColumn
     return bool(others & set(RawReader(file, inputs).find_columns()))
 
 
-def _report_unmatched(file: RawFile, what: str, given: int, unmatched: Sequence[Any]) -> None:
+def _describe(export: Export, encoders: ServingEncoders | None, raw: Arrays) -> Arrays:
+    """Returns the vectors of items, or of a ranking model their encoded features."""
+    if encoders is None or not export.is_ranking:
+        return {VECTOR: Ranker(export).embed(RowInputs(raw), Give.ITEM_EMBEDDING)}
+    encoded = encoders.encode({name: tf.constant(values) for name, values in raw.items()})
+    return {i["name"]: to_array(encoded[i["feature"]]) for i in find_item_inputs(export)}
+
+
+def _join(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Concatenates rows; lists are padded to the longest with 0, as encoded lists are."""
+    if parts[0].ndim < 2:
+        return np.concatenate(parts)
+    width = max(part.shape[1] for part in parts)
+    return np.concatenate([np.pad(p, ((0, 0), (0, width - p.shape[1]))) for p in parts])
+
+
+def _find_columns(
+    catalogue: Items, key: InputColumn, keys: Sequence[Any], encoders: ServingEncoders | None
+) -> IntArray:
+    """Returns the positions of raw keys, `MISSING` where the catalogue does not have one."""
+    if encoders is not None:
+        return catalogue.columns_of(_encode_keys(encoders, key, keys))
+    texts = pa.array(map(str, keys), pa.string())
+    found = pc.index_in(texts, catalogue.keys.cast(pa.string()))
+    return np.asarray(found.fill_null(MISSING).to_numpy(), np.int64)
+
+
+def _encode_keys(encoders: ServingEncoders, key: InputColumn, keys: Sequence[Any]) -> IntArray:
+    raw = {key.name: tf.constant(keys, TENSOR_DTYPES[key.dtype])}
+    return np.asarray(encoders.encode(raw, (key.feature,))[key.feature], np.int64)
+
+
+def _report_unmatched(file: RawFile, what: str, keys: Sequence[Any], known: np.ndarray) -> None:
     """Warns of keys that name nothing: they are left out; refuses a file of such keys alone."""
+    unmatched = [keys[row] for row in np.flatnonzero(~known).tolist()]
     if not unmatched:
         return
-    said = describe_unmatched(file.path, given, unmatched)
-    if len(unmatched) == given:
+    said = describe_unmatched(file.path, len(keys), unmatched)
+    if not known.any():
         raise InputDataError(f"no {what} of {file.path} is known", received=said,
                              fix="check the raw values of the key's column")  # fmt: skip
     _log.warning("%s, among the %ss: they are left out", said, what)

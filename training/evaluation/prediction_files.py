@@ -11,7 +11,7 @@ import gzip
 import json
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -24,8 +24,8 @@ import pyarrow.compute as pc
 from conf.errors import ConfigError, InputDataError
 from conf.storage.table_files import open_parquet
 from training.checkpoint.restore import TrainedModel
-from training.encoders.vocabularies import read_key_vocabulary, read_whole_key
-from training.evaluation.item_index import ItemIds
+from training.encoders.vocabularies import Vocabulary, read_key_vocabulary, read_whole_key
+from training.evaluation.item_index import ItemIds, read_item_features
 from training.evaluation.metrics import (
     MISSING,
     FloatArray,
@@ -49,7 +49,6 @@ from training.evaluation.protocols import (
     require_rows,
 )
 from training.input.batches import build_eval_dataset, read_batches
-from training.objectives.item_catalog import read_catalog
 from training.reader.filters import EVALUATION_FILTER
 from training.reader.training_data import TrainingData
 
@@ -62,45 +61,27 @@ _MOST_ROWS = 2**63
 _KEYS = (str, int, float, type(None))
 
 
-class TokenIds:
-    """Ids of raw values by a key's vocabulary; without one, values are the ids."""
+def find_ids(vocabulary: Vocabulary | None, values: Iterable[Any]) -> IntArray:
+    """Returns the ids of raw values by a key's vocabulary, UNKNOWN where there is none.
 
-    def __init__(self, trained: TrainedModel, key: str) -> None:
-        self._vocabulary = read_key_vocabulary(trained.version_dir, trained.manifest, key)
-
-    def find(self, values: Sequence[Any]) -> IntArray:
-        """Returns each value's id, UNKNOWN where there is none."""
-        if self._vocabulary is None:
-            keys = map(read_whole_key, values)
-            return np.array([UNKNOWN if key is None else key for key in keys], np.int64)
-        tokens = self._vocabulary.tokens
-        # As in requests: "7" is user 7, and 7 the user named "7".
-        read = read_whole_key if pa.types.is_integer(tokens.type) else _read_text_key
-        own = pa.array(map(read, values), tokens.type)
-        positions = pc.index_in(own, value_set=tokens).fill_null(-1).to_numpy()
-        return np.where(positions < 0, UNKNOWN, positions + self._vocabulary.first_id)
-
-
-def _read_text_key(value: Any) -> str | None:
-    """Returns a key as text; None is one that no vocabulary has, such as half a character."""
-    if not isinstance(value, int | str):
-        return None
-    text = str(value)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return None
-    return text
+    Values are compared as text, as in requests: "7" is user 7, and 7 the user named "7". Without a
+    vocabulary they are the ids.
+    """
+    if vocabulary is None:
+        keys = map(read_whole_key, values)
+        return np.array([UNKNOWN if key is None else key for key in keys], np.int64)
+    # Half a character is in no vocabulary.
+    texts = [str(v).encode(errors="surrogatepass") if isinstance(v, int | str) else None
+             for v in values]  # fmt: skip
+    tokens = vocabulary.tokens.cast(pa.string()).cast(pa.binary())
+    found = pc.index_in(pa.array(texts, pa.binary()), tokens).fill_null(-1).to_numpy()
+    return np.where(found < 0, UNKNOWN, found + vocabulary.first_id)
 
 
 def measure_lists(
     trained: TrainedModel, path: Path, split: str, measures: RankMeasures
 ) -> dict[str, Any]:
-    """Measures the lists of a file; cut-offs behind the end of the longest list are left out.
-
-    Returns:
-        `per`, `rows`, `ks`, counts and `metrics`; `met_before` is None of lists named by row.
-    """
+    """Measures the lists of a file; cut-offs behind the end of the longest list are left out."""
     require_rows(trained.manifest, split)
     key, longest = _survey(path)
     evaluation_filter = trained.config.evaluation.filter
@@ -120,19 +101,18 @@ def measure_lists(
             received=f"{longest} items, evaluation.ks = {', '.join(map(str, measures.ks))}",
             fix="write longer lists (`predict --k`), or measure smaller cut-offs",
         )
-    items = _read_catalog(trained)
+    where, per_user = (trained.version_dir, trained.manifest), key == "user"
+    item, size = trained.manifest.require_key("item"), trained.config.evaluation.batch_size
+    items, _ = read_item_features(*where, (item,), size)
     relevance = find_relevance(trained.config, trained.manifest, split)
-    names, read = None, _read_targets
-    if key == "user":
-        names, read = TokenIds(trained, trained.manifest.require_key("user")), read_held_out
-    held_out = read(trained, split, items, relevance)
+    held_out = (read_held_out if per_user else _read_targets)(trained, split, items, relevance)
+    users = read_key_vocabulary(*where, trained.manifest.require_key("user")) if per_user else None
     sums = _Measured(trained, items, held_out, replace(measures, ks=kept), longest)
     entries = read_entries(path)
     while lists := list(islice(entries, LISTS_AT_ONCE)):
         own = [entry.get(key) for _, entry in lists]
-        owners = np.array(own, np.int64) if names is None else names.find(own)
-        sums.update(lists, owners, path)
-    met = None if names is None else _count_met_before(trained, split, items, held_out)
+        sums.update(lists, find_ids(users, own) if per_user else np.array(own, np.int64), path)
+    met = _count_met_before(trained, split, items, held_out) if per_user else None
     return {**described, "per": key, "ks": kept, "met_before": met, **sums.result()}
 
 
@@ -148,7 +128,8 @@ class _Measured:
         longest: int,
     ) -> None:
         self._items, self._held_out, self._longest = items, held_out, longest
-        self._tokens = TokenIds(trained, trained.manifest.require_key("item"))
+        where, key = (trained.version_dir, trained.manifest), trained.manifest.require_key("item")
+        self._vocabulary = read_key_vocabulary(*where, key)
         self._means = RankingMeans(measures, "user")
         self._had = np.zeros(len(held_out.users), bool)
         self._others = 0
@@ -197,7 +178,7 @@ class _Measured:
                     fix="write the best item first, or leave `scores` out",
                 )
         flat = [item for _, entry in lists for item in entry["items"]]
-        columns[np.isfinite(scores)] = self._items.columns_of(self._tokens.find(flat))
+        columns[np.isfinite(scores)] = self._items.columns_of(find_ids(self._vocabulary, flat))
         return columns, scores
 
     def result(self) -> dict[str, Any]:
@@ -222,13 +203,6 @@ def _count_met_before(
     mask_seen = trained.config.evaluation.mask_seen
     reader = UserReader(trained, split, items, (), mask_seen, held_out)
     return sum(batch.count_left_out() for batch in reader.read()) if reader.masks else 0
-
-
-def _read_catalog(trained: TrainedModel) -> ItemIds:
-    key = trained.manifest.require_key("item")
-    where, size = (trained.version_dir, trained.manifest), trained.config.evaluation.batch_size
-    batches = read_catalog(*where, (key,), size)
-    return ItemIds(np.sort(np.concatenate([np.asarray(b[key], np.int64) for b in batches])))
 
 
 def _read_targets(

@@ -235,7 +235,13 @@ def score_lines(ways: Ways, name: str, rows: list[Row]) -> np.ndarray:
     export, (give, signature, output) = ways.exported[name], ASKED[name]
     names = tuple(dict.fromkeys(name for row in rows for name in row.json))
     answers = plan_answers(export, Asked(give), Source(file=RawFile(Path("rows"))))
-    job = Job("out", "parquet", answers, RowSource("rows", "jsonl", names), rows=len(rows))
+    job = Job(
+        Path("out"),
+        "parquet",
+        answers,
+        RowSource(("rows",), "jsonl", columns=names),
+        rows=len(rows),
+    )
     batch = pa.RecordBatch.from_pydict({LINE: pa.array([json.dumps(row.json) for row in rows])})
     parts = read_part(job, export, None, 0, iter([batch]))
     return np.concatenate([export.call(signature, part.inputs.arrays)[output] for part in parts])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import requests
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,26 +40,16 @@ def test_bytes_arrive_as_they_are(rows):
         assert np.concatenate([part[name] for part in received]).tolist() == sent.tolist()
 
 
-def test_a_token_goes_with_each_request():
-    seen: list[str | None] = []
+def test_a_token_goes_with_each_request(monkeypatch):
+    seen = []
 
-    class Answer(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            seen.append(self.headers["Authorization"])
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b'{"outputs": [0.5]}')
+    def post(url: str, data: str, headers: dict[str, str], timeout: int) -> Any:
+        seen.append(headers.get("Authorization"))
+        return SimpleNamespace(status_code=200, json=lambda: {"outputs": [0.5]})
 
-        def log_message(self, *_: Any) -> None:
-            """Says nothing."""
-
-    with HTTPServer(("127.0.0.1", 0), Answer) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/v1/models/m"
-        for token in (None, "t" * 16):
-            post = partial(post_json, token=token)
-            answer = Endpoint(url, TASKS, post).call("serving_default", {"a": np.zeros(1)})
-            assert answer["click"].tolist() == [0.5]
-        server.shutdown()
+    monkeypatch.setattr(requests, "post", post)
+    for token in (None, "t" * 16):
+        endpoint = Endpoint("http://host/v1/models/m", TASKS, partial(post_json, token=token))
+        answer = endpoint.call("serving_default", {"a": np.zeros(1)})
+        assert answer["click"].tolist() == [0.5]
     assert seen == [None, "Bearer " + "t" * 16]
