@@ -39,10 +39,7 @@ Arrays = dict[str, np.ndarray]
 class LoadedModel:
     """A SavedModel: its `signatures`, and shape and type of the `inputs` of each, by name.
 
-    Args:
-        directory: The SavedModel.
-        pages: Directory of weights that processes share; None: each has a copy of its own.
-        threads: Threads of one call; None: TensorFlow's choice.
+    Weights lie in `pages` where processes share them; `threads` of one call: TensorFlow's choice.
     """
 
     def __init__(
