@@ -18,11 +18,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 from tensorflow.core.framework import function_pb2, types_pb2
-from tensorflow.core.protobuf import (
-    meta_graph_pb2,
-    saved_model_pb2,
-    trackable_object_graph_pb2,
-)
+from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2, trackable_object_graph_pb2
 
 from conf.errors import InputDataError
 from conf.storage.atomic_output import atomic_file

@@ -105,10 +105,9 @@ def _add_models(app: FastAPI, server: Server) -> None:
     async def get_model(target: str) -> Response:
         async def answer() -> bytes:
             found = _match("GET", target)
-            named = found.group("name", "number", "label")
             if found["part"]:
-                return server.store.get(*named).metadata
-            return encode_json(server.store.describe(*named))
+                return server.store.get(found["name"], found["number"]).metadata
+            return encode_json(server.store.describe(found["name"], found["number"]))
 
         return await _answer(server, "metadata" if "/metadata" in target else "status", answer)
 
@@ -116,8 +115,7 @@ def _add_models(app: FastAPI, server: Server) -> None:
     async def post_model(target: str, request: Request) -> Response:
         def answer(body: bytes) -> Awaitable[bytes]:
             found = _match("POST", target)
-            version = server.store.get(*found.group("name", "number", "label"))
-            return server.predict(version, body)
+            return server.predict(server.store.get(found["name"], found["number"]), body)
 
         method = "predict" if target.endswith(PREDICT) else "unknown"
         return await _answer(server, method, answer, request)
@@ -127,6 +125,8 @@ def _match(verb: str, target: str) -> re.Match[str]:
     found = _TARGET.fullmatch(target)
     if found is None or (verb == "POST") != (found["part"] == PREDICT):
         raise RequestError(f"Malformed request: {verb} /v1/models/{target[:200]}")
+    if found["label"]:  # There are none.
+        raise RequestError(f"Unrecognized servable version label: {found['label'][:100]}")
     return found
 
 

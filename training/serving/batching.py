@@ -23,13 +23,7 @@ from conf.artefacts.export import TOP_K
 from training.index.vector_index import use_one_thread
 from training.raw_inputs.requests import RawValueError
 from training.serving.errors import UNAVAILABLE, RequestError, forget_frames
-from training.serving.limits import (
-    WAITING_VALUES,
-    Cost,
-    RequestLimits,
-    ServerLimits,
-    SignatureCost,
-)
+from training.serving.limits import WAITING_VALUES, Cost, RequestLimits, ServerLimits, SignatureCost
 from training.serving.served_version import ServedVersion
 from training.serving.tensors import Arrays, measure_inputs
 

@@ -86,9 +86,8 @@ class ModelStore:
         models = list(self._models.items())  # The look-out may add one meanwhile.
         return [name for name, model in models if model.current is not None]
 
-    def get(self, name: str, number: str | None = None, label: str | None = None) -> ServedVersion:
-        """Returns the version of a model that answers; of labels there are none."""
-        _refuse_label(label)
+    def get(self, name: str, number: str | None = None) -> ServedVersion:
+        """Returns the version of a model that answers."""
         model = self._models.get(name)
         found = None if model is None else model.current
         wanted = f"Latest({name[:100]})" if number is None else f"Specific({name[:100]}, {number})"
@@ -98,11 +97,8 @@ class ModelStore:
             raise RequestError(f"Servable not found for request: {wanted}", NOT_FOUND)
         return found
 
-    def describe(
-        self, name: str, number: str | None = None, label: str | None = None
-    ) -> dict[str, Any]:
+    def describe(self, name: str, number: str | None = None) -> dict[str, Any]:
         """Returns the states of all versions or one, newest first, as TensorFlow Serving does."""
-        _refuse_label(label)
         states = dict(self._models[name].states) if name in self._models else {}
         chosen = {n: s for n, s in states.items() if number is None or str(n) == number}
         if not chosen:
@@ -188,11 +184,6 @@ class ModelStore:
                 self.refresh()
             except Exception as error:  # A store that cannot be reached, say.
                 _log.error("new versions cannot be looked for: %s", _describe(error))
-
-
-def _refuse_label(label: str | None) -> None:
-    if label:
-        raise RequestError(f"Unrecognized servable version label: {label[:100]}")
 
 
 def _read_stamp(version: Path) -> tuple[object, ...]:

@@ -28,8 +28,6 @@ from training.serving.served_version import ServedVersion
 from training.serving.server_config import RecommendConfig
 from training.serving.tensors import encode_json, parse_json
 
-OPTIONS = {"retrieval": "--retrieval", "ranking": "--ranker"}
-"""What names the one that answers, by the kind of the model."""
 Histories = Mapping[str, list[Token]]  # Keys of items by the feature of their list.
 
 
@@ -41,6 +39,9 @@ class ListModels:
 
     def __init__(self, store: ModelStore, config: RecommendConfig) -> None:
         self._store, self._config = store, config
+        self._options = {"retrieval": "--retrieval"}
+        if config.is_ranked:
+            self._options["ranking"] = "--ranker"
         named = {"retrieval": config.retrieval, "ranking": config.ranker}
         self._names = {kind: name for kind, name in named.items() if name is not None}
         self._kept: dict[str, ListModel] = {}
@@ -57,7 +58,7 @@ class ListModels:
 
     def check_version(self, version: ServedVersion) -> None:
         """Refuses a new version with which the ranking model could not order the lists."""
-        retrieval, ranker = (self._find(kind, version) for kind in OPTIONS)
+        retrieval, ranker = self._find("retrieval", version), self._find("ranking", version)
         if ranker is None or version not in (retrieval, ranker):
             return
         if retrieval is None and self._config.ranker is None:
@@ -73,11 +74,11 @@ class ListModels:
 
     def choose(self) -> tuple[ListModel | None, ListModel | None]:
         """Returns what retrieves and what ranks."""
-        retrieval, ranker = (self._find(kind) for kind in OPTIONS)
-        for kind, version in zip(OPTIONS, (retrieval, ranker), strict=True):
-            if version is None and self._is_asked(kind) and (several := self._list(kind)):
+        retrieval, ranker = self._find("retrieval"), self._find("ranking")
+        for kind, version in (("retrieval", retrieval), ("ranking", ranker)):
+            if version is None and kind in self._options and (several := self._list(kind)):
                 raise RequestError(f"several {kind} models answer: {', '.join(several)}; "
-                                   f"start the server with {OPTIONS[kind]}")  # fmt: skip
+                                   f"start the server with {self._options[kind]}")  # fmt: skip
         if ranker is not None and RANK_ITEMS not in ranker.signatures:
             ranker = None  # It is alone: else it was refused when it was loaded.
         if retrieval is None and ranker is None:
@@ -96,16 +97,13 @@ class ListModels:
             kept = self._kept[version.name] = ListModel(version)
         return kept
 
-    def _is_asked(self, kind: str) -> bool:
-        return kind == "retrieval" or self._config.is_ranked
-
     def _list(self, kind: str) -> dict[str, ServedVersion]:
         served = {name: self._store.get(name) for name in self._store.names}
         return {name: one for name, one in served.items() if one.card["kind"] == kind}
 
     def _find(self, kind: str, new: ServedVersion | None = None) -> ServedVersion | None:
         """Returns the one model of a kind that answers, with a new version in its place."""
-        if not self._is_asked(kind):
+        if kind not in self._options:
             return None
         if len(found := self._list(kind)) == 1:
             self._names.setdefault(kind, next(iter(found)))

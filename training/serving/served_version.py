@@ -27,11 +27,7 @@ from conf.errors import InputDataError
 from training.index.item_columns import NO_FILES, ItemFiles
 from training.index.known_entities import IncompleteVersionError, read_known
 from training.loading.loaded_model import LoadedModel
-from training.serving.errors import (
-    FAILED,
-    RequestError,
-    hide_folders,
-)
+from training.serving.errors import FAILED, RequestError, hide_folders
 from training.serving.limits import SignatureCost
 from training.serving.tensors import Arrays, Signature, encode_json
 

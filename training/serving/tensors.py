@@ -35,13 +35,7 @@ from training.raw_inputs.requests import (
     read_names,
 )
 from training.serving.errors import RequestError
-from training.serving.limits import (
-    Cost,
-    RequestLimits,
-    SignatureCost,
-    check_count,
-    check_json,
-)
+from training.serving.limits import Cost, RequestLimits, SignatureCost, check_count, check_json
 
 Arrays = dict[str, np.ndarray]
 Specs = Mapping[str, tf.TensorSpec]

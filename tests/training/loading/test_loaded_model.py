@@ -75,11 +75,10 @@ def test_answers_are_those_of_tensorflows_loader(table, tmp_path, is_shared) -> 
         model.call("score", {**draw(2), "ids": np.array([0, ROWS])})
 
 
-def test_exports_answer_from_shared_pages(version, tmp_path) -> None:
-    assert ServedVersion(version, Loading(pages=tmp_path)).warm_up() > 0
-
-
-def test_weights_are_shared_by_name_and_those_of_one_name_are_refused(table, tmp_path) -> None:
+def test_weights_are_shared_by_name_and_those_of_one_name_are_refused(
+    table, version, tmp_path
+) -> None:
+    assert ServedVersion(version, Loading(pages=tmp_path / "export")).warm_up() > 0
     first, second = (LoadedModel(table, tmp_path / "pages") for _ in range(2))
     [file] = (tmp_path / "pages").glob("*.bin")
     weights = dict(first.read_weights())

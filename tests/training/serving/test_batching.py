@@ -12,13 +12,7 @@ import pytest
 
 from training.serving.batching import AT_ONCE_BYTES, Batcher, Call, Steps
 from training.serving.errors import RequestError
-from training.serving.limits import (
-    CallLimits,
-    Cost,
-    RequestLimits,
-    ServerLimits,
-    SignatureCost,
-)
+from training.serving.limits import CallLimits, Cost, RequestLimits, ServerLimits, SignatureCost
 
 
 class Doubles:

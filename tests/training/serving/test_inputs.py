@@ -14,19 +14,15 @@ import pyarrow as pa
 import pytest
 import tensorflow as tf
 
+from tests.training.serving.tiny_models import write_example
 from training.index.known_entities import KnownEntities, Users, _read_users
-from training.raw_inputs.inputs import InputColumn, SourceNames
+from training.raw_inputs.inputs import InputColumn
 from training.raw_inputs.requests import RawValueError, build_array, read_names
 from training.serving.errors import RequestError
 from training.serving.limits import RequestLimits
 from training.serving.recommend import find_allowed
 from training.serving.row_inputs import ListModel, parse_request
-from training.serving.tensors import (
-    check_examples,
-    encode_json,
-    format_predict,
-    parse_predict,
-)
+from training.serving.tensors import check_examples, encode_json, format_predict, parse_predict
 
 NULL = -(2**61)
 HOUR = InputColumn("hour", "hour", "ts", "int64", False, None, None, None, NULL,
@@ -40,27 +36,19 @@ MS = 1_794_268_800_297
 ROW = {"hour": MS, "viewed": ["a", "b"], "ages": [1.0, 2.0]}
 
 
-def specs(inputs: tuple[InputColumn, ...]) -> dict[str, tf.TensorSpec]:
-    return {
+def predict(
+    rows: list[dict], inputs: tuple[InputColumn, ...] = INPUTS, limits: RequestLimits | None = None
+) -> dict[str, np.ndarray]:
+    names = read_names(item.to_json() for item in inputs)
+    specs = {
         item.name: tf.TensorSpec([None, None] if item.is_list else [None], item.dtype)
         for item in inputs
     }
+    return parse_predict({"instances": rows}, specs, names, limits)[0]
 
 
-def about(inputs: tuple[InputColumn, ...]) -> SourceNames:
-    return read_names(item.to_json() for item in inputs)
-
-
-def predict(rows: list[dict], inputs: tuple[InputColumn, ...] = INPUTS) -> dict[str, np.ndarray]:
-    return parse_predict({"instances": rows}, specs(inputs), about(inputs))[0]
-
-
-def write(**lists: list[int]) -> bytes:
-    features = {
-        name: tf.train.Feature(int64_list=tf.train.Int64List(value=values))
-        for name, values in lists.items()
-    }
-    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+def write(*rows: dict[str, list[int]]) -> np.ndarray:
+    return np.array([base64.b64decode(write_example(**row)["b64"]) for row in rows], object)
 
 
 @pytest.mark.parametrize("value", [MS // 1000, MS * 1000, 14, 0])
@@ -68,7 +56,7 @@ def test_times_of_another_unit_are_refused_in_rows_and_examples(value) -> None:
     with pytest.raises(RawValueError, match="input hour holds"):
         predict([ROW, {**ROW, "hour": value}])
     with pytest.raises(RawValueError, match="input hour holds"):
-        check_examples(np.array([write(hour=[MS]), write(hour=[value])], object), [HOUR.to_json()])
+        check_examples(write({"hour": [MS]}, {"hour": [value]}), [HOUR.to_json()])
 
 
 def test_null_is_the_empty_list() -> None:
@@ -94,29 +82,27 @@ def test_text_among_numbers_is_refused_before_it_takes_room() -> None:
 
 
 def test_padding_is_bounded_by_the_values_of_a_request() -> None:
-    rows, taken = {"instances": [{"viewed": ["a"] * 90}, {"viewed": None}]}, (VIEWED,)
+    rows = [{"viewed": ["a"] * 90}, {"viewed": None}]
     with pytest.raises(RawValueError, match="more than 179 values"):
-        parse_predict(rows, specs(taken), about(taken), RequestLimits(values=179))
-    found, _ = parse_predict(rows, specs(taken), about(taken), RequestLimits(values=180))
-    assert found["viewed"].shape == (2, 90)
+        predict(rows, (VIEWED,), RequestLimits(values=179))
+    assert predict(rows, (VIEWED,), RequestLimits(values=180))["viewed"].shape == (2, 90)
 
 
 def test_lists_of_examples_count_as_they_are_padded() -> None:
-    rows = [write(history=[1] * 7, seen=[1]), write(history=[1], seen=[1] * 5), write()]
+    rows = write({"history": [1] * 7, "seen": [1]}, {"history": [1], "seen": [1] * 5}, {})
     holds = [HISTORY.to_json(), replace(HISTORY, name="seen").to_json()]
-    assert check_examples(np.array(rows, object), holds) == 12
+    assert check_examples(rows, holds) == 12
     fixed = [replace(HISTORY, length=4).to_json(), GENDER.to_json()]
-    assert check_examples(np.array(rows, object), fixed) == 0
+    assert check_examples(rows, fixed) == 0
     texts = [replace(HISTORY, dtype="string").to_json()]
-    for broken in (rows, [b"\xff"]):
+    for broken in (rows, np.array([b"\xff"], object)):
         with pytest.raises(RequestError):
-            check_examples(np.array(broken, object), texts)
+            check_examples(broken, texts)
 
 
 def test_a_long_list_in_few_bytes_is_refused_before_a_call(client) -> None:
-    rows = [write(history=[1] * 130_000), write(history=[1])]
-    texts = [{"b64": base64.b64encode(one).decode()} for one in rows]
-    asked = {"signature_name": "examples", "instances": texts}
+    rows = [write_example(history=[1] * 130_000), write_example(history=[1])]
+    asked = {"signature_name": "examples", "instances": rows}
     answer = client.post("/v1/models/scores:predict", json=asked)
     assert (answer.status_code, "padded to the longest" in answer.json()["error"]) == (400, True)
 

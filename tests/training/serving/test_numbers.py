@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import shutil
 from dataclasses import replace
@@ -14,7 +13,7 @@ import tensorflow as tf
 from conf.artefacts.export import ExportOptions
 from conf.errors import UpstreamNotReadyError
 from tests.training.number_features import BAD, NAN, ROW, build_number_model
-from tests.training.serving.tiny_models import serve
+from tests.training.serving.tiny_models import serve, write_example
 from training.checkpoint.restore import TrainedModel
 from training.export.saved_model import write_export
 from training.export.serving_encoders import FLOAT_NULL_TOKEN
@@ -52,23 +51,10 @@ def post(client, path: str, body: dict) -> tuple[int, dict]:
     return answer.status_code, answer.json()
 
 
-def spoil(name: str, value: object) -> dict:
-    return {**ROW, name: [0.5, value] if name == "tastes" else value}
-
-
-def example(row: dict) -> bytes:
-    example = tf.train.Example()
-    for name, value in row.items():
-        feature = example.features.feature[name]
-        kind = feature.int64_list if isinstance(value, int) else feature.float_list
-        kind.value.extend(value if isinstance(value, list) else [value])
-    return example.SerializeToString()
-
-
 @pytest.mark.parametrize("name", FLOATS)
 @pytest.mark.parametrize("value", BAD)
 def test_numbers_that_are_not_finite_are_refused_by_every_request(client, name, value) -> None:
-    rows = [ROW, spoil(name, value)]
+    rows = [ROW, {**ROW, name: [0.5, value] if name == "tastes" else value}]
     columns = {key: [row[key] for row in rows] for key in ROW}
     place = "row 1 (from 0), position [1]" if name == "tastes" else "row 1 (from 0)"
     listed = {key: given for key, given in rows[1].items() if not key.endswith("_id")}
@@ -81,7 +67,7 @@ def test_numbers_that_are_not_finite_are_refused_by_every_request(client, name, 
             400, True, True)  # fmt: skip
     if abs(value) == 1e39:
         return  # A float32 of an Example cannot hold it.
-    texts = [{"b64": base64.b64encode(example(row)).decode()} for row in rows]
+    texts = [write_example(**row) for row in rows]
     for signature in ("examples", "regress", "classify"):
         status, answer = post(client, URL, {"signature_name": signature, "inputs": texts})
         assert (status, f"feature {name} must be finite numbers" in answer["error"]) == (400, True)

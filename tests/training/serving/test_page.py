@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from tests.browser import Browser, run_browser, wait_for
+from tests.browser import run_browser, wait_for
 from training.serving.app import build_app
 from training.serving.server import Server
 from training.serving.server_config import RecommendConfig, ServerConfig
@@ -18,12 +18,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 ATTACK = '<img src=x onerror="window.owned = 1"><b>bold</b>'
 ITEMS = "return [...document.querySelectorAll('#items small')].map(e => Number(e.innerText))"
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    with run_browser(tmp_path) as running:
-        yield running
 
 
 @pytest.fixture
@@ -44,26 +38,25 @@ def url(models: Path, tmp_path: Path) -> Iterator[str]:
         thread.join()
 
 
-def test_a_list_with_scores_and_a_history_whose_titles_stay_text(
-    browser: Browser, url: str, client
-) -> None:
-    browser.open(url)
-    browser.type("#user", "1003")
-    browser.type("#k", "40")
-    browser.click("button")
-    wait_for(lambda: "items by " in browser.read("#status")[0])
+def test_a_list_with_scores_and_a_history_whose_titles_stay_text(url, client, tmp_path) -> None:
     expected = client.get("/v1/recommend?user=1003&k=40").json()
     met = {row["item"] for row in expected["history"]}
-    assert met.isdisjoint(browser.run(ITEMS))
-    assert len(browser.read("#histories li")) == len(met) > 0
-    scores = browser.read("#items td:nth-child(n+3)")
-    each = sum("score" in name for name in expected["items"][0])
-    assert len(list(map(float, scores))) == each * len(browser.run(ITEMS)) > 0
-    for place in ("#items td", "#histories li"):
-        assert any(ATTACK in text for text in browser.read(place))
-    assert browser.run("return document.querySelectorAll('main img, main b').length") == 0
-    assert browser.run("return window.owned === undefined") is True
-    browser.click("#seen")
-    browser.click("button")
-    wait_for(lambda: not met.isdisjoint(browser.run(ITEMS)))
-    assert [line for line in browser.list_errors() if "favicon" not in line] == []
+    with run_browser(tmp_path / "browser") as browser:
+        browser.open(url)
+        browser.type("#user", "1003")
+        browser.type("#k", "40")
+        browser.click("button")
+        wait_for(lambda: "items by " in browser.read("#status")[0])
+        assert met.isdisjoint(browser.run(ITEMS))
+        assert len(browser.read("#histories li")) == len(met) > 0
+        scores = list(map(float, browser.read("#items td:nth-child(n+3)")))
+        each = sum("score" in name for name in expected["items"][0])
+        assert len(scores) == each * len(browser.run(ITEMS)) > 0
+        for place in ("#items td", "#histories li"):
+            assert any(ATTACK in text for text in browser.read(place))
+        assert browser.run("return document.querySelectorAll('main img, main b').length") == 0
+        assert browser.run("return window.owned === undefined") is True
+        browser.click("#seen")
+        browser.click("button")
+        wait_for(lambda: not met.isdisjoint(browser.run(ITEMS)))
+        assert [line for line in browser.list_errors() if "favicon" not in line] == []

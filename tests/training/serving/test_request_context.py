@@ -95,18 +95,13 @@ def expect(ranker):
     return score
 
 
-def test_context_stands_beside_what_is_stored_of_the_user(client, expect) -> None:
-    scores = {}
-    for device in ("app", "web"):
-        scores[device] = ask(client, user=1003, features={"device": device})
-        assert scores[device] == expect(1003, device)
-        assert ask(client, user="1003", features={"client": device}) == scores[device]
-    assert scores["app"] != scores["web"]
-
-
-def test_what_is_left_out_is_missing_by_get_too(client, expect) -> None:
-    assert ask(client, user=1003) == expect(1003)
-    assert ask(client, user=1003, features={"device": None}) == expect(1003)
+def test_context_stands_beside_what_is_stored_and_may_be_missing(client, expect) -> None:
+    for device in ("app", "web", None):
+        assert ask(client, user=1003, features={"device": device}) == expect(1003, device)
+        assert ask(client, user="1003", features={"client": device}) == expect(1003, device)
+    bare = ask(client, user=1003)
+    assert bare == expect(1003)
+    assert bare != expect(1003, "app")
     answer = client.get(f"/v1/recommend?user=1003&k={ITEMS}&seen=true")
     assert {r["item"]: r["score:label"] for r in answer.json()["items"]} == expect(1003)
     for more in ("k=1_0", "device=app"):
@@ -117,12 +112,6 @@ def test_what_is_left_out_is_missing_by_get_too(client, expect) -> None:
 def test_what_a_request_says_that_the_user_has_met_is_left_out(client, history) -> None:
     asked = {"user": "nobody", "features": {"history": history}}
     assert set(ask(client, **asked)) - set(ask(client, **asked, seen=False)) == {101, 105}
-
-
-def test_the_user_is_no_feature(client) -> None:
-    for body in ({"features": {"user_id": 1003}}, {"user": 1003, "features": {"user_id": 1004}}):
-        answer = client.post("/v1/recommend", json=body)
-        assert (answer.status_code, "user_id" in answer.json()["error"]) == (400, True)
 
 
 def test_what_a_request_says_of_the_user_replaces_what_is_stored(client, expect) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import tensorflow as tf
 from starlette.testclient import TestClient
 
 from conf.artefacts.dataset import read_manifest
@@ -34,6 +36,19 @@ def read_tokens(trained: TrainedModel, vocabulary: str) -> list[Any]:
     """Raw keys by id; -1 where there is none."""
     table = pq.read_table(trained.version_dir / "encoders" / f"{vocabulary}.parquet")
     return [-1, -1, *table["token"].to_pylist()]
+
+
+def write_example(**values: Any) -> dict[str, str]:
+    """A serialized Example, as JSON holds it."""
+    example = tf.train.Example()
+    for name, value in values.items():
+        feature, listed = (
+            example.features.feature[name],
+            value if isinstance(value, list) else [value],
+        )
+        kinds = {int: feature.int64_list, float: feature.float_list, bytes: feature.bytes_list}
+        kinds[type(listed[0])].value.extend(listed)
+    return {"b64": base64.b64encode(example.SerializeToString()).decode()}
 
 
 @contextmanager
