@@ -186,7 +186,6 @@ def test_an_answer_has_its_time_from_the_body_on(client, server, monkeypatch, pa
 def test_a_user_beyond_64_bits_is_unknown(client, user) -> None:
     by_get = client.get(RECOMMEND, params={"user": str(user), "k": 3}).json()
     found = client.post(RECOMMEND, json={"user": user, "k": 3})
-    assert found.status_code == 200, found.text
     assert (found.json()["user"], found.json()["known"]) == (user, False)
     cold = client.post(RECOMMEND, json={"user": "nobody", "k": 3}).json()
     assert found.json()["items"] == by_get["items"] == cold["items"]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
@@ -33,6 +34,7 @@ from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import build_item_index, read_user_vectors
 from training.export.saved_model import write_export
 from training.index.index_build import add_items, build_index
+from training.index.item_columns import align_columns, read_table
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
 from training.serving.errors import RequestError
@@ -295,6 +297,15 @@ def _check_bad_indexes(server: Server, client: TestClient, version: Path) -> Non
         add_items(version, version / "users.parquet")
 
 
+def test_keys_and_texts_of_csv_stay_as_they_are_written(tmp_path) -> None:
+    path = tmp_path / "items.csv"
+    path.write_text("sku,year,code\n007,1999,01\nNA,,\n")
+    table = read_table(path)
+    assert table.to_pydict() == {"sku": ["007", "NA"], "year": [1999, None], "code": ["01", None]}
+    of_texts = align_columns(table, pa.array(["7", "NA", "007"]))
+    assert of_texts["year"].to_pylist() == [None, None, 1999]
+
+
 def test_nothing_to_serve_is_said(models, tmp_path) -> None:
     assert "no version of any model" in refuse(tmp_path)
     with pytest.raises(ConfigError, match="no exported ranking model"):
@@ -325,7 +336,6 @@ def test_a_version_with_a_changed_bit_is_not_served(models, tmp_path, file) -> N
 
 
 def test_files_that_the_card_does_not_list_are_not_used(models, tmp_path) -> None:
-    """Users of another export beside a version that has none, and vectors of a ranking model's."""
     version = tmp_path / "models" / "scores" / "1"
     shutil.copytree(models / "scores" / "1", version)
     card = json.loads((version / "export.json").read_text())
