@@ -41,7 +41,7 @@ def url(models: Path, tmp_path: Path) -> Iterator[str]:
 def test_a_list_with_scores_and_a_history_whose_titles_stay_text(url, client, tmp_path) -> None:
     expected = client.get("/v1/recommend?user=1003&k=40").json()
     met = {row["item"] for row in expected["history"]}
-    with run_browser(tmp_path / "browser") as browser:
+    with run_browser(tmp_path) as browser:
         browser.open(url)
         browser.type("#user", "1003")
         browser.type("#k", "40")
