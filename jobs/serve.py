@@ -11,7 +11,7 @@ from conf.errors import ConfigError
 from conf.local_paths import local_path
 from jobs.support.serving import Serving, read_token, run_server
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
-from training.serving.requests.limits import CallLimits, RequestLimits, ServerLimits
+from training.serving.limits import CallLimits, RequestLimits, ServerLimits
 
 app = typer.Typer(add_completion=False)
 
@@ -86,7 +86,7 @@ def main(
     """Answer TensorFlow Serving's REST API, /v1/recommend, and people who open / in a browser."""
     from training.export.stored_models import find_place
     from training.serving.access import Access
-    from training.serving.models.server_config import RecommendConfig, ServerConfig
+    from training.serving.server_config import RecommendConfig, ServerConfig
 
     setup_logging(log_format)
     if no_ranker and ranker is not None:

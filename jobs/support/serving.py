@@ -22,13 +22,13 @@ from conf.errors import ConfigError, ExitCode
 from conf.storage.locks import hold_folder
 from jobs.support.run_app import run_reported
 from jobs.support.terminal import LogFormat, quiet_tensorflow, setup_logging
-from training.serving.models.server_config import SHARED_COUNTS
+from training.serving.server_config import SHARED_COUNTS
 
 if TYPE_CHECKING:
     from uvicorn import Config
 
     from training.serving.access import Access
-    from training.serving.models.server_config import ServerConfig
+    from training.serving.server_config import ServerConfig
 
 CONNECTIONS, BACKLOG = 512, 256
 """Open at a time, beyond which requests are answered by 503; taken in one go."""
@@ -79,11 +79,13 @@ def run_server(serving: Serving, host: str, port: int, processes: int) -> int:
         signal.signal(signal.SIGTERM, _leave)
         if processes == 1:
             return serve(serving, listener, tell)
+        from prometheus_client.multiprocess import mark_process_dead
+
         with _share_folder() as folder:
             shared = replace(serving, config=replace(serving.config, pages=folder / "pages"))
             work = partial(_serve_process, shared, listener)
             # Whoever has the socket is sent connections: none when the processes end.
-            with Supervisor(work, _forget_counts, listener.close) as supervisor:
+            with Supervisor(work, mark_process_dead, listener.close) as supervisor:
                 return supervisor.run(
                     processes, lambda text: tell(f"{text}, {processes} processes")
                 )
@@ -120,13 +122,6 @@ def _share_folder() -> Iterator[Path]:
     with hold_folder("sluice-serve-") as folder, hold_folder("sluice-counts-", memory) as counts:
         os.environ[SHARED_COUNTS] = str(counts)
         yield folder
-
-
-def _forget_counts(process: int) -> None:
-    """Takes a process that has ended out of the gauges of all."""
-    from prometheus_client.multiprocess import mark_process_dead
-
-    mark_process_dead(process)
 
 
 def _serve_process(serving: Serving, listener: socket.socket, tell: Tell) -> int:

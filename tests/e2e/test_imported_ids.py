@@ -19,8 +19,8 @@ from conf.artefacts.run import read_json, resolve_run
 from etl.tfrecord.table import write_table
 from jobs.cli import main
 from training.serving.app import build_app
-from training.serving.models.server_config import ServerConfig
 from training.serving.server import Server
+from training.serving.server_config import ServerConfig
 
 WORTH = np.array([2.0, -1.0, 1.0, 0.5, -2.0])
 """Of each item; the label is that of the row's item and of its history, and a taste, together."""

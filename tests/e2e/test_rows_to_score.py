@@ -41,7 +41,7 @@ from training.input.batches import build_eval_dataset
 from training.models.ranking import NetworkRankingModel
 from training.raw_inputs.files import RawFile
 from training.raw_inputs.requests import read_names
-from training.serving.requests.tensors import parse_predict
+from training.serving.tensors import parse_predict
 
 FIRST = datetime.date(2026, 1, 1)
 DAYS = 4

@@ -93,11 +93,6 @@ class KnownEntities:
         texts = map(str, keys)
         return np.array([self.position_of[n] for n in texts if n in self.position_of], np.int64)
 
-    def find_positions(self, ids: np.ndarray) -> np.ndarray:
-        """Returns the positions of items by their ids; unknown ones are left out."""
-        found = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
-        return found[self.ids[found] == ids]
-
     def get_columns(self, positions: np.ndarray) -> list[dict[str, Any]]:
         return [{} for _ in positions] if self.columns is None else self.columns.get(positions)
 

@@ -18,11 +18,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 from tensorflow.core.framework import function_pb2, types_pb2
-from tensorflow.core.protobuf import (
-    meta_graph_pb2,
-    saved_model_pb2,
-    trackable_object_graph_pb2,
-)
+from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2, trackable_object_graph_pb2
 
 from conf.errors import InputDataError
 from conf.storage.atomic_output import atomic_file
@@ -39,10 +35,7 @@ Arrays = dict[str, np.ndarray]
 class LoadedModel:
     """A SavedModel: its `signatures`, and shape and type of the `inputs` of each, by name.
 
-    Args:
-        directory: The SavedModel.
-        pages: Directory of weights that processes share; None: each has a copy of its own.
-        threads: Threads of one call; None: TensorFlow's choice.
+    Weights lie in `pages` where processes share them; `threads` of one call: TensorFlow's choice.
     """
 
     def __init__(

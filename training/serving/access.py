@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hmac
-import json
 import re
 from dataclasses import dataclass
 
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from training.serving.requests.errors import INVALID, NO_TOKEN, WRONG_HOST, cut
+from training.serving.errors import INVALID, NO_TOKEN, WRONG_HOST, cut
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
@@ -87,5 +86,4 @@ class Guard:
 
 def refuse(message: str, status: int) -> Response:
     """Returns the answer to a request that is not answered."""
-    body = json.dumps({"error": cut(message)}, ensure_ascii=False).encode()
-    return Response(body, status, media_type="application/json")
+    return JSONResponse({"error": cut(message)}, status)

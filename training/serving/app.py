@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect
 
 from conf.number_text import parse_whole
 from training.serving.access import Access, Guard, refuse
-from training.serving.requests.errors import (
+from training.serving.errors import (
     EXPIRED,
     FAILED,
     INVALID,
@@ -31,9 +31,9 @@ from training.serving.requests.errors import (
     RequestError,
     forget_frames,
 )
-from training.serving.requests.limits import ServerLimits
-from training.serving.requests.tensors import encode_json
+from training.serving.limits import ServerLimits
 from training.serving.server import Server
+from training.serving.tensors import encode_json
 
 _TARGET = re.compile(
     r"(?P<name>[^/:]+)(/versions/0*(?P<number>[0-9]{1,18})|/labels/(?P<label>[^/:]+))?"
@@ -97,18 +97,17 @@ def build_app(server: Server, access: Access | None = None) -> FastAPI:
 
 def _add_models(app: FastAPI, server: Server) -> None:
     @app.get("/v1/models")
-    async def list_models() -> Response:
-        found = [{"name": n, "version": str(v)} for n, v in _list_versions(server).items()]
-        return _respond(encode_json({"models": found}))
+    async def list_models() -> Any:
+        versions = _list_versions(server).items()
+        return {"models": [{"name": name, "version": str(number)} for name, number in versions]}
 
     @app.get("/v1/models/{target:path}")
     async def get_model(target: str) -> Response:
         async def answer() -> bytes:
             found = _match("GET", target)
-            named = found.group("name", "number", "label")
             if found["part"]:
-                return server.store.get(*named).metadata
-            return encode_json(server.store.describe(*named))
+                return server.store.get(found["name"], found["number"]).metadata
+            return encode_json(server.store.describe(found["name"], found["number"]))
 
         return await _answer(server, "metadata" if "/metadata" in target else "status", answer)
 
@@ -116,8 +115,7 @@ def _add_models(app: FastAPI, server: Server) -> None:
     async def post_model(target: str, request: Request) -> Response:
         def answer(body: bytes) -> Awaitable[bytes]:
             found = _match("POST", target)
-            version = server.store.get(*found.group("name", "number", "label"))
-            return server.predict(version, body)
+            return server.predict(server.store.get(found["name"], found["number"]), body)
 
         method = "predict" if target.endswith(PREDICT) else "unknown"
         return await _answer(server, method, answer, request)
@@ -127,6 +125,8 @@ def _match(verb: str, target: str) -> re.Match[str]:
     found = _TARGET.fullmatch(target)
     if found is None or (verb == "POST") != (found["part"] == PREDICT):
         raise RequestError(f"Malformed request: {verb} /v1/models/{target[:200]}")
+    if found["label"]:  # There are none.
+        raise RequestError(f"Unrecognized servable version label: {found['label'][:100]}")
     return found
 
 
@@ -156,15 +156,14 @@ def _add_recommend(app: FastAPI, server: Server) -> None:
 
 def _add_rest(app: FastAPI, server: Server) -> None:
     @app.api_route("/healthz", methods=["GET", "HEAD"])
-    async def check() -> Response:
+    async def check() -> Any:
         served = [server.store.get(name) for name in server.store.names]
         indexes = {one.name: one.index for one in served if one.index is not None}
-        found = {"status": "ok", "models": _list_versions(server), "indexes": indexes}
-        return _respond(encode_json(found))
+        return {"status": "ok", "models": _list_versions(server), "indexes": indexes}
 
     @app.get("/v1/limits")
-    async def show_limits() -> Response:
-        return _respond(encode_json(server.limits.describe()))
+    async def show_limits() -> Any:
+        return server.limits.describe()
 
     @app.get("/metrics")
     @app.get("/monitoring/prometheus/metrics")
@@ -184,7 +183,7 @@ async def _answer(
         # Nothing but what waits holds the body.
         waits = answer(*([] if request is None else [await read_body(request, server.limits)]))
         async with asyncio.timeout(server.limits.seconds):
-            response = _respond(await waits)
+            response = Response(await waits, media_type="application/json")
     except RequestError as error:
         response = refuse(error.message, error.status)
         forget_frames(error)
@@ -199,10 +198,6 @@ async def _answer(
     server.metrics.requests.labels(method, str(response.status_code)).inc()
     server.metrics.seconds.labels(method).observe(time.monotonic() - start)
     return response
-
-
-def _respond(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
 
 
 async def read_body(request: Request, limits: ServerLimits) -> bytes:

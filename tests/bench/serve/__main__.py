@@ -156,8 +156,8 @@ def measure_ranking(bench: Bench) -> None:
 def call_bare(job: dict[str, Any]) -> dict[str, Any]:
     """Calls the SavedModel without a server; in a process of its own."""
     take_core(0)
-    from training.serving.models.served_version import ServedVersion
-    from training.serving.requests.tensors import parse_predict
+    from training.serving.served_version import ServedVersion
+    from training.serving.tensors import parse_predict
 
     version = ServedVersion(Path(job["version"]))
     specs = version.find_signature("score_items").specs

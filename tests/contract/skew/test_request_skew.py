@@ -43,8 +43,8 @@ from training.export.saved_model import write_export
 from training.models.registry import build_model
 from training.raw_inputs.files import RawFile
 from training.serving.app import build_app
-from training.serving.models.server_config import ServerConfig
 from training.serving.server import Server
+from training.serving.server_config import ServerConfig
 
 ITEMS, LONGEST, DIM = 12, 6, 3
 COLUMNS = [

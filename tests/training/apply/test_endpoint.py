@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training.apply.endpoint import Endpoint, post_json
-from training.serving.requests.tensors import parse_predict
+from training.serving.tensors import parse_predict
 
 TASKS = [{"name": "click", "kind": "binary"}]
 SPECS = {"vector": tf.TensorSpec([None], tf.string), "names": tf.TensorSpec([None, 2], tf.string)}

@@ -25,7 +25,7 @@ from training.export.saved_model import write_export
 from training.export.stored_models import bring_export, describe, find_place
 from training.fit import fit_run
 from training.monitoring.progress import NoProgress
-from training.serving.models.served_version import ServedVersion
+from training.serving.served_version import ServedVersion
 
 pytestmark = pytest.mark.exhaustive
 

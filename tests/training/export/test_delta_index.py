@@ -32,7 +32,7 @@ from training.fit import fit_run
 from training.index.index_build import add_items, build_index
 from training.index.known_entities import read_vectors
 from training.monitoring.progress import NoProgress
-from training.serving.models.model_store import ModelStore
+from training.serving.model_store import ModelStore
 
 
 @dataclass(frozen=True)

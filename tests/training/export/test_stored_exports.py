@@ -42,8 +42,8 @@ from training.export.stored_models import (
 )
 from training.fit import fit_run
 from training.monitoring.progress import NoProgress
-from training.serving.models.model_store import ModelStore
-from training.serving.models.served_version import Loading, ServedVersion
+from training.serving.model_store import ModelStore
+from training.serving.served_version import Loading, ServedVersion
 
 Machine = Callable[[str], None]
 RUN = "s3://bucket/runs/t"

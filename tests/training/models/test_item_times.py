@@ -32,8 +32,8 @@ from training.models.registry import build_model
 from training.models.sequence import SequenceModel
 from training.monitoring.run_logs import read_steps
 from training.serving.app import build_app
-from training.serving.models.server_config import ServerConfig
 from training.serving.server import Server
+from training.serving.server_config import ServerConfig
 
 Array = np.ndarray
 GAPS = {"times": "history_age"}

@@ -33,8 +33,8 @@ from training.models.registry import build_model
 from training.monitoring.epoch_records import read_history
 from training.monitoring.progress import NoProgress
 from training.serving.app import build_app
-from training.serving.models.server_config import ServerConfig
 from training.serving.server import Server
+from training.serving.server_config import ServerConfig
 
 TOWERS = """
 import keras

@@ -22,7 +22,7 @@ from training.raw_inputs.files import RawFile, RawReader
 from training.raw_inputs.inputs import InputColumn, find_forms
 from training.raw_inputs.requests import RawValueError, read_names
 from training.raw_inputs.times import parse_time
-from training.serving.requests.tensors import parse_predict
+from training.serving.tensors import parse_predict
 
 NULL = -(2**61)
 MOMENT = datetime.datetime(2026, 1, 31, 10, 30)

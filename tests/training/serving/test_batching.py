@@ -10,15 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from training.serving.models.batching import AT_ONCE_BYTES, Batcher, Call, Steps
-from training.serving.requests.errors import RequestError
-from training.serving.requests.limits import (
-    CallLimits,
-    Cost,
-    RequestLimits,
-    ServerLimits,
-    SignatureCost,
-)
+from training.serving.batching import AT_ONCE_BYTES, Batcher, Call, Steps
+from training.serving.errors import RequestError
+from training.serving.limits import CallLimits, Cost, RequestLimits, ServerLimits, SignatureCost
 
 
 class Doubles:
@@ -53,9 +47,9 @@ class Doubles:
         return repr(rows.tolist()).encode()
 
 
-def run(work: Callable[[Batcher], Awaitable[Any]], threads: int = 1, waiting: int = 99) -> Any:
+def run(work: Callable[[Batcher], Awaitable[Any]], waiting: int = 99) -> Any:
     async def main() -> Any:
-        batcher = Batcher(ServerLimits(calls=CallLimits(threads, waiting)), lambda _: None)
+        batcher = Batcher(ServerLimits(calls=CallLimits(1, waiting)), lambda _: None)
         try:
             return await work(batcher)
         finally:
@@ -97,20 +91,6 @@ def test_those_that_wait_share_calls_and_one_at_fault_fails_alone() -> None:
     assert found[3] == repr([[12, 12]] * 3).encode()
     # Together, each alone, and the two that go on together again.
     assert model.called == [(1, 2), (6, 2), (1, 2), (2, 2), (3, 2), (4, 2)]
-
-
-def test_requests_for_many_candidates_do_not_share_a_call() -> None:
-    model = Doubles(is_held=True)
-
-    async def work(batcher: Batcher) -> None:
-        asked = [asyncio.create_task(batcher.answer(1, model.ask(np.zeros((1, 2500)))))
-                 for _ in range(4)]  # fmt: skip
-        await asyncio.sleep(0.05)
-        model.may_end.set()
-        await asyncio.gather(*asked)
-
-    run(work)
-    assert model.called == [(1, 2500)] * 4
 
 
 def test_what_waits_too_long_is_never_called_and_a_full_queue_says_so() -> None:

@@ -34,15 +34,8 @@ from training.raw_inputs.requests import (
     gather_rows,
     read_names,
 )
-from training.serving.requests.errors import RequestError
-from training.serving.requests.limits import (
-    Cost,
-    RequestLimits,
-    SignatureCost,
-    check_count,
-    check_json,
-    check_lists,
-)
+from training.serving.errors import RequestError
+from training.serving.limits import Cost, RequestLimits, SignatureCost, check_count, check_json
 
 Arrays = dict[str, np.ndarray]
 Specs = Mapping[str, tf.TensorSpec]
@@ -109,7 +102,9 @@ def parse_predict(
         raise RequestError("Request must hold either 'instances' or 'inputs', and not both")
     names, limits = names or SourceNames(()), limits or RequestLimits()
     given = data["instances" if is_row else "inputs"]
-    check_lists(given.values() if isinstance(given, dict) else (given,), limits.rows)
+    for rows in given.values() if isinstance(given, dict) else (given,):
+        if isinstance(rows, list):  # Before anything is built of them.
+            check_count("rows", len(rows), limits.rows)
     read = _read_rows if is_row else _read_columns
     inputs = build_inputs(read(given, specs, names), specs, names, limits.values)
     if is_row and len({len(value) for value in inputs.values()}) > 1:
@@ -152,14 +147,9 @@ def measure_inputs(inputs: Arrays, signature: Signature, limits: RequestLimits) 
 
 
 def check_examples(serialized: np.ndarray, holds: Sequence[Mapping[str, Any]]) -> int:
-    """Refuses numbers and times in serialized `tf.Example`s that no model reads.
+    """Refuses numbers and times in serialized `tf.Example`s `[rows]` that no model reads.
 
-    Args:
-        serialized: `[rows]` of bytes.
-        holds: What `export.json` says of the raw inputs.
-
-    Returns:
-        The values of a row once all lists without a fixed length are padded to the longest one.
+    Returns the values of a row once all lists without a fixed length are padded to the longest one.
     """
     wanted = {
         item["name"]: tf.io.RaggedFeature(PARSED[item["dtype"]])

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from conf.paths import ReadablePath
-from training.serving.requests.limits import ServerLimits
+from training.serving.limits import ServerLimits
 
 SHARED_COUNTS = "PROMETHEUS_MULTIPROC_DIR"
 """Variable that names the folder where processes keep their counts for each other. Prometheus reads

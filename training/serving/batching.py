@@ -22,17 +22,10 @@ import numpy as np
 from conf.artefacts.export import TOP_K
 from training.index.vector_index import use_one_thread
 from training.raw_inputs.requests import RawValueError
-from training.serving.models.served_version import ServedVersion
-from training.serving.requests.errors import UNAVAILABLE, RequestError, forget_frames
-from training.serving.requests.limits import (
-    WAITING_VALUES,
-    Budget,
-    Cost,
-    RequestLimits,
-    ServerLimits,
-    SignatureCost,
-)
-from training.serving.requests.tensors import Arrays, measure_inputs
+from training.serving.errors import UNAVAILABLE, RequestError, forget_frames
+from training.serving.limits import WAITING_VALUES, Cost, RequestLimits, ServerLimits, SignatureCost
+from training.serving.served_version import ServedVersion
+from training.serving.tensors import Arrays, measure_inputs
 
 AT_ONCE_BYTES = 1 << 14
 """Bodies up to this size are read on the event loop: a thread would take longer."""
@@ -116,8 +109,8 @@ class Batcher:
         self._pool = ThreadPoolExecutor(limits.calls.threads, "model", use_one_thread)
         self._queues: dict[Hashable, deque[_Job]] = {}
         self._lock = threading.Lock()
-        self._held = Budget(WAITING_VALUES * limits.request.values, "values of inputs")
-        self.waiting = 0
+        self._most_held = WAITING_VALUES * limits.request.values
+        self.waiting = self._held = 0
 
     async def answer(self, size: int, steps: Steps) -> bytes:
         """Returns the answer to a request of some bytes."""
@@ -147,23 +140,24 @@ class Batcher:
         if job.answer.done():
             return False
         found = job.go_on()
-        if isinstance(found, Call):
-            try:
-                with self._lock:
-                    self._held.take(found.cost.values)
-                    job.held = found.cost.values
-                    queue = self._queues.setdefault(found.key, deque())
-                    queue.append(job)
-                    return len(queue) == 1
-            except RequestError as error:
-                found = error
-        job.end(found)
+        if not isinstance(found, Call):
+            job.end(found)
+            return False
+        with self._lock:
+            if self._held + found.cost.values <= self._most_held:
+                job.held = found.cost.values
+                self._held += job.held
+                queue = self._queues.setdefault(found.key, deque())
+                queue.append(job)
+                return len(queue) == 1
+        full = f"the server is full: requests hold {self._most_held} values; try again later"
+        job.end(RequestError(full, UNAVAILABLE))
         return False
 
     def _forget(self, job: _Job) -> None:
         """Lets go what a request held; one that waits no longer leaves its queue."""
         with self._lock, suppress(KeyError, ValueError):
-            self._held.give_back(job.held)
+            self._held -= job.held
             if job.held and job.answer.cancelled():
                 self._queues[job.call.key].remove(job)
 

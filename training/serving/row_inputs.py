@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Generator, Mapping
 from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    FailFast,
-    Field,
-    PlainValidator,
-    ValidationError,
-)
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 
 from conf.artefacts.export import ENCODED_SUFFIX, FEATURE_PREFIX, RANK_ITEMS, ROW_FEATURES, Give
 from training.apply.export import find_inputs
-from training.apply.ranker import Ranker, RowInputs
+from training.apply.ranker import Ranker, RowInputs, find_items_input
 from training.encoders.vocabularies import read_whole_key
+from training.evaluation.item_index import ItemIds, find_cells
 from training.index.item_columns import Token
 from training.index.known_entities import KnownEntities
-from training.raw_inputs.converter import show
 from training.raw_inputs.requests import (
     build_array,
     build_inputs,
@@ -31,43 +22,25 @@ from training.raw_inputs.requests import (
     read_list,
     read_names,
 )
-from training.serving.models.batching import Call, plan_call
-from training.serving.models.served_version import ServedVersion
-from training.serving.requests import limits as most
-from training.serving.requests.errors import RequestError, cut
-from training.serving.requests.limits import RequestLimits
-from training.serving.requests.tensors import Arrays
+from training.serving import limits as most
+from training.serving.batching import Call, plan_call
+from training.serving.errors import RequestError, cut
+from training.serving.limits import RequestLimits
+from training.serving.served_version import ServedVersion
+from training.serving.tensors import Arrays
 
 ROW_SIGNATURES = {"retrieval": str(Give.USER_EMBEDDING), "ranking": RANK_ITEMS}
 """Signature that takes raw values of a row, by the kind of the model."""
-Value = int | float | str
 
 
-def _read_key(value: Any, number: str = "a whole number") -> Token:
-    if type(value) is int:
-        return value
-    if not isinstance(value, str):
-        raise ValueError(f"must be text or {number}; received {show(value)}")
-    try:
-        size = len(value.encode())
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{value[:100]!r} holds half of a character") from error
-    if size > most.KEY_BYTES:
-        raise ValueError(f"a key may have {most.KEY_BYTES} bytes; received {size}")
-    return value
-
-
-def _read_value(value: Any) -> Value:
-    if type(value) is float and math.isfinite(value):
-        return value
-    return _read_key(value, "a finite number")
-
-
-def _read_conditions(conditions: Mapping[str, Any]) -> dict[str, list[Value]]:
+def _list_values(conditions: Any) -> Any:
+    """Puts a value alone in a list; counts all before any is read."""
+    if not isinstance(conditions, dict):
+        return conditions
     listed = {name: one if isinstance(one, list) else [one] for name, one in conditions.items()}
     if (count := sum(map(len, listed.values()))) > most.FILTERED_VALUES:
         raise ValueError(f"a filter may have {most.FILTERED_VALUES} values; received {count}")
-    return {name: [_read_value(one) for one in wanted] for name, wanted in listed.items()}
+    return listed
 
 
 def _read_whole(value: Any) -> Any:
@@ -75,11 +48,14 @@ def _read_whole(value: Any) -> Any:
     return int(value) if type(value) is float and value.is_integer() else value
 
 
-Key = Annotated[Token, PlainValidator(lambda value: _read_key(value))]
+Text = Annotated[str, Field(max_length=most.KEY_CHARACTERS)]
+Key = int | Text
+Value = int | Annotated[float, Field(allow_inf_nan=False)] | Text
 Count = Annotated[int, BeforeValidator(_read_whole)]
 Keys = Annotated[list[Key], Field(max_length=most.EXCLUDED), FailFast()]
+Values = Annotated[list[Value], FailFast()]
 Filter = Annotated[
-    dict[str, Any], Field(max_length=most.FILTERED_COLUMNS), AfterValidator(_read_conditions)
+    dict[str, Values], Field(max_length=most.FILTERED_COLUMNS), BeforeValidator(_list_values)
 ]
 
 
@@ -105,21 +81,17 @@ def parse_request(data: Mapping[str, Any]) -> ListRequest:
     try:
         request = ListRequest.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        said = first["msg"].removeprefix("Value error, ")
-        raise RequestError(f"{first['loc'][0]}: {said}") from error
+        found = error.errors(include_url=False, include_input=False, include_context=False)
+        name = found[0]["loc"][0]  # A value may be a number, or else text: an error each.
+        said = "; ".join(one["msg"] for one in found if one["loc"][0] == name)
+        raise RequestError(f"{name}: {said}") from error
     if request.user is None and not request.features:
         raise RequestError("a request needs 'user', 'features', or both")
     return request
 
 
 class ListModel:
-    """A version that lists are made by, and what it reads of a row.
-
-    Attributes:
-        histories: Features of what the user did, the main one first.
-        allowed: Names of features that a request may use: inputs, and columns of the source.
-    """
+    """A version that lists are made by, and what it reads of a row."""
 
     def __init__(self, version: ServedVersion) -> None:
         self.version, self.engine = version, Ranker(version)
@@ -127,10 +99,12 @@ class ListModel:
         self._key: str | None = users.get("key", version.card.get("user"))
         self._stored = frozenset(users.get("features", ()))
         self._aligned = users.get("aligned", ())
+        # Features of what the user did, the main one first.
         self.histories: list[str] = list(users.get("histories", ()))
         self._signature = ROW_SIGNATURES[version.card["kind"]]
         self._items = find_inputs(version.card, self._signature)
         self._names, sources = read_names(self._items), read_names(self._items).sources
+        # Names of features that a request may use: inputs, and columns of the source.
         self.allowed = frozenset({*self._names.by_name, *sources.values()})
         keys = {item["name"] for item in self._items if item["feature"] == self._key}
         self._key_names = keys | {sources[name] for name in keys & sources.keys()}
@@ -146,6 +120,13 @@ class ListModel:
         if request.user is None or self.known.users is None:
             return None
         return self.known.users.row_of.get(str(request.user))
+
+    def find_met(self, column: str, row: int) -> np.ndarray:
+        """Returns the positions of the items in a list that is stored of a user."""
+        if self.known.users is None:
+            return np.zeros(0, np.int64)
+        met = self.known.users.read_list(column, row)
+        return find_cells(np.array([len(met)]), met, ItemIds(self.known.ids)).columns
 
     def describe_inputs(self) -> dict[str, dict[str, Any]]:
         """Returns what a person must know to give what is not stored of users, by name."""
@@ -179,6 +160,25 @@ class ListModel:
             for item in self._items
             if item["feature"] in self.histories and item["name"] in given
         }
+
+    def apply(
+        self, request: ListRequest, limits: RequestLimits, keys: np.ndarray | None = None
+    ) -> Generator[Call, Arrays, Arrays]:
+        """Returns the row's vector, or what tasks order the items of `keys` `[1, items]` by."""
+        rows = yield from self.read_row(request, limits)
+        inputs, name = rows.arrays, ""
+        if keys is not None:
+            name = find_items_input(self.version.card)
+            inputs = {**inputs, name: keys}
+
+        def apply(given: Arrays) -> Arrays:
+            made = RowInputs(given, rows.is_encoded)
+            if keys is not None:
+                return dict(self.engine.order_items(made, given[name]))
+            return {"embedding": self.engine.embed(made)}
+
+        signature = rows.name_signature(self._signature)
+        return (yield plan_call(self.version, signature, inputs, limits, apply))
 
     def read_row(
         self, request: ListRequest, limits: RequestLimits

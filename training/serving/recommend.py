@@ -6,7 +6,7 @@ items, a ranking model, if there is one, orders them.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -14,22 +14,20 @@ import numpy as np
 import orjson
 import tensorflow as tf
 
-from conf.artefacts.export import FEATURE_PREFIX, RANK_ITEMS, Give
+from conf.artefacts.export import FEATURE_PREFIX, RANK_ITEMS
 from conf.errors import ConfigError, did_you_mean
-from training.apply.ranker import RowInputs, find_items_input
-from training.evaluation.item_index import ItemIds, find_cells
+from training.apply.ranker import find_items_input
 from training.index.item_columns import Token, WrongFilterError
 from training.index.known_entities import KnownEntities
-from training.serving.lists.row_inputs import ListModel, ListRequest, parse_request
-from training.serving.models.batching import Call, Steps, plan_call
-from training.serving.models.model_store import ModelStore
-from training.serving.models.served_version import ServedVersion
-from training.serving.models.server_config import RecommendConfig
-from training.serving.requests.errors import NOT_FOUND, RequestError
-from training.serving.requests.limits import CALL_ITEMS, RequestLimits
-from training.serving.requests.tensors import Arrays, encode_json, parse_json
+from training.serving.batching import Steps
+from training.serving.errors import NOT_FOUND, RequestError
+from training.serving.limits import CALL_ITEMS, RequestLimits
+from training.serving.model_store import ModelStore
+from training.serving.row_inputs import ListModel, ListRequest, parse_request
+from training.serving.served_version import ServedVersion
+from training.serving.server_config import RecommendConfig
+from training.serving.tensors import encode_json, parse_json
 
-KINDS = ("retrieval", "ranking")
 Histories = Mapping[str, list[Token]]  # Keys of items by the feature of their list.
 
 
@@ -41,7 +39,9 @@ class ListModels:
 
     def __init__(self, store: ModelStore, config: RecommendConfig) -> None:
         self._store, self._config = store, config
-        self._kinds = KINDS if config.is_ranked else KINDS[:1]
+        self._options = {"retrieval": "--retrieval"}
+        if config.is_ranked:
+            self._options["ranking"] = "--ranker"
         named = {"retrieval": config.retrieval, "ranking": config.ranker}
         self._names = {kind: name for kind, name in named.items() if name is not None}
         self._kept: dict[str, ListModel] = {}
@@ -58,7 +58,7 @@ class ListModels:
 
     def check_version(self, version: ServedVersion) -> None:
         """Refuses a new version with which the ranking model could not order the lists."""
-        retrieval, ranker = (self._find(kind, version) for kind in KINDS)
+        retrieval, ranker = self._find("retrieval", version), self._find("ranking", version)
         if ranker is None or version not in (retrieval, ranker):
             return
         if retrieval is None and self._config.ranker is None:
@@ -74,10 +74,11 @@ class ListModels:
 
     def choose(self) -> tuple[ListModel | None, ListModel | None]:
         """Returns what retrieves and what ranks."""
-        retrieval, ranker = (self._find(kind) for kind in KINDS)
-        for kind, version in zip(self._kinds, (retrieval, ranker), strict=False):
-            if version is None and (several := self._list(kind)):
-                raise RequestError(_ask_for_one(kind, several))
+        retrieval, ranker = self._find("retrieval"), self._find("ranking")
+        for kind, version in (("retrieval", retrieval), ("ranking", ranker)):
+            if version is None and kind in self._options and (several := self._list(kind)):
+                raise RequestError(f"several {kind} models answer: {', '.join(several)}; "
+                                   f"start the server with {self._options[kind]}")  # fmt: skip
         if ranker is not None and RANK_ITEMS not in ranker.signatures:
             ranker = None  # It is alone: else it was refused when it was loaded.
         if retrieval is None and ranker is None:
@@ -102,7 +103,7 @@ class ListModels:
 
     def _find(self, kind: str, new: ServedVersion | None = None) -> ServedVersion | None:
         """Returns the one model of a kind that answers, with a new version in its place."""
-        if kind not in self._kinds:
+        if kind not in self._options:
             return None
         if len(found := self._list(kind)) == 1:
             self._names.setdefault(kind, next(iter(found)))
@@ -114,11 +115,6 @@ class ListModels:
 
 def _name(version: ServedVersion) -> str:
     return f"{version.name}, version {version.number}"
-
-
-def _ask_for_one(kind: str, names: Iterable[str]) -> str:
-    option = "--retrieval" if kind == "retrieval" else "--ranker"
-    return f"several {kind} models answer: {', '.join(names)}; start the server with {option}"
 
 
 def explain_no_ranking(ranker: ServedVersion, retrieval: ServedVersion | None) -> str | None:
@@ -159,49 +155,24 @@ class Recommender:
         retrieval, ranker = self._models.choose()
         models = [model for model in (retrieval, ranker) if model is not None]
         given = _read_histories(request, models)
-        first, known, scores = models[0], models[0].known, {}
+        known, scores, vector = models[0].known, {}, None
         if retrieval is not None:
-            vector = yield from self._embed(retrieval, request)
-            allowed = find_allowed(first, request, given)
-            if known.index is None:
-                raise RequestError("the retrieval model has no items")
+            [[vector]] = (yield from retrieval.apply(request, self._limits)).values()
+        allowed = find_allowed(models[0], request, given)
+        if vector is None or known.index is None:
+            order = np.flatnonzero(allowed)[: min(CALL_ITEMS, self._limits.pairs)]
+        else:
             k = request.k if ranker is None else max(request.k, request.candidates)
             order, found = known.index.search(vector, min(k, self._limits.pairs), allowed)
             scores["retrieval_score"] = found
-        else:
-            allowed = find_allowed(first, request, given)
-            order = np.flatnonzero(allowed)[: min(CALL_ITEMS, self._limits.pairs)]
         if ranker is not None:
-            orders = yield from self._order(ranker, request, known.get_keys(order)[None])
-            best = np.argsort(-orders[ranker.engine.task], kind="stable")
-            tasks = {f"score:{n}": ranker.engine.finish(n, one) for n, one in orders.items()}
+            keys = known.get_keys(order)[np.newaxis]
+            orders = yield from ranker.apply(request, self._limits, keys)
+            best = np.argsort(-orders[ranker.engine.task][0], kind="stable")
+            tasks = {f"score:{n}": ranker.engine.finish(n, one[0]) for n, one in orders.items()}
             order, scores = order[best], {n: one[best] for n, one in (tasks | scores).items()}
         items = _describe_items(known, order[: request.k], scores)
         return _describe(request, given, models, items)
-
-    def _embed(self, model: ListModel, request: ListRequest) -> Generator[Call, Arrays, np.ndarray]:
-        rows = yield from model.read_row(request, self._limits)
-
-        def embed(given: Arrays) -> Arrays:
-            return {"embedding": model.engine.embed(RowInputs(given, rows.is_encoded))}
-
-        signature = rows.name_signature(Give.USER_EMBEDDING)
-        found = yield plan_call(model.version, signature, rows.arrays, self._limits, embed)
-        return found["embedding"][0]
-
-    def _order(
-        self, model: ListModel, request: ListRequest, keys: np.ndarray
-    ) -> Generator[Call, Arrays, Arrays]:
-        """Returns what the tasks of a ranking model order items by, `[items]` each."""
-        rows = yield from model.read_row(request, self._limits)
-        name = find_items_input(model.version.card)
-
-        def order(given: Arrays) -> Arrays:
-            return model.engine.order_items(RowInputs(given, rows.is_encoded), given[name])
-
-        signature, inputs = rows.name_signature(RANK_ITEMS), {**rows.arrays, name: keys}
-        found = yield plan_call(model.version, signature, inputs, self._limits, order)
-        return {task: values[0] for task, values in found.items()}
 
 
 def _read_histories(request: ListRequest, models: Sequence[ListModel]) -> Histories:
@@ -232,8 +203,7 @@ def find_allowed(model: ListModel, request: ListRequest, given: Histories) -> np
     allowed[known.find_keys(chain.from_iterable(given.values()))] = False
     if row is not None and known.users is not None:
         for column in known.users.met:
-            met = known.users.read_list(column, row)
-            allowed[find_cells(np.array([len(met)]), met, ItemIds(known.ids)).columns] = False
+            allowed[model.find_met(column, row)] = False
     return allowed
 
 
@@ -243,9 +213,9 @@ def _describe(
     models: Sequence[ListModel],
     items: Sequence[Mapping[str, Any]],
 ) -> bytes:
-    known, row, user = models[0].known, models[0].find_user(request), request.user
+    first, row, user = models[0], models[0].find_user(request), request.user
     histories = {
-        name: describe_history(known, name, row, given.get(name)) for name in models[0].histories
+        name: describe_history(first, name, row, given.get(name)) for name in first.histories
     }
     return encode_json(
         {
@@ -271,15 +241,14 @@ def _describe_items(
 
 
 def describe_history(
-    known: KnownEntities, name: str, row: int | None, given: Sequence[Token] | None = None
+    model: ListModel, name: str, row: int | None, given: Sequence[Token] | None = None
 ) -> list[dict[str, Any]]:
     """Returns the items of a user's list: those that a request gives, or else what is stored."""
     if given is not None:
-        return _describe_items(known, known.find_keys(given), {})
-    if row is None or known.users is None:
+        return _describe_items(model.known, model.known.find_keys(given), {})
+    if row is None:
         return []
-    met = known.users.read_list(f"{FEATURE_PREFIX}{name}", row)
-    return _describe_items(known, known.find_positions(met), {})
+    return _describe_items(model.known, model.find_met(f"{FEATURE_PREFIX}{name}", row), {})
 
 
 def _describe_model(version: ServedVersion) -> dict[str, str]:

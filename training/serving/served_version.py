@@ -27,13 +27,9 @@ from conf.errors import InputDataError
 from training.index.item_columns import NO_FILES, ItemFiles
 from training.index.known_entities import IncompleteVersionError, read_known
 from training.loading.loaded_model import LoadedModel
-from training.serving.requests.errors import (
-    FAILED,
-    RequestError,
-    hide_folders,
-)
-from training.serving.requests.limits import SignatureCost
-from training.serving.requests.tensors import Arrays, Signature, encode_json
+from training.serving.errors import FAILED, RequestError, hide_folders
+from training.serving.limits import SignatureCost
+from training.serving.tensors import Arrays, Signature, encode_json
 
 _AROUND = re.compile(r"Graph execution error|Detected at node|\s*File |<stack traces|\s")
 SEARCHED_BYTES = 1 << 17
@@ -53,12 +49,7 @@ USUAL_LOADING = Loading()
 
 
 class ServedVersion:
-    """A loaded version of a model, and what is known of its users and items.
-
-    Attributes:
-        card: What `export.json` says.
-        known: Its users, items and index; None: it knows no items.
-    """
+    """A loaded version of a model, and what is `known` of its users and items; None: nothing."""
 
     def __init__(self, path: Path, loading: Loading = USUAL_LOADING) -> None:
         self.path, self.name, self.number = path, path.parent.name, int(path.name)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from training.serving.requests.errors import UNAVAILABLE, RequestError
+from training.serving.errors import RequestError
 
 NESTING = 32  # Lists and objects inside each other.
 EXAMPLE_BYTES = 32  # Bytes of a serialized Example that count as one value; lists count besides.
@@ -17,9 +17,9 @@ CATALOGUE_SCORES = 1 << 26  # Of a call that ranks the whole catalogue, rows x i
 JOINED_PAIRS = 4096  # Candidates of a call that several requests share; more gains nothing.
 CALL_ITEMS = 20_000  # That a ranking model scores in one call where nothing retrieves them.
 WAITING_VALUES = 16  # Requests of the most values whose inputs are held at a time.
-LENGTH, CANDIDATES, EXCLUDED, KEY_BYTES = 1000, 5000, 10_000, 1024
+LENGTH, CANDIDATES, EXCLUDED, KEY_CHARACTERS = 1000, 5000, 10_000, 1024
 FILTERED_COLUMNS, FILTERED_VALUES = 32, 1000
-"""Of `/v1/recommend`: items asked for, ranked and left out, bytes of a key, and of a filter."""
+"""Of `/v1/recommend`: items asked for, ranked and left out, of a key, and of a filter."""
 _TEXT = bytes(set(range(256)) - set(b'[]{}",:'))
 
 
@@ -56,33 +56,10 @@ class ServerLimits:
         return {**own, **asdict(self.request)}
 
 
-class Budget:
-    """What all requests together may hold of something."""
-
-    def __init__(self, most: int, what: str) -> None:
-        self._most, self._what, self.held = most, what, 0
-
-    def take(self, count: int) -> None:
-        if self.held + count > self._most:
-            full = f"the server is full: requests hold {self._most} {self._what}; try again later"
-            raise RequestError(full, UNAVAILABLE)
-        self.held += count
-
-    def give_back(self, count: int) -> None:
-        self.held -= count
-
-
 def check_count(what: str, count: int, most: int) -> None:
     """Refuses more of something than a request may have."""
     if count > most:
         raise RequestError(f"a request may have {most} {what}; received {count}")
-
-
-def check_lists(rows: Iterable[Any], most: int) -> None:
-    """Refuses lists of rows that are too long, before anything is built of them."""
-    for values in rows:
-        if isinstance(values, list):
-            check_count("rows", len(values), most)
 
 
 def check_json(body: bytes, values: int) -> None:

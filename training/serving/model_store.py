@@ -23,10 +23,11 @@ from conf.errors import SluiceError, UpstreamNotReadyError
 from conf.paths import ReadablePath, require_bucket
 from training.export.stored_models import FollowedModels
 from training.index.known_entities import IncompleteVersionError, find_index
-from training.serving.models.metrics import Metrics
-from training.serving.models.served_version import USUAL_LOADING, Loading, ServedVersion
-from training.serving.requests.errors import NOT_FOUND, UNAVAILABLE, RequestError, hide_folders
+from training.serving.errors import NOT_FOUND, UNAVAILABLE, RequestError, hide_folders
+from training.serving.served_version import USUAL_LOADING, Loading, ServedVersion
 
+OnLoad = Callable[[str, ServedVersion | None], None]
+"""Is given the name of a model and what answers now; None: what was to be loaded failed."""
 _log = logging.getLogger("sluice.training.serving")
 
 
@@ -40,19 +41,19 @@ class _Model:
 
 
 class ModelStore:
-    """The models of a directory, each in its newest version that works; `check` may refuse one."""
+    """The models of a directory, each in its newest version that works."""
 
     def __init__(
         self,
         directory: ReadablePath,
         poll_seconds: float = 2.0,
-        metrics: Metrics | None = None,
         loading: Loading = USUAL_LOADING,
+        on_load: OnLoad = lambda *_: None,
     ) -> None:
         self._source, self._poll_seconds = FollowedModels(directory), poll_seconds
-        self._metrics, self._loading = metrics or Metrics(), loading
+        self._loading, self._on_load = loading, on_load
         self._models: dict[str, _Model] = {}
-        self.check: Callable[[ServedVersion], None] | None = None
+        self._check: Callable[[ServedVersion], None] = lambda _: None
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="model-store", daemon=True)
 
@@ -69,7 +70,9 @@ class ModelStore:
                 fix="write one by `sluice export --to DIR`",
             )
 
-    def start(self) -> None:
+    def start(self, check: Callable[[ServedVersion], None]) -> None:
+        """Looks out for new versions, which `check` may refuse."""
+        self._check = check
         self._thread.start()
 
     def stop(self) -> None:
@@ -83,9 +86,8 @@ class ModelStore:
         models = list(self._models.items())  # The look-out may add one meanwhile.
         return [name for name, model in models if model.current is not None]
 
-    def get(self, name: str, number: str | None = None, label: str | None = None) -> ServedVersion:
-        """Returns the version of a model that answers; of labels there are none."""
-        _refuse_label(label)
+    def get(self, name: str, number: str | None = None) -> ServedVersion:
+        """Returns the version of a model that answers."""
         model = self._models.get(name)
         found = None if model is None else model.current
         wanted = f"Latest({name[:100]})" if number is None else f"Specific({name[:100]}, {number})"
@@ -95,11 +97,8 @@ class ModelStore:
             raise RequestError(f"Servable not found for request: {wanted}", NOT_FOUND)
         return found
 
-    def describe(
-        self, name: str, number: str | None = None, label: str | None = None
-    ) -> dict[str, Any]:
+    def describe(self, name: str, number: str | None = None) -> dict[str, Any]:
         """Returns the states of all versions or one, newest first, as TensorFlow Serving does."""
-        _refuse_label(label)
         states = dict(self._models[name].states) if name in self._models else {}
         chosen = {n: s for n, s in states.items() if number is None or str(n) == number}
         if not chosen:
@@ -136,8 +135,7 @@ class ModelStore:
 
     def _load(self, path: Path) -> ServedVersion:
         version = ServedVersion(path, self._loading)
-        if self.check is not None:
-            self.check(version)
+        self._check(version)
         version.warm_up()
         return version
 
@@ -157,11 +155,11 @@ class ModelStore:
             if not isinstance(error, IncompleteVersionError):  # Else it is tried again.
                 model.refused[path] = stamp
                 _log.error("%s of %s is not served: %s", what, name, said)
-                self._metrics.reloads.labels(name, "failed").inc()
+                self._on_load(name, None)
             return False
         model.current, seconds = version, time.monotonic() - start
         _log.info("%s of %s answers: loaded in %.1f s", what, name, seconds)
-        self._metrics.count_load(name, number, version.index)
+        self._on_load(name, version)
         if before is not None and before.number != number:
             self._leave(model, before, version)
         model.states[number] = ("AVAILABLE", "")
@@ -186,11 +184,6 @@ class ModelStore:
                 self.refresh()
             except Exception as error:  # A store that cannot be reached, say.
                 _log.error("new versions cannot be looked for: %s", _describe(error))
-
-
-def _refuse_label(label: str | None) -> None:
-    if label:
-        raise RequestError(f"Unrecognized servable version label: {label[:100]}")
 
 
 def _read_stamp(version: Path) -> tuple[object, ...]:

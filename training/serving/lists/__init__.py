@@ -1,1 +1,0 @@
-"""Ranked lists: `/v1/recommend`, and what its models are given."""

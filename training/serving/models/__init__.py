@@ -1,1 +1,0 @@
-"""Models that answer: versions as they are loaded, calls that share a batch, their counts."""

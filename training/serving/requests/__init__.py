@@ -1,1 +1,0 @@
-"""What clients send: read, measured against limits, refused."""
