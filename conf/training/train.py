@@ -148,14 +148,6 @@ def _path_alone(value: Any) -> Any:
     return {"path": value} if isinstance(value, str) else value
 
 
-class HistogramsConfig(StrictFinite):
-    """Histograms in TensorBoard at the end of each epoch: dense weights, norms of tables' rows."""
-
-    sampled_rows: int = Field(
-        100_000, ge=1, description="Rows of a larger table that are read, evenly spread."
-    )
-
-
 def _read_switch(value: Any) -> Any:
     return ({} if value else None) if isinstance(value, bool) else value
 
@@ -190,13 +182,6 @@ class FitConfig(StrictFinite):
     check_gradients: bool = Field(
         False, description="Stop at gradients that are not finite, too, not at the loss alone."
     )
-    histograms: Annotated[HistogramsConfig | None, BeforeValidator(_read_switch)] = Field(
-        None, description="true, or a mapping; null: scalars alone."
-    )
-    gradient_norms: bool = Field(
-        False, description="In metrics.jsonl and TensorBoard: of all, of each table and network."
-    )
-    graph: bool = Field(False, description="The graph of a step in TensorBoard.")
 
     @model_validator(mode="before")
     @classmethod
