@@ -125,8 +125,7 @@ class WarmStartConfig(StrictFinite):
     )
     tables: dict[str, str] = Field(
         {},
-        description="By a table's name, its rows: Parquet or text of an export, files of TFRA, a "
-        "folder of mxRec, or `<checkpoint>#<table>`.",
+        description="By a table's name, the file of its rows: Parquet, `.npz` or text.",
     )
     moments: Literal["reset", "transfer"] = Field(
         "reset", description="transfer: the optimizers' state, their step count included."
