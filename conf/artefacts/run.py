@@ -5,7 +5,6 @@
                         metrics.jsonl     one line per compiled loop of steps
                         validations.jsonl one line per validation between the ends of epochs
                         checkpoints/      the state of training, best and last
-                        diverged/         the batch whose loss was not finite
                         input_counts.json rows that the input leaves, where they had to be counted
                         warm_start.json   what came over from an earlier run
                         calibration.json  from log-odds of the kept checkpoints to those of labels
@@ -53,7 +52,6 @@ CHECKPOINT_FILE = "checkpoint.json"
 """Of one checkpoint: it is written last, with the sizes and sums of the others."""
 STEPS_FILE = "metrics.jsonl"
 VALIDATIONS_FILE = "validations.jsonl"
-DIVERGED_DIR = "diverged"
 INPUT_COUNTS_FILE = "input_counts.json"
 WARM_START_FILE = "warm_start.json"
 CALIBRATION_FILE = "calibration.json"

@@ -125,8 +125,7 @@ class WarmStartConfig(StrictFinite):
     )
     tables: dict[str, str] = Field(
         {},
-        description="By a table's name, its rows: Parquet or text of an export, files of TFRA, a "
-        "folder of mxRec, or `<checkpoint>#<table>`.",
+        description="By a table's name, the file of its rows: Parquet, `.npz` or text.",
     )
     moments: Literal["reset", "transfer"] = Field(
         "reset", description="transfer: the optimizers' state, their step count included."
@@ -146,14 +145,6 @@ class WarmStartConfig(StrictFinite):
 
 def _path_alone(value: Any) -> Any:
     return {"path": value} if isinstance(value, str) else value
-
-
-class HistogramsConfig(StrictFinite):
-    """Histograms in TensorBoard at the end of each epoch: dense weights, norms of tables' rows."""
-
-    sampled_rows: int = Field(
-        100_000, ge=1, description="Rows of a larger table that are read, evenly spread."
-    )
 
 
 def _read_switch(value: Any) -> Any:
@@ -190,13 +181,6 @@ class FitConfig(StrictFinite):
     check_gradients: bool = Field(
         False, description="Stop at gradients that are not finite, too, not at the loss alone."
     )
-    histograms: Annotated[HistogramsConfig | None, BeforeValidator(_read_switch)] = Field(
-        None, description="true, or a mapping; null: scalars alone."
-    )
-    gradient_norms: bool = Field(
-        False, description="In metrics.jsonl and TensorBoard: of all, of each table and network."
-    )
-    graph: bool = Field(False, description="The graph of a step in TensorBoard.")
 
     @model_validator(mode="before")
     @classmethod

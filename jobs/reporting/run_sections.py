@@ -29,7 +29,6 @@ _TABLE_COUNTS = (
     "keys", "waiting", "admitted", "evicted", "rejected", "refused", "device_hits", "swapped",
     "device_bytes", "bytes",
 )  # fmt: skip
-SHOWN_NORMS = 6
 _SHOWN_FIRST = ("ndcg@10", "hit_rate@10", "auc", "rmse")
 _SPEED = ("seconds", "examples_per_s", "input_wait_share")
 
@@ -170,29 +169,7 @@ def view_steps(data: RunData) -> dict[str, Any]:
     """Returns curves over the steps, validations between epochs, and the devices."""
     return {
         **_view_curves(data),
-        "norms": _view_norms(data),
         "validations": _view_step_validations(data),
-    }
-
-
-def _view_norms(data: RunData) -> dict[str, Any] | None:
-    """Norms of the gradients by step: of all, and of the tables and networks with the largest."""
-    lines = [line for line in data.steps if as_mapping(line.get("gradient_norms"))]
-    groups = [
-        lines[i] for i in np.linspace(0, len(lines) - 1, min(STEP_POINTS, len(lines)), dtype=int)
-    ]
-    by_group = [{n: to_float(v) for n, v in line["gradient_norms"].items()} for line in groups]
-    names = dict.fromkeys(name for norms in by_group for name in norms)
-    curves = {
-        name: [math.nan if (value := norms.get(name)) is None else value for norms in by_group]
-        for name in names
-    }
-    largest = sorted(curves, key=lambda name: -np.nan_to_num(curves[name]).sum())[:SHOWN_NORMS]
-    if not largest:
-        return None
-    return {
-        "steps": [line["step"] for line in groups],
-        "curves": {name.replace("/", " "): curves[name] for name in largest},
     }
 
 

@@ -133,16 +133,14 @@ def test_progress_and_the_step_log_tell_the_same(dataset: Path, tmp_path: Path, 
     assert steps[-1]["loss"] == pytest.approx(last["loss"])
 
 
-def test_a_profile_and_histograms_are_in_the_logs(dataset: Path, tmp_path: Path, capsys) -> None:
-    sets = ["--set", f"root={tmp_path}", "--set", "fit.histograms=true"]
-    arguments = ["--dataset", str(dataset), *SMALL, *sets, "--profile", "3:5", "--no-report"]
+def test_a_profile_is_in_the_logs(dataset: Path, tmp_path: Path, capsys) -> None:
+    sets = ["--set", f"root={tmp_path}", "--profile", "3:5", "--no-report"]
+    arguments = ["--dataset", str(dataset), *SMALL, *sets]
     assert main(["train", *arguments]) == 0
     captured = capsys.readouterr()
     run = Path(captured.out.strip().removeprefix("run: "))
     assert f"profiled steps 4 to 5: tensorboard --logdir {run / 'logs'}" in captured.err
     assert list((run / "logs").glob("plugins/profile/*/*.xplane.pb"))
-    events = b"".join(file.read_bytes() for file in (run / "logs").glob("events.*"))
-    assert b"row_norms/movie_id" in events
 
 
 def test_a_report_that_fails_leaves_the_run_trained(

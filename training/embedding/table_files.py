@@ -1,15 +1,16 @@
 """Files of embedding tables: a row for each key, in the order of the keys' creation.
 
     <name>.parquet   key int64, vector list<float32>; exact
+    <name>.npz       keys int64 [n], rows float32 [n, dim], for `numpy.load`; exact
     any other name   key<TAB>v1,v2,…   one line per key, eight decimals, no header
 
-Files are read by what they hold, whatever their names. Either is written whole or not at all. What
-other systems saved is read too (`training.foreign_tables`).
+Files are read by what they hold, whatever their names. Each is written whole or not at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
@@ -23,11 +24,9 @@ from conf.errors import ConfigError, InputDataError
 from conf.schema import PAD_ID
 from conf.storage.atomic_output import atomic_file
 from conf.storage.table_files import open_parquet
-from training.foreign_tables.bare_files import ForeignRows
-from training.foreign_tables.find import find_foreign_table
 
-PARQUET, TEXT = ".parquet", ".txt"
-_PARQUET_MAGIC = b"PAR1"
+PARQUET, NPZ, TEXT = ".parquet", ".npz", ".txt"
+_PARQUET_MAGIC, _ZIP_MAGIC = b"PAR1", b"PK\x03\x04"
 TableRows = tuple[np.ndarray, np.ndarray]
 """Keys, int64 `[n]`, and their rows, float32 `[n, dim]`."""
 _SCHEMA = pa.schema(
@@ -44,13 +43,13 @@ def write_table(path: Path, parts: Iterable[TableRows]) -> None:
     """Writes the rows of a table; an earlier file is replaced at the end.
 
     Args:
-        path: A file, Parquet where it ends in `.parquet`, else text; its directory must exist.
+        path: A file, whose name says the format; its directory must exist.
         parts: Rows, a part after the other.
 
     Raises:
         ConfigError: No such directory, or the path is one.
     """
-    write = _write_parquet if path.suffix == PARQUET else _write_text
+    write = {PARQUET: _write_parquet, NPZ: _write_npz}.get(path.suffix, _write_text)
     if path.is_dir():
         raise ConfigError("a table is written to a file", received=f"{path}, a directory")
     if not path.parent.is_dir():
@@ -60,11 +59,11 @@ def write_table(path: Path, parts: Iterable[TableRows]) -> None:
 
 
 def write_tables(directory: Path, tables: Mapping[str, TableRows]) -> None:
-    """Writes tables by name as Parquet and text, in a directory that it makes."""
+    """Writes tables by name in each format, in a directory that it makes."""
     directory.mkdir()
     for name, (keys, rows) in tables.items():
         starts = range(0, len(keys), _PART_ROWS)
-        for ending in (PARQUET, TEXT):
+        for ending in (PARQUET, NPZ, TEXT):
             file = directory / f"{quote(name, safe='')}{ending}"
             parts = (slice(start, start + _PART_ROWS) for start in starts)
             write_table(file, ((keys[part], rows[part]) for part in parts))
@@ -74,26 +73,25 @@ def read_table(path: Path, dim: int) -> Iterator[TableRows]:
     """Reads the rows of a table, a part after the other.
 
     Args:
-        path: A file that `write_table` wrote, under any name, or what `find_foreign_table` takes.
+        path: A file that `write_table` wrote, under any name.
         dim: Length of a row.
 
     Raises:
-        ConfigError: No such file, or several tables under the path.
+        ConfigError: No such file.
         InputDataError: The file is damaged, a row has another length, or a number is not finite.
     """
-    foreign = find_foreign_table(path)
-    if foreign is not None:
-        for part in foreign:
-            yield from (_check_numbers(rows, dim) for rows in part.read(dim))
-        return
     if not path.is_file():
         raise ConfigError("no such file of a table", received=path)
     try:
-        with path.open("rb") as file:
-            is_parquet = file.read(len(_PARQUET_MAGIC)) == _PARQUET_MAGIC
-        yield from (_read_parquet if is_parquet else _read_text)(path, dim)
-    except (pa.ArrowException, OSError) as error:
+        yield from _find_reader(path)(path, dim)
+    except (pa.ArrowException, OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
         raise InputDataError(f"{path} cannot be read", received=str(error)) from error
+
+
+def _find_reader(path: Path) -> Callable[[Path, int], Iterator[TableRows]]:
+    with path.open("rb") as file:
+        magic = file.read(len(_ZIP_MAGIC))
+    return {_PARQUET_MAGIC: _read_parquet, _ZIP_MAGIC: _read_npz}.get(magic, _read_text)
 
 
 def load_table(path: Path, dim: int) -> TableRows:
@@ -132,6 +130,33 @@ def _write_text(path: Path, parts: Iterable[TableRows]) -> None:
         for keys, rows in parts:
             line = "%d\t" + ",".join(["%.8f"] * rows.shape[1]) + "\n"
             out.writelines(line % (key, *row) for key, row in zip(keys, rows.tolist(), strict=True))
+
+
+def _write_npz(path: Path, parts: Iterable[TableRows]) -> None:
+    keys, rows = zip(*parts, strict=True)
+    with path.open("wb") as file:
+        np.savez(file, keys=np.concatenate(keys), rows=np.concatenate(rows).astype(np.float32))
+
+
+def _read_npz(path: Path, dim: int) -> Iterator[TableRows]:
+    with np.load(path, allow_pickle=False) as arrays:
+        found = {name: arrays[name] for name in ("keys", "rows") if name in arrays}
+    described = {name: f"{array.dtype} {list(array.shape)}" for name, array in found.items()}
+    count = len(found["keys"]) if np.ndim(found.get("keys", 0)) else 0
+    expected = {"keys": f"int64 {[count]}", "rows": f"float32 {[count, dim]}"}
+    if described != expected:
+        raise InputDataError(
+            f"{path} is no file of this table",
+            received=", ".join(f"{name} {shape}" for name, shape in described.items()),
+            allowed=f"keys int64 [n], rows float32 [n, {dim}]",
+        )
+    keys, rows = found["keys"], found["rows"]
+    is_wrong = ~np.isfinite(rows).all(axis=1)
+    if is_wrong.any():
+        bad = int(np.argmax(is_wrong))
+        shown = f"key {keys[bad]}: {rows[bad].tolist()}"
+        raise _bad_row(path, "row", bad + 1, shown, dim)
+    yield keys, rows
 
 
 def _read_parquet(path: Path, dim: int) -> Iterator[TableRows]:
@@ -228,16 +253,7 @@ def _check_rows(path: Path, unit: str, first: int, batch: pa.RecordBatch, dim: i
     return batch["key"].to_numpy(zero_copy_only=False), numbers
 
 
-def _check_numbers(part: ForeignRows, dim: int) -> TableRows:
-    is_wrong = ~np.isfinite(part.rows).all(axis=1)
-    if is_wrong.any():
-        bad = int(np.argmax(is_wrong))
-        shown = f"key {part.keys[bad]}: {part.rows[bad].tolist()}"
-        raise _bad_row(part.where, "row", part.first + bad + 1, shown, dim)
-    return part.keys, part.rows
-
-
-def _bad_row(path: Path | str, unit: str, number: int, shown: str, dim: int) -> InputDataError:
+def _bad_row(path: Path, unit: str, number: int, shown: str, dim: int) -> InputDataError:
     return InputDataError(
         f"{path}, {unit} {number:,}: no row of this table",
         received=shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…",

@@ -160,8 +160,9 @@ class TableStore:
         """Writes all keys with their rows, in the order of their creation, and prints how many.
 
         Args:
-            path: A file, of which an earlier one is replaced at the end: `.parquet` is exact, any
-                other name text (`key<TAB>v1,v2,…`, eight decimals).
+            path: A file, of which an earlier one is replaced at the end: `.parquet` and `.npz`
+                (`keys`, `rows`) are exact, any other name is text (`key<TAB>v1,v2,…`, eight
+                decimals).
 
         Returns:
             Number of keys.
@@ -180,14 +181,13 @@ class TableStore:
         """Replaces all keys and rows by those of a file that `save` or `sluice export` wrote.
 
         Args:
-            path: A file, or what TFRA, DeepRec or mxRec saved: files, a folder of one table, or
-                `<checkpoint>#<table>`.
+            path: A file.
 
         Returns:
             Number of keys.
 
         Raises:
-            ConfigError: No such file, or several tables under the path.
+            ConfigError: No such file.
             InputDataError: A row is damaged or has another length, or a key occurs twice; what was
                 there stays.
         """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import tensorflow as tf
 
@@ -19,7 +19,6 @@ from training.distribution.run_steps import (
 from training.distribution.strategy import check_batch_size
 from training.embedding.key_mapping import plan_keyed_features, prepare_rules
 from training.loop.epoch_input import EpochInput, StepInputs
-from training.loop.gradient_norms import GradientNorms, build_gradient_norms
 from training.loop.optimizers import Optimizers
 from training.loop.step import (
     TrainStep,
@@ -71,7 +70,6 @@ class TrainingParts:
     Attributes:
         model: The model.
         optimizers: Its optimizers.
-        norms: Norms of gradients, where they are measured.
         epoch_input: Opens the batches of its epochs.
         step: One step.
         run_steps: Runs compiled steps.
@@ -82,7 +80,6 @@ class TrainingParts:
 
     model: Model
     optimizers: Optimizers
-    norms: GradientNorms | None
     epoch_input: EpochInput
     step: TrainStep
     run_steps: RunSteps
@@ -119,9 +116,6 @@ def assemble(task: TrainingTask, profile: StepRange | None = None) -> TrainingPa
         memory = complete_memory(memory, model, data.manifest)
         loss_scale = build_loss_scale(config.compute)
         optimizers = Optimizers(config.optimizer, model, total_steps, loss_scale)
-        if config.fit.gradient_norms:
-            norms = build_gradient_norms(model, config.fit.steps_per_loop)
-            options = replace(options, norms=norms)
     objective = _build_objective(task, model, optimizers)
     balanced = undo_balance(model, config.input, data.manifest)
     # What is fitted when training ends takes the place of what is missing.
@@ -134,9 +128,8 @@ def assemble(task: TrainingTask, profile: StepRange | None = None) -> TrainingPa
     step = TrainStep(model, objective, optimizers, options, inputs.lookups, inputs.keyed)
     run_steps = _compile(strategy, step)
     return TrainingParts(
-        model, optimizers, options.norms, epoch_input, step, run_steps, validate_steps,
-        steps_per_epoch, memory,
-    )  # fmt: skip
+        model, optimizers, epoch_input, step, run_steps, validate_steps, steps_per_epoch, memory
+    )
 
 
 def _count_steps(task: TrainingTask) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -20,9 +20,7 @@ from training.checkpoint.saved_tensors import find_non_finite
 from training.distribution.run_steps import RunSteps
 from training.distribution.workers import NullWriter, Workers
 from training.input.batches import FINITE_ADVICE, tell_non_finite
-from training.loop.diverged_batch import DivergedStep, write_diverged_batch
 from training.loop.epoch_input import EpochBatches, EpochInput
-from training.loop.gradient_norms import GradientNorms
 from training.loop.interruption import StopRequest
 from training.loop.step_validation import StepPlan, StepValidations
 from training.monitoring.progress import StepStatus, TrainingProgress
@@ -68,7 +66,6 @@ class RunContext:
         stop: Whether a signal has asked to stop.
         workers: The processes of the run, which stop together.
         validation_log: Its `validations.jsonl`; unwritten by all processes but the chief.
-        norms: Norms of the last steps' gradients, or None.
     """
 
     run: Path
@@ -79,7 +76,6 @@ class RunContext:
     stop: StopRequest
     workers: Workers
     validation_log: StepValidationLog | NullWriter = field(default_factory=NullWriter)
-    norms: GradientNorms | None = None
 
 
 class EpochRunner:
@@ -189,7 +185,7 @@ class EpochRunner:
             self.diverge(done, f"{name or 'a row of another worker'} is not finite")
 
     def diverge(self, done: Position, received: str) -> NoReturn:
-        """Ends training whose state is not finite; writes the batch of the last step.
+        """Ends training whose state is not finite after the last step.
 
         Args:
             done: Where the state was seen.
@@ -199,7 +195,7 @@ class EpochRunner:
             TrainingDivergedError: Always.
         """
         last = divmod(done.step(self._steps) - 1, self._steps)
-        self._diverge(Position(*last), math.nan, received)
+        self._diverge(Position(*last), received)
 
     def _run_call(self, batches: EpochBatches, position: Position) -> CallOutcome:
         """Runs the steps of one compiled call, and reads the tail after the epoch's last one."""
@@ -217,7 +213,7 @@ class EpochRunner:
         if not math.isfinite(loss):
             suffix = " (or a gradient)" if self._config.fit.check_gradients else ""
             culprit = Position(position.epoch, position.batch + outcome.steps - 1)
-            self._diverge(culprit, loss, f"loss {loss}{suffix}")
+            self._diverge(culprit, f"loss {loss}{suffix}")
 
     def _is_over(self, position: Position, validations: StepValidations | None) -> bool:
         """Whether an epoch has no further step."""
@@ -255,7 +251,7 @@ class EpochRunner:
 
     @contextmanager
     def _divergence_errors(self) -> Iterator[None]:
-        """Writes the batch where the state that a checkpoint was to hold is not finite."""
+        """Ends training where the state that a checkpoint was to hold is not finite."""
         try:
             yield
         except TrainingDivergedError as error:
@@ -264,26 +260,20 @@ class EpochRunner:
                 raise
             self.diverge(saved, str(error.received))
 
-    def _diverge(self, position: Position, loss: float, received: str) -> NoReturn:
+    def _diverge(self, position: Position, received: str) -> NoReturn:
+        odd = ""
+        if self.context.workers.is_chief:
+            with suppress(OSError):  # It must not hide what went wrong first.
+                odd = tell_non_finite(self._input.read_batch(position))
         has_temperature = self._config.model.kind == "retrieval"
-        error = build_divergence_error(received, position, has_temperature=has_temperature)
-        divergence = DivergedStep(position, position.step(self._steps) + 1, loss)
-        context = self.context
-        if not context.workers.is_chief:
-            raise error
-        try:
-            batch = self._input.read_batch(position)
-            if odd := tell_non_finite(batch):
-                error = build_divergence_error(received + odd, position, advice=FINITE_ADVICE)
-            manifest = self._input.data.manifest
-            where = write_diverged_batch(context.run, divergence, batch, manifest)
-            context.progress.message(f"the batch is in {where}", diverged=str(where))
-        except OSError as failure:  # It must not hide what went wrong first.
-            context.progress.message(f"the batch could not be written: {failure}")
-        raise error
+        raise build_divergence_error(
+            received + odd,
+            position,
+            has_temperature=has_temperature,
+            advice=FINITE_ADVICE if odd else "",
+        )
 
     def _log(self, position: Position, outcome: CallOutcome, seconds: float) -> None:
-        norms = self._read_norms(position, outcome.steps)
         self.context.step_log.write(
             StepRecord(
                 step=position.step(self._steps),
@@ -291,24 +281,8 @@ class EpochRunner:
                 loss=outcome.loss / outcome.steps,
                 examples_per_s=outcome.steps * self._config.input.batch_size / seconds,
                 input_wait_share=min(1.0, outcome.wait_s / seconds),
-                gradient_norms=norms,
             )
         )
-
-    def _read_norms(self, position: Position, steps: int) -> dict[str, float]:
-        """Writes the norms of each step to TensorBoard; returns their means over the call.
-
-        A step that has overflown its loss scale has none, and counts nowhere.
-        """
-        if self.context.norms is None:
-            return {}
-        found = self.context.norms.read(steps)
-        first = position.step(self._steps) - steps + 1
-        for number in range(steps):
-            norms = {f"gradient_norm/{name}": float(v[number]) for name, v in found.items()}
-            self.context.epoch_log.write_scalars(first + number, norms)
-        finite = {name: values[np.isfinite(values)] for name, values in found.items()}
-        return {name: float(values.mean()) for name, values in finite.items() if values.size}
 
     def _show(self, state: ResumeState, metric: tuple[str, float] | None) -> None:
         position, sums = state.position, state.sums

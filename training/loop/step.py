@@ -19,7 +19,6 @@ from training.embedding.distinct_rows import BatchRows, Lookups, plan_lookups, s
 from training.embedding.key_mapping import KeyedFeatures, admit_arrivals
 from training.embedding.key_space import reading_rows
 from training.input.batches import ARRIVALS, Batch
-from training.loop.gradient_norms import GradientNorms
 from training.loop.gradients import Gradient, LossScale, add_parts, are_finite
 from training.loop.optimizers import Optimizers
 from training.models.model import Model
@@ -37,14 +36,12 @@ class StepOptions:
         dtype: Type that products of matrices are computed in.
         xla: Whether XLA compiles loss and gradients.
         check_gradients: Whether a replica whose gradients are not finite returns a loss of NaN.
-        norms: Takes note of the norms of gradients, or None.
     """
 
     seed: int
     dtype: tf.DType = tf.float32
     xla: bool = False
     check_gradients: bool = False
-    norms: GradientNorms | None = None
 
 
 _PartResult: TypeAlias = tuple[tf.Tensor, list[Gradient], list[tf.Tensor], list[tf.Tensor | None]]
@@ -113,8 +110,6 @@ class TrainStep:
         known = [None if shared is None else shared.rows_of(table) for table in tables]
         total = gradients[0] if parts == 1 else add_parts(gradients)
         total, known = self._optimizers.widen(total, known, factor)
-        if self._options.norms is not None:
-            self._options.norms.record(total, known, factor)
         self._optimizers.apply(total, known)
         assign_state(self._state_variables, state)
         loss = tf.add_n(losses)

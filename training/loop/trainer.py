@@ -41,12 +41,10 @@ from training.monitoring.epoch_records import (
 from training.monitoring.progress import TrainingProgress
 from training.monitoring.run_logs import (
     EpochLog,
-    GraphWriter,
     StepLog,
     StepProfiler,
     StepValidationLog,
     read_step_validations,
-    read_weight_samples,
 )
 from training.reader.training_data import TrainingData
 
@@ -86,14 +84,10 @@ class Trainer:
         self._served = ServedRows(self._workers, self.parts.model.tables)
         self._warm_start: WarmStartReport | None = None
         self._shown: list[str] = []
-        self._graph_writer: GraphWriter | None = None
         self._profiler: StepProfiler | None = None
-        run_steps = self.parts.run_steps
-        if config.fit.graph:
-            run_steps = self._graph_writer = GraphWriter(run_steps, strategy, self.parts.step)
         if profile is not None and self._workers.is_chief:
-            run_steps = self._profiler = StepProfiler(run_steps, profile, progress)
-        self.parts = replace(self.parts, run_steps=run_steps)
+            self._profiler = StepProfiler(self.parts.run_steps, profile, progress)
+            self.parts = replace(self.parts, run_steps=self._profiler)
 
     def fit(
         self, run: Path, validate: Validate | None, stop: StopRequest | None = None
@@ -204,11 +198,9 @@ class Trainer:
             if is_chief and self.task.config.fit.validation is not None:
                 validation_log = StepValidationLog(run, done)
             stack.enter_context(closing(validation_log))
-            if self._graph_writer is not None:
-                self._graph_writer.begin(epoch_log)
             context = RunContext(
                 run, checkpoints, step_log, epoch_log, self.task.progress, stop, self._workers,
-                validation_log, self.parts.norms,
+                validation_log,
             )  # fmt: skip
             runner = EpochRunner(self.parts.epoch_input, self.parts.run_steps, context)
             if self.task.config.fit.checkpoint.at_start and checkpoints.saved is None:
@@ -369,11 +361,6 @@ class Trainer:
                 write_history(runner.context.run, history)
         state = ResumeState(Position(record.epoch, 0), EpochSums(), self.task.config.seed)
         runner.save(state, best=best)
-        shown = self.task.config.fit.histograms
-        samples = None
-        if shown is not None:
-            model, rows = self.parts.model, shown.sampled_rows
-            samples = self._served.read(lambda: read_weight_samples(model, rows))
-        runner.context.epoch_log.write(record, self._count_trained(history), samples)
+        runner.context.epoch_log.write(record, self._count_trained(history))
         self.task.progress.epoch(record, best and is_measured([record], metric), metric)
         return state

@@ -425,8 +425,7 @@ def _describe_steps(record: StepRecord) -> list[dict[str, Any]]:
         "input_wait_share": record.input_wait_share,
         "epoch": record.epoch,
     }
-    norms = _name_metrics(record.step, "gradient_norm", record.gradient_norms)
-    return _name_metrics(record.step, "train", about) + norms
+    return _name_metrics(record.step, "train", about)
 
 
 def _name_metrics(step: int, group: str, values: Mapping[str, float]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Logs of a run: lines by step, TensorBoard's scalars, histograms and graph, profiles of steps."""
+"""Logs of a run: lines by step, TensorBoard's scalars, profiles of steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TextIO, TypeVar
 
@@ -14,13 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from conf.artefacts.run import STEPS_FILE, VALIDATIONS_FILE
-from conf.schema import PAD_ID
 from conf.storage.atomic_output import write_text_atomic
 from conf.training.train import StepRange
-from training.distribution.run_steps import RunSteps, StepFunction, StepsResult
+from training.distribution.run_steps import RunSteps, StepsResult
 from training.distribution.tensorflow_runtime import disk_errors
-from training.distribution.workers import NullWriter
-from training.models.model import Model
 from training.monitoring.epoch_records import EpochRecord, StepValidation
 from training.monitoring.progress import TrainingProgress
 
@@ -35,7 +32,6 @@ class StepRecord:
         loss: Mean loss of these steps.
         examples_per_s: Rows per second of these steps.
         input_wait_share: Share of the time that they waited for their batches, in [0, 1].
-        gradient_norms: Mean norms of the gradients by table and network; empty: not asked for.
     """
 
     step: int
@@ -43,7 +39,6 @@ class StepRecord:
     loss: float
     examples_per_s: float
     input_wait_share: float
-    gradient_norms: Mapping[str, float] = field(default_factory=dict)
 
 
 Record = TypeVar("Record", StepRecord, StepValidation)
@@ -153,44 +148,8 @@ def _truncate(file: Path, kind: type[Record], finished_steps: int) -> None:
     write_text_atomic(file, "".join(map(_render_line, kept)))
 
 
-SAMPLED_PIECE_ROWS = 1 << 16
-
-
-def read_weight_samples(model: Model, sampled_rows: int) -> dict[str, tf.Tensor]:
-    """Returns the values that histograms show, by tag.
-
-    Args:
-        model: The model.
-        sampled_rows: Rows read of a table that has more: every n-th, always the same ones, so
-            the cost does not grow with the vocabulary.
-
-    Returns:
-        `weights/<name>`: a dense weight as it is; `row_norms/<table>`: Euclidean norms of rows,
-        float32 `[rows]`, padding left out.
-    """
-    weights = model.named_weights.items()
-    samples = {f"weights/{name}": tf.convert_to_tensor(variable) for name, variable in weights}
-    for name, table in sorted(model.tables.items()):
-        ids = sample_ids(table.vocabulary_size, sampled_rows)
-        norms = [
-            tf.norm(tf.cast(table.read_rows(tf.constant(piece)), tf.float32), axis=1)
-            for piece in np.split(ids, range(SAMPLED_PIECE_ROWS, len(ids), SAMPLED_PIECE_ROWS))
-        ]
-        samples[f"row_norms/{name}"] = tf.concat(norms, axis=0)
-    return samples
-
-
-def sample_ids(vocabulary_size: int, count: int) -> np.ndarray:
-    """Returns at most `count` ids, evenly spread over a vocabulary without its padding, rising."""
-    first = PAD_ID + 1
-    rows = vocabulary_size - first
-    if rows <= count:
-        return np.arange(first, vocabulary_size, dtype=np.int64)
-    return first + np.arange(count, dtype=np.int64) * rows // count
-
-
 class EpochLog:
-    """Writes one point per epoch and metric, and one histogram per epoch and weight.
+    """Writes one point per epoch and metric.
 
     Args:
         directory: Directory of the event files.
@@ -201,15 +160,12 @@ class EpochLog:
         with self._errors():
             self._writer = tf.summary.create_file_writer(str(directory))
 
-    def write(
-        self, record: EpochRecord, step: int, samples: Mapping[str, tf.Tensor] | None = None
-    ) -> None:
+    def write(self, record: EpochRecord, step: int) -> None:
         """Writes an epoch, through to the disk.
 
         Args:
             record: The epoch.
             step: Updates so far.
-            samples: Values by tag, each shown as a histogram; None: no histograms.
 
         Raises:
             InternalError: The event file cannot be written.
@@ -224,8 +180,6 @@ class EpochLog:
                 for table, counts in record.tables.items():
                     for name, count in counts.items():
                         tf.summary.scalar(f"tables/{table}/{name}", count)
-                for tag, values in (samples or {}).items():
-                    tf.summary.histogram(tag, values)
             self._writer.flush()
 
     def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
@@ -242,15 +196,6 @@ class EpochLog:
             for tag, value in values.items():
                 tf.summary.scalar(tag, value)
 
-    def write_graph(self, graph: tf.Graph) -> None:
-        """Writes a graph.
-
-        Raises:
-            InternalError: The event file cannot be written.
-        """
-        with self._errors(), self._writer.as_default(step=0):
-            tf.summary.graph(graph)
-
     def close(self) -> None:
         """Ends the event file."""
         with self._errors():
@@ -263,40 +208,6 @@ class EpochLog:
             "free some space (or check the permissions), then go on with --resume",
         ):
             yield
-
-
-class GraphWriter:
-    """Runs steps as another function does, and writes the graph of a step before the first.
-
-    Every process traces it, as the collectives of all must be numbered alike.
-
-    Args:
-        run_steps: Runs steps in one compiled call.
-        strategy: Runs each step on all replicas.
-        train_step: One replica's step.
-    """
-
-    def __init__(
-        self, run_steps: RunSteps, strategy: tf.distribute.Strategy, train_step: StepFunction
-    ) -> None:
-        self._run_steps, self._strategy, self._train_step = run_steps, strategy, train_step
-        self._log: EpochLog | NullWriter | None = None
-
-    def begin(self, log: EpochLog | NullWriter) -> None:
-        """Says where to write."""
-        self._log = log
-
-    def __call__(self, iterator: Any, steps: tf.Tensor) -> StepsResult:
-        """Runs the steps."""
-        if self._log is not None:
-            log, self._log = self._log, None
-            step = tf.function(
-                lambda batch: self._strategy.run(self._train_step, args=(batch,)), autograph=False
-            )
-            graph = step.get_concrete_function(iterator.element_spec).graph
-            if isinstance(log, EpochLog):
-                log.write_graph(graph)
-        return self._run_steps(iterator, steps)
 
 
 PROFILE_PLUGIN = "tensorboard-plugin-profile"

@@ -174,25 +174,21 @@ def test_a_run_without_steps_says_so(steps: tuple[dict, ...], finished: RunData)
     assert shown.plots == []
 
 
-def test_validations_between_epochs_and_gradient_norms_are_shown(finished: RunData) -> None:
+def test_validations_between_epochs_are_shown(finished: RunData) -> None:
     assert not show("steps", finished).details
-    norms = {"all": 3.0, "table/movie_id": 2.0, "network/network": 1.0}
-    steps = tuple({**line, "gradient_norms": norms} for line in finished.steps)
     found = tuple(
         {"step": 4 * n, "epoch": 1, "validation": {"auc": auc, "log_loss": 0.5}}
         for n, auc in ((1, 0.6), (2, 0.75), (3, None))
     )
     card = {**finished.card, "training": {"best_step": 8}}
-    shown = show("steps", replace(finished, steps=steps, validations=found, card=card))
-    assert len(shown.plots) == 3
+    shown = show("steps", replace(finished, validations=found, card=card))
+    assert len(shown.plots) == 2
     assert "the weights after step 8 were kept" in shown.captions[1]
-    (_, is_open, table), (_, _, of_norms) = shown.details
+    ((_, is_open, table),) = shown.details
     assert not is_open
     assert table.tables[0].columns == ["Step", "AUC", "Log loss"]
     assert table.tables[0].row("8") == ["8", "0.7500", "0.5000"]
     assert table.tables[0].best_of("8")[0]
-    panels = "".join(of_norms.plots[0].itertext())
-    assert all(name in panels for name in ("all", "table movie_id", "network network"))
 
 
 def test_a_run_on_all_rows_tells_how_it_was_chosen(finished: RunData) -> None:

@@ -150,7 +150,7 @@ def test_the_text_form_has_a_line_per_key_in_order_of_creation(filled, tmp_path:
 
 
 def test_what_is_saved_is_loaded(filled, tmp_path: Path):
-    for ending, accuracy in (("", 1e-8), (".txt", 1e-8), (".parquet", 0)):
+    for ending, accuracy in (("", 1e-8), (".txt", 1e-8), (".parquet", 0), (".npz", 0)):
         filled.save(tmp_path / f"t{ending}")
         store = TableStore(DIM)
         store.pull([1, 2])
@@ -160,8 +160,12 @@ def test_what_is_saved_is_loaded(filled, tmp_path: Path):
     frame = pd.read_parquet(tmp_path / "t.parquet")
     assert list(frame["key"]) == keys
     np.testing.assert_array_equal(np.stack(frame["vector"]), filled.pull(keys))
-    TableStore(DIM).save(tmp_path / "none.txt")
-    assert store.load(tmp_path / "none.txt") == len(store) == 0
+    with np.load(tmp_path / "t.npz", allow_pickle=False) as arrays:
+        np.testing.assert_array_equal(arrays["keys"], keys)
+        np.testing.assert_array_equal(arrays["rows"], filled.pull(keys))
+    for name in ("none.txt", "none.npz"):
+        TableStore(DIM).save(tmp_path / name)
+        assert store.load(tmp_path / name) == len(store) == 0
 
 
 @pytest.mark.parametrize(
@@ -226,6 +230,36 @@ def test_what_is_no_key_or_no_vector_in_parquet_is_refused(
     pq.write_table(table, tmp_path / "t.parquet")
     with pytest.raises(InputDataError, match=message):
         filled.load(tmp_path / "t.parquet")
+    assert len(filled) == 5
+
+
+ROWS = np.ones((2, DIM), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"keys": np.array([5, 6])}, "no file of this table"),
+        ({"keys": np.array([5, 6], np.int32), "rows": ROWS}, "no file of this table"),
+        ({"keys": np.array([[5], [6]]), "rows": ROWS}, "no file of this table"),
+        ({"keys": np.array([5, 6]), "rows": ROWS[:1]}, "no file of this table"),
+        ({"keys": np.array([5, 6]), "rows": ROWS[:, :1]}, "no file of this table"),
+        ({"keys": np.array([5, 6]), "rows": ROWS.astype(float)}, "no file of this table"),
+        ({"keys": np.array(5), "rows": ROWS}, "no file of this table"),
+        ({"keys": np.array([5, 6]), "rows": np.array([[1, 2, 3], [4, np.nan, 6]], "f4")}, "row 2"),
+        ({"keys": np.array([{}]), "rows": ROWS}, "cannot be read"),
+        ({"keys": np.array([5, 5]), "rows": ROWS}, "a key twice"),
+    ],
+    ids=str,
+)
+def test_what_is_no_table_in_numpy_is_refused(filled, tmp_path: Path, arrays, message):
+    np.savez(tmp_path / "t.npz", **arrays)
+    with pytest.raises(InputDataError, match=message):
+        filled.load(tmp_path / "t.npz")
+    whole = (tmp_path / "t.npz").read_bytes()
+    (tmp_path / "t.npz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputDataError, match="cannot be read"):
+        filled.load(tmp_path / "t.npz")
     assert len(filled) == 5
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +30,6 @@ from training.checkpoint.resume_state import (
     EpochSums,
     Position,
     ResumeState,
-    build_divergence_error,
 )
 from training.checkpoint.saved_tensors import collect_state, find_non_finite
 from training.distribution.run_steps import build_run_steps
@@ -39,12 +37,6 @@ from training.distribution.strategy import build_strategy
 from training.distribution.workers import NullWriter, Workers
 from training.input.batches import build_eval_dataset
 from training.loop import assembly
-from training.loop.diverged_batch import (
-    DivergedStep,
-    describe_feature,
-    flatten_batch,
-    write_diverged_batch,
-)
 from training.loop.epoch_input import EpochInput, StepInputs, find_unknown_id
 from training.loop.epochs import EpochRunner, RunContext
 from training.loop.interruption import StopRequest
@@ -410,9 +402,6 @@ def test_training_ends_at_the_batch_that_is_at_fault(
     with pytest.raises(TrainingDivergedError, match="epoch 2, at step 5") as caught:
         trainer.fit(tmp_path, None)
     assert caught.value.exit_code == 5
-    summary = json.loads((tmp_path / "diverged" / "diverged.json").read_text())
-    assert (summary["epoch"], summary["batch"], summary["step"]) == (2, 4, 17)
-    check_written_batch(trainer, tmp_path, CULPRIT)
     check_last_checkpoint(trainer, tmp_path, fit)
 
 
@@ -449,15 +438,6 @@ def test_weights_that_burst_in_the_last_step_are_not_saved(
     with pytest.raises(TrainingDivergedError, match=r"epoch 1, at step 1\n.*not finite"):
         trainer.fit(tmp_path, None)
     assert list_checkpoints(tmp_path / "checkpoints" / "last") == []
-    check_written_batch(trainer, tmp_path, Position(0, 0))
-
-
-def check_written_batch(trainer: Trainer, run: Path, position: Position) -> None:
-    batch = trainer.parts.epoch_input.read_batch(position)
-    with np.load(run / "diverged" / "batch.npz", allow_pickle=False) as arrays:
-        assert set(arrays) == set(batch)
-        for name, value in batch.items():
-            np.testing.assert_array_equal(arrays[name], value)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
@@ -465,7 +445,7 @@ def check_written_batch(trainer: Trainer, run: Path, position: Position) -> None
     ("every_steps", "asynchronous"),
     some_of(itertools.product([4, 12], [True, False]), [(4, False), (12, True)]),
 )
-def test_state_that_bursts_where_no_loss_shows_it_leaves_the_batch(
+def test_state_that_bursts_where_no_loss_shows_it_is_not_saved(
     asynchronous: bool, every_steps: int, data: TrainingData, monkeypatch, tmp_path: Path
 ) -> None:
     """Found when it is saved, inside of an epoch and at its end."""
@@ -487,7 +467,6 @@ def test_state_that_bursts_where_no_loss_shows_it_leaves_the_batch(
     with pytest.raises(TrainingDivergedError, match=message):
         trainer.fit(tmp_path, None)
     assert list_checkpoints(tmp_path / "checkpoints" / "last") == []
-    check_written_batch(trainer, tmp_path, Position(0, every_steps - 1))
 
 
 def test_features_that_are_no_numbers_are_named_and_no_rate_is_blamed(
@@ -495,89 +474,24 @@ def test_features_that_are_no_numbers_are_named_and_no_rate_is_blamed(
 ) -> None:
     trainer = build_trainer(data, monkeypatch, steps_per_loop=5)
     read = trainer.parts.epoch_input.read_batch
-    odd = {name: BATCH[name] for name in ("price", "age", "tags")}
+    odd = {
+        "price": tf.constant([1.0, np.nan, 3.0]),
+        "age": tf.constant([20.0, 30.0, 9e8]),
+        "tags": tf.SparseTensor([[0, 1], [2, 5]], [np.inf, 2.0], [3, 9]),
+    }
     monkeypatch.setattr(trainer.parts.epoch_input, "read_batch", lambda at: {**read(at), **odd})
     with pytest.raises(TrainingDivergedError, match="NaN or infinity in price, tags") as caught:
         trainer.fit(tmp_path, None)
     assert "learning_rate" not in str(caught.value)
 
 
-def test_a_disk_that_is_full_does_not_hide_the_divergence(
+def test_a_disk_that_fails_does_not_hide_the_divergence(
     data: TrainingData, monkeypatch, tmp_path: Path
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
 
     trainer = build_trainer(data, monkeypatch, steps_per_loop=5)
-    monkeypatch.setattr("training.loop.epochs.write_diverged_batch", full)
+    monkeypatch.setattr(trainer.parts.epoch_input, "read_batch", fail)
     with pytest.raises(TrainingDivergedError, match="epoch 2, at step 5"):
         trainer.fit(tmp_path, None)
-
-
-BATCH = {
-    "price": tf.constant([1.0, np.nan, 3.0]),
-    "age": tf.constant([20.0, 30.0, 9e8]),
-    "ids": tf.ragged.constant([[1, 2], [], [3]], dtype=tf.int64),
-    "tags": tf.SparseTensor([[0, 1], [2, 5]], [np.inf, 2.0], [3, 9]),
-    "name": tf.constant([b"a\0", b"", b"bcd\0"]),
-    "file": tf.constant([[1, 2], [3, 4], [5, 6]], tf.int64),
-}
-
-
-def test_the_batch_and_what_is_odd_about_it(tmp_path: Path, tiny_manifest: Manifest) -> None:
-    where = write_diverged_batch(
-        tmp_path, DivergedStep(Position(1, 4), 17, float("nan")), BATCH, tiny_manifest
-    )
-    assert where == tmp_path / "diverged"
-    summary = json.loads((where / "diverged.json").read_text())
-    assert (summary["epoch"], summary["batch"], summary["step"]) == (2, 4, 17)
-    assert summary["loss"] == "nan"
-    assert summary["non_finite"] == ["price", "tags"]
-    assert summary["extreme"] == ["age"]
-    assert summary["features"]["price"]["first_rows"] == [1]
-    assert (summary["features"]["price"]["min"], summary["features"]["price"]["max"]) == (1, 3)
-    assert summary["features"]["ids"]["max"] == 3
-    with np.load(where / "batch.npz", allow_pickle=False) as arrays:
-        np.testing.assert_array_equal(arrays["price"], [1, np.nan, 3])
-        np.testing.assert_array_equal(arrays["file"], [[1, 2], [3, 4], [5, 6]])
-        np.testing.assert_array_equal(arrays["ids.row_splits"], [0, 2, 2, 3])
-        np.testing.assert_array_equal(arrays["tags.indices"], [[0, 1], [2, 5]])
-        text, offsets = arrays["name.bytes"].tobytes(), arrays["name.offsets"]
-    names = [text[a:b] for a, b in itertools.pairwise(offsets)]
-    assert names == [b"a\0", b"", b"bcd\0"]
-
-
-def test_a_second_divergence_replaces_the_first(tmp_path: Path, tiny_manifest: Manifest) -> None:
-    for step in (3, 5):
-        divergence = DivergedStep(Position(0, step - 1), step, float("inf"))
-        where = write_diverged_batch(tmp_path, divergence, {"x": tf.ones([2])}, tiny_manifest)
-    assert json.loads((where / "diverged.json").read_text())["step"] == 5
-
-
-def test_extreme_is_measured_by_what_training_saw(tmp_path: Path, tiny_manifest: Manifest) -> None:
-    values = np.array([5.0, 1000.0], np.float32)
-    assert describe_feature(values, {})["extreme"] == 0
-    assert describe_feature(values, {"mean": 4.0, "std": 2.0})["extreme"] == 1
-    assert describe_feature(values, {"mean": 4.0, "std": 0.0})["extreme"] == 0
-    seen = replace(tiny_manifest, statistics={"train": {"x": {"mean": 4.0, "std": 2.0}}})
-    divergence = DivergedStep(Position(0, 0), 1, float("nan"))
-    where = write_diverged_batch(tmp_path, divergence, {"x": tf.constant(values)}, seen)
-    assert json.loads((where / "diverged.json").read_text())["extreme"] == ["x"]
-
-
-@pytest.mark.parametrize("values", [np.zeros((0, 3), np.float32), np.array([b"x"], object)])
-def test_what_has_no_range(values: np.ndarray) -> None:
-    assert describe_feature(values, {})["min"] is None
-
-
-def test_arrays_need_no_pickle() -> None:
-    assert all(array.dtype != object for array in flatten_batch(BATCH).values())
-
-
-def test_the_error_counts_from_one() -> None:
-    error = build_divergence_error("loss nan", Position(1, 4))
-    assert "epoch 2, at step 5" in error.what
-    assert "temperature" not in (error.fix or "")
-    tempered = build_divergence_error("loss nan", Position(1, 4), has_temperature=True)
-    assert "raise model.temperature" in (tempered.fix or "")
-    assert error.exit_code == 5

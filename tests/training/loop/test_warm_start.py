@@ -495,11 +495,7 @@ def test_files_stand_beside_a_run(ruled_run: Path, tiny_version: Path, tmp_path:
 
 def write_elsewhere(folder: Path, keys: np.ndarray, rows: np.ndarray) -> dict[str, Path]:
     """A table as other programs write it."""
-    for name, values in (("users-keys", keys), ("users-values", rows)):
-        (folder / name).write_bytes(values.tobytes())
-    for kind, values in (("key", keys), ("embedding", rows), ("LazyAdam_momentum", rows)):
-        (folder / "mxrec" / kind).mkdir(parents=True)
-        (folder / "mxrec" / kind / "slice.data").write_bytes(values.tobytes())
+    np.savez(folder / "users.npz", keys=keys, rows=rows, counts=keys)
     pq.write_table(
         pa.table({"vector": rows.tolist(), "key": keys, "count": keys}), folder / "users.parquet"
     )
@@ -507,11 +503,7 @@ def write_elsewhere(folder: Path, keys: np.ndarray, rows: np.ndarray) -> dict[st
         f"{k}\t{','.join(map(str, row))}\n" for k, row in zip(keys, rows.tolist(), strict=True)
     ]
     (folder / "users.tsv").write_text("".join(lines))
-    tf.raw_ops.SaveV2(
-        prefix=str(folder / "model"), tensor_names=["users-keys", "users-values"],
-        shape_and_slices=["", ""], tensors=[tf.constant(keys), tf.constant(rows)],
-    )  # fmt: skip
-    paths = ("users", "mxrec", "users.parquet", "users.tsv", "model", "model#users")
+    paths = ("users.npz", "users.parquet", "users.tsv")
     return {name: folder / name for name in paths}
 
 
@@ -538,13 +530,12 @@ def test_a_run_starts_from_tables_of_others_and_its_file_says_from_where(
 ) -> None:
     rows = np.arange(12, dtype=np.float32).reshape(3, 4) / 16
     paths = write_elsewhere(tmp_path, np.array([1 << 60, 5, 7]), rows)
-    warm = {"tables": {"user_id": str(paths["mxrec"])}}
+    warm = {"tables": {"user_id": str(paths["users.npz"])}}
     report = warm_start_build(configure(tiny_version, tmp_path, RULED, warm)).warm_start()
     assert report.rows["user_id"] == {"rows": 5, "transferred": 3}
-    assert "mxrec" in report.render()
-    short = np.ones((3, 3), np.float32)
-    (tmp_path / "mxrec" / "embedding" / "slice.data").write_bytes(short.tobytes())
-    refuse(configure(tiny_version, tmp_path / "refused", RULED, warm), InputDataError, "a row of")
+    assert "users.npz" in report.render()
+    np.savez(paths["users.npz"], keys=np.array([1, 2]), rows=np.ones((2, 3), np.float32))
+    refuse(configure(tiny_version, tmp_path / "refused", RULED, warm), InputDataError, "no file of")
 
 
 BAD_FILES: list[tuple[str, str | None, type[SluiceError], str]] = [

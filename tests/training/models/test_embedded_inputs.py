@@ -25,7 +25,6 @@ from training.embedding.distinct_rows import (
     sharing_rows,
 )
 from training.embedding.static_table import EmbeddingTable, RowUpdates
-from training.loop.gradient_norms import GradientNorms, build_gradient_norms
 from training.loop.optimizers import Optimizers
 from training.loop.step import StepOptions, TrainStep
 from training.models.embedded_inputs import (
@@ -182,29 +181,23 @@ STEPS, BATCH = 4, 16
 
 def train(
     updates: dict[str, RowUpdates], *, shares: bool = False, l2: float | None = None, **more: Any
-) -> tuple[ToyModel, Optimizers, GradientNorms]:
+) -> tuple[ToyModel, Optimizers]:
     model = ToyModel(l2=l2)
     for name, own in updates.items():
         model.tables[name].updates = own
     config = {"learning_rate": 0.05, "epsilon": 1e-3, "beta_1": 0.8, "beta_2": 0.9, **more}
     optimizers = Optimizers(OptimizerConfig.model_validate(config), model, STEPS)
     lookups = plan_lookups(model.lookups) if shares else None
-    norms = build_gradient_norms(model, STEPS)
-    options = StepOptions(seed=1, norms=norms)
-    step = TrainStep(model, squared_error, optimizers, options, lookups)
+    step = TrainStep(model, squared_error, optimizers, StepOptions(seed=1), lookups)
     batches = build_toy_batches(BATCH)
     if lookups is not None:
         batches = add_distinct_ids(batches, lookups)
     build_run_steps(tf.distribute.get_strategy(), step)(iter(batches), tf.constant(STEPS))
-    return model, optimizers, norms
+    return model, optimizers
 
 
-def train_by_keras(l2: float) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The same steps with whole tables as dense weights and Keras' L2 of each.
-
-    Returns the weights, and the norms of each step's gradients.
-    """
-    norms = []
+def train_by_keras(l2: float) -> list[np.ndarray]:
+    """The same steps with whole tables as dense weights and Keras' L2 of each."""
     model = ToyModel()
     variables = [*model.table_variables, *model.dense_variables]
     optimizer = keras.optimizers.Adam(0.05, beta_1=0.8, beta_2=0.9, epsilon=1e-3)
@@ -214,30 +207,23 @@ def train_by_keras(l2: float) -> tuple[list[np.ndarray], list[np.ndarray]]:
             loss = tf.reduce_mean(squared_error(model, batch, None))
             loss += l2 * tf.add_n([tf.reduce_sum(v**2) for v in model.table_variables])
         gradients = tape.gradient(loss, variables)
-        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        norms.append(np.array([np.linalg.norm(gradient) for gradient in gradients]))
-        optimizer.apply(gradients)
-    return [v.numpy() for v in variables], norms
+        optimizer.apply([tf.convert_to_tensor(gradient) for gradient in gradients])
+    return [v.numpy() for v in variables]
 
 
 @pytest.mark.parametrize("more", [{}, {"accumulate_steps": 2}, {"shares": True}], ids=str)
 @pytest.mark.parametrize("l2", [None, 0.03])
 def test_tables_updated_as_a_whole_are_dense_weights_to_keras(l2, more) -> None:
     whole = RowUpdates(l2=l2, are_dense=True)
-    model, _, norms = train({"items": whole, "users": whole}, **more)
+    model, _ = train({"items": whole, "users": whole}, **more)
     found = [v.numpy() for v in (*model.table_variables, *model.dense_variables)]
-    weights, steps = train_by_keras(l2 or 0.0)
-    for ours, expected in zip(found, weights, strict=True):
+    for ours, expected in zip(found, train_by_keras(l2 or 0.0), strict=True):
         np.testing.assert_allclose(ours, expected, rtol=2e-4, atol=2e-5)
-    logged = norms.read(STEPS)
-    for number, name in enumerate(("table/items", "table/users")):
-        np.testing.assert_allclose(logged[name], [n[number] for n in steps], rtol=1e-3)
-    np.testing.assert_allclose(logged["all"], [np.linalg.norm(n) for n in steps], rtol=1e-3)
 
 
 @pytest.mark.parametrize("shares", [False, True])
 def test_l2_of_a_table_is_that_of_the_rows_that_a_batch_looks_up(shares: bool) -> None:
-    model, _, _ = train(
+    model, _ = train(
         {"items": RowUpdates(l2=0.03)}, shares=shares, sparse={"kind": "sgd", "learning_rate": 0.1}
     )
     reference = ToyModel()
@@ -264,7 +250,7 @@ def test_l2_of_a_table_is_that_of_the_rows_that_a_batch_looks_up(shares: bool) -
 def test_a_table_may_have_an_optimizer_and_a_rate_of_its_own(shares: bool) -> None:
     own = SparseAdagradConfig(learning_rate=0.3, initial_accumulator=0.2)
     tables = {"items": RowUpdates(optimizer=own), "users": RowUpdates()}
-    model, optimizers, _ = train(tables, shares=shares, sparse={"kind": "sgd"})
+    model, optimizers = train(tables, shares=shares, sparse={"kind": "sgd"})
     reference = ToyModel()
     adagrad = keras.optimizers.Adagrad(0.3, initial_accumulator_value=0.2)
     rest = keras.optimizers.Adam(0.05, beta_1=0.8, beta_2=0.9, epsilon=1e-3)
@@ -293,7 +279,7 @@ def test_a_table_may_have_an_optimizer_and_a_rate_of_its_own(shares: bool) -> No
 
 @pytest.mark.parametrize("shares", [False, True])
 def test_a_frozen_table_keeps_its_rows_and_has_no_state(shares: bool) -> None:
-    model, optimizers, _ = train({"items": RowUpdates(is_trained=False)}, shares=shares, l2=0.1)
+    model, optimizers = train({"items": RowUpdates(is_trained=False)}, shares=shares, l2=0.1)
     fresh = ToyModel()
     np.testing.assert_array_equal(model.tables["items"].rows, fresh.tables["items"].rows.numpy())
     assert not np.array_equal(model.tables["users"].rows, fresh.tables["users"].rows.numpy())

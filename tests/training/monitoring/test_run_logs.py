@@ -11,11 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.errors import InternalError
-from conf.manifest import Manifest
-from conf.training.models import DSSMConfig
 from conf.training.train import StepRange
 from training.distribution.run_steps import StepsResult
-from training.models.registry import build_model
 from training.monitoring import run_logs as module
 from training.monitoring.epoch_records import EpochRecord
 from training.monitoring.run_logs import (
@@ -24,8 +21,6 @@ from training.monitoring.run_logs import (
     StepProfiler,
     StepRecord,
     read_steps,
-    read_weight_samples,
-    sample_ids,
 )
 
 
@@ -72,32 +67,6 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path, torn: bytes) -> None:
     assert [line.step for line in read_steps(tmp_path)] == [1, 2, 3, 4, 5, 6, 7]
 
 
-@given(st.integers(1, 500), st.integers(1, 200))
-def test_ids_are_distinct_spread_and_never_padding(size: int, count: int) -> None:
-    ids = sample_ids(size, count)
-    assert len(ids) == min(count, size - 1)
-    assert len(set(ids)) == len(ids)
-    if len(ids):
-        assert ids[0] == 1
-        assert ids[-1] < size
-        gaps = np.diff(np.append(ids, size))
-        assert gaps.max() - gaps.min() <= 1
-
-
-@pytest.mark.parametrize("sampled_rows", [7, 100_000])
-def test_values_are_those_of_the_weights(
-    sampled_rows: int, tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    model = build_model(DSSMConfig(embedding_dim=4), tiny_manifest, 1)
-    samples = read_weight_samples(model, sampled_rows)
-    assert len(samples) == len(model.dense_variables) + len(model.tables)
-    for name, table in model.tables.items():
-        rows = table.rows.numpy().astype(np.float64)
-        expected = np.sqrt((rows**2).sum(axis=1))[sample_ids(len(rows), sampled_rows)]
-        np.testing.assert_allclose(samples[f"row_norms/{name}"], expected, rtol=1e-6)
-    assert all(tag.startswith(("weights/", "row_norms/")) for tag in samples)
-
-
 RECORD = EpochRecord(1, 0.5, 2.0, 100, 50.0, 0.25, {"mrr": 0.125})
 
 
@@ -117,22 +86,6 @@ def test_an_epoch_is_one_point_per_metric(tmp_path: Path) -> None:
         "train/input_wait_share": (7, 0.25),
         "validation/mrr": (7, 0.125),
     }
-
-
-def test_samples_become_histograms(tmp_path: Path) -> None:
-    log = EpochLog(tmp_path)
-    log.write(RECORD, 7, {"row_norms/movie_id": tf.constant([0.0, 1.0, 1.0])})
-    log.close()
-    (file,) = tmp_path.glob("events.*")
-    (buckets,) = [
-        tf.make_ndarray(value.tensor)  # [buckets, 3]: left, right, count
-        for event in tf.compat.v1.train.summary_iterator(str(file))
-        for value in event.summary.value
-        if value.tag == "row_norms/movie_id"
-    ]
-    assert buckets[:, 2].sum() == 3
-    assert buckets[0, 0] == 0.0
-    assert buckets[-1, 1] == 1.0
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:

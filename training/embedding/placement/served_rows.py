@@ -1,4 +1,4 @@
-"""Rows of all workers, read by the chief outside of steps: for validation and histograms.
+"""Rows of all workers, read by the chief outside of steps, for validation.
 
 While the chief computes, the others wait for what it asks of them:
 
@@ -89,16 +89,6 @@ class ServedRows:
         if not self._workers.is_chief:
             self._serve()
         return self._workers.share(decide_served)
-
-    def read(self, compute: Callable[[], T]) -> T | None:
-        """Returns what the chief computes from rows of all workers; None at the others."""
-        if not self._matrices:
-            return compute() if self._workers.is_chief else None
-        if not self._workers.is_chief:
-            self._serve()
-            return None
-        with self._asking():
-            return compute()
 
     @contextmanager
     def _asking(self) -> Iterator[None]:

@@ -1,1 +1,0 @@
-"""Tables that other systems saved: found under a path, and read as keys and rows."""
