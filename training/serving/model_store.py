@@ -70,9 +70,9 @@ class ModelStore:
                 fix="write one by `sluice export --to DIR`",
             )
 
-    def start(self, check: Callable[[ServedVersion], None]) -> None:
+    def start(self, check: Callable[[ServedVersion], None] | None = None) -> None:
         """Looks out for new versions, which `check` may refuse."""
-        self._check = check
+        self._check = check or self._check
         self._thread.start()
 
     def stop(self) -> None:

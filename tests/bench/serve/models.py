@@ -15,10 +15,17 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from conf.artefacts.dataset import read_manifest
-from conf.artefacts.export import EMBEDDINGS_DIR, EXPORT_FILE, ITEMS_FILE, USERS_FILE, ExportOptions
+from conf.artefacts.export import (
+    EMBEDDINGS_DIR,
+    EXPORT_FILE,
+    ITEMS_FILE,
+    USERS_FILE,
+    ExportOptions,
+    seal_card,
+)
 from conf.artefacts.export import list_files as hash_files
 from conf.artefacts.run import read_json, write_json
-from conf.schema import FIRST_TOKEN_ID, fingerprint
+from conf.schema import FIRST_TOKEN_ID
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel
@@ -78,10 +85,7 @@ def enlarge(version: Path, items: int, dim: int) -> None:
     (version / EXPORT_FILE).unlink()
     files = hash_files(version)
     card["embeddings"]["items"]["rows"] = items
-    write_json(
-        version / EXPORT_FILE,
-        {**card, "files": files, "fingerprint": fingerprint({"files": files})},
-    )
+    write_json(version / EXPORT_FILE, seal_card({**card, "files": files}))
 
 
 def _write_vectors(path: Path, keys: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
