@@ -177,6 +177,12 @@ def _describe(survey: Survey, files: Files, surveyed: Mapping[str, Sequence[Surv
     schema = plan.schema
     refuse_negative_weights(schema, merged)
     _warn_of_numbers(schema, merged)
+    for name, lists in (+survey.padded_in_front).items():
+        logger.warning(
+            "feature %s: %s lists begin with padding, and `max_len` keeps the first values; "
+            "`order: oldest_first` turns lists round that are padded in front",
+            name, f"{lists:,}",
+        )  # fmt: skip
     keys = {**dict(config.keys), **{r: config.find_key(r) for r in ("label", "weight")}}
     return Manifest(
         dataset_name=config.name,

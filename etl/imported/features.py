@@ -15,8 +15,9 @@ from conf.artefacts.counted_keys import CountedKeys
 from conf.errors import InputDataError, did_you_mean
 from conf.etl.imported import ImportConfig
 from conf.manifest import SEQUENCE_RECORDS, InputFile
-from conf.schema import PackedSlot
+from conf.schema import PAD_ID, PackedSlot
 from etl.imported.files import Files
+from etl.imported.ids import find_pad_token
 from etl.quality.label_statistics import LabelFocus
 from etl.records.train_counts import TrainCounter
 from etl.tfrecord.codec.framing import read_record_blocks
@@ -44,6 +45,16 @@ class ImportedFeatures:
     def feature_lists(self) -> tuple[str, ...]:
         """Features that stand in the feature lists of SequenceExamples."""
         return tuple(feature.name for feature in self.wire if feature.is_sequence)
+
+    @property
+    def id_lists(self) -> dict[str, int]:
+        """Lists of ids, each with what pads it in the files."""
+        found = zip(self.config.features, self.wire, strict=True)
+        return {
+            feature.name: find_pad_token(feature.offset) if feature.offset else PAD_ID
+            for feature, wire in found
+            if wire.is_list and (feature.reads_as_ids(wire.kind) or feature.are_keys)
+        }
 
     def check_file(self, split: str, path: str, rows: int, with_lists: int) -> None:
         """Refuses a file of the other record type.

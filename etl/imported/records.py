@@ -28,6 +28,14 @@ class RecordReader:
         self._feature_lists = features.feature_lists
         self._aligned = features.config.aligned
         self._turned = [feature.name for feature in features.config.features if feature.turns]
+        pads = features.id_lists
+        self._pads = {name: pads[name] for name in self._turned if name in pads}
+        self._ids_beside = {
+            name: next(ids for ids in group if ids in self._pads)
+            for group in (*((name,) for name in self._pads), *self._aligned)
+            for name in group
+            if self._pads.keys() & set(group)
+        }
         plain = [WireFeature(f.name, f.kind, f.is_list) for f in features.wire]
         self.schema = pa.schema([(feature.name, feature.arrow_type) for feature in plain])
 
@@ -43,8 +51,9 @@ class RecordReader:
 
         Raises:
             CorruptRecordError: A record is not of the record type.
-            InputDataError: A feature holds another kind of values, a step other than one value, or
-                lists that are to be aligned are not equally long.
+            InputDataError: A feature holds another kind of values, a step other than one value,
+                lists that are to be aligned are not equally long, or nothing says which of those
+                to be turned end where the ids beside them are padded.
         """
         batch = self._decoder.decode_block(block, path)
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
@@ -53,9 +62,24 @@ class RecordReader:
             columns[name] = _join(columns[name])
         for group in self._aligned:
             _check_aligned(columns, group, block, path)
-        for name in self._turned:
-            columns[name] = _turn(columns[name])
+        columns |= self._turn(columns, path)
         return pa.RecordBatch.from_arrays(list(columns.values()), schema=self.schema)
+
+    def _turn(self, columns: dict[str, pa.Array], path: str) -> dict[str, pa.Array]:
+        """Turns lists round, each up to where its ids, or those beside it, are padded."""
+        lengths = {name: list_lengths(columns[name]) for name in self._turned}
+        ends = {ids: count_unpadded(columns[ids], pad) for ids, pad in self._pads.items()}
+        padded = [ids for ids, kept in ends.items() if (kept < lengths[ids]).any()]
+        for name in lengths.keys() - self._ids_beside.keys():
+            beside = [ids for ids in padded if np.array_equal(lengths[ids], lengths[name])]
+            if beside:
+                raise InputDataError(
+                    f"{path}: {beside[0]!r} is padded at its end, and {name!r} is as long",
+                    received=f"order: oldest_first of {name}",
+                    fix=f"name them by `aligned: [[{beside[0]}, {name}]]`, so that both are cut",
+                )
+        ends |= {name: ends[ids] for name, ids in self._ids_beside.items()}
+        return {name: _turn(columns[name], ends.get(name, lengths[name])) for name in lengths}
 
 
 def _check_steps(name: str, column: pa.ListArray, block: RecordBlock, path: str) -> None:
@@ -102,12 +126,28 @@ def _check_aligned(
         )
 
 
-def _turn(column: pa.ListArray) -> pa.ListArray:
-    """Turns each list round."""
+def count_unpadded(column: pa.ListArray, pad: int) -> np.ndarray:
+    """Number of values of each list without the padding at its end, int64 `[rows]`."""
     lengths = list_lengths(column)
-    ends = np.cumsum(lengths)
-    # Of value k, in a list that ends before e and begins at b: the value at b + e - 1 - k.
-    places = np.repeat(2 * ends - lengths - 1, lengths) - np.arange(lengths.sum())
+    ends, values = np.cumsum(lengths), column.flatten().to_numpy()
+    seen = np.maximum.accumulate(np.where(values == pad, -1, np.arange(len(values))))
+    last = np.concatenate([[-1], seen])[ends]
+    return np.maximum(last + 1 - (ends - lengths), 0)
+
+
+def count_padded_in_front(column: pa.ListArray, pad: int) -> int:
+    """Number of lists that begin with padding and hold other values behind it."""
+    lengths, values = list_lengths(column), column.flatten().to_numpy()
+    held = count_unpadded(column, pad) > 0
+    return int((values[(np.cumsum(lengths) - lengths)[held]] == pad).sum())
+
+
+def _turn(column: pa.ListArray, kept: np.ndarray) -> pa.ListArray:
+    """Turns the first values of each list round; the others are padding, and left out."""
+    lengths = list_lengths(column)
+    ends = np.cumsum(kept)
+    # Of value k, in a list that ends before e: the value at b + e - 1 - k, b where it begins now.
+    places = np.repeat(np.cumsum(lengths) - lengths + ends - 1, kept) - np.arange(kept.sum())
     offsets = pa.array(np.concatenate([[0], ends]).astype(np.int32))
     mask = column.is_null() if column.null_count else None
     values = column.flatten().take(pa.array(places))

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import shutil
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,14 @@ from conf.manifest import (
     InputFile,
     ShardInfo,
 )
+from conf.schema import PAD_ID
 from conf.storage.locations import Compression
 from etl.imported.features import ImportedFeatures
 from etl.imported.ids import (
     TokenCounts,
     plan_moved_ids,
 )
-from etl.imported.records import RecordReader
+from etl.imported.records import RecordReader, count_padded_in_front
 from etl.quality.statistics import (
     StatisticsAccumulator,
 )
@@ -53,11 +55,13 @@ class Survey:
     Attributes:
         counts: How often ids that move occur in train records.
         keys: Counts users and items of train records.
+        padded_in_front: How many lists of a feature begin with padding before their ids.
     """
 
     def __init__(self, features: ImportedFeatures, staging: Path) -> None:
         self.keys = features.build_counter()
         self.features, self.staging = features, staging
+        self.padded_in_front: Counter[str] = Counter()
         self._moved = plan_moved_ids(features.config)
         self.counts = TokenCounts(features.config, [f.name for f in features.wire if f.is_list])
 
@@ -78,6 +82,8 @@ class Survey:
                 writer = stack.enter_context(TableWriter(target, schema, options))
             for block in read_record_blocks(file.path):
                 batch = self._moved.apply(reader.read(block, file.path))
+                for name in self.features.id_lists:
+                    self.padded_in_front[name] += count_padded_in_front(batch.column(name), PAD_ID)
                 statistics.update(batch)
                 rows += batch.num_rows
                 with_lists += count_feature_lists(block)

@@ -346,6 +346,8 @@ _HALF = (
 )
 # Nothing stands between the end of an object and the start of another but a comma.
 _TWO_OBJECTS = r"\}\s*+\{"
+# Spark would make the text "Infinity" of such a number.
+_BEYOND_FLOAT64 = r"[0-9][eE]\+?0*+(?:309|3[1-9][0-9]|[4-9][0-9]{2}|[1-9][0-9]{3,})"
 
 
 def parse_json_lines(
@@ -381,11 +383,11 @@ def parse_json_lines(
         columns |= _parse_json_value(column, text)
     line = F.trim(LINE_COLUMN)
     bare = F.regexp_replace(line, _TEXTS, "")
-    several = line.rlike(_TWO_OBJECTS) & bare.rlike(_TWO_OBJECTS)
+    several, infinite = (line.rlike(p) & bare.rlike(p) for p in (_TWO_OBJECTS, _BEYOND_FLOAT64))
     whole = F.startswith(line, F.lit("{")) & F.endswith(line, F.lit("}"))
     corrupt = F.col(_OBJECT)[_CORRUPT].isNotNull() | line.rlike(_HALF)
     new = F.array_except(F.json_object_keys(LINE_COLUMN), F.array(*map(F.lit, keys)))
-    return parsed, columns, [(corrupt | ~whole | several, "malformed_json")], new
+    return parsed, columns, [(corrupt | ~whole | several | infinite, "malformed_json")], new
 
 
 def split_path(path: str) -> list[tuple[str, str]]:

@@ -251,7 +251,7 @@ def write_frame(
     """
     try:
         table = pa.Table.from_pandas(frame, preserve_index=False)
-    except (TypeError, ValueError, NotImplementedError) as error:  # Arrow's among them
+    except (TypeError, ValueError, OverflowError, NotImplementedError) as error:  # Arrow's too
         raise ConfigError(
             "a column of the frame has no one type, none that Arrow has, or no name of its own",
             received=str(error),

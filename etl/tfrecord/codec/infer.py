@@ -214,6 +214,7 @@ class FeatureCollector:
         self.records = 0
         # The keys of files in which no key has a value so far; None: one has.
         self._bare: dict[str, set[bytes] | None] = {}
+        self._with_lists: str | None = None  # A file of Examples that holds feature lists.
         self._record_type = record_type
         message = f"tf.train.{record_type}"
         self._maps: list[_MapCollector] = []
@@ -234,6 +235,8 @@ class FeatureCollector:
         """
         for collector in self._maps:
             self._note(name, collector.update(block, name))
+        if self._record_type == "Example" and count_feature_lists(block):
+            self._with_lists = name
         self.records += len(block.index)
 
     def _note(self, name: str, held: Mapping[bytes, int]) -> None:
@@ -258,7 +261,7 @@ class FeatureCollector:
 
         Raises:
             InputDataError: A feature held different kinds of values, or a name is both in the
-                context and among the feature lists; or the records of a file hold no feature.
+                context and among the feature lists; or a file holds other messages.
         """
         if self._record_type == "ByteArray":
             return [BYTE_ARRAY_FEATURE]
@@ -292,9 +295,10 @@ class FeatureCollector:
         return features
 
     def refuse_other_messages(self, known: Iterable[str] = ()) -> None:
-        """Refuses files that are read without a value: most messages parse as an Example.
+        """Refuses files of other messages, most of which parse as an Example without a value.
 
-        A file of empty records beside others has as many rows of nulls.
+        A SequenceExample parses as one of its context alone. A file of empty records beside others
+        has as many rows of nulls.
 
         Args:
             known: Names of features that such records may hold.
@@ -316,6 +320,12 @@ class FeatureCollector:
                     allowed="tf.train.Example, or tf.train.SequenceExample",
                     fix="read other messages, such as ExampleListWithContext, as ByteArray",
                 )
+        if self._with_lists is not None:
+            raise InputDataError(
+                f"the records of {self._with_lists} hold feature lists, which an Example has not",
+                received="tf.train.SequenceExample",
+                fix="read the files with record type SequenceExample",
+            )
 
 
 def _has_values(kinds: int) -> bool:

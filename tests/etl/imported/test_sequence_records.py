@@ -204,6 +204,45 @@ def test_lists_of_examples_turn_too(tmp_path):
     ]
 
 
+def make_padded(i: int) -> bytes:
+    context, lists = make_row(i)
+    return make_plain(
+        context, {n: [*v, *[type(v[0])()] * (5 - len(v))] if v else [] for n, v in lists.items()}
+    )
+
+
+def test_padding_behind_the_latest_is_left_out_of_lists_that_turn(tmp_path, caplog):
+    files = tmp_path / "files"
+    write(files / "train-0.tfrecord", [make_padded(i) for i in range(ROWS)])
+    features = [{**f, "order": "oldest_first"} if "max_len" in f else f for f in FEATURES]
+    config = build(files, splits={"train": ["train-*"]}, features=features)
+    result = import_dataset(config)
+    for i, row in enumerate(read_rows(result.version, result.manifest)):
+        for name, values in make_row(i)[1].items():
+            assert row.get(name, []) == values[::-1]
+    with pytest.raises(InputDataError, match="'times' is as long"):
+        import_dataset(build(files, splits={"train": ["train-*"]}, features=features, aligned=[]))
+    assert "begin with padding" not in caplog.text
+
+
+def test_lists_that_begin_with_padding_are_told_of(tmp_path, caplog):
+    files = tmp_path / "files"
+    histories = [[0, 0, 5], [0, 0, 0], [], [5, 0], [0, 7]]
+    records = [make_plain({"user": 2, "item": 3, "click": i % 2}, {"history": history})
+               for i, history in enumerate(histories)]  # fmt: skip
+    write(files / "train-0.tfrecord", records)
+    features = [*FEATURES[:3], FEATURES[-1]]
+    config = {"splits": {"train": ["train-*"]}, "aligned": []}
+    import_dataset(build(files, features=features, **config))
+    assert "history: 2 lists begin with padding" in caplog.text
+    caplog.clear()
+    turned = [*FEATURES[:2], {**FEATURES[2], "order": "oldest_first"}, FEATURES[-1]]
+    result = import_dataset(build(files, features=turned, **config))
+    rows = read_rows(result.version, result.manifest)
+    assert [row.get("history", []) for row in rows] == [[5, 0, 0], [], [], [5], [7, 0]]
+    assert not caplog.text
+
+
 def longer_by_one(i: int) -> bytes:
     context, lists = make_row(i)
     times = [*lists["times"], 7.0] if i == 9 else lists["times"]

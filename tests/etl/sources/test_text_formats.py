@@ -320,6 +320,8 @@ def test_each_line_is_a_row_or_has_its_reason(spark, tmp_path):
         "null",
         '{"id": 15, "who": {"user": {"id": NaN}}}',
         '{"id": 16, "tags": ["x", NaN]}',
+        '{"id": 17, "who": {"user": {"id": 1e400}}}',
+        '{"id": 18, "who": {"user": {"id": "1e400"}}, "score": 25e-2}',
     ]
     (tmp_path / "in").write_text("\n".join(lines) + "\n")
     assert outcomes(read(spark, tmp_path, declare(*COLUMNS, format="json"))) == [
@@ -340,6 +342,8 @@ def test_each_line_is_a_row_or_has_its_reason(spark, tmp_path):
         "malformed_json",
         "malformed_json",
         "malformed_json",
+        "malformed_json",
+        (18, 0.25, "1e400", None),
     ]
 
 

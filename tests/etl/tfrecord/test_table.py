@@ -125,6 +125,7 @@ def test_a_column_of_mixed_types_is_refused(tmp_path):
     [
         pd.DataFrame([[1, 2]], columns=["a", "a"]),
         pd.DataFrame({"a": [1j]}),
+        pd.DataFrame({"a": [2**70]}),
         pd.DataFrame({"a": pd.arrays.SparseArray([0, 1])}),
     ],
 )

@@ -1,5 +1,7 @@
 """SequenceExamples decoded, against protobuf's own parse of sound, odd and hostile records."""
 
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -19,6 +21,8 @@ from etl.tfrecord.codec.decode import (
 from etl.tfrecord.codec.encode import encode
 from etl.tfrecord.codec.framing import CorruptRecordError, RecordBlock, index_records
 from etl.tfrecord.codec.infer import FeatureCollector, infer_features
+from etl.tfrecord.files.writer import ShardOptions
+from etl.tfrecord.table import read_table, write_table
 from etl.tfrecord.types.features import WireFeature
 from tests.machine import examples
 from tests.tfrecord_files import read_file
@@ -194,6 +198,17 @@ def test_round_trip_with_encoder() -> None:
     collector.update(RecordBlock(data, index, 0, 0))
     assert set(collector.features()) == set(WANTED)
     assert collector.records == rows
+
+
+def test_feature_lists_are_not_passed_over_in_files_read_as_examples(tmp_path: Path) -> None:
+    rows = pa.table({"il": pa.array([[[1, 2], []]]), "i": [5]})
+    path = tmp_path / "lists.tfrecord"
+    write_table(rows, path, options=ShardOptions(record_type="SequenceExample"))
+    with pytest.raises(InputDataError, match="feature lists") as refused:
+        read_table(path)
+    assert "SequenceExample" in str(refused.value.fix)
+    assert read_table(path, record_type="SequenceExample")["il"].to_pylist() == [[[1, 2], []]]
+    assert read_table(path, schema=rows.schema.remove(0))["i"].to_pylist() == [5]
 
 
 def overlong(name: bytes) -> bytes:

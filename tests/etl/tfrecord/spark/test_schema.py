@@ -249,11 +249,19 @@ def test_a_feature_in_another_case_is_never_taken_for_absent(spark, tmp_path: Pa
 def test_other_messages_are_not_read_as_nulls(spark, tmp_path: Path) -> None:
     example = b"\n\t\n\x07\n\x01x\x12\x02\x1a\x00"  # an Example whose `x` has no value
     lists = b"\n" + bytes([len(example)]) + example  # ExampleListWithContext
-    for name, record in (("example", example), ("lists", lists), ("empty", b"")):
+    sequence = tf.train.SequenceExample()
+    sequence.context.feature["y"].int64_list.value.append(1)
+    sequence.feature_lists.feature_list["x"].feature.add().int64_list.value.append(2)
+    records = {"example": example, "lists": lists, "empty": b""}
+    records["sequence"] = sequence.SerializeToString()
+    for name, record in records.items():
         with tf.io.TFRecordWriter(str(tmp_path / name)) as writer:
             writer.write(record)
     read = spark.read.format(FORMAT).schema("x int")
     for name in ("example", "empty"):
         assert read.load(str(tmp_path / name)).collect() == [Row(x=None)]
-    with pytest.raises(PySparkException, match="lists hold no feature"):
-        read.load(str(tmp_path / "lists")).collect()
+    for name, why in (("lists", "lists hold no feature"), ("sequence", "hold feature lists")):
+        with pytest.raises(PySparkException, match=why):
+            read.load(str(tmp_path / name)).collect()
+    with pytest.raises(PySparkException, match="hold feature lists"):
+        spark.read.format(FORMAT).load(str(tmp_path / "sequence"))
