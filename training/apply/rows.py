@@ -53,6 +53,7 @@ from training.evaluation.users_as_of import (
 from training.export.serving_encoders import ServingEncoders, build_serving_encoders
 from training.export.source_facts import read_source_facts
 from training.input.batches import Batch, build_eval_dataset, read_batches
+from training.raw_inputs.converter import to_dense
 from training.raw_inputs.files import RawFile, RawReader, find_key_input, read_key_rows, regroup
 from training.raw_inputs.inputs import InputColumn, SourceNames
 from training.reader.feature_columns import ROLE_OF_SPLIT
@@ -94,7 +95,7 @@ def read_users(
     first = part.start + 1
     for batch in regroup(_slice_users(export, part), export.batch_size):
         arrays = {
-            item["name"]: _to_dense(batch.column(f"{FEATURE_PREFIX}{item['feature']}"))
+            item["name"]: to_dense(batch.column(f"{FEATURE_PREFIX}{item['feature']}"))
             for item in inputs
         }
         seen = None
@@ -131,20 +132,6 @@ def _slice_users(export: Export, part: slice) -> Iterator[pa.RecordBatch]:
             if low < high:
                 yield from file.read_row_group(group).slice(low - begin, high - low).to_batches()
             begin += count
-
-
-def _to_dense(values: pa.Array) -> np.ndarray:
-    """Returns encoded values `[rows]` or `[rows, length]`, lists padded with 0."""
-    if pa.types.is_fixed_size_list(values.type):
-        return np.asarray(values.flatten()).reshape(len(values), values.type.list_size)
-    if not pa.types.is_list(values.type):
-        return np.asarray(values.to_numpy(zero_copy_only=False))
-    lengths = pc.list_value_length(values).to_numpy(zero_copy_only=False)
-    flat = values.flatten().to_numpy(zero_copy_only=False)
-    width = max(1, int(lengths.max(initial=0)))
-    dense = np.zeros((len(values), width), flat.dtype)
-    dense[np.arange(width) < lengths[:, np.newaxis]] = flat
-    return dense
 
 
 class DatasetRows:

@@ -19,14 +19,13 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from conf.errors import ConfigError, InputDataError
 from conf.key_lists import BYTE_ORDER_MARK, clean_key, refuse_twice
 from conf.local_paths import list_visible_files
 from conf.storage.table_files import CsvForm, open_csv, open_parquet, read_csv_names, without_views
-from training.raw_inputs.converter import Columns, RawColumns
+from training.raw_inputs.converter import Columns, RawColumns, RawRows, separate_lists
 from training.raw_inputs.inputs import InputColumn
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -55,27 +54,18 @@ class RawFile:
         return kind
 
 
-@dataclass(frozen=True)
-class RawRows:
-    """Some rows of a file, as the encoders take them."""
-
-    first: int  # number of the first one; the file's first row is 1
-    ids: pa.Array
-    inputs: dict[str, np.ndarray]  # by name, `[rows]` or `[rows, length]`; text as bytes
-
-
 class RawReader:
     """Reads raw inputs from a file; the text of an input that is a key as in lists of keys."""
 
     def __init__(
         self, file: RawFile, inputs: Sequence[InputColumn], key: InputColumn | None = None
     ) -> None:
-        self.file, self.inputs, self._done = file, tuple(inputs), 0
+        self.file, self._done = file, 0
         self._keys = () if key is None else (key.name, key.column)
         self._separator = _SEPARATORS.get(file.format, "")
-        self._columns = RawColumns(
-            self.inputs, str(file.path), file.list_separator, is_delimited=bool(self._separator)
-        )
+        if self._separator:
+            inputs = separate_lists(inputs, file.list_separator)
+        self._columns = RawColumns(inputs, str(file.path))
 
     def find_columns(self) -> list[str]:
         path = self.file.path
@@ -93,18 +83,13 @@ class RawReader:
 
     def read(self, batch_size: int) -> Iterator[RawRows]:
         """Yields the rows in order; a value that the model does not read ends it by its row."""
-        found, kind, self._done = self.find_columns(), None, 0
-        names, name = self._choose(found), self.file.id_column
+        found, self._done = self.find_columns(), 0
+        names = self._choose(found)
         with self._file_errors():
             for columns in self._read_columns(found, names, batch_size):
-                first = self._done + 1
-                inputs = self._columns.build(columns, first)
-                self._done += len(next(iter(columns.values())))
-                ids = pa.array(np.arange(first, self._done + 1))
-                if name is not None:
-                    ids = self._columns.build_ids(name, columns[name], first, kind)
-                kind = ids.type
-                yield RawRows(first, ids, inputs)
+                rows = self._columns.build(columns, self._done + 1)
+                self._done += len(rows.ids)
+                yield rows
             if not self._done:
                 raise InputDataError("the input has no rows", received=str(self.file.path))
 

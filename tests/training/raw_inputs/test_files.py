@@ -154,7 +154,7 @@ def read_times(unit: str, values: list[Any], kind: pa.DataType | None = None) ->
     item = InputColumn("f", "f", "at", "int64", False, None, None, None, -1, time_unit=unit)
     rows = RawColumns([item], "rows.parquet")
     columns = {name: pa.array(values, kind) for name in rows.choose(["at", "f"])}
-    return rows.build(columns, 1)["f"].tolist()
+    return rows.build(columns, 1).inputs["f"].tolist()
 
 
 @pytest.mark.parametrize(("unit", "values"), [("ms", SECONDS), ("s", MILLISECONDS)])
