@@ -36,7 +36,7 @@ from tests.training.tiny_dataset import TinyConfig
 from training.apply.answers import Asked, Source
 from training.apply.export import Export
 from training.apply.parts import JOB_FILE
-from training.raw_inputs.files import RawFile, RawReader
+from training.raw_inputs.files import RawFile
 from training.raw_inputs.inputs import InputColumn, WrittenForm
 
 ROOT = Path(__file__).parents[2]
@@ -200,7 +200,7 @@ def test_quotes_around_nothing_are_the_empty_text_as_predict_reads_it(spark, tmp
     found = open_input(spark.newSession(), SparkInput((str(tmp_path / "a.csv"),)))
     assert [tuple(row) for row in found.frame.collect()] == [("", "x"), (None, "y")]
     column = InputColumn("a", "a", "a", "string", False, None, None, None, "none")
-    [own] = RawReader(RawFile(tmp_path / "a.csv"), [column]).read(9)
+    [own] = RawFile(tmp_path / "a.csv").read([column], 9)
     assert own.inputs["a"].tolist() == [b"", b"none"]
 
 
@@ -217,13 +217,13 @@ def test_tabs_separate_without_quotes_as_predict_reads_them(spark, tmp_path) -> 
     rows.write_text('a\tb\n5" pipe\tx\nsay "x\ty"\n')
     found = open_input(spark.newSession(), SparkInput((str(rows),)))
     column = InputColumn("a", "a", "a", "string", False, None, None, None)
-    [own] = RawReader(RawFile(rows), [column]).read(9)
+    [own] = RawFile(rows).read([column], 9)
     assert [row["a"].encode() for row in found.frame.collect()] == own.inputs["a"].tolist()
     rows.write_text('a\tb\n1\t"x"\n')
     with pytest.raises(InputDataError, match="has a quote"):
         open_input(spark.newSession(), SparkInput((str(rows),)))
     with pytest.raises(InputDataError, match="cannot be read") as refused:
-        list(RawReader(RawFile(rows), [column]).read(9))
+        list(RawFile(rows).read([column], 9))
     assert "line 2" in refused.value.received
 
 

@@ -54,7 +54,7 @@ from training.export.serving_encoders import ServingEncoders, build_serving_enco
 from training.export.source_facts import read_source_facts
 from training.input.batches import Batch, build_eval_dataset, read_batches
 from training.raw_inputs.converter import to_dense
-from training.raw_inputs.files import RawFile, RawReader, find_key_input, read_key_rows, regroup
+from training.raw_inputs.files import RawFile, find_key_input, read_key_rows, regroup
 from training.raw_inputs.inputs import InputColumn, SourceNames
 from training.reader.feature_columns import ROLE_OF_SPLIT
 from training.reader.training_data import TrainingData
@@ -68,7 +68,7 @@ def read_file(
     """Yields the rows of a file, of raw values."""
     inputs = [InputColumn.from_json(item) for item in find_row_inputs(export, answers.give)]
     key = name_file_rows(file.id_column, answers.give)
-    for rows in RawReader(file, inputs).read(export.batch_size):
+    for rows in file.read(inputs, export.batch_size):
         yield Rows(key, rows.ids, encode_rows(export, rows.inputs, items), rows.first)
 
 
@@ -418,7 +418,7 @@ def _is_described(file: RawFile, inputs: Sequence[InputColumn], key: InputColumn
     sources = SourceNames(tuple(inputs)).sources
     names = {item.name for item in inputs if item.column != key.column}
     others = names | {sources[name] for name in names & sources.keys()}
-    return bool(others & set(RawReader(file, inputs).find_columns()))
+    return bool(others & set(file.find_columns()))
 
 
 def read_encoders(data: TrainingData, names: tuple[str, ...]) -> ServingEncoders:

@@ -31,8 +31,6 @@ from conf.artefacts.export import (
     USERS_FILE,
     IndexKind,
     IndexOptions,
-    find_damage,
-    find_damaged,
     list_files,
     read_card,
 )
@@ -48,16 +46,12 @@ from training.index.item_columns import (
     read_table,
     read_vectors,
 )
-from training.index.known_entities import (
-    IncompleteVersionError,
-    check_index,
-    find_index,
-)
+from training.index.known_entities import check_index, find_index, require_files
 from training.index.vector_index import VectorIndex, choose_kind, fit_index, open_index, tune
 from training.loading.loaded_model import LoadedModel
 from training.raw_inputs.converter import RawColumns, separate_lists
 from training.raw_inputs.files import decode_columns
-from training.raw_inputs.inputs import InputColumn
+from training.raw_inputs.inputs import InputColumn, SourceNames
 
 LENGTH, QUERIES = 50, 512  # Lists that are measured: how long, and of how many users.
 BATCH_ROWS = 1024
@@ -66,7 +60,7 @@ ITEM_VECTORS = f"{EMBEDDINGS_DIR}/{ITEMS_FILE}"
 
 def build_index(version: Path, options: IndexOptions) -> Path:
     """Builds the next index of a published version, and returns its directory."""
-    _require_whole(version, ITEM_VECTORS)
+    _require_whole(version, EMBEDDINGS_DIR)
     with (
         hold_numbers(version / INDEX_DIR, INDEX_CARD) as held,
         held.next_entry(options.keep) as (staging, target),
@@ -77,7 +71,7 @@ def build_index(version: Path, options: IndexOptions) -> Path:
 
 def write_index(version: Path, options: IndexOptions) -> None:
     """Writes index 1 into a version that is not published yet."""
-    _require_whole(version, ITEM_VECTORS)
+    _require_whole(version, EMBEDDINGS_DIR)
     _build(version / INDEX_DIR / "1", version, options)
 
 
@@ -100,14 +94,11 @@ def rebuild_index(version: Path, base: Path) -> int:
 def _require_whole(version: Path, read: str) -> dict[str, Any]:
     """Returns `export.json` of a version; files whose names begin with `read` are compared."""
     card = read_card(version)
-    if damage := find_damage(version):
-        raise IncompleteVersionError(f"the export {version} is not whole", received=damage)
     if ITEM_VECTORS not in card["files"]:
         problem = "only the items of a retrieval model can be indexed"
         raise ConfigError(problem, received=f"{card['name']}, a {card['kind']} model")
     files = {name: info for name, info in card["files"].items() if name.startswith(read)}
-    if damaged := find_damaged(version, files):
-        raise InputDataError(f"the export {version} is damaged", received=damaged)
+    require_files(f"the export {version}", version, files)
     return card
 
 
@@ -212,15 +203,15 @@ def embed_items(version: Path, items: pa.Table) -> NDArray[np.float32]:
     """
     about = read_card(version)["signatures"]["item_embedding"]["inputs"]
     inputs, names = [InputColumn.from_json(one) for one in about], items.column_names
-    lacking = [one.name for one in inputs if not {one.name, one.column} & set(names)]
+    given = SourceNames(tuple(inputs)).find_given(names)
     features = [one.name for one in inputs if names[0] not in (one.name, one.column)]
-    if not set(features).difference(lacking):
+    if not given.intersection(features):
         raise ConfigError(
             "new items need features: a model knows nothing of a key that it was not trained on",
             received=f"columns {', '.join(names)}",
-            allowed=", ".join(features) or "none: this model reads nothing but the key",
+            allowed=", ".join(features),
         )
-    for name in lacking:
+    for name in {one.name for one in inputs} - given:
         items = items.append_column(name, pa.nulls(len(items)))
     # Whatever the file is: a list that is text has its values between separators.
     reader = RawColumns(separate_lists(inputs, "|"), "the new items")

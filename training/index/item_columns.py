@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.artefacts.export import EMBEDDINGS_DIR, ID, ITEMS_FILE, KEY, VECTOR, VECTORS
-from conf.errors import ConfigError, InputDataError
 from conf.key_lists import KeyList
 from conf.number_text import parse_real, parse_whole
 from conf.storage.table_files import (
@@ -25,7 +24,7 @@ from conf.storage.table_files import (
     read_csv_names,
     read_parquet,
 )
-from training.raw_inputs.files import parse_line
+from training.raw_inputs.files import SEPARATORS, RawFile, file_errors, parse_lines
 
 COLUMN_PREFIX = "column:"
 
@@ -120,10 +119,7 @@ class _Values:
         if not isinstance(value, str):
             return value
         if self.is_text and "|" in value:
-            parts = [part[:50] for part in value.split("|")[:3]]
-            raise WrongFilterError(
-                f"filter.{name}: '|' separates values; for any of some give a list: {parts}"
-            )
+            raise WrongFilterError(f"filter.{name}: '|' separates values; give a list for several")
         if not self.are_numbers:
             return value
         try:
@@ -182,16 +178,11 @@ def _clean(value: Any) -> Any:
 
 def read_table(path: Path, *, as_text: bool = False) -> pa.Table:
     """Reads a file of items, whose first column is the key; of CSV it is text, or all are."""
-    kind, known = path.suffix.lower(), ".csv, .tsv, .jsonl, .ndjson, .parquet"
-    if kind not in known.split(", "):
-        raise ConfigError("the format of the items is unknown", received=str(path), allowed=known)
-    try:
-        if kind in (".csv", ".tsv"):
-            return _read_csv(path, "\t" if kind == ".tsv" else ",", as_text)
+    kind = RawFile(path).format
+    with file_errors(path):
+        if kind in SEPARATORS:
+            return _read_csv(path, SEPARATORS[kind], as_text)
         return read_parquet(path) if kind == ".parquet" else _read_json(path)
-    except (OSError, OverflowError, UnicodeDecodeError, pa.ArrowException) as error:
-        received = f"{path}: {error}"
-        raise InputDataError("the file of items cannot be read", received=received) from error
 
 
 def _read_csv(path: Path, separator: str, as_text: bool, texts: Iterable[str] = ()) -> pa.Table:
@@ -206,9 +197,7 @@ def _read_csv(path: Path, separator: str, as_text: bool, texts: Iterable[str] = 
 
 
 def _read_json(path: Path) -> pa.Table:
-    with path.open(encoding="utf-8") as lines:
-        numbered = enumerate(lines, 1)
-        rows = [parse_line(str(path), number, line) for number, line in numbered if line.strip()]
+    rows = list(parse_lines(path, skip_empty=True))
     names = dict.fromkeys(chain.from_iterable(rows))
     return pa.table({name: _build_column([row.get(name) for row in rows]) for name in names})
 
@@ -217,9 +206,9 @@ def _build_column(values: list[Any]) -> pa.Array:
     """Builds a column of JSON; numbers that no type holds, such as 64-bit hashes, are text."""
     try:
         return pa.array(values)
-    except (OverflowError, pa.ArrowInvalid):
+    except (OverflowError, pa.ArrowInvalid) as error:
         if not set(map(type, values)) <= {int, float, type(None)}:
-            raise
+            raise pa.ArrowInvalid(str(error)) from error
         return pa.array([None if value is None else str(value) for value in values])
 
 

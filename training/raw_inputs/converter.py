@@ -19,12 +19,10 @@ import pyarrow.compute as pc
 
 from conf.errors import InputDataError, did_you_mean
 from training.raw_inputs.inputs import TYPES, Choice, InputColumn, SourceNames, WrittenForm
-from training.raw_inputs.times import describe_time, find_wrong_times, read_times, scale_epochs
+from training.raw_inputs.times import describe_time, find_wrong_times, read_times
 
 FINITE = "finite numbers up to 3.4e38, the largest float32"
-"""What a model takes of numbers, in words."""
-_EXACT = 1 << 53
-"""Below it a float64 holds every whole number; one that is not below may have been another one."""
+_EXACT = 1 << 53  # Whole numbers below it are exact in float64; others may have been another one.
 _BAD_VALUES = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _NULL = type(None)
 
@@ -110,15 +108,14 @@ def separate_lists(
 ) -> list[InputColumn]:
     """Returns inputs whose lists come as text: between separators as given, of the build, or `|`.
 
-    A separator of one's own has single values between it, the latest first.
+    A separator that is given has single values between it, the latest first.
     """
-
-    def separate(item: InputColumn) -> InputColumn:
-        if not item.is_list or (separator is None and item.separator is not None):
-            return item
-        return replace(item, written=WrittenForm(item.column, separator=separator or "|"))
-
-    return [separate(item) for item in inputs]
+    return [
+        replace(item, written=WrittenForm(item.column, separator=separator or "|"))
+        if item.is_list and (separator or item.separator is None)
+        else item
+        for item in inputs
+    ]
 
 
 def build_input(item: InputColumn, chosen: Choice, columns: Columns) -> np.ndarray:
@@ -200,18 +197,17 @@ def _find_wrong(
 ) -> WrongValueError:
     """Finds the first row that cannot be read, by halves: a request may hold very many."""
 
-    def find_error(start: int, end: int) -> Exception | None:
+    def find_error(rows: range) -> Exception | None:
         try:
-            read(column[start:end])
+            read(column[rows.start : rows.stop])
         except _BAD_VALUES as error:
             return error
         return None
 
-    row, end = 0, len(column)
-    while end - row > 1:
-        middle = (row + end) // 2
-        row, end = (middle, end) if find_error(row, middle) is None else (row, middle)
-    error = find_error(row, end)
+    rows = range(len(column))
+    while (half := len(rows) // 2) > 0:
+        rows = rows[half:] if find_error(rows[:half]) is None else rows[:half]
+    error, row = find_error(rows), rows.start
     reason = f" ({error})" if type(error) is ValueError else ""
     said = f"must be {describe(item)}; received {show(_take(column, row))}{reason}"
     return WrongValueError(name, said, (row,))
@@ -237,13 +233,12 @@ def find_bad_number(values: np.ndarray) -> int | None:
 def _check_same(chosen: Choice, own: pa.Array, source: pa.Array) -> None:
     """Refuses a row that says one input by its name and by its source's column, differently."""
     both = pc.and_(own.is_valid(), source.is_valid())
-    if own.filter(both).equals(source.filter(both)):
-        return
-    pairs = enumerate(zip(own.to_pylist(), source.to_pylist(), strict=True))
-    row, pair = next((n, pair) for n, pair in pairs if None not in pair and pair[0] != pair[1])
-    shown = " and ".join(map(show, pair))
-    said = f"is made of {chosen.twin!r}, and both are given and differ: {shown}"
-    raise WrongValueError(chosen.names[0], said, (row,))
+    if not own.filter(both).equals(source.filter(both)):
+        pairs = list(zip(own.to_pylist(), source.to_pylist(), strict=True))
+        row = next(n for n, (a, b) in enumerate(pairs) if None not in (a, b) and a != b)
+        shown = " and ".join(map(show, pairs[row]))
+        said = f"is made of {chosen.twin!r}, and both are given and differ: {shown}"
+        raise WrongValueError(chosen.names[0], said, (row,))
 
 
 def _fill_nulls(item: InputColumn, name: str, values: pa.Array) -> pa.Array:
@@ -294,9 +289,8 @@ def _convert(item: InputColumn, values: pa.Array) -> pa.Array:
         return _convert_lists(item, values)
     if _is_text(values):
         values = _take_pairs(item.written, values)
-    if item.read_unit is None:
-        return _cast(values, item.arrow_type)
-    return scale_epochs(item, _cast(read_times(item, values), item.arrow_type))
+    times = values if item.read_unit is None else read_times(item, values)
+    return _cast(times, item.arrow_type)
 
 
 def _convert_lists(item: InputColumn, values: pa.Array) -> pa.Array:
@@ -437,12 +431,11 @@ def _build_leaves(values: Sequence[Any], kinds: set[type], dtype: str) -> pa.Arr
         raise TypeError(kinds)
     if dtype.startswith("float"):  # Arrow refuses whole numbers that a float rounds.
         values = [float(v) if type(v) is int else v for v in values] if int in kinds else values
-        return pa.array(values, TYPES[dtype])
-    if float not in kinds:
-        return pa.array(values, TYPES[dtype])
-    whole = pa.array([v if type(v) is int else None for v in values], TYPES[dtype])
-    floats = pa.array([v if type(v) is float else None for v in values], pa.float64())
-    return pc.coalesce(whole, _cast(floats, TYPES[dtype]))
+    elif float in kinds:  # A float becomes a whole number only if it is one.
+        whole = pa.array([v if type(v) is int else None for v in values], TYPES[dtype])
+        floats = pa.array([v if type(v) is float else None for v in values], pa.float64())
+        return pc.coalesce(whole, _cast(floats, TYPES[dtype]))
+    return pa.array(values, TYPES[dtype])
 
 
 def _to_text(value: Any) -> str | bytes | None:
