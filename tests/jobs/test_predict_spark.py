@@ -42,7 +42,7 @@ from tests.training.tiny_dataset import TinyConfig
 from training.apply.answers import Answers, Asked
 from training.apply.export import Export
 from training.apply.parts import JOB_FILE, RowSource, _check_count, plan_job
-from training.raw_inputs.files import RawFile, RawReader
+from training.raw_inputs.files import RawFile
 from training.raw_inputs.inputs import InputColumn, WrittenForm
 
 ROOT = Path(__file__).parents[2]
@@ -179,7 +179,7 @@ def test_a_job_knows_its_own_output(tmp_path) -> None:
 def read_own(file: Path, **changes: Any) -> list[bytes]:
     """Column `a` as one machine reads it."""
     column = InputColumn("a", "a", "a", "string", False, None, None, None, **changes)
-    return [value for rows in RawReader(RawFile(file), [column]).read(9)
+    return [value for rows in RawFile(file).read([column], 9)
             for value in rows.inputs["a"].tolist()]  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from training.evaluation.metrics import Pairs
 from training.export.saved_model import write_export
 from training.input.batches import build_eval_dataset
 from training.models.ranking import NetworkRankingModel
-from training.raw_inputs.files import RawFile, RawReader
+from training.raw_inputs.files import RawFile
 from training.raw_inputs.inputs import InputColumn
 
 TASKS = {"click": {"label": "label"}, "value": {"label": "label", "objective": "squared_error"}}
@@ -133,7 +133,7 @@ def raw(export, rows, tmp_path_factory) -> dict[str, np.ndarray]:
     """The test split's raw values as the inputs of `serving_default`."""
     file = RawFile(write_rows(tmp_path_factory.mktemp("raw") / "rows.jsonl.gz", rows))
     inputs = Export(export).find_inputs("serving_default")
-    [found] = RawReader(file, [InputColumn.from_json(item) for item in inputs]).read(1000)
+    [found] = file.read([InputColumn.from_json(item) for item in inputs], 1000)
     return found.inputs
 
 

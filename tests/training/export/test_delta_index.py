@@ -30,7 +30,7 @@ from training.export.delta import apply_delta, find_base, write_delta
 from training.export.saved_model import write_export
 from training.fit import fit_run
 from training.index.index_build import add_items, build_index
-from training.index.known_entities import read_vectors
+from training.index.item_columns import read_vectors
 from training.monitoring.progress import NoProgress
 from training.serving.models.model_store import ModelStore
 

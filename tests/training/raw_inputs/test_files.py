@@ -14,7 +14,7 @@ import pytest
 
 from conf.errors import InputDataError
 from training.raw_inputs.converter import RawColumns, find_bad_number
-from training.raw_inputs.files import RawFile, RawReader
+from training.raw_inputs.files import RawFile
 from training.raw_inputs.inputs import InputColumn
 
 NAN, INF = float("nan"), float("inf")
@@ -47,7 +47,7 @@ def write(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
 
 
 def read(path: Path, batch_size: int = 9) -> dict[str, np.ndarray]:
-    parts = [rows.inputs for rows in RawReader(RawFile(path), INPUTS).read(batch_size)]
+    parts = [rows.inputs for rows in RawFile(path).read(INPUTS, batch_size)]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -132,7 +132,7 @@ def test_files_that_are_not_whole_are_refused(tmp_path: Path) -> None:
 def test_rows_have_their_numbers_or_ids_in_any_batches(tmp_path: Path) -> None:
     path = write(tmp_path, "jsonl", [{**GOOD, "id": f"r{n}"} for n in range(5)])
     for column, expected in ((None, [1, 2, 3, 4, 5]), ("id", ["r0", "r1", "r2", "r3", "r4"])):
-        parts = list(RawReader(RawFile(path, column), INPUTS).read(2))
+        parts = list(RawFile(path, column).read(INPUTS, 2))
         assert [row for part in parts for row in part.ids.to_pylist()] == expected
         assert [part.first for part in parts] == [1, 3, 5]
 
@@ -154,7 +154,7 @@ def read_times(unit: str, values: list[Any], kind: pa.DataType | None = None) ->
     item = InputColumn("f", "f", "at", "int64", False, None, None, None, -1, time_unit=unit)
     rows = RawColumns([item], "rows.parquet")
     columns = {name: pa.array(values, kind) for name in rows.choose(["at", "f"])}
-    return rows.build(columns, 1)["f"].tolist()
+    return rows.build(columns, 1).inputs["f"].tolist()
 
 
 @pytest.mark.parametrize(("unit", "values"), [("ms", SECONDS), ("s", MILLISECONDS)])

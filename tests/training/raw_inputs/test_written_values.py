@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from conf.errors import InputDataError
 from training.encoders.source import SourceFacts
-from training.raw_inputs.files import RawFile, RawReader
+from training.raw_inputs.files import RawFile
 from training.raw_inputs.inputs import InputColumn, find_forms
 from training.raw_inputs.requests import RawValueError, read_names
 from training.raw_inputs.times import parse_time
@@ -92,7 +92,7 @@ def read_file(path: Path, rows: list[Row]) -> dict[str, np.ndarray]:
     else:
         rows = [{name: row.get(name) for name in names} for row in rows]
         pq.write_table(pa.Table.from_pylist(rows), path)
-    [found] = RawReader(RawFile(path), build_inputs()).read(100)
+    [found] = RawFile(path).read(build_inputs(), 100)
     return found.inputs
 
 
@@ -231,7 +231,7 @@ def test_a_name_that_a_row_lacks_does_not_hide_its_other_one(tmp_path: Path) -> 
 def test_lines_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text("\ufeff" + (json.dumps(WRITTEN) + "\n") * 2, encoding="utf-8")
-    [found] = RawReader(RawFile(file), build_inputs()).read(9)
+    [found] = RawFile(file).read(build_inputs(), 9)
     assert found.inputs["hour"].tolist() == [MOMENT_MS] * 2
 
 
@@ -239,7 +239,7 @@ def test_a_separator_of_one_s_own_goes_before(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     row = {**WRITTEN, "videos": "12|7|12", "channels": "4|0|3", "tags": "a|b"}
     pa_csv.write_csv(pa.table({name: [str(value)] for name, value in row.items()}), path)
-    [found] = RawReader(RawFile(path, list_separator="|"), build_inputs()).read(9)
+    [found] = RawFile(path, list_separator="|").read(build_inputs(), 9)
     for name in ("videos", "channels", "tags"):
         np.testing.assert_array_equal(found.inputs[name][0], READ[name], err_msg=name)
 

@@ -155,7 +155,7 @@ def test_without_seen_items_the_stored_histories_are_left_out(tmp_path, has_seen
     users = _read_users(tmp_path, card)
     assert users is not None
     assert users.met == (("seen",) if has_seen else ("feature:history",))
-    known = KnownEntities(["x", "y"], np.array([3, 4]), {"x": 0, "y": 1}, np.ones(2, bool),
+    known = KnownEntities(["x", "y"], np.array([3, 4]), np.ones(2, bool),
                           users=users)  # fmt: skip
     met = [known.find_positions(users.read_list(column, 0)).tolist() for column in users.met]
     assert met == ([[0]] if has_seen else [[1]])

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from conf.errors import InputDataError
-from training.raw_inputs.files import RawFile, RawReader
+from training.raw_inputs.files import RawFile
 from training.raw_inputs.inputs import InputColumn, SourceNames
 from training.raw_inputs.requests import RawValueError, build_array, read_names
 from training.serving.requests.errors import RequestError
@@ -50,7 +50,7 @@ def predict(rows: list[dict], inputs: tuple[InputColumn, ...] = INPUTS) -> dict[
 def read_file(tmp_path, rows: list[dict], inputs=INPUTS) -> dict[str, np.ndarray]:
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    [found] = RawReader(RawFile(path), inputs).read(100)
+    [found] = RawFile(path).read(inputs, 100)
     return found.inputs
 
 

@@ -17,7 +17,6 @@ import tensorflow as tf
 from conf.artefacts.export import FEATURE_PREFIX, RANK_ITEMS, Give
 from conf.errors import ConfigError, did_you_mean
 from training.apply.ranker import RowInputs, find_items_input
-from training.evaluation.item_index import ItemIds, find_cells
 from training.index.item_columns import Token, WrongFilterError
 from training.index.known_entities import KnownEntities
 from training.serving.lists.row_inputs import ListModel, ListRequest, parse_request
@@ -232,8 +231,7 @@ def find_allowed(model: ListModel, request: ListRequest, given: Histories) -> np
     allowed[known.find_keys(chain.from_iterable(given.values()))] = False
     if row is not None and known.users is not None:
         for column in known.users.met:
-            met = known.users.read_list(column, row)
-            allowed[find_cells(np.array([len(met)]), met, ItemIds(known.ids)).columns] = False
+            allowed[known.find_positions(known.users.read_list(column, row))] = False
     return allowed
 
 
