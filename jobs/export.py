@@ -6,29 +6,27 @@ With `--delta-since`, what has changed since an earlier run, for `sluice models 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from conf.artefacts.delta import DELTA_FILE
 from conf.artefacts.export import (
-    DEFAULT_SIGNATURE,
+    EXPORT_FILE,
     INDEX_DIR,
     SCORE_ITEMS,
     ExportOptions,
     IndexOptions,
     list_indexes,
     list_versions,
-    read_card,
 )
 from conf.artefacts.run import RUN_CARD_FILE, read_json
 from conf.errors import ConfigError
 from conf.local_paths import local_path
 from jobs.index import print_index
-from jobs.support.lineage import LineageDataset, LineageRun, emit_lineage
+from jobs.support.lineage import LineageDataset, emit_lineage
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
 from jobs.support.trained_run import (
     CheckpointChoice,
@@ -38,9 +36,6 @@ from jobs.support.trained_run import (
     timed,
 )
 from training.export.stored_models import describe, find_place
-
-if TYPE_CHECKING:
-    from training.checkpoint.restore import TrainedModel
 
 app = typer.Typer(add_completion=False)
 
@@ -92,29 +87,24 @@ def main(
     setup_logging(log_format)
     if items is not None and not index:
         raise ConfigError("--items are columns of the index", fix="give --index too")
-    if delta_since is not None:
-        _refuse_with_delta({"--tables": tables, "--index": index, "--once": once})
-    base = None if to is None else find_place(to)
+    if delta_since is not None and (tables or index or once):
+        raise ConfigError(
+            "a delta holds the changed rows of every table, and no index",
+            received="--delta-since with --tables, --index or --once",
+            fix="leave it out; `sluice models apply` makes tables and index as the version before",
+        )
     indexing = IndexOptions(items_file=items) if index else None
+    base = None if to is None else find_place(to)
     options = ExportOptions(base, name, keep, k, tables, once, indexing)
     target = export(run, checkpoint=checkpoint, options=options, since=delta_since)
     if log_format is LogFormat.JSON:
         print(json.dumps({"export" if delta_since is None else "delta": describe(target)}))
     elif delta_since is not None:
-        print_delta(target)
+        print_delta(read_json(target / DELTA_FILE), target)
     else:
-        print_summary(target)
+        print_version(read_json(target / EXPORT_FILE), target)
         print_new_index(target, index)
     return 0
-
-
-def _refuse_with_delta(given: Mapping[str, bool]) -> None:
-    if named := [option for option, is_given in given.items() if is_given]:
-        raise ConfigError(
-            "a delta holds the changed rows of every table, and no index",
-            received=f"--delta-since with {named[0]}",
-            fix="leave it out; `sluice models apply` makes tables and index as the version before",
-        )
 
 
 def export(
@@ -129,77 +119,53 @@ def export(
     With `since`, a run, a series, a checkpoint or `start`, it is the delta that leads from there.
     """
     trained, options = restore_run(run_dir, checkpoint), options or ExportOptions()
+    from training.checkpoint.stored_runs import describe_run
     from training.export.delta import find_base, write_delta
     from training.export.saved_model import write_export
 
-    command = "export" if since is None else "delta"
-    with _lineage(command, trained) as told, timed(trained.run_dir, command):
+    command, file = ("export", EXPORT_FILE) if since is None else ("delta", DELTA_FILE)
+    job = f"{command}.{trained.config.name}"
+    with emit_lineage(job) as told, timed(trained.run_dir, command):
+        dataset = read_json(trained.run_dir / RUN_CARD_FILE)["dataset"]["path"]
+        read = (describe_run(trained.run_dir), dataset)
+        told.inputs = [LineageDataset.version_at(place) for place in read]
         if since is None:
             target = write_export(trained, options)
         else:
             target = write_delta(trained, find_base(trained, since), options)
-        told.outputs = [_describe_written(target)]
+        card = read_json(target / file)
+        model, _, number = describe(target).rpartition("/")
+        facts = {"size_bytes": _sum_bytes(card), "files": len(card["files"])}
+        told.outputs = [LineageDataset.at(model, version=number, **facts)]
     return target
 
 
-@contextmanager
-def _lineage(command: str, trained: TrainedModel) -> Iterator[LineageRun]:
-    """Emits the lineage of what is made of a run."""
-    from training.checkpoint.stored_runs import describe_run
-
-    with emit_lineage(f"{command}.{trained.config.name}") as told:
-        dataset = read_json(trained.run_dir / RUN_CARD_FILE)["dataset"]["path"]
-        read = (describe_run(trained.run_dir), dataset)
-        told.inputs = [LineageDataset.version_at(place) for place in read]
-        yield told
+def _sum_bytes(card: Mapping[str, Any]) -> int:
+    return sum(file["bytes"] for file in card["files"].values())
 
 
-def _describe_written(target: Path) -> LineageDataset:
-    model, _, number = describe(target).rpartition("/")
-    files = [file for file in target.rglob("*") if file.is_file()]
-    size = sum(file.stat().st_size for file in files)
-    return LineageDataset.at(model, version=number, size_bytes=size, files=len(files))
-
-
-def print_delta(target: Path) -> None:
-    about = read_json(target / DELTA_FILE)
+def print_delta(about: Mapping[str, Any], target: Path) -> None:
     text = "{}: {changed:,} rows new or changed, {removed:,} keys removed; {rows:,} rows now"
     for name, table in sorted(about["tables"].items()):
         print(text.format(name, **table))
-    sizes = (_sum_megabytes(part) for part in (about, about["version"]))
-    print("{:.1f} MB; a full version has {:.1f} MB".format(*sizes))
+    part, whole = (_sum_bytes(card) / 1e6 for card in (about, about["version"]))
+    print(f"{part:.1f} MB; a full version has {whole:.1f} MB")
     print(f"delta of {about['name']} since run {about['since']['run']}: {describe(target)}")
 
 
-def _sum_megabytes(card: Mapping[str, Any]) -> float:
-    return float(sum(file["bytes"] for file in card["files"].values()) / 1e6)
-
-
-def print_summary(target: Path) -> None:
-    """Prints what was written, and where."""
-    card = read_card(target)
-    what = _describe_ranker(card) if "outputs" in card else _describe_towers(card["embeddings"])
-    print(f"{card['model']}{what}, {_sum_megabytes(card):.1f} MB")
+def print_version(card: Mapping[str, Any], target: Path) -> None:
+    if outputs := card.get("outputs"):
+        what = f"outputs: {', '.join(output['name'] for output in outputs)}"
+    else:
+        found = {kind: card["embeddings"][kind] or {"rows": 0} for kind in ("items", "users")}
+        what = ", ".join(f"{about['rows']:,} {kind}" for kind, about in found.items())
+        if unknown := found["users"].get("users_outside_vocabulary"):
+            print(f"left out: {unknown:,} users outside the vocabulary")
+    print(f"{card['model']}, {what}, {_sum_bytes(card) / 1e6:.1f} MB")
     print(f"signatures: {', '.join(card['signatures'])}")
     if reason := card.get("no_item_scores"):
         print(f"no signature {SCORE_ITEMS}: {reason}")
-    users = card.get("embeddings", {}).get("users")
-    if users and users["users_outside_vocabulary"]:
-        print(f"left out: {users['users_outside_vocabulary']:,} users outside the vocabulary")
     print(f"version {card['version']} of {card['name']}: {describe(target)}")
-
-
-def _describe_ranker(card: Mapping[str, Any]) -> str:
-    count = len(card["signatures"][DEFAULT_SIGNATURE]["inputs"])
-    outputs = ", ".join(output["name"] for output in card["outputs"])
-    return f", {count} raw inputs, outputs: {outputs}"
-
-
-def _describe_towers(embeddings: Mapping[str, Any]) -> str:
-    found = {kind: embeddings[kind] for kind in ("items", "users")}
-    counts = [f"{about['rows']:,} {kind}" for kind, about in found.items() if about is not None]
-    several = f", {n} vectors of a user" if (n := embeddings.get("interests")) else ""
-    return f", {embeddings['dim']} dimensions{several}: {', '.join(counts) or 'towers alone'}"
 
 
 def print_new_index(target: Path, is_new: bool = True) -> None:
@@ -208,13 +174,11 @@ def print_new_index(target: Path, is_new: bool = True) -> None:
         if is_new:
             print_index(target / INDEX_DIR / str(numbers[-1]))
         return
-    model = find_place(describe(target).rpartition("/")[0])
+    place = describe(target)
+    model = find_place(place.rpartition("/")[0])
     before = max((n for n in list_versions(model) if n < int(target.name)), default=None)
     if before is not None and list_indexes(model / str(before)):
-        print(
-            f"no index, as version {before} has one: every item is compared until there is one: "
-            f"sluice index --export {describe(target)}"
-        )
+        print(f"no index, as version {before} has one; make one: sluice index --export {place}")
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ def list_command(model: Model, log_format: LogFormatOption = LogFormat.TEXT) -> 
             "published": version.number == newest,
         }
         mark = "-" if version.is_withdrawn else "*" if version.number == newest else " "
-        text = f"{mark} {version.number}  {version.run}  on {version.dataset_version}"
-        _tell(log_format, about, text)
+        text = "{version}  {run}  on {dataset_version}".format(**about)
+        _tell(log_format, about, f"{mark} {text}")
     if log_format is LogFormat.TEXT:
         print("* published, - withdrawn")
     return 0

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -48,6 +49,15 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_string_view(kind):
         return pa.string()
     return pa.binary() if pa.types.is_binary_view(kind) else kind
+
+
+def to_arrow(values: np.ndarray) -> pa.Array:
+    """Returns numbers `[rows]`, or `[rows, …]` as lists, of which each axis is a level."""
+    found = pa.array(values.ravel())
+    for length in reversed(values.shape[1:]):
+        offsets = np.arange(0, len(found) + 1, length, dtype=np.int32)
+        found = pa.ListArray.from_arrays(offsets, found)
+    return found
 
 
 _END = "\ufdd0"  # no character of any text

@@ -12,9 +12,9 @@ import pyarrow as pa
 from conf.artefacts.export import DEFAULT_SIGNATURE, RANK_ITEMS, Give
 from conf.errors import ConfigError, InputDataError
 from conf.schema import PAD_ID
+from conf.storage.table_files import to_arrow
 from training.apply.export import Export, Items
 from training.apply.ranker import Ranker, RowInputs, name_signature
-from training.apply.results import to_arrow
 from training.evaluation.item_index import TopK
 from training.evaluation.metrics import Pairs
 from training.raw_inputs.files import RawFile

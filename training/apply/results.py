@@ -105,12 +105,3 @@ def render_ids(ids: pa.Array) -> NDArray[np.object_]:
     names = np.empty(len(ids), dtype=object)
     names[:] = [json.dumps(value, default=str, ensure_ascii=False) for value in plain]
     return names
-
-
-def to_arrow(values: np.ndarray) -> pa.Array:
-    """Returns numbers `[rows]`, or `[rows, …]` as lists, of which each axis is a level."""
-    found = pa.array(values.ravel())
-    for length in reversed(values.shape[1:]):
-        offsets = np.arange(0, len(found) + 1, length, dtype=np.int32)
-        found = pa.ListArray.from_arrays(offsets, found)
-    return found

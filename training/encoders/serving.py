@@ -199,13 +199,6 @@ def _unused(tokens: pa.Array, integers: tuple[int, ...], strings: tuple[str, ...
     )
 
 
-@dataclass(frozen=True)
-class _Feature:
-    spec: FeatureSpec
-    column: ColumnEncoding
-    inputs: tuple[RawInput, ...]
-
-
 class ServingEncoders(tf.Module):
     """Encodes raw features inside a graph; one lookup table per vocabulary.
 
@@ -222,18 +215,18 @@ class ServingEncoders(tf.Module):
         facts: SourceFacts = NO_FACTS,
     ) -> None:
         super().__init__(name="serving_encoders")
+        self.plan = plan
         self.specs = {name: plan.schema[name] for name in features}
         self.names = name_inputs(self.specs)
         columns = {name: plan.column(name) for name in self.specs}
         needed = sorted({column.vocabulary for column in columns.values() if column.vocabulary})
         self.tables = {name: build_lookup(vocabularies[name]) for name in needed}
-        built = {
-            name: build_inputs(column, self.specs[name], self.names[name],
-                               vocabularies.get(column.vocabulary or ""), facts)
+        self.inputs = tuple(
+            item
             for name, column in columns.items()
-        }  # fmt: skip
-        self._features = tuple(_Feature(self.specs[n], columns[n], built[n]) for n in columns)
-        self.inputs = tuple(item for inputs in built.values() for item in inputs)
+            for item in build_inputs(column, self.specs[name], self.names[name],
+                                     vocabularies.get(column.vocabulary or ""), facts)
+        )  # fmt: skip
         self._resources = Resources(
             {name: self._token_encoder(name, vocabularies[name]) for name in needed},
             {name: tf.constant(values) for name, values in (statistics or {}).items()},
@@ -250,24 +243,24 @@ class ServingEncoders(tf.Module):
 
         Features are int64 ids, or plain values; each needs its own inputs alone. None: all.
         """
-        wanted = [f for f in self._features if features is None or f.spec.name in features]
-        return {feature.spec.name: self._encode_one(feature, raw) for feature in wanted}
+        wanted = [name for name in self.specs if features is None or name in features]
+        return {name: self._encode_one(name, raw) for name in wanted}
 
-    def _encode_one(self, feature: _Feature, raw: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        spec, operation = feature.spec, feature.column.operation
-        inputs = [item.read(raw[item.name]) for item in feature.inputs]
-        if operation is not None:
-            encoded = fit_length(apply_operation(operation, inputs, self._resources), spec)
-            if isinstance(operation, Weights) and operation.scaled:
+    def _encode_one(self, name: str, raw: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        spec, column = self.specs[name], self.plan.column(name)
+        inputs = [item.read(raw[item.name]) for item in self.find_inputs((name,))]
+        if column.operation is not None:
+            encoded = fit_length(apply_operation(column.operation, inputs, self._resources), spec)
+            if isinstance(column.operation, Weights) and column.operation.scaled:
                 encoded = scale_weights(encoded)
             return tf.cast(encoded, TENSOR_DTYPES[spec.dtype])
-        if feature.column.vocabulary is None:
+        if column.vocabulary is None:
             values = inputs[0].values
             if spec.vocabulary_size is not None:  # Ids as they are; others are unknown.
                 is_known = (values >= 0) & (values < spec.vocabulary_size)
                 values = tf.where(is_known, values, tf.cast(OOV_ID, values.dtype))
             return fit_length(tf.cast(values, TENSOR_DTYPES[spec.dtype]), spec)
-        return fit_length(self._resources.ids[feature.column.vocabulary](inputs[0]), spec)
+        return fit_length(self._resources.ids[column.vocabulary](inputs[0]), spec)
 
     def _token_encoder(self, name: str, vocabulary: Vocabulary) -> Any:
         def encode(raw: RawValues) -> tf.Tensor:

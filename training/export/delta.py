@@ -174,17 +174,13 @@ class _Variables:
         self.order = [n for e in saved for n in (e.checkpoint_key, *_name_parts(e.checkpoint_key))
                       if n in self.shapes or n in parts]  # fmt: skip
 
-    def find_rows(self, table: str) -> str | None:
-        """Returns the tensor of a table's rows; None: no signature reads the table."""
-        return self._names.get(f"{table}/rows")
-
-    def find_lookup(self, keys: str | None) -> tuple[str, str] | None:
-        """Returns the tensors of the keys of a dynamic table and of their rows."""
-        return None if keys is None else self._lookups.get(keys)
+    def find(self, table: str, keys: str | None) -> tuple[str | None, tuple[str, str] | None]:
+        """Returns the tensors of a table's rows (None: no signature reads them) and its keys."""
+        return self._names.get(f"{table}/rows"), self._lookups.get(keys or "")
 
     def read_table(self, table: str, keys: str | None) -> TableRows | None:
         """Returns keys and rows of a table by ascending key; None: no signature reads it."""
-        name, lookup = self.find_rows(table), self.find_lookup(keys)
+        name, lookup = self.find(table, keys)
         if name is None:
             return None
         rows = self.read(name)
@@ -204,7 +200,7 @@ def _split_variables(prefix: Path, rest: Path, tables: Mapping[str, dict[str, An
     variables = _Variables(prefix)
     kept = {name: variables.read(name) for name in variables.shapes}
     for name, about in tables.items():
-        lookup, rows = variables.find_lookup(about["keys"]), variables.find_rows(name)
+        rows, lookup = variables.find(name, about["keys"])
         about["shape"] = None if rows is None else variables.shapes[rows]
         if rows is not None:  # Those of no key stay.
             kept[rows] = kept[rows][: PAD_ID + 1 if lookup is None else FIRST_ROW]
@@ -257,10 +253,8 @@ def apply_delta(path: ReadablePath, model: ReadablePath, keep: int | None = None
                     from training.index.index_build import rebuild_index
 
                     if missing := rebuild_index(staging, base):
-                        _log.warning(
-                            "%d items that were added to the index of version %s are not in the "
-                            "new one: add them again", missing, base.name,
-                        )  # fmt: skip
+                        said = "%d items that were added to the index of version %s: add them again"
+                        _log.warning(said, missing, base.name)
         write_models_config(model.parent)
     return target
 
@@ -314,7 +308,7 @@ def _join_variables(
     variables = _Variables(rest)
     tensors = {name: variables.read(name) for name in variables.shapes}
     for name, (keys, rows) in tables.items():
-        lookup, target = variables.find_lookup(changes[name]["keys"]), variables.find_rows(name)
+        target, lookup = variables.find(name, changes[name]["keys"])
         if target is None:
             continue
         places = keys if lookup is None else np.arange(FIRST_ROW, FIRST_ROW + len(keys))

@@ -21,10 +21,11 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from google.protobuf import text_format
 from tensorflow_serving.apis.prediction_log_pb2 import PredictionLog
+from tensorflow_serving.config.model_server_config_pb2 import ModelServerConfig
 
 from conf.artefacts.export import (
-    EMBEDDINGS_DIR,
     EXPORT_FILE,
     EXPORT_FORMAT_VERSION,
     MODELS_CONFIG,
@@ -47,16 +48,21 @@ from training.embedding.dynamic_table import DynamicTable
 from training.embedding.static_table import EmbeddingTable
 from training.embedding.table_delta import fingerprint_rows
 from training.embedding.table_files import write_tables
-from training.encoders.serving import RawInput, ServingEncoders
-from training.evaluation.item_index import ItemIndex, build_item_index
-from training.export.embeddings import write_embeddings, write_item_keys, write_users
+from training.encoders.serving import ServingEncoders
+from training.export.embeddings import (
+    ExportedItems,
+    read_items,
+    write_embeddings,
+    write_item_keys,
+    write_users,
+)
 from training.export.signatures import (
     Signature,
     build_encoders,
     build_signatures,
     describe_output,
     describe_score,
-    explain_no_item_scores,
+    explain_no_items,
     save_signatures,
 )
 from training.export.stored_models import bring, describe, is_card, replace_file
@@ -103,11 +109,11 @@ def write_version(
     tables = dict(sorted(trained.model.tables.items()))
     for space in {table.keys for table in tables.values() if isinstance(table, DynamicTable)}:
         space.sort_keys()
-    encoders, index = build_encoders(trained), _index_items(trained)
-    signatures = build_signatures(trained, encoders, index, options.k)
+    encoders = build_encoders(trained)
+    reason = explain_no_items(trained, encoders.plan)
+    items = read_items(trained) if reason is None else None
+    signatures = build_signatures(trained, encoders, items, options.k)
     save_signatures(str(staging), signatures, encoders)
-    warmup = _write_warmup(staging, identity["name"], signatures)
-    parts = _write_parts(staging, trained, index)
     if options.tables:
         rows = {name: table.read_by_key() for name, table in tables.items()}
         write_tables(staging / TABLES_DIR, rows)
@@ -118,34 +124,24 @@ def write_version(
         "user": trained.manifest.keys.user,
         "users": write_users(staging, trained),
         "lists": _describe_lists(trained, encoders),
-        "warmup_requests": warmup,
-        **parts,
+        "warmup_requests": _write_warmup(staging, identity["name"], signatures),
+        **_write_answers(staging, trained, items, reason),
         "signatures": {name: signature.to_json() for name, signature in signatures.items()},
     }
     write_json(staging / EXPORT_FILE, seal_card({**about, "files": list_files(staging)}))
 
 
-def _index_items(trained: TrainedModel) -> ItemIndex | None:
-    if isinstance(trained.model, NetworkRankingModel) or trained.manifest.keys.item is None:
-        return None
-    batch_size = trained.config.evaluation.batch_size
-    model = require_retrieval(trained.model)
-    return build_item_index(model, trained.version_dir, trained.manifest, batch_size)
-
-
-def _write_parts(staging: Path, trained: TrainedModel, index: ItemIndex | None) -> dict[str, Any]:
-    """Writes the files that only one kind of model has, and returns what is said of its answers."""
+def _write_answers(
+    staging: Path, trained: TrainedModel, items: ExportedItems | None, reason: str | None
+) -> dict[str, Any]:
+    """Writes the files that one kind of model has, and returns what is said of its answers."""
     model = trained.model
     if not isinstance(model, NetworkRankingModel):
-        embeddings = write_embeddings(staging / EMBEDDINGS_DIR, trained, index)
-        return {"score": describe_score(require_retrieval(model)), "embeddings": embeddings}
-    reason = explain_no_item_scores(trained, model)
-    return {
-        "outputs": [_describe_task(model, task) for task in model.tasks],
-        "score": "one output per task, named after it, float32",
-        **({"items": {"rows": write_item_keys(staging, trained)}}
-           if reason is None else {"no_item_scores": reason}),
-    }  # fmt: skip
+        score = describe_score(require_retrieval(model))
+        return {"score": score, "embeddings": write_embeddings(staging, trained, items)}
+    known = {"no_item_scores": reason} if items is None else write_item_keys(staging, items)
+    outputs = [_describe_task(model, task) for task in model.tasks]
+    return {"outputs": outputs, "score": "one output per task, named after it, float32", **known}
 
 
 def _describe_run(trained: TrainedModel) -> dict[str, Any]:
@@ -166,8 +162,7 @@ def _describe_run(trained: TrainedModel) -> dict[str, Any]:
 
 def _describe_table(table: EmbeddingTable) -> dict[str, Any]:
     keys, rows = table.read_by_key()
-    found = fingerprint_rows((keys, rows))
-    return {"rows": len(keys), "dim": rows.shape[1], "fingerprint": found}
+    return {"rows": len(keys), "dim": table.dim, "fingerprint": fingerprint_rows((keys, rows))}
 
 
 def _describe_lists(trained: TrainedModel, encoders: ServingEncoders) -> dict[str, Any]:
@@ -198,24 +193,18 @@ def write_models_config(base: ReadablePath) -> None:
 
 
 def _build_models_config(base: ReadablePath) -> str:
-    places = {d.name: describe(d.resolve()) for d in list_models(base)}
-    configs = "".join(
-        f'  config {{\n    name: "{name}"\n    base_path: "{_quote(place)}"\n'
-        '    model_platform: "tensorflow"\n  }\n'
-        for name, place in places.items()
-    )
-    return f"model_config_list {{\n{configs}}}\n"
-
-
-def _quote(path: str) -> str:
-    return path.replace("\\", "\\\\").replace('"', '\\"')
+    found = ModelServerConfig()
+    for place in list_models(base):
+        found.model_config_list.config.add(
+            name=place.name, base_path=describe(place.resolve()), model_platform="tensorflow"
+        )
+    return text_format.MessageToString(found, as_utf8=True)
 
 
 def _write_warmup(directory: Path, name: str, signatures: Mapping[str, Signature]) -> int:
     """Writes the requests that TensorFlow Serving replays before a version is served.
 
-    Every signature is called with rows of missing values, so that a first request finds all graphs
-    built. Returns how many requests there are.
+    Each calls a signature with rows of missing values. Returns how many there are.
     """
     file = directory / WARMUP_FILE
     file.parent.mkdir(exist_ok=True)
@@ -230,14 +219,14 @@ def _write_warmup(directory: Path, name: str, signatures: Mapping[str, Signature
 
 
 def _fill_request(signature: Signature, rows: int) -> dict[str, Any]:
-    about, examples = {item["name"]: item for item in signature.form.inputs}, []
-    inputs = {}
-    for name, spec in signature.form.specs.items():
-        if holds := about[name].get("holds"):
+    examples, inputs = [], {}
+    for about, spec in zip(signature.form.inputs, signature.form.specs.values(), strict=True):
+        if holds := about.get("holds"):
             examples = [_fill_example(holds)] * rows
-            inputs[name] = tf.make_tensor_proto([one.SerializeToString() for one in examples])
+            values = np.array([one.SerializeToString() for one in examples], object)
         else:
-            inputs[name] = tf.make_tensor_proto(_fill(spec, about[name], rows))
+            values = _fill(spec, about, rows)
+        inputs[spec.name] = tf.make_tensor_proto(values)
     if signature.method == "predict":
         return {"inputs": inputs}
     return {"input": {"example_list": {"examples": examples}}}
@@ -247,22 +236,21 @@ def _fill(spec: tf.TensorSpec, about: Mapping[str, Any], rows: int) -> np.ndarra
     width = min(about.get("max_len") or WARMUP_LENGTH, MOST_VALUES)
     free = [WARMUP_CANDIDATES if about.get("per") == "candidate" else width, width]
     shape = [rows, *(free.pop(0) if size is None else size for size in spec.shape[1:])]
-    return np.full(shape, _find_filler(about, spec.dtype), spec.dtype.as_numpy_dtype)
-
-
-def _find_filler(about: Mapping[str, Any], dtype: tf.DType) -> Any:
-    tokens = [about.get("null_token"), about.get("pad_token"), "" if dtype == tf.string else 1]
-    token = next(token for token in tokens if token is not None)
-    return token.encode() if isinstance(token, str) else token
+    return np.full(shape, _find_filler(about), spec.dtype.as_numpy_dtype)
 
 
 def _fill_example(holds: list[dict[str, Any]]) -> tf.train.Example:
     """Returns an Example that holds one value of each input."""
-    kinds = {"string": "bytes_list", "int64": "int64_list"}
-    features = {}
-    for item in holds:
-        raw = RawInput(**item)
-        values = [_find_filler(item, raw.tensor_spec.dtype)] * (raw.length or 1)
-        kind = kinds.get(raw.dtype, "float_list")
-        features[raw.name] = tf.train.Feature(**{kind: {"value": values}})
+    kinds, features = {"string": "bytes_list", "int64": "int64_list"}, {}
+    for about in holds:
+        values = [_find_filler(about)] * (about["length"] or 1)
+        kind = kinds.get(about["dtype"], "float_list")
+        features[about["name"]] = tf.train.Feature(**{kind: {"value": values}})
     return tf.train.Example(features={"feature": features})
+
+
+def _find_filler(about: Mapping[str, Any]) -> Any:
+    tokens = [about.get("null_token"), about.get("pad_token")]
+    plain = b"" if about["dtype"] in ("string", "bytes") else 1
+    token = next((token for token in tokens if token is not None), plain)
+    return token.encode() if isinstance(token, str) else token

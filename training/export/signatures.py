@@ -1,18 +1,14 @@
 """Signatures of a SavedModel: which a model has, in which form features come in, what is computed.
 
 A retrieval model: `user_embedding`, `item_embedding`, each also `…_encoded` and `…_examples`;
-`top_k`, the best items of the whole catalogue without those of `exclude`; `serving_default`, the
-same with a fixed `k` and nothing left out; `row_features`, what `user_embedding_encoded` takes.
+`top_k`, the best items without those of `exclude`; `serving_default`, the same with a fixed `k`.
+A ranking model: `serving_default`, `encoded`, `examples`, `classify`, `regress`; several items of
+each row by raw features (`candidates`), by raw keys (`score_items`), or for their order alone by
+their keys in lists and `items.parquet` (`rank_items`). Both: `row_features`, from raw values of a
+row to what `…_encoded` signatures take.
 
-A ranking model: `serving_default`, `encoded`, `examples`, an output per task; `classify` and
-`regress` as TensorFlow Serving's APIs of these names call them; `candidates`, several items of
-each row by their raw features; `score_items` and `score_items_encoded`, the same by their keys;
-`rank_items` and `rank_items_encoded`, what orders these items: log-odds; `row_features`, what the
-`…_encoded` ones take of a row.
-
-Forms: raw values, encoded inside the graph as the ETL encodes them, lists padded with `pad_token`
-on the right, missing values as `null_token`; encoded features, as the records hold them; serialized
-`tf.Example`s of raw values, under the names of the raw inputs.
+Forms: raw values, which the graph encodes as the ETL does, lists padded with `pad_token`, missing
+values as `null_token`; encoded features, as the records hold them; `tf.Example`s of raw values.
 """
 
 from __future__ import annotations
@@ -20,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -36,7 +31,9 @@ from conf.artefacts.export import (
     SCORE_ITEMS,
     TOP_K,
 )
+from conf.encoders import EncoderPlan
 from conf.errors import ConfigError
+from conf.manifest import Manifest
 from conf.schema import OOV_ID, PAD_ID, FeatureSpec
 from training.checkpoint.restore import TrainedModel
 from training.embedding.key_space import KeySpace, translating
@@ -50,8 +47,7 @@ from training.encoders.serving import (
     read_serving_encoders,
 )
 from training.encoders.source import find_item_columns, find_pair_features
-from training.encoders.vocabularies import read_key_vocabulary, read_plan
-from training.evaluation.item_index import ItemIds, ItemIndex, read_item_features
+from training.export.embeddings import ExportedItems
 from training.models.ranking import NetworkRankingModel, Task
 from training.models.retrieval import RetrievalModel, require_retrieval, score_catalogue
 
@@ -62,24 +58,20 @@ Tensors = Mapping[str, tf.Tensor]
 Features = dict[str, tf.Tensor]
 Compute = Callable[[Features, Tensors], Tensors]
 """From encoded features, and everything that was given, to the named outputs."""
-ScorePairs = Callable[[Tensors, Tensors, tf.Tensor], Tensors]
-"""From features of rows, those of their items and `[rows, items]` to scores of that shape."""
 
 
 @dataclass(frozen=True)
 class InputForm:
     """A form in which features come in; `inputs` is what `export.json` says of each."""
 
-    takes: str
     specs: dict[str, tf.TensorSpec]
     read: Callable[[Tensors], Features]
     inputs: list[dict[str, Any]]
 
-    def add(self, *inputs: tuple[tf.TensorSpec, str]) -> InputForm:
-        """Adds inputs that are no features, and what they mean."""
-        specs = {spec.name: spec for spec, _ in inputs}
-        about = [{"name": s.name, "dtype": s.dtype.name, "means": means} for s, means in inputs]
-        return replace(self, specs=self.specs | specs, inputs=[*self.inputs, *about])
+    def add(self, spec: tf.TensorSpec, means: str) -> InputForm:
+        """Adds an input that is no feature."""
+        about = {"name": spec.name, "dtype": spec.dtype.name, "means": means}
+        return replace(self, specs=self.specs | {spec.name: spec}, inputs=[*self.inputs, about])
 
 
 @dataclass(frozen=True)
@@ -93,8 +85,7 @@ class Signature:
 
     def to_json(self) -> dict[str, Any]:
         outputs = [{"name": name, "means": means} for name, means in self.outputs.items()]
-        form = {"takes": self.form.takes, "inputs": self.form.inputs}
-        return {"method": self.method, **form, "outputs": outputs}
+        return {"method": self.method, "inputs": self.form.inputs, "outputs": outputs}
 
 
 def build_encoders(trained: TrainedModel) -> ServingEncoders:
@@ -105,24 +96,34 @@ def build_encoders(trained: TrainedModel) -> ServingEncoders:
 
 
 def build_signatures(
-    trained: TrainedModel, encoders: ServingEncoders, index: ItemIndex | None, k: int
+    trained: TrainedModel, encoders: ServingEncoders, items: ExportedItems | None, k: int
 ) -> dict[str, Signature]:
-    """Builds the signatures of a model by name.
+    """Builds the signatures of a model by name; without items none of them knows a catalogue.
 
-    A retrieval model whose dataset has items ranks their vectors: k of them by `serving_default`.
+    A retrieval model ranks the items, k of them by `serving_default`.
     """
     if isinstance(trained.model, NetworkRankingModel):
-        return _build_ranking(trained, trained.model, encoders)
-    signatures = _build_towers(trained, require_retrieval(trained.model), encoders)
-    if index is None:
+        return _build_ranking(trained.manifest, trained.model, encoders, items)
+    model = require_retrieval(trained.model)
+    _refuse_pairs(trained.manifest, model, encoders.plan)
+    signatures = _build_towers(model, encoders)
+    if items is None:
         return {DEFAULT_SIGNATURE: signatures[f"user_{EMBEDDING}"], **signatures}
-    return {**_build_lists(trained, encoders, index, k), **signatures}
+    return {**_build_lists(model, encoders, items, k), **signatures}
 
 
-def _build_towers(
-    trained: TrainedModel, model: RetrievalModel, encoders: ServingEncoders
-) -> dict[str, Signature]:
-    _refuse_pairs(trained, model)
+def _refuse_pairs(manifest: Manifest, model: RetrievalModel, plan: EncoderPlan) -> None:
+    """Refuses a user's side that reads the item: it would have one vector for all items."""
+    if mixed := find_pair_features(manifest, plan, model.user_inputs):
+        raise ConfigError(
+            "the user's side of the model reads features that are made of the item's columns: "
+            "nobody knows them before an item is found",
+            received=", ".join(mixed),
+            fix="train without them, or read them in a ranking model",
+        )
+
+
+def _build_towers(model: RetrievalModel, encoders: ServingEncoders) -> dict[str, Signature]:
     sides = {
         "user": (model.user_inputs, model.embed_users, model.interests),
         "item": (model.item_inputs, model.embed_items, None),
@@ -137,28 +138,14 @@ def _build_towers(
             ENCODED_SUFFIX: build_encoded_form(encoders, names),
             f"_{EXAMPLES}": build_examples_form(encoders, names),
         }
+        compute = _name_embeddings(embed)
         for suffix, form in forms.items():
-            compute = partial(_name_embedding, embed)
             signatures[f"{side}_{EMBEDDING}{suffix}"] = Signature(form, compute, {EMBEDDING: means})
     return {**signatures, ROW_FEATURES: build_row_features(encoders, model.user_inputs)}
 
 
-def _name_embedding(
-    embed: Callable[[Features], tf.Tensor], features: Features, _: Tensors
-) -> Tensors:
-    return {EMBEDDING: embed(features)}
-
-
-def _refuse_pairs(trained: TrainedModel, model: RetrievalModel) -> None:
-    """Refuses a user's side that reads the item: it would have one vector for all items."""
-    plan = read_plan(trained.version_dir, trained.manifest)
-    if mixed := find_pair_features(trained.manifest, plan, model.user_inputs):
-        raise ConfigError(
-            "the user's side of the model reads features that are made of the item's columns: "
-            "nobody knows them before an item is found",
-            received=", ".join(mixed),
-            fix="train without them, or read them in a ranking model",
-        )
+def _name_embeddings(embed: Callable[[Features], tf.Tensor]) -> Compute:
+    return lambda features, _: {EMBEDDING: embed(features)}
 
 
 def describe_score(model: RetrievalModel) -> str:
@@ -169,23 +156,17 @@ def describe_score(model: RetrievalModel) -> str:
 
 
 def _build_lists(
-    trained: TrainedModel, encoders: ServingEncoders, index: ItemIndex, k: int
+    model: RetrievalModel, encoders: ServingEncoders, items: ExportedItems, k: int
 ) -> dict[str, Signature]:
     """Builds the signatures that give the best items of the whole catalogue."""
-    model = require_retrieval(trained.model)
-    catalogue = Catalogue(trained, encoders, index)
-    vectors = tf.Variable(index.vectors, trainable=False, name="item_vectors")
-    raw, key = build_raw_form(encoders, model.user_inputs), catalogue.raw
+    catalogue = Catalogue(encoders, items)
+    vectors = tf.Variable(items.vectors, trainable=False, name="item_vectors")
+    raw, column = build_raw_form(encoders, model.user_inputs), catalogue.raw.column
     exclude, length = (_free_name(name, raw.specs) for name in ("exclude", "k"))
-    left_out = (
-        f"{key.column} of items that are left out, [batch, length]; unknown ones are ignored, so "
-        "that anything unknown pads"
-    )
-    form = raw.add(
-        (tf.TensorSpec([None, None], key.tensor_spec.dtype, name=exclude), left_out),
-        (tf.TensorSpec([None], tf.int32, name=length),
-         "length of the lists; the largest of the batch counts"),
-    )  # fmt: skip
+    left_out = tf.TensorSpec([None, None], catalogue.raw.tensor_spec.dtype, name=exclude)
+    lengths = tf.TensorSpec([None], tf.int32, name=length)
+    form = raw.add(left_out, f"{column} of items to leave out, [batch, length]; unknown ones pad")
+    form = form.add(lengths, "length of the lists; the largest of the batch counts")
 
     def rank(features: Features, given: Tensors) -> Tensors:
         scores = score_catalogue(model.embed_users(features), vectors)
@@ -194,7 +175,7 @@ def _build_lists(
         return catalogue.rank(scores, tf.reduce_max(given[length]), given[exclude])
 
     outputs = {
-        "items": f"{key.column} of the best items, [batch, k]; behind a list's end "
+        "items": f"{column} of the best items, [batch, k]; behind a list's end "
         f"{catalogue.pad_token!r}",
         "scores": f"{describe_score(model)}, float32 [batch, k]; behind a list's end {NO_SCORE}",
     }
@@ -207,14 +188,17 @@ def _free_name(name: str, taken: Collection[str]) -> str:
 
 
 def _build_ranking(
-    trained: TrainedModel, model: NetworkRankingModel, encoders: ServingEncoders
+    manifest: Manifest,
+    model: NetworkRankingModel,
+    encoders: ServingEncoders,
+    items: ExportedItems | None,
 ) -> dict[str, Signature]:
-    outputs = {task.name: describe_output(task) for task in model.tasks}
     forms = {
         DEFAULT_SIGNATURE: build_raw_form(encoders, model.inputs),
         ENCODED: build_encoded_form(encoders, model.inputs),
         EXAMPLES: build_examples_form(encoders, model.inputs),
     }
+    outputs = {task.name: describe_output(task) for task in model.tasks}
 
     def predict(features: Features, _: Tensors) -> Tensors:
         return model.predict(features)
@@ -222,7 +206,8 @@ def _build_ranking(
     return {
         **{name: Signature(form, predict, outputs) for name, form in forms.items()},
         **_build_example_apis(model, build_examples_form(encoders, model.inputs, "inputs")),
-        **_build_candidates(trained, model, encoders),
+        **_build_candidates(manifest, model, encoders),
+        **({} if items is None else _build_item_scores(model, encoders, items)),
     }
 
 
@@ -254,85 +239,52 @@ def _build_example_apis(model: NetworkRankingModel, form: InputForm) -> dict[str
 
 
 def _build_candidates(
-    trained: TrainedModel, model: NetworkRankingModel, encoders: ServingEncoders
+    manifest: Manifest, model: NetworkRankingModel, encoders: ServingEncoders
 ) -> dict[str, Signature]:
-    """Builds the signatures that score several items of a row; none where it has no items."""
-    manifest, plan = trained.manifest, read_plan(trained.version_dir, trained.manifest)
-    columns = find_item_columns(manifest, plan)
-    of_items = [name for name in model.inputs if manifest.schema[name].role == "item"]
-    mixed = find_pair_features(manifest, plan, model.inputs)
-    raw = [
-        item.name
-        for item in encoders.find_inputs(model.inputs)
-        if item.feature in of_items or (item.feature in mixed and item.column in columns)
-    ]
-    if not raw:
+    """Builds what scores several items of a row by raw features; nothing where it has no items."""
+    columns = find_item_columns(manifest, encoders.plan)
+    mixed = find_pair_features(manifest, encoders.plan, model.inputs)
+    pairs = {n for n in model.inputs if n in mixed or encoders.specs[n].role == "item"}
+    inputs = encoders.find_inputs(model.inputs)
+    of_items = {
+        item.name: item.tensor_spec
+        for item in inputs
+        if item.feature in pairs and (item.feature not in mixed or item.column in columns)
+    }
+    if not of_items:
         return {}
 
+    def count_pairs(given: Tensors) -> tf.Tensor:
+        return tf.shape(given[next(iter(of_items))])[:2]
+
+    def read(given: Tensors) -> Features:
+        """Encodes features of items flat, `[rows * items]`."""
+        flat, shape = dict(given), count_pairs(given)
+        for item in inputs:
+            value = given[item.name]
+            if item.name in of_items:
+                inner = tf.concat([[tf.reduce_prod(shape)], tf.shape(value)[2:]], axis=0)
+                flat[item.name] = tf.reshape(value, inner)
+            elif item.feature in pairs:
+                flat[item.name] = tf.repeat(value, shape[1], axis=0)
+        return encoders.encode(flat, model.inputs)
+
     def score(features: Features, given: Tensors) -> Tensors:
-        pairs = {n: features[n] for n in features if n in of_items or n in mixed}
         rows = {name: value for name, value in features.items() if name not in pairs}
-        return model.predict_candidates(rows, pairs, tf.shape(given[raw[0]])[:2])
+        own = {name: value for name, value in features.items() if name in pairs}
+        return model.predict_candidates(rows, own, count_pairs(given))
 
-    means = {task.name: f"{describe_output(task)}, float32 [rows, items]" for task in model.tasks}
-    form = build_candidates_form(encoders, model.inputs, raw)
-    found = {"candidates": Signature(form, score, means)}
-    if explain_no_item_scores(trained, model) is not None:
-        return found
-    return {**found, **_build_item_scores(trained, model, encoders, of_items, means)}
-
-
-def explain_no_item_scores(trained: TrainedModel, model: NetworkRankingModel) -> str | None:
-    """Says why no items can be scored by their keys, of which the graph holds features alone."""
-    manifest = trained.manifest
-    if manifest.keys.item is None:
-        return "its dataset names no item (events.item)"
-    plan = read_plan(trained.version_dir, manifest)
-    if mixed := find_pair_features(manifest, plan, model.inputs):
-        return (
-            f"it reads {', '.join(mixed)}, made of columns of the item and not of role item: "
-            "their values are not known for other items than a row's own"
-        )
-    if not any(manifest.schema[name].role == "item" for name in model.inputs):
-        return "it reads no feature of role item"
-    return None
+    specs = {item.name: item.tensor_spec for item in inputs}
+    for name, spec in of_items.items():
+        specs[name] = tf.TensorSpec([None, *spec.shape], spec.dtype, name=name)
+    per = ("row", "candidate")
+    about = [{**item.to_json(), "per": per[item.name in of_items]} for item in inputs]
+    means = _describe_pairs(model, describe_output)
+    return {"candidates": Signature(InputForm(specs, read, about), score, means)}
 
 
-def _build_item_scores(
-    trained: TrainedModel,
-    model: NetworkRankingModel,
-    encoders: ServingEncoders,
-    of_items: list[str],
-    means: Mapping[str, str],
-) -> dict[str, Signature]:
-    """Builds the signatures that take items by their keys, and their features of the catalogue."""
-    manifest = trained.manifest
-    names = tuple(dict.fromkeys((manifest.require_key("item"), *of_items)))
-    batch_size = trained.config.evaluation.batch_size
-    items, columns = read_item_features(trained.version_dir, manifest, names, batch_size)
-    catalogue = Catalogue(trained, encoders, items, {name: columns[name] for name in of_items})
-    of_rows = [name for name in model.inputs if name not in of_items]
-
-    def build(form: InputForm, score: ScorePairs, means: Mapping[str, str]) -> Signature:
-        name = _free_name("items", form.specs)
-        wanted = tf.TensorSpec([None, None], catalogue.raw.tensor_spec.dtype, name=name)
-
-        def compute(features: Features, given: Tensors) -> Tensors:
-            positions = catalogue.find(given[name])
-            pairs = catalogue.take(tf.reshape(positions, [-1]))
-            return score(features, pairs, tf.shape(positions))
-
-        about = f"{catalogue.raw.column} of the items to score, [rows, items]"
-        return Signature(form.add((wanted, about)), compute, means)
-
-    forms = {"": build_raw_form(encoders, of_rows),
-             ENCODED_SUFFIX: build_encoded_form(encoders, of_rows)}  # fmt: skip
-    orders = {task.name: f"{_describe_order(task)}, float32 [rows, items]" for task in model.tasks}
-    kinds = {SCORE_ITEMS: (model.predict_candidates, means),
-             RANK_ITEMS: (model.compute_candidate_logits, orders)}  # fmt: skip
-    scores = {f"{name}{suffix}": build(form, *kind)
-              for name, kind in kinds.items() for suffix, form in forms.items()}  # fmt: skip
-    return {**scores, ROW_FEATURES: build_row_features(encoders, of_rows)}
+def _describe_pairs(model: NetworkRankingModel, describe: Callable[[Task], str]) -> dict[str, str]:
+    return {task.name: f"{describe(task)}, float32 [rows, items]" for task in model.tasks}
 
 
 def _describe_order(task: Task) -> str:
@@ -340,10 +292,54 @@ def _describe_order(task: Task) -> str:
     return f"log-odds that {task.label} is 1" if task.is_binary else describe_output(task)
 
 
+def explain_no_items(trained: TrainedModel, plan: EncoderPlan) -> str | None:
+    """Says why a graph knows no items: it ranks none, or cannot score them by their keys."""
+    manifest, model = trained.manifest, trained.model
+    if manifest.keys.item is None:
+        return "its dataset names no item (events.item)"
+    if not isinstance(model, NetworkRankingModel):
+        return None
+    if mixed := find_pair_features(manifest, plan, model.inputs):
+        what = f"it reads {', '.join(mixed)}, made of columns of the item and not of role item"
+        return f"{what}: their values are not known for other items than a row's own"
+    if not any(manifest.schema[name].role == "item" for name in model.inputs):
+        return "it reads no feature of role item"
+    return None
+
+
+def _build_item_scores(
+    model: NetworkRankingModel, encoders: ServingEncoders, items: ExportedItems
+) -> dict[str, Signature]:
+    """Builds the signatures that take items by their keys, and their features of the catalogue."""
+    catalogue = Catalogue(encoders, items)
+
+    def build(form: InputForm, are_listed: bool, score: Any, means: dict[str, str]) -> Signature:
+        name = _free_name("items", form.specs)
+
+        def compute(features: Features, given: Tensors) -> Tensors:
+            positions = catalogue.find(given[name], are_listed=are_listed)
+            pairs = catalogue.take(tf.reshape(positions, [-1]))
+            return score(features, pairs, tf.shape(positions))
+
+        about = f"{catalogue.raw.column} of the items to score, [rows, items]"
+        dtype = catalogue.tokens.dtype if are_listed else catalogue.raw.tensor_spec.dtype
+        spec = tf.TensorSpec([None, None], dtype, name=name)
+        return Signature(form.add(spec, about), compute, means)
+
+    of_rows = [name for name in model.inputs if name not in items.features]
+    forms = {"": build_raw_form(encoders, of_rows),
+             ENCODED_SUFFIX: build_encoded_form(encoders, of_rows)}  # fmt: skip
+    means, orders = (_describe_pairs(model, one) for one in (describe_output, _describe_order))
+    kinds = {SCORE_ITEMS: (False, model.predict_candidates, means),
+             RANK_ITEMS: (True, model.compute_candidate_logits, orders)}  # fmt: skip
+    scores = {f"{name}{suffix}": build(form, *kind)
+              for name, kind in kinds.items() for suffix, form in forms.items()}  # fmt: skip
+    return {**scores, ROW_FEATURES: build_row_features(encoders, of_rows)}
+
+
 def build_raw_form(encoders: ServingEncoders, names: Collection[str]) -> InputForm:
     inputs = encoders.find_inputs(names)
     return InputForm(
-        "raw values; lists padded with pad_token on the right",
         {item.name: item.tensor_spec for item in inputs},
         lambda raw: encoders.encode(raw, names),
         [item.to_json() for item in inputs],
@@ -357,20 +353,16 @@ def build_encoded_form(encoders: ServingEncoders, names: Collection[str]) -> Inp
         return {spec.name: fit_length(given[name], spec) for name, spec in own.items()}
 
     return InputForm(
-        "what the records hold: numbers, and ids: 0 pad, 1 unknown or null, tokens from 2; "
-        "of dynamic tables keys",
-        {name: _encoded_spec(name, spec) for name, spec in own.items()},
+        {
+            name: tf.TensorSpec([None, *spec.shape], TENSOR_DTYPES[spec.dtype], name=name)
+            for name, spec in own.items()
+        },
         read,
         [
             {"name": name, "feature": spec.name, "dtype": spec.dtype, "is_list": spec.is_list}
             for name, spec in own.items()
         ],
     )
-
-
-def _encoded_spec(name: str, spec: FeatureSpec) -> tf.TensorSpec:
-    shape = [None, spec.shape[0]] if spec.is_list else [None]
-    return tf.TensorSpec(shape, TENSOR_DTYPES[spec.dtype], name=name)
 
 
 def build_row_features(encoders: ServingEncoders, names: Collection[str]) -> Signature:
@@ -389,7 +381,6 @@ def build_examples_form(
 ) -> InputForm:
     inputs = encoders.find_inputs(names)
     return InputForm(
-        "serialized tf.Examples of raw values; lists of any length, missing values left out",
         {name: tf.TensorSpec([None], tf.string, name=name)},
         lambda given: encoders.encode(_parse_examples(given[name], inputs), names),
         [{"name": name, "dtype": "string", "holds": [item.to_json() for item in inputs]}],
@@ -417,85 +408,39 @@ def _plan_parse(item: RawInput) -> Any:
 
 def _finish_parsed(item: RawInput, values: Any) -> tf.Tensor:
     if isinstance(values, tf.RaggedTensor):
-        padding: Any = item.pad_token
-        if padding is None:
-            padding = "" if values.dtype == tf.string else 0
-        values = values.to_tensor(tf.cast(padding, values.dtype))
+        values = values.to_tensor(tf.cast(item.padding, values.dtype))
     return tf.cast(values, TENSOR_DTYPES[item.dtype])
 
 
-def build_candidates_form(
-    encoders: ServingEncoders, names: Collection[str], of_items: Collection[str]
-) -> InputForm:
-    """Builds the form of raw values of rows and, `[rows, items, …]`, of items to score for each.
-
-    The features of items are encoded flat: `[rows * items]`.
-    """
-    inputs = encoders.find_inputs(names)
-    pairs = {item.feature for item in inputs if item.name in of_items}
-
-    def read(raw: Tensors) -> Features:
-        count = tf.shape(raw[next(iter(of_items))])[1]
-        flat = dict(raw)
-        for item in inputs:
-            if item.name in of_items:
-                flat[item.name] = _merge_axes(raw[item.name])
-            elif item.feature in pairs:
-                flat[item.name] = tf.repeat(raw[item.name], count, axis=0)
-        return encoders.encode(flat, names)
-
-    specs = {item.name: item.tensor_spec for item in inputs}
-    for name in of_items:
-        shape, dtype = [None, *specs[name].shape], specs[name].dtype
-        specs[name] = tf.TensorSpec(shape, dtype, name=name)
-    per = ("row", "candidate")
-    return InputForm(
-        "raw values of each row, and of the items to score for it, [rows, items]",
-        specs,
-        read,
-        [{**item.to_json(), "per": per[item.name in of_items]} for item in inputs],
-    )
-
-
-def _merge_axes(value: tf.Tensor) -> tf.Tensor:
-    shape = tf.shape(value)
-    return tf.reshape(value, tf.concat([[shape[0] * shape[1]], shape[2:]], axis=0))
-
-
 class Catalogue(tf.Module):
-    """Items inside the graph: ids, raw tokens, encoded features; unknown ones are at `size`."""
+    """Items inside the graph: ids, keys, encoded features; unknown ones are at `size`."""
 
-    def __init__(
-        self,
-        trained: TrainedModel,
-        encoders: ServingEncoders,
-        items: ItemIds,
-        columns: Mapping[str, tf.Tensor] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, encoders: ServingEncoders, items: ExportedItems) -> None:
         super().__init__(name="catalogue")
-        self._encoders, self.size = encoders, len(items)
-        self._key = key = trained.manifest.require_key("item")
-        [self.raw] = encoders.find_inputs([key])
-        vocabulary = read_key_vocabulary(trained.version_dir, trained.manifest, key)
-        tokens: Any = pa.array(items.ids) if vocabulary is None else vocabulary.take(items.ids)
-        is_text = not pa.types.is_integer(tokens.type)
+        self._encoders, self._key, self.size = encoders, items.key, len(items)
+        [self.raw] = encoders.find_inputs([items.key])
+        is_text = not pa.types.is_integer(items.keys.type)
         self.pad_token: int | str = STRING_PAD_TOKENS[0] if is_text else INT_PAD_TOKENS[0]
-        tokens = tokens.to_numpy(zero_copy_only=not is_text)  # Refuses items without a token.
+        tokens = items.keys.to_numpy(zero_copy_only=not is_text)  # Refuses items without a token.
         self._ids = tf.Variable(items.ids, trainable=False, name="item_ids")
-        self._tokens = tf.Variable(tokens, trainable=False, name="item_tokens")
+        self.tokens = tf.Variable(tokens, trainable=False, name="item_tokens")
         self._columns = {
             name: tf.Variable(
-                _append_unknown(values, trained.manifest.schema[name]), trainable=False, name=name
+                _append_unknown(values, encoders.specs[name]), trainable=False, name=name
             )
-            for name, values in columns.items()
+            for name, values in items.features.items()
         }
+        # A key that is an id is found as it is: the encoder would compute another one of it.
+        self._is_id = items.keys.equals(pa.array(items.ids))
 
-    def find(self, tokens: tf.Tensor) -> tf.Tensor:
-        flat = {self.raw.name: tf.reshape(tokens, [-1])}
-        wanted = self._encoders.encode(flat, (self._key,))[self._key]
-        positions = tf.minimum(tf.searchsorted(self._ids, wanted), self.size - 1)
-        is_known = tf.equal(tf.gather(self._ids, positions), wanted)
-        return tf.reshape(tf.where(is_known, positions, self.size), tf.shape(tokens))
+    def find(self, keys: tf.Tensor, *, are_listed: bool = False) -> tf.Tensor:
+        """Returns the positions of raw keys, or of keys as lists have them."""
+        flat = tf.reshape(keys, [-1])
+        if not (are_listed and self._is_id):
+            flat = self._encoders.encode({self.raw.name: flat}, (self._key,))[self._key]
+        positions = tf.minimum(tf.searchsorted(self._ids, flat), self.size - 1)
+        is_known = tf.equal(tf.gather(self._ids, positions), flat)
+        return tf.reshape(tf.where(is_known, positions, self.size), tf.shape(keys))
 
     def take(self, positions: tf.Tensor) -> Features:
         return {name: tf.gather(column, positions) for name, column in self._columns.items()}
@@ -510,7 +455,7 @@ class Catalogue(tf.Module):
         if exclude is not None:
             scores = self._mask(scores, self.find(exclude))
         best, columns = tf.math.top_k(scores, tf.minimum(k, self.size))
-        tokens = tf.gather(self._tokens, columns)
+        tokens = tf.gather(self.tokens, columns)
         pad = tf.cast(self.pad_token, tokens.dtype)
         return {"items": tf.where(best > NO_SCORE, tokens, pad), "scores": best}
 

@@ -38,10 +38,7 @@ def find_place(path: str | os.PathLike[str]) -> ReadablePath:
 
 
 def resolve_export(path: str | os.PathLike[str]) -> ReadablePath:
-    """Returns the place of the version that `--export` names: one, or the newest one of a model.
-
-    A folder with a single model stands for that model.
-    """
+    """Returns the version that `--export` names: one, or the newest one of a (single) model."""
     return find_version(find_place(path))
 
 
@@ -93,10 +90,9 @@ def replace_file(place: ReadablePath, name: str, build: Callable[[], str]) -> No
     """Writes a file of a store anew; what two processes write at a time is built again."""
     copy = WorkingCopy.at(str(place))
     with copy.reaching():
-        is_written = False
-        while not is_written:
+        _, version = copy.remote.read_version(name)
+        while not copy.remote.replace(name, build().encode(), version):
             _, version = copy.remote.read_version(name)
-            is_written = copy.remote.replace(name, build().encode(), version)
 
 
 class FollowedModels:
@@ -108,7 +104,13 @@ class FollowedModels:
 
     def list_versions(self) -> dict[str, list[int]]:
         """Returns the numbers of the versions of each model that has one, ascending."""
-        found = _list_models(self.place.absolute())
+        place = self.place.absolute()
+        # In a store a listing of folders is far cheaper than one of all that lies in them.
+        is_model = bool(list_numbered(place)) and bool(list_versions(place))
+        models = [place] if is_model else [place / name for name in sorted(list_folders(place))]
+        found = [(model, numbers) for model in models if (numbers := list_versions(model))]
+        if not found and (place / EXPORT_FILE).is_file():
+            found = [(place.parent, [int(place.name)])]
         self._models |= {model.name: model for model, _ in found}
         return {model.name: numbers for model, numbers in found}
 
@@ -117,29 +119,17 @@ class FollowedModels:
         version = self._models[name] / str(number)
         if isinstance(version, Path):
             return version
-        remote = WorkingCopy.at(str(version)).remote
-        copy = WorkingCopy(remote, self._find_copies(name) / str(number))
+        here = self._find_copies(name) / str(number)
+        copy = WorkingCopy(WorkingCopy.at(str(version)).remote, here)
         copy.pull()
         return copy.local
 
     def drop(self, name: str, kept: Collection[int]) -> None:
         """Removes what was brought of other versions of a model."""
-        if isinstance(self.place, Path):
-            return
-        for number in list_numbered(self._find_copies(name)):
-            if number not in kept:
-                shutil.rmtree(self._find_copies(name) / str(number), ignore_errors=True)
+        if not isinstance(self.place, Path):
+            copies = self._find_copies(name)
+            for number in set(list_numbered(copies)) - set(kept):
+                shutil.rmtree(copies / str(number), ignore_errors=True)
 
     def _find_copies(self, name: str) -> Path:
         return find_working_path(str(self.place)) / _FOLLOWED / name
-
-
-def _list_models(place: ReadablePath) -> list[tuple[ReadablePath, list[int]]]:
-    """Returns the models that a place names which have a version, and the numbers of these."""
-    # In a store a listing of folders is far cheaper than one of all that lies in them.
-    is_model = bool(list_numbered(place)) and bool(list_versions(place))
-    models = [place] if is_model else [place / name for name in sorted(list_folders(place))]
-    found = [(model, list_versions(model)) for model in models]
-    if not any(numbers for _, numbers in found) and (place / EXPORT_FILE).is_file():
-        return [(place.parent, [int(place.name)])]
-    return [(model, numbers) for model, numbers in found if numbers]

@@ -13,8 +13,9 @@ import pyarrow as pa
 import pytest
 
 from conf.errors import ConfigError
+from conf.storage.table_files import to_arrow
 from jobs.predict import RowFormat
-from training.apply.results import ROW_FORMATS, ResultWriter, check_format, to_arrow
+from training.apply.results import ROW_FORMATS, ResultWriter, check_format
 from training.evaluation.prediction_files import read_entries
 
 TOKENS = pa.array(["a", 'say "b"', "\u65e5\u672c", "d"])

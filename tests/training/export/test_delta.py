@@ -135,12 +135,11 @@ def test_users_lose_their_rows_by_the_time_of_the_data(days: Days) -> None:
     keys = [set(load_run(run).model.tables["user_id"].keys.read_keys()) - {0} for run in days.runs]
     of = [{hash_key(1000 + user) for user in range(users)} for users in USERS]
     assert keys == of
-    about = json.loads((days.deltas[0] / DELTA_FILE).read_text())["tables"]
-    assert (about["user_id"]["removed"], about["user_id"]["rows"]) == (20, 40)
-    about = json.loads((days.deltas[1] / DELTA_FILE).read_text())["tables"]
-    assert (about["user_id"]["removed"], about["user_id"]["rows"]) == (0, 50)
-    assert about["items"]["rows"] <= 30
-    assert about["gender"]["keys"] is None
+    tables = [json.loads((path / DELTA_FILE).read_text())["tables"] for path in days.deltas]
+    users = [(table["user_id"]["removed"], table["user_id"]["rows"]) for table in tables]
+    assert users == [(20, 40), (0, 50)]
+    assert tables[1]["items"]["rows"] <= 30
+    assert tables[1]["gender"]["keys"] is None
 
 
 def test_a_store_follows_the_deltas(days: Days) -> None:
@@ -157,16 +156,10 @@ def test_a_store_follows_the_deltas(days: Days) -> None:
             np.testing.assert_array_equal(store.pull(keys), rows)
 
 
-def test_what_was_applied_is_served(days: Days, tmp_path: Path) -> None:
+def test_what_was_applied_is_served(days: Days) -> None:
     for path in days.served[1:]:
         assert (path / "tables").is_dir()
         assert ServedVersion(path).warm_up() > 0
-    version = tmp_path / "m" / "2"
-    shutil.copytree(days.served[1], version)
-    text = (version / EXPORT_FILE).read_text()
-    (version / EXPORT_FILE).write_text(text.replace('"sha256": "', '"sha256": "0', 1))
-    with pytest.raises(InputDataError, match="not what was exported"):
-        ServedVersion(version)
 
 
 def test_a_delta_is_applied_in_a_store(
@@ -206,18 +199,14 @@ def test_other_bases_and_damage_are_refused(days: Days, tmp_path: Path) -> None:
     with pytest.raises(UpstreamNotReadyError, match="there is no delta"):
         apply_delta(delta, models / "m")
     (delta / "later.json").rename(delta / DELTA_FILE)
-    file = next((delta).glob("weights.data*"))
-    whole = file.read_bytes()
-    file.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(InputDataError, match="not those that were written"):
-        apply_delta(delta, models / "m")
-    file.write_bytes(whole)
-    damaged = next((models / "m" / "1" / "variables").glob("*.data*"))
-    content = damaged.read_bytes()
-    damaged.write_bytes(content[:-1] + b"?")
-    with pytest.raises(InputDataError, match="restore the file"):
-        apply_delta(delta, models / "m")
-    damaged.write_bytes(content)
+    [of_delta] = delta.glob("weights.data*")
+    [of_base] = (models / "m" / "1" / "variables").glob("*.data*")
+    for file, said in ((of_delta, "not those that were written"), (of_base, "restore the file")):
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-1] + b"?")
+        with pytest.raises(InputDataError, match=said):
+            apply_delta(delta, models / "m")
+        file.write_bytes(whole)
     shutil.copytree(models / "m", models / "other")
     with pytest.raises(ConfigError, match="another name"):
         apply_delta(delta, models / "other")

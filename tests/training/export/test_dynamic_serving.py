@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 
@@ -14,18 +13,20 @@ import tensorflow as tf
 from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions
 from conf.artefacts.run import read_json
-from conf.errors import ConfigError, InputDataError
+from conf.errors import InputDataError
 from conf.schema import FIRST_TOKEN_ID
 from conf.training.train import FitConfig, TrainConfig
 from tests.training.dynamic_runs import DSSM, build_config, build_trainer
-from tests.training.predictions import write_lists
 from tests.training.tiny_dataset import TinyConfig, hash_key, write_tiny_dataset
+from training.apply.export import Export
+from training.apply.ranker import Ranker, RowInputs
+from training.apply.rows import to_array
 from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.restore import TrainedModel, load_checkpoint, load_run
 from training.encoders.serving import INT_PAD_TOKENS
 from training.encoders.vocabularies import read_key_vocabulary
 from training.evaluation.evaluate import evaluate_split
-from training.evaluation.item_index import build_item_index
+from training.evaluation.item_index import build_item_index, read_item_features
 from training.export.delta import apply_delta, write_delta
 from training.export.saved_model import write_export
 from training.fit import fit_run
@@ -79,17 +80,6 @@ def test_a_table_in_two_tiers_is_validated_as_it_is_trained_and_then_read_as_one
     assert shared == pytest.approx({name: validated[name] for name in shared})
 
 
-def test_predicts_lists_of_keys(trained: TrainedModel, tmp_path: Path) -> None:
-    file = tmp_path / "lists.json.gz"
-    assert write_lists(trained, file, 5).rows == 60
-    with gzip.open(file, "rt") as lines:
-        first = json.loads(next(lines))
-    items = {hash_key(100 + item) for item in range(40)}
-    assert first["user"] in {hash_key(1000 + user) for user in range(60)}
-    assert len(first["items"]) == 5
-    assert set(first["items"]) <= items
-
-
 def test_a_delta_makes_the_later_export_of_the_earlier_one(run: Path, tmp_path: Path) -> None:
     since = list_checkpoints(run / "checkpoints" / "last")[0].path
     now = load_run(run, "last")
@@ -108,48 +98,29 @@ def test_a_delta_makes_the_later_export_of_the_earlier_one(run: Path, tmp_path: 
 
 def test_exports_towers_that_look_up_keys_in_their_graph(trained: TrainedModel) -> None:
     export = write_export(trained)
-    manifest = trained.manifest
-    index = build_item_index(trained.model, trained.version_dir, manifest, 16)
+    index = build_item_index(trained.model, trained.version_dir, trained.manifest, 16)
     signatures = tf.saved_model.load(str(export)).signatures
-    keys = index.ids[:6]
-    catalog = {hash_key(100 + item): 100 + item for item in range(40)}
-    tokens = [catalog[int(key)] for key in keys]
-    names = [f"genre_{token % 4}" for token in tokens]
-    listed = [[name, "genre_all" if (token - 100) % 3 == 0 else "<sluice:pad>"]
-              for name, token in zip(names, tokens, strict=True)]  # fmt: skip
+    raw_keys = {hash_key(100 + item): 100 + item for item in range(40)}
+    tokens = [raw_keys[int(key)] for key in index.ids[:6]]
+    listed = [
+        [f"genre_{token % 4}", "genre_all" if (token - 100) % 3 == 0 else "<sluice:pad>"]
+        for token in tokens
+    ]
     served = signatures["item_embedding"](
         movie_id=tf.constant(tokens, tf.int64), genres=tf.constant(listed)
     )["embedding"]
     np.testing.assert_allclose(served.numpy(), index.vectors[:6], atol=1e-6)
-    encoded = signatures["item_embedding_encoded"]
-    batch = {"genres": tf.zeros([2, 4], tf.int64)}
-    known = encoded(movie_id=tf.constant([UNKNOWN, int(keys[0])], tf.int64), **batch)["embedding"]
-    here = trained.model.embed_items(
-        {"movie_id": tf.constant([UNKNOWN, int(keys[0])], tf.int64), **batch}
-    )
-    np.testing.assert_allclose(known.numpy(), here.numpy(), atol=1e-6)
-    history = tf.constant([[101, 105, INT_PAD_TOKENS[0]], [UNKNOWN, 7, 8]], tf.int64)
-    served = signatures["user_embedding"](
-        user_id=tf.constant([1000, UNKNOWN], tf.int64),
-        gender=tf.constant(["F", "M"]),
-        history=history,
-    )["embedding"].numpy()
-    rows = trained.model.embed_users(
-        {
-            "user_id": tf.constant([hash_key(1000), UNKNOWN], tf.int64),
-            "gender": tf.constant(_genders(trained), tf.int64),
-            "history": tf.constant(
-                [[hash_key(101), hash_key(105), 0], [UNKNOWN, UNKNOWN, UNKNOWN]], tf.int64
-            ),
-        }
-    ).numpy()
-    np.testing.assert_allclose(served, rows, atol=1e-6)
-    listed_items = pq.read_table(export / "embeddings" / "items.parquet").to_pandas()
-    by_key = dict(zip(listed_items["key"], listed_items["vector"], strict=True))
-    assert set(by_key) == {int(key) for key in index.ids}
-    np.testing.assert_array_equal(by_key[int(index.ids[3])], index.vectors[3])
-    suffixes = {path.suffix for path in export.rglob("*") if path.is_file()}
-    assert not suffixes & {".pkl", ".pickle", ".npy"}
+    batch = {"movie_id": [UNKNOWN, int(index.ids[0])], "genres": [[0] * 4] * 2}
+    encoded = {name: tf.constant(values, tf.int64) for name, values in batch.items()}
+    known = signatures["item_embedding_encoded"](**encoded)["embedding"]
+    np.testing.assert_allclose(known, trained.model.embed_items(encoded), atol=1e-6)
+    rows = {name: tf.constant(values) for name, values in RAW_ROWS.items()}
+    served = signatures["user_embedding"](**rows)["embedding"]
+    batch = {name: tf.constant(v, tf.int64) for name, v in encode_rows(trained).items()}
+    np.testing.assert_allclose(served, trained.model.embed_users(batch), atol=1e-6)
+    table = pq.read_table(export / "embeddings" / "items.parquet")
+    assert table["key"].to_pylist() == index.ids.tolist()
+    np.testing.assert_array_equal(table["vector"].to_pylist(), index.vectors)
 
 
 def _genders(trained: TrainedModel) -> list[int]:
@@ -177,24 +148,14 @@ def test_a_warm_start_matches_rows_by_key(
     assert trainer.parts.model.tables["user_id"].vocabulary_size == 72
 
 
-def test_a_warm_start_between_kinds_of_tables_is_refused(
-    version: Path, tiny_version: Path, run: Path, tmp_path: Path
-) -> None:
-    warm = {"path": str(run), "moments": "reset"}
-    config = configure(tiny_version, tmp_path, warm_start=warm)
-    model = config.model.model_copy(update={"embeddings": {}})
-    trainer = build_trainer(config.model_copy(update={"model": model}), tiny_version)
-    with pytest.raises(ConfigError, match="user_id: it is dynamic in one of the two"):
-        trainer.warm_start()
-
-
 def _made(path: Path) -> Path:
     path.mkdir()
     return path
 
 
-@pytest.mark.exhaustive
-def test_a_ranking_model_looks_up_keys_in_its_graph(version: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def ranking(version: Path, tmp_path_factory) -> tuple[TrainedModel, Export]:
+    """A ranking model of hashed keys, and its export."""
     tables = {"user_id": "dynamic", "items": {"features": ["movie_id", "history"]}}
     model = {"kind": "ranking", "network": "din", "params": {"hidden_units": [4]},
              "embedding_dim": 4, "embedding_stddev": 1.0, "embeddings": tables}  # fmt: skip
@@ -205,26 +166,63 @@ def test_a_ranking_model_looks_up_keys_in_its_graph(version: Path, tmp_path: Pat
     for table, keys in (("user_id", users), ("items", items)):
         found = MatchedKeys(np.array(keys), np.arange(2 + len(keys)))
         set_keys(built, built.tables[table].keys, found)
-    export = write_export(TrainedModel(tmp_path, built, config, manifest, version))
-    ranker = tf.saved_model.load(str(export))
-    pad = INT_PAD_TOKENS[0]
-    served = ranker.signatures["serving_default"](
-        user_id=tf.constant([1000, 1001, 7], tf.int64),
-        gender=tf.constant(["F", "M", "F"]),
-        history=tf.constant([[101, 105], [103, pad], [7, 8]], tf.int64),
-        movie_id=tf.constant([102, 103, 7], tf.int64),
-        genres=tf.constant([["genre_2"], ["genre_3"], ["genre_0"]]),
-    )["label"]
-    genres = read_key_vocabulary(version, manifest, "genres").tokens.to_pylist()
-    women, men = _genders(TrainedModel(tmp_path, built, config, manifest, version))
-    encoded = {
+    trained = TrainedModel(tmp_path_factory.mktemp("din"), built, config, manifest, version)
+    return trained, Export(write_export(trained))
+
+
+RAW_ROWS = {
+    "user_id": np.array([1000, 1001, 7]),
+    "gender": np.array(["F", "M", "F"], object),
+    "history": np.array([[101, 105], [103, INT_PAD_TOKENS[0]], [7, 8]]),
+}
+
+
+def encode_rows(trained: TrainedModel) -> dict[str, list]:
+    """What records hold of these rows."""
+    women, men = _genders(trained)
+    return {
         "user_id": [hash_key(1000), hash_key(1001), UNKNOWN],
         "gender": [women, men, women],
         "history": [[hash_key(101), hash_key(105)], [hash_key(103), 0], [UNKNOWN, UNKNOWN]],
+    }
+
+
+def test_a_ranking_model_looks_up_keys_in_its_graph(ranking: tuple[TrainedModel, Export]) -> None:
+    trained, export = ranking
+    genres = read_key_vocabulary(trained.version_dir, trained.manifest, "genres").tokens.to_pylist()
+    listed = np.array([["genre_2"], ["genre_3"], ["genre_0"]], object)
+    served = export.call(
+        "serving_default", {**RAW_ROWS, "movie_id": np.array([102, 103, 7]), "genres": listed}
+    )["label"]
+    batch = {
+        **encode_rows(trained),
         "movie_id": [hash_key(102), hash_key(103), UNKNOWN],
         "genres": [[genres.index(f"genre_{n}") + FIRST_TOKEN_ID] for n in (2, 3, 0)],
     }
-    batch = {name: tf.constant(values, tf.int64) for name, values in encoded.items()}
-    expected = built.predict(batch)["label"].numpy()
+    tensors = {name: tf.constant(values, tf.int64) for name, values in batch.items()}
+    expected = trained.model.predict(tensors)["label"].numpy()
     np.testing.assert_allclose(served, expected, atol=1e-6)
     assert len(set(expected.tolist())) == 3
+
+
+@pytest.mark.parametrize("is_encoded", [False, True])
+def test_hashed_items_are_ranked_as_their_pairs_are_scored(
+    ranking: tuple[TrainedModel, Export], is_encoded: bool
+) -> None:
+    (trained, export), items = ranking, ranking[1].items
+    rows = {name: np.array(values) for name, values in encode_rows(trained).items()}
+    given = RowInputs(rows, is_encoded=True) if is_encoded else RowInputs(RAW_ROWS)
+    found = Ranker(export, items=items).rank(given, len(items))
+    names = ("movie_id", "genres")
+    ids, features = read_item_features(trained.version_dir, trained.manifest, names, 16)
+    np.testing.assert_array_equal(items.keys, ids.ids)
+    for row in range(3):
+        pairs = {
+            name: np.repeat(value[row : row + 1], len(items), 0) for name, value in rows.items()
+        }
+        pairs |= {name: to_array(features[name]) for name in names}
+        scores = export.call("encoded", pairs)["label"]
+        assert len(set(scores.tolist())) > 9
+        np.testing.assert_allclose(found.scores[row], np.sort(scores)[::-1], atol=1e-6)
+        of_items = scores[items.columns_of(found.ids[row])]
+        np.testing.assert_allclose(found.scores[row], of_items, atol=1e-6)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import resource
+import re
 import shutil
 import tempfile
 from dataclasses import replace
@@ -22,25 +22,15 @@ from tensorflow_serving.config.model_server_config_pb2 import ModelServerConfig
 
 from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions
-from conf.encoders import ColumnEncoding, EncoderPlan, VocabularySpec
-from conf.errors import InputDataError, InternalError
+from conf.errors import InputDataError
 from conf.manifest import Manifest
-from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
-from training.encoders.serving import ServingEncoders
-from training.encoders.vocabularies import Vocabulary
 from training.evaluation.item_index import build_item_index, read_user_vectors
 from training.export.embeddings import write_users, write_vectors
 from training.export.saved_model import write_export, write_models_config
-from training.export.signatures import (
-    Signature,
-    build_encoded_form,
-    build_raw_form,
-    save_signatures,
-)
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
 
@@ -49,38 +39,30 @@ UNESCAPED = {"\\\\": "\\", "\\t": "\t", "\\n": "\n", "\\r": "\r"}
 
 
 def _unescape(text: str) -> str:
-    parts, position = [], 0
-    while position < len(text):
-        step = 2 if text[position] == "\\" else 1
-        part = text[position : position + step]
-        parts.append(UNESCAPED.get(part, part))
-        position += step
-    return "".join(parts)
+    return re.sub(r"\\.", lambda found: UNESCAPED[found[0]], text)
 
 
 @settings(max_examples=50, deadline=None)
-@given(
-    hnp.arrays(np.float32, st.tuples(st.integers(1, 6), st.integers(1, 4)), elements=FLOATS),
-    st.data(),
-)
+@given(hnp.arrays(np.float32, hnp.array_shapes(min_dims=2, max_dims=3), elements=FLOATS), st.data())
 def test_both_files_hold_the_same_keys_and_bits(vectors: np.ndarray, data: st.DataObject) -> None:
     text = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("\\\t\n\rtn"))
     keys = data.draw(st.lists(text, min_size=len(vectors), max_size=len(vectors)))
     ids = np.arange(2, 2 + len(keys))
     with tempfile.TemporaryDirectory() as name:
-        vocabulary = Vocabulary("v", "string", pa.array(keys, pa.string()))
-        write_vectors(Path(name) / "items", vocabulary, [(ids, vectors)])
+        batch = (pa.array(keys, pa.string()), ids, vectors)
+        write_vectors(Path(name) / "items", pa.string(), [batch], vectors.ndim == 3)
         table = pq.read_table(Path(name) / "items.parquet")
         lines = (Path(name) / "items.txt").read_bytes().decode().split("\n")
     assert table["key"].to_pylist() == keys
     assert table["id"].to_pylist() == ids.tolist()
-    stored = np.array(table["vector"].to_pylist(), np.float32)
+    stored = np.array(table["vector" if vectors.ndim == 2 else "vectors"].to_pylist(), np.float32)
     assert stored.tobytes() == vectors.tobytes()
     assert lines.pop() == ""
     read = [line.split("\t") for line in lines]
     assert [_unescape(key) for key, _ in read] == keys
-    parsed = np.array([[np.float32(v) for v in numbers.split(",")] for _, numbers in read])
-    assert parsed.astype(np.float32).tobytes() == vectors.tobytes()
+    texts = [[own.split(",") for own in numbers.split(";")] for _, numbers in read]
+    parsed = np.array(texts).astype(np.float32).reshape(vectors.shape)
+    assert parsed.tobytes() == vectors.tobytes()
 
 
 PAD = -(2**63)
@@ -143,22 +125,17 @@ def test_raw_and_encoded_values_give_the_model_s_vectors(
 
 
 def test_embedding_files_hold_every_item_and_user(exported: Path, trained: TrainedModel) -> None:
-    folder = exported / "embeddings"
     index = build_item_index(trained.model, trained.version_dir, trained.manifest, 64)
-    items = pq.read_table(folder / "items.parquet")
-    assert items["id"].to_pylist() == index.ids.tolist()
-    assert items["key"].to_pylist() == _tokens(trained.version_dir, "movie_id")
-    np.testing.assert_allclose(items["vector"].to_pylist(), index.vectors, atol=1e-6)
-    users = pq.read_table(folder / "users.parquet")
-    [batch] = read_user_vectors(trained, seen=False)
-    assert users["id"].to_pylist() == batch.ids.tolist()
-    assert sorted(users["key"].to_pylist()) == sorted(_tokens(trained.version_dir, "user_id"))
-    np.testing.assert_allclose(users["vector"].to_pylist(), batch.vectors, atol=1e-6)
-    for name, table in (("items", items), ("users", users)):
-        lines = [line.split("\t") for line in (folder / f"{name}.txt").read_text().splitlines()]
-        assert [int(key) for key, _ in lines] == table["key"].to_pylist()
-        numbers = np.array([[np.float32(n) for n in v.split(",")] for _, v in lines])
-        np.testing.assert_array_equal(numbers, np.array(table["vector"].to_pylist(), np.float32))
+    [users] = read_user_vectors(trained, seen=False)
+    expected = {
+        "items": (index.ids, index.vectors, _tokens(trained.version_dir, "movie_id")),
+        "users": (users.ids, users.vectors, _tokens(trained.version_dir, "user_id")),
+    }
+    for name, (ids, vectors, tokens) in expected.items():
+        table = pq.read_table(exported / "embeddings" / f"{name}.parquet")
+        assert table["id"].to_pylist() == ids.tolist()
+        assert table["key"].to_pylist() == [tokens[token - 2] for token in ids]
+        np.testing.assert_allclose(table["vector"].to_pylist(), vectors, atol=1e-6)
 
 
 def test_the_export_explains_itself(
@@ -279,19 +256,14 @@ def test_examples_are_raw_values_of_any_length(
 ) -> None:
     raw = _raw_users(trained)
     serialized = []
-    for user, gender, history in zip(
-        raw["user_id"].numpy(), raw["gender"].numpy(), raw["history"].numpy(), strict=True
-    ):
+    for user, gender, history in zip(*(raw[n].numpy() for n in raw), strict=True):
         features = {
-            "user_id": tf.train.Feature(int64_list=tf.train.Int64List(value=[user])),
-            "gender": tf.train.Feature(bytes_list=tf.train.BytesList(value=[gender])),
-            "history": tf.train.Feature(
-                int64_list=tf.train.Int64List(value=history[history != PAD])
-            ),
+            "user_id": {"int64_list": {"value": [user]}},
+            "gender": {"bytes_list": {"value": [gender]}},
+            "history": {"int64_list": {"value": history[history != PAD]}},
         }
-        serialized.append(
-            tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
-        )
+        example = tf.train.Example(features={"feature": features})
+        serialized.append(example.SerializeToString())
     found = signatures["user_embedding_examples"](examples=tf.constant([*serialized, b""]))
     expected = signatures["user_embedding"](**raw)["embedding"]
     np.testing.assert_allclose(found["embedding"][:60], expected, atol=1e-6)
@@ -311,63 +283,16 @@ def test_versions_grow_and_a_failed_export_leaves_them(
     trained: TrainedModel, tmp_path: Path
 ) -> None:
     options = ExportOptions(tmp_path / "models", "shop", keep=1)
-    trained = replace(trained, run_dir=tmp_path)
-    targets = [write_export(trained, options) for _ in range(2)]
-    assert [path.name for path in targets] == ["1", "2"]
-    model = tmp_path / "models" / "shop"
+    trained, model = replace(trained, run_dir=tmp_path), tmp_path / "models" / "shop"
+    assert [write_export(trained, options).name for _ in range(2)] == ["1", "2"]
     broken = replace(trained, model=_BrokenTowers(trained.manifest))
     with pytest.raises(InputDataError, match="not finite"):
         write_export(broken, options)
     assert [p.name for p in model.iterdir() if not p.name.endswith(".lock")] == ["2"]
-    shutil.copytree(model, tmp_path / "models" / "other")
-    write_models_config(tmp_path / "models")
-    text = (tmp_path / "models" / "models.config").read_text()
-    config = text_format.Parse(text, ModelServerConfig())
-    assert [(c.name, c.base_path, c.model_platform) for c in config.model_config_list.config] == [
-        (name, str(tmp_path / "models" / name), "tensorflow") for name in ("other", "shop")
+    shutil.copytree(model, model.with_name("other"))
+    write_models_config(model.parent)
+    text = (model.parent / "models.config").read_text()
+    found = text_format.Parse(text, ModelServerConfig()).model_config_list.config
+    assert [(one.name, one.base_path, one.model_platform) for one in found] == [
+        (name, str(model.with_name(name)), "tensorflow") for name in ("other", "shop")
     ]
-
-
-def test_a_full_disk_is_named_and_leaves_no_half_version(
-    trained: TrainedModel, tmp_path: Path
-) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))  # every write beyond fails
-    try:
-        with pytest.raises(InternalError, match="cannot write the export") as caught:
-            write_export(replace(trained, run_dir=tmp_path))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert caught.value.fix
-    left = [p.name for p in (tmp_path / "export" / "n").iterdir()]
-    assert all(name.endswith(".lock") for name in left)
-
-
-@pytest.mark.parametrize("name", ["user.id", "Größe", "1st", "self", "training"])
-def test_features_of_any_name_can_be_served(name: str, tmp_path: Path) -> None:
-    vocabulary = Vocabulary("v", "int64", pa.array([50, 60]))
-    spec = FeatureSpec(name, "int64", "user", encoding="v", vocabulary_size=4)
-    plan = EncoderPlan(
-        FeatureSchema((spec,)),
-        (ColumnEncoding(name, name, "int64", "v"),),
-        (VocabularySpec("v", "int64", "v.parquet", 4, ""),),
-    )
-    encoders = ServingEncoders(plan, (name,), {"v": vocabulary})
-    table = tf.Variable(tf.reshape(tf.range(8.0), (4, 2)))
-    built = {
-        "raw": build_raw_form(encoders, [name]),
-        "encoded": build_encoded_form(encoders, [name]),
-    }
-    save_signatures(
-        str(tmp_path / "1"),
-        {
-            key: Signature(form, lambda x, _: {"embedding": tf.gather(table, x[name])}, {})
-            for key, form in built.items()
-        },
-        encoders,
-    )
-    signatures = tf.saved_model.load(str(tmp_path / "1")).signatures
-    asked = encoders.inputs[0].name
-    for signature, value in (("raw", 60), ("encoded", 3)):
-        found = signatures[signature](**{asked: tf.constant([value], tf.int64)})
-        assert found["embedding"].numpy().tolist() == [[6.0, 7.0]]
