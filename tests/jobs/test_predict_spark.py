@@ -73,10 +73,6 @@ def runs(tmp_path_factory) -> dict[str, Path]:
     return found
 
 
-def model_of(runs: dict[str, Path], name: str) -> str:
-    return str(runs[name].parents[1] / "models")
-
-
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> Path:
     """Raw rows, more than a batch, with unknown values and missing ones, in two forms; items."""
@@ -145,9 +141,8 @@ def test_a_job_knows_its_own_output(tmp_path) -> None:
     exported, output = build_export(tmp_path / "1"), tmp_path / "out"
     job = plan_job(exported, Asked(), ROWS, output, part_rows=11)
     assert (job.part_rows, job.answers.give, job.suffix) == (20, Give.SCORES, "parquet")
-    assert plan_job(exported, Asked(k=3), ROWS, output).answers == Answers(
-        Give.LISTS, 3, None, True
-    )
+    lists = plan_job(exported, Asked(k=3), ROWS, output).answers
+    assert lists == Answers(Give.LISTS, 3, None, True)
     job, inputs = replace(job, rows=45), [["a", 1, 2]]
     assert job.open(exported, inputs) == "new"
     assert (job.open(exported, inputs), job.find_missing()) == ("running", [0, 1, 2])
@@ -284,7 +279,7 @@ def test_answers_are_those_of_one_machine(
     own, output = tmp_path / f"own.{suffix}", tmp_path / "out"
     given = [files / one if one.endswith(".csv") else one for one in more]
     given += ["--input", files / file, "--id", "key"] if file else ["--give", "lists"]
-    options = ["--export", model_of(runs, name), "--to", output, "--as", suffix, *given]
+    options = ["--export", runs[name].parents[1] / "models", "--to", output, "--as", suffix, *given]
     assert run(*options, "--part-rows", 1000) == 0
     assert run_app(app, list(map(str, ["--run", runs[name], "--to", own, *given]))) == 0
     parts = sorted(output.glob("part-*"))
@@ -302,7 +297,7 @@ def test_answers_are_those_of_one_machine(
 @pytest.mark.slow
 def test_a_killed_submission_is_finished_by_another(session, runs, files, tmp_path, capsys) -> None:
     text, rows = (files / "rows.jsonl").read_text(), tmp_path / "rows.jsonl"
-    options = ["--export", model_of(runs, "scores"), "--input", rows, "--part-rows", 1,
+    options = ["--export", runs["scores"].parents[1] / "models", "--input", rows, "--part-rows", 1,
                "--as", "jsonl", "--log-format", "json"]  # fmt: skip
     rows.write_text(text + '{"movie_id": "x"}\n')
     assert run(*options, "--to", tmp_path / "bad") == 3
@@ -335,4 +330,3 @@ def test_a_killed_submission_is_finished_by_another(session, runs, files, tmp_pa
     parts, whole = ({part.name: part.read_bytes() for part in (tmp_path / output).glob("part-*")}
                     for output in ("out", "whole"))  # fmt: skip
     assert parts == whole
-    assert len(list((tmp_path / "out").iterdir())) == 103

@@ -256,6 +256,7 @@ def test_items_that_a_file_describes_are_scored_by_their_inputs(
         for number, entry in enumerate(_read_lists(file)[:5]):
             found = dict(zip(entry["items"], entry["scores"], strict=True))
             assert set(found) == {row["movie_id"] for row in described}
+            assert source.file is None or entry["id"] == f"r{number}"
             scores = [score(number).get(item, found[item]) for item in found]
             np.testing.assert_allclose(list(found.values()), scores, atol=1e-6)
 
@@ -279,9 +280,7 @@ def test_candidates_of_each_row_or_all_items_are_ranked(
             np.testing.assert_allclose(lists[row]["scores"], [known[i] for i in best], rtol=1e-4)
 
 
-def test_users_get_what_they_have_not_met_and_files_get_lists(
-    trained, rows, tokens, tmp_path
-) -> None:
+def test_users_get_what_they_have_not_met(trained, tokens, tmp_path) -> None:
     file = tmp_path / "users.json.gz"
     assert write_lists(trained, file, 40, Source(split="users")).rows == 60
     where = (trained.version_dir, trained.manifest)
@@ -290,7 +289,3 @@ def test_users_get_what_they_have_not_met_and_files_get_lists(
         met = {tokens["movie_id"][item] for item in seen.numpy().tolist() if item > 1}
         assert met.isdisjoint(entry["items"])
         assert len(entry["items"]) == 40 - len(met)
-    given = RawFile(write_rows(tmp_path / "rows.csv", rows[:4]), "line")
-    write_lists(trained, file, 3, Source(file=given))
-    lists = [(entry["id"], len(entry["items"])) for entry in _read_lists(file)]
-    assert lists == [("r0", 3), ("r1", 3), ("r2", 3), ("r3", 3)]
