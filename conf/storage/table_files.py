@@ -123,7 +123,7 @@ class CsvRows(NamedTuple):
     batches: Iterator[pa.RecordBatch]
 
 
-class LongNumberError(pa.ArrowInvalid):
+class OtherNumberError(pa.ArrowInvalid):
     """A column of numbers holds text that would become another number."""
 
     def __init__(self, column: str) -> None:
@@ -182,7 +182,7 @@ def _read_column(name: str, batch: pa.RecordBatch, kind: pa.DataType | None) -> 
     if kind is None:
         return column
     if _holds_other_number(column, kind):
-        raise LongNumberError(name)
+        raise OtherNumberError(name)
     return pc.ascii_trim_whitespace(column).cast(kind)
 
 
@@ -192,7 +192,7 @@ def _holds_other_number(texts: pa.Array, kind: pa.DataType) -> bool:
         return True
     if pa.types.is_integer(kind):
         return False
-    if holds_long_number(texts):
+    if _holds_long_number(texts):
         return True
     numbers = pc.ascii_trim_whitespace(texts).cast(kind)
     is_far = pc.and_(pc.is_inf(numbers), pc.match_substring_regex(texts, "[0-9]"))
@@ -200,7 +200,7 @@ def _holds_other_number(texts: pa.Array, kind: pa.DataType) -> bool:
     return bool(pc.any(pc.or_(is_far, is_near)).as_py())
 
 
-def holds_long_number(texts: pa.Array) -> bool:
+def _holds_long_number(texts: pa.Array) -> bool:
     """Whether text is a whole number from 2^53 on, where a float64 may be another one."""
     whole = texts.filter(pc.match_substring_regex(texts, r"^\s*[+-]?[0-9]{16,}\s*$"))
     numbers = pc.abs(pc.ascii_trim_whitespace(whole).cast(pa.float64()))

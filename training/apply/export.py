@@ -11,11 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from conf.artefacts.export import EMBEDDINGS_DIR, ID, ITEMS_FILE, KEY, VECTOR, read_card
+from conf.artefacts.export import read_card
 from conf.errors import ConfigError
-from conf.storage.table_files import read_parquet
 from training.evaluation.item_index import ItemIndex
-from training.index.known_entities import read_vectors
+from training.index.item_columns import find_items_file, read_items
 from training.loading.loaded_model import LoadedModel
 
 Arrays = dict[str, np.ndarray]
@@ -57,8 +56,7 @@ class Export:
     def __init__(self, path: Path, threads: int | None = None) -> None:
         self.path, self._threads = path, threads
         self.card: Mapping[str, Any] = read_card(path)
-        names = (f"{EMBEDDINGS_DIR}/{ITEMS_FILE}", ITEMS_FILE)
-        self._items_file = next((name for name in names if name in self.card["files"]), None)
+        self._items_file = find_items_file(self.card)
 
     @property
     def is_ranking(self) -> bool:
@@ -96,11 +94,8 @@ class Export:
                 received=self.card.get("no_item_scores", "its dataset has no item"),
                 fix="score rows by --input, or train without what stands in the way",
             )
-        table = read_parquet(self.path / self._items_file).combine_chunks()
-        vectors = np.zeros((len(table), 0), np.float32)
-        if VECTOR in table.column_names:
-            vectors = read_vectors(table)
-        return Items(table[ID].to_numpy(), vectors, table[KEY].combine_chunks())
+        found = read_items(self.path / self._items_file)
+        return Items(found.ids, found.vectors, found.keys)
 
 
 def find_inputs(card: Mapping[str, Any], signature: str) -> tuple[Mapping[str, Any], ...]:

@@ -12,7 +12,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from conf.artefacts.export import LINE, PART, TIMES, Give
@@ -30,7 +29,7 @@ from training.apply.rows import (
     name_file_rows,
     read_users,
 )
-from training.raw_inputs.converter import Columns, RawColumns
+from training.raw_inputs.converter import Columns, RawColumns, separate_lists
 from training.raw_inputs.files import RawFile, decode_columns, parse_line, regroup
 from training.raw_inputs.inputs import InputColumn
 from training.reader.training_data import TrainingData
@@ -68,8 +67,9 @@ class RowSource:
     def choose(self, export: Export, give: Give) -> tuple[RawColumns, list[str]]:
         """Returns what reads raw values, and the names of the columns that it takes."""
         inputs = [InputColumn.from_json(item) for item in find_row_inputs(export, give)]
-        separator = self.list_separator if self.is_delimited else None
-        columns = RawColumns(inputs, self.place, separator, is_delimited=self.is_delimited)
+        if self.is_delimited:
+            inputs = separate_lists(inputs, self.list_separator)
+        columns = RawColumns(inputs, self.place)
         return columns, columns.choose(self.columns, self.id_column)
 
 
@@ -236,16 +236,10 @@ def read_part(
         yield from read_users(export, answers, items, job.find_rows(part))
         return
     columns, names = source.choose(export, answers.give)
-    key, kind = name_file_rows(source.id_column, answers.give), None
-    first = job.find_rows(part).start + 1
+    key, first = name_file_rows(source.id_column, answers.give), job.find_rows(part).start + 1
     for batch in regroup(batches, export.batch_size):
-        values = _read_columns(source, batch, names, first)
-        given = encode_rows(export, columns.build(values, first), items)
-        ids = pa.array(np.arange(first, first + batch.num_rows))
-        if source.id_column is not None:
-            ids = columns.build_ids(source.id_column, values[source.id_column], first, kind)
-            kind = ids.type
-        yield Rows(key, ids, given, first)
+        rows = columns.build(_read_columns(source, batch, names, first), first)
+        yield Rows(key, rows.ids, encode_rows(export, rows.inputs, items), first)
         first += batch.num_rows
 
 

@@ -41,7 +41,8 @@ from training.evaluation.users_as_of import (
     read_user_rows,
 )
 from training.input.batches import Batch, build_eval_dataset, read_batches
-from training.raw_inputs.files import RawFile, RawReader, find_key_input, read_key_rows, regroup
+from training.raw_inputs.converter import to_dense
+from training.raw_inputs.files import RawFile, find_key_input, read_key_rows, regroup
 from training.raw_inputs.inputs import InputColumn, SourceNames
 from training.reader.feature_columns import ROLE_OF_SPLIT
 from training.reader.training_data import TrainingData
@@ -50,13 +51,7 @@ _log = logging.getLogger("sluice.training.predict")
 
 
 def to_array(values: Any) -> np.ndarray:
-    """Returns encoded features `[rows]` or `[rows, length]`, lists padded with 0."""
-    if isinstance(values, pa.Array):
-        if not pa.types.is_nested(values.type):
-            return np.asarray(values.to_numpy(zero_copy_only=False))
-        lengths = pc.list_value_length(values).to_numpy(zero_copy_only=False)
-        flat = values.flatten().to_numpy(zero_copy_only=False)
-        values = tf.RaggedTensor.from_row_lengths(flat, lengths)
+    """Returns features of a batch as signatures take them, lists padded with 0."""
     return np.asarray(values.to_tensor() if isinstance(values, tf.RaggedTensor) else values)
 
 
@@ -66,7 +61,7 @@ def read_file(
     """Yields the rows of a file, of raw values."""
     inputs = [InputColumn.from_json(item) for item in find_row_inputs(export, answers.give)]
     key = name_file_rows(file.id_column, answers.give)
-    for rows in RawReader(file, inputs).read(export.batch_size):
+    for rows in file.read(inputs, export.batch_size):
         yield Rows(key, rows.ids, encode_rows(export, rows.inputs, items), rows.first)
 
 
@@ -93,7 +88,7 @@ def read_users(
     first = part.start + 1
     for batch in regroup(_slice_users(export, part), export.batch_size):
         arrays = {
-            item["name"]: to_array(batch.column(f"{FEATURE_PREFIX}{item['feature']}"))
+            item["name"]: to_dense(batch.column(f"{FEATURE_PREFIX}{item['feature']}"))
             for item in inputs
         }
         seen = None
@@ -325,7 +320,7 @@ def _is_described(file: RawFile, inputs: Sequence[InputColumn], key: InputColumn
     sources = SourceNames(tuple(inputs)).sources
     names = {item.name for item in inputs if item.column != key.column}
     others = names | {sources[name] for name in names & sources.keys()}
-    return bool(others & set(RawReader(file, inputs).find_columns()))
+    return bool(others & set(file.find_columns()))
 
 
 def _describe(export: Export, encoders: ServingEncoders | None, raw: Arrays) -> Arrays:

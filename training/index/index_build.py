@@ -31,8 +31,6 @@ from conf.artefacts.export import (
     USERS_FILE,
     IndexKind,
     IndexOptions,
-    find_damage,
-    find_damaged,
     list_files,
     read_card,
 )
@@ -40,18 +38,20 @@ from conf.artefacts.run import write_json
 from conf.errors import ConfigError, InputDataError
 from conf.publication.numbered import hold_numbers
 from conf.storage.table_files import read_parquet
-from training.index.item_columns import COLUMN_PREFIX, align_columns, read_table, select_columns
-from training.index.known_entities import (
-    IncompleteVersionError,
-    check_index,
-    find_index,
+from training.index.item_columns import (
+    COLUMN_PREFIX,
+    ItemTable,
+    align_columns,
+    read_items,
+    read_table,
     read_vectors,
 )
+from training.index.known_entities import check_index, find_index, require_files
 from training.index.vector_index import VectorIndex, choose_kind, fit_index, open_index, tune
 from training.loading.loaded_model import LoadedModel
-from training.raw_inputs.converter import DEFAULT_SEPARATOR, RawColumns
+from training.raw_inputs.converter import RawColumns, separate_lists
 from training.raw_inputs.files import decode_columns
-from training.raw_inputs.inputs import InputColumn
+from training.raw_inputs.inputs import InputColumn, SourceNames
 
 LENGTH, QUERIES = 50, 512  # Lists that are measured: how long, and of how many users.
 BATCH_ROWS = 1024
@@ -60,20 +60,19 @@ ITEM_VECTORS = f"{EMBEDDINGS_DIR}/{ITEMS_FILE}"
 
 def build_index(version: Path, options: IndexOptions) -> Path:
     """Builds the next index of a published version, and returns its directory."""
-    _require_whole(version, ITEM_VECTORS)
+    _require_whole(version, EMBEDDINGS_DIR)
     with (
         hold_numbers(version / INDEX_DIR, INDEX_CARD) as held,
         held.next_entry(options.keep) as (staging, target),
     ):
-        _write_first(staging, version, options.kind, _read_columns(version, options.items_file))
+        _build(staging, version, options)
     return target
 
 
 def write_index(version: Path, options: IndexOptions) -> None:
     """Writes index 1 into a version that is not published yet."""
-    _require_whole(version, ITEM_VECTORS)
-    columns = _read_columns(version, options.items_file)
-    _write_first(version / INDEX_DIR / "1", version, options.kind, columns)
+    _require_whole(version, EMBEDDINGS_DIR)
+    _build(version / INDEX_DIR / "1", version, options)
 
 
 def rebuild_index(version: Path, base: Path) -> int:
@@ -82,52 +81,45 @@ def rebuild_index(version: Path, base: Path) -> int:
     Items that were added to that one, and are not of this version, are left out: an index keeps no
     features that their vectors could be made of. Returns how many they are.
     """
-    before, keys = base / INDEX_DIR / str(find_index(base)), _read_keys(version)
-    about, items = check_index(before, read_card(base)), read_parquet(before / ITEMS_FILE)
+    before = base / INDEX_DIR / str(find_index(base))
+    about, known = check_index(before, read_card(base)), read_items(before / ITEMS_FILE)
     kind = None if about["kind"] == choose_kind(about["items"]) else IndexKind(about["kind"])
-    columns = align_columns(select_columns(items).add_column(0, KEY, items[KEY]), keys)
-    _write_first(version / INDEX_DIR / "1", version, kind, columns)
-    added = items.filter(items[ID].is_null())[KEY].to_pylist()
-    return len(set(added).difference(keys.to_pylist()))
+    items = read_items(version / ITEM_VECTORS)
+    columns = align_columns(known.columns.add_column(0, KEY, known.keys), items.keys)
+    _write_all(version / INDEX_DIR / "1", version, kind, items._replace(columns=columns))
+    added = known.keys[len(known.ids) :].to_pylist()
+    return len(set(added).difference(items.keys.to_pylist()))
 
 
 def _require_whole(version: Path, read: str) -> dict[str, Any]:
     """Returns `export.json` of a version; files whose names begin with `read` are compared."""
     card = read_card(version)
-    if damage := find_damage(version):
-        raise IncompleteVersionError(f"the export {version} is not whole", received=damage)
     if ITEM_VECTORS not in card["files"]:
         problem = "only the items of a retrieval model can be indexed"
         raise ConfigError(problem, received=f"{card['name']}, a {card['kind']} model")
     files = {name: info for name, info in card["files"].items() if name.startswith(read)}
-    if damaged := find_damaged(version, files):
-        raise InputDataError(f"the export {version} is damaged", received=damaged)
+    require_files(f"the export {version}", version, files)
     return card
 
 
-def _read_keys(version: Path) -> pa.Array:
-    return read_parquet(version / ITEM_VECTORS, [KEY])[KEY].combine_chunks()
+def _build(directory: Path, version: Path, options: IndexOptions) -> None:
+    items = read_items(version / ITEM_VECTORS)
+    if (path := options.items_file) is not None:
+        columns = align_columns(read_table(path), items.keys)
+        if columns.num_columns and all(one.null_count == len(one) for one in columns.columns):
+            problem = "the file of items names none of the model's items in its first column"
+            raise InputDataError(problem, received=str(path))
+        items = items._replace(columns=columns)
+    _write_all(directory, version, options.kind, items)
 
 
-def _read_columns(version: Path, path: Path | None) -> pa.Table:
-    """Reads a file of items in the order of the version's."""
-    if path is None:
-        return pa.table({})
-    found = align_columns(read_table(path), _read_keys(version))
-    if found.num_columns and all(one.null_count == len(one) for one in found.columns):
-        problem = "the file of items names none of the model's items in its first column"
-        raise InputDataError(problem, received=str(path))
-    return found
-
-
-def _write_first(directory: Path, version: Path, kind: IndexKind | None, columns: pa.Table) -> None:
-    """Writes an index of all items of a version, with columns of theirs."""
+def _write_all(directory: Path, version: Path, kind: IndexKind | None, items: ItemTable) -> None:
+    """Writes an index of all items of a version."""
     directory.mkdir(parents=True, exist_ok=True)
-    table = read_parquet(version / ITEM_VECTORS)
-    items = pa.table({KEY: table[KEY], ID: table[ID]})  # Ids of items to come are null.
-    for name in columns.column_names:
-        items = items.append_column(f"{COLUMN_PREFIX}{name}", columns[name])
-    _write(directory, version, fit_index(kind, read_vectors(table)), items)
+    table = pa.table({KEY: items.keys, ID: items.ids})  # Ids of items to come are null.
+    for name in items.columns.column_names:
+        table = table.append_column(f"{COLUMN_PREFIX}{name}", items.columns[name])
+    _write(directory, version, fit_index(kind, items.vectors), table)
 
 
 def _write(directory: Path, version: Path, index: VectorIndex, items: pa.Table) -> None:
@@ -211,23 +203,23 @@ def embed_items(version: Path, items: pa.Table) -> NDArray[np.float32]:
     """
     about = read_card(version)["signatures"]["item_embedding"]["inputs"]
     inputs, names = [InputColumn.from_json(one) for one in about], items.column_names
-    lacking = [one.name for one in inputs if not {one.name, one.column} & set(names)]
+    given = SourceNames(tuple(inputs)).find_given(names)
     features = [one.name for one in inputs if names[0] not in (one.name, one.column)]
-    if not set(features).difference(lacking):
+    if not given.intersection(features):
         raise ConfigError(
             "new items need features: a model knows nothing of a key that it was not trained on",
             received=f"columns {', '.join(names)}",
-            allowed=", ".join(features) or "none: this model reads nothing but the key",
+            allowed=", ".join(features),
         )
-    for name in lacking:
+    for name in {one.name for one in inputs} - given:
         items = items.append_column(name, pa.nulls(len(items)))
     # Whatever the file is: a list that is text has its values between separators.
-    reader = RawColumns(inputs, "the new items", DEFAULT_SEPARATOR, is_delimited=True)
+    reader = RawColumns(separate_lists(inputs, "|"), "the new items")
     read, model, found = reader.choose(items.column_names), LoadedModel(version), []
     for first in range(0, len(items), BATCH_ROWS):
         [batch] = items.slice(first, BATCH_ROWS).combine_chunks().to_batches()
-        given = reader.build(decode_columns(batch, read), first + 1)
-        found.append(model.call("item_embedding", given)["embedding"])
+        rows = reader.build(decode_columns(batch, read), first + 1)
+        found.append(model.call("item_embedding", rows.inputs)["embedding"])
     vectors: NDArray[np.float32] = np.concatenate(found)
     if not np.isfinite(vectors).all():
         raise InputDataError("the vectors of new items are not finite", received=str(version))

@@ -1,35 +1,68 @@
-"""Columns of items, for people and for filters, and the files that may bring them."""
+"""Items of an export: keys, vectors, columns for people and for filters, files that bring those."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.json as pa_json
 
-from conf.errors import ConfigError, InputDataError
+from conf.artefacts.export import EMBEDDINGS_DIR, ID, ITEMS_FILE, KEY, VECTOR, VECTORS
 from conf.key_lists import KeyList
 from conf.number_text import parse_real, parse_whole
 from conf.storage.table_files import (
     CsvForm,
-    LongNumberError,
-    holds_long_number,
+    OtherNumberError,
     open_csv,
     read_csv_names,
     read_parquet,
 )
+from training.raw_inputs.files import SEPARATORS, RawFile, file_errors, parse_lines
 
 COLUMN_PREFIX = "column:"
 
 Token = int | str
+
+
+class ItemTable(NamedTuple):
+    """Items of a version, or of an index."""
+
+    keys: pa.Array
+    ids: np.ndarray  # int64, ascending; items at the end were added to an index and have none
+    vectors: np.ndarray  # `[items, dim]`; `[items, 0]` where the file has none
+    columns: pa.Table  # what lists are filtered by, by their own names; of an index alone
+
+
+def find_items_file(card: Mapping[str, Any]) -> str | None:
+    """Returns the file of a version's items by its `export.json`; None: it knows no items."""
+    names = (f"{EMBEDDINGS_DIR}/{ITEMS_FILE}", ITEMS_FILE)
+    return next((name for name in names if name in card["files"]), None)
+
+
+def read_items(file: Path) -> ItemTable:
+    table = read_parquet(file)
+    names = [name for name in table.column_names if name.startswith(COLUMN_PREFIX)]
+    columns = table.select(names).rename_columns([n.removeprefix(COLUMN_PREFIX) for n in names])
+    keys, ids = table[KEY].combine_chunks(), table[ID].drop_null().to_numpy()
+    return ItemTable(keys, ids, read_vectors(table), columns)
+
+
+def read_vectors(table: pa.Table) -> np.ndarray:
+    """Returns float32 `[rows, dim]`; of users with several vectors `[rows, interests, dim]`."""
+    if VECTOR in table.column_names:
+        return np.asarray(table[VECTOR].combine_chunks().flatten()).reshape(len(table), -1)
+    if VECTORS not in table.column_names:
+        return np.zeros((len(table), 0), np.float32)
+    vectors = table[VECTORS].combine_chunks().flatten()
+    shape = (len(table), len(vectors) // len(table), -1)
+    return np.asarray(vectors.flatten()).reshape(shape)
 
 
 class WrongFilterError(ValueError):
@@ -86,10 +119,7 @@ class _Values:
         if not isinstance(value, str):
             return value
         if self.is_text and "|" in value:
-            parts = [part[:50] for part in value.split("|")[:3]]
-            raise WrongFilterError(
-                f"filter.{name}: '|' separates values; for any of some give a list: {parts}"
-            )
+            raise WrongFilterError(f"filter.{name}: '|' separates values; give a list for several")
         if not self.are_numbers:
             return value
         try:
@@ -148,16 +178,11 @@ def _clean(value: Any) -> Any:
 
 def read_table(path: Path, *, as_text: bool = False) -> pa.Table:
     """Reads a file of items, whose first column is the key; of CSV it is text, or all are."""
-    kind, known = path.suffix.lower(), ".csv, .tsv, .jsonl, .ndjson, .parquet"
-    if kind not in known.split(", "):
-        raise ConfigError("the format of the items is unknown", received=str(path), allowed=known)
-    try:
-        if kind in (".csv", ".tsv"):
-            return _read_csv(path, "\t" if kind == ".tsv" else ",", as_text)
+    kind = RawFile(path).format
+    with file_errors(path):
+        if kind in SEPARATORS:
+            return _read_csv(path, SEPARATORS[kind], as_text)
         return read_parquet(path) if kind == ".parquet" else _read_json(path)
-    except (OSError, pa.ArrowException) as error:
-        received = f"{path}: {error}"
-        raise InputDataError("the file of items cannot be read", received=received) from error
 
 
 def _read_csv(path: Path, separator: str, as_text: bool, texts: Iterable[str] = ()) -> pa.Table:
@@ -167,22 +192,24 @@ def _read_csv(path: Path, separator: str, as_text: bool, texts: Iterable[str] = 
         form = CsvForm(separator, types, quoted_nulls=True, is_line_wise=True)
         rows = open_csv(path, names, form)
         return pa.Table.from_batches(rows.batches, rows.schema)
-    except LongNumberError as error:
+    except OtherNumberError as error:
         return _read_csv(path, separator, as_text, (*texts, error.column))
 
 
 def _read_json(path: Path) -> pa.Table:
-    table = pa_json.read_json(path)
-    floats = [field.name for field in table.schema if pa.types.is_float64(field.type)]
-    if not floats:
-        return table
-    with path.open(encoding="utf-8") as lines:
-        rows = [json.loads(one, parse_int=str, parse_float=str) for one in lines if one.strip()]
-    for name in floats:
-        texts = pa.array([row.get(name) for row in rows], pa.string())
-        if holds_long_number(texts):
-            table = table.set_column(table.column_names.index(name), name, texts)
-    return table
+    rows = list(parse_lines(path, skip_empty=True))
+    names = dict.fromkeys(chain.from_iterable(rows))
+    return pa.table({name: _build_column([row.get(name) for row in rows]) for name in names})
+
+
+def _build_column(values: list[Any]) -> pa.Array:
+    """Builds a column of JSON; numbers that no type holds, such as 64-bit hashes, are text."""
+    try:
+        return pa.array(values)
+    except (OverflowError, pa.ArrowInvalid) as error:
+        if not set(map(type, values)) <= {int, float, type(None)}:
+            raise pa.ArrowInvalid(str(error)) from error
+        return pa.array([None if value is None else str(value) for value in values])
 
 
 @dataclass(frozen=True)
@@ -210,9 +237,3 @@ def align_columns(table: pa.Table, keys: pa.Array) -> pa.Table:
     of_file = of_file.cast(pa.string())
     rows = pc.index_in(keys.cast(pa.string()), value_set=of_file, skip_nulls=True)
     return table.select(list(range(1, table.num_columns))).take(rows)
-
-
-def select_columns(table: pa.Table) -> pa.Table:
-    """Returns the columns that an index holds of its items, by their own names."""
-    names = [name for name in table.column_names if name.startswith(COLUMN_PREFIX)]
-    return table.select(names).rename_columns([n.removeprefix(COLUMN_PREFIX) for n in names])

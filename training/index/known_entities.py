@@ -13,24 +13,20 @@ import numpy as np
 import pyarrow as pa
 
 from conf.artefacts.export import (
-    EMBEDDINGS_DIR,
     FEATURE_PREFIX,
-    ID,
     INDEX_CARD,
     INDEX_DIR,
     ITEMS_FILE,
     KEY,
     SEEN,
     USERS_FILE,
-    VECTOR,
-    VECTORS,
     find_damaged,
     find_unfinished,
     list_indexes,
 )
 from conf.artefacts.run import read_json
 from conf.errors import InputDataError, UpstreamNotReadyError
-from conf.key_lists import KeyList, describe_unmatched
+from conf.key_lists import describe_unmatched
 from conf.storage.table_files import read_parquet
 from training.index.item_columns import (
     NO_FILES,
@@ -38,7 +34,8 @@ from training.index.item_columns import (
     ItemFiles,
     Token,
     align_columns,
-    select_columns,
+    find_items_file,
+    read_items,
 )
 from training.index.vector_index import VectorIndex, build_exact, open_index
 
@@ -70,12 +67,15 @@ class KnownEntities:
 
     keys: list[Token]
     ids: np.ndarray  # int64, ascending; items at the end were added and have none.
-    position_of: dict[str, int]  # By the text of a key.
     allowed: np.ndarray  # Those that are not blocked.
     columns: ItemColumns | None = None
     index: VectorIndex | None = None  # None: a ranking model's items are not searched for.
     number: int | None = None  # Of the index; None: the export's own vectors are searched.
     users: Users | None = None
+
+    @cached_property
+    def position_of(self) -> dict[str, int]:
+        return {str(key): position for position, key in enumerate(self.keys)}
 
     @cached_property
     def _tensor(self) -> np.ndarray:
@@ -90,8 +90,8 @@ class KnownEntities:
 
     def find_keys(self, keys: Iterable[Token]) -> np.ndarray:
         """Returns the positions of items by their keys; unknown ones are left out."""
-        texts = map(str, keys)
-        return np.array([self.position_of[n] for n in texts if n in self.position_of], np.int64)
+        found = (self.position_of.get(str(key)) for key in keys)
+        return np.array([position for position in found if position is not None], np.int64)
 
     def get_columns(self, positions: np.ndarray) -> list[dict[str, Any]]:
         return [{} for _ in positions] if self.columns is None else self.columns.get(positions)
@@ -117,41 +117,26 @@ def read_known(
     if number is not None:
         directory = version / INDEX_DIR / str(number)
         index = open_index(directory, check_index(directory, card))
-        table = read_parquet(directory / ITEMS_FILE)
+        items = read_items(directory / ITEMS_FILE)
     else:
-        names = (f"{EMBEDDINGS_DIR}/{ITEMS_FILE}", ITEMS_FILE)
-        if (name := next((one for one in names if one in card["files"]), None)) is None:
+        if (file := find_items_file(card)) is None:
             return None
-        table = read_parquet(version / name)
-        if VECTOR in table.column_names:
-            index = VectorIndex(build_exact(read_vectors(table), pages))
-    keys, ids = table[KEY].combine_chunks(), table[ID].drop_null().to_numpy()
-    columns = select_columns(table) if files.columns is None else align_columns(files.columns, keys)
-    position_of = {str(key): position for position, key in enumerate(keys.to_pylist())}
-    allowed = np.ones(len(keys), bool)
-    if files.blocked is not None:
-        _log_unmatched(files.blocked, position_of, card)
-        allowed[[position_of[key] for key in files.blocked.keys if key in position_of]] = False
-    users = users or _read_users(version, card)
+        items = read_items(version / file)
+        if items.vectors.size:
+            index = VectorIndex(build_exact(items.vectors, pages))
+    columns, keys = items.columns, items.keys.to_pylist()
+    if files.columns is not None:
+        columns = align_columns(files.columns, items.keys)
     found = ItemColumns(columns) if columns.num_columns else None
-    known = KnownEntities(keys.to_pylist(), ids, position_of, allowed, found, index, number, users)
-    known.get_keys(np.zeros(0, np.int64))  # What it gathers once is not left to a request.
+    users, allowed = users or _read_users(version, card), np.ones(len(keys), bool)
+    known = KnownEntities(keys, items.ids, allowed, found, index, number, users)
+    if (blocked := files.blocked) is not None:
+        allowed[known.find_keys(blocked.keys)] = False
+        if unmatched := [key for key in blocked.keys if not len(known.find_keys([key]))]:
+            said = describe_unmatched(blocked.path, len(blocked.keys), unmatched)
+            _log.warning("%s, among the items of %s, version %s", said, card["name"], version.name)
+    known.get_keys(known.find_keys(keys[:1]))  # What it gathers once is not left to a request.
     return known
-
-
-def _log_unmatched(blocked: KeyList, known: Mapping[str, int], card: Mapping[str, Any]) -> None:
-    if unmatched := [key for key in blocked.keys if key not in known]:
-        said = describe_unmatched(blocked.path, len(blocked.keys), unmatched)
-        _log.warning("%s, among the items of %s, version %s", said, card["name"], card["version"])
-
-
-def read_vectors(table: pa.Table) -> np.ndarray:
-    """Returns float32 `[rows, dim]`; of users with several vectors `[rows, interests, dim]`."""
-    if VECTOR in table.column_names:
-        return np.asarray(table[VECTOR].combine_chunks().flatten()).reshape(len(table), -1)
-    vectors = table[VECTORS].combine_chunks().flatten()
-    shape = (len(table), len(vectors) // len(table), -1)
-    return np.asarray(vectors.flatten()).reshape(shape)
 
 
 def _read_users(version: Path, card: Mapping[str, Any]) -> Users | None:
@@ -173,8 +158,15 @@ def check_index(directory: Path, card: Mapping[str, Any]) -> dict[str, Any]:
     if about["export"]["fingerprint"] != card["fingerprint"]:
         problem = f"{what} was made of another model than the one beside it"
         raise InputDataError(problem, received=about["export"]["fingerprint"][:12], fix=fix)
-    if unfinished := find_unfinished(directory, about["files"]):
-        raise IncompleteVersionError(f"{what} {unfinished}")
-    if damaged := find_damaged(directory, about["files"]):
-        raise InputDataError(f"{what} is damaged", received=damaged, fix=fix)
+    require_files(what, directory, about["files"], fix)
     return about
+
+
+def require_files(
+    what: str, root: Path, files: Mapping[str, Mapping[str, Any]], fix: str | None = None
+) -> None:
+    """Refuses files that are not all there, or hold other bytes than were written."""
+    if unfinished := find_unfinished(root, files):
+        raise IncompleteVersionError(f"{what} is not whole", received=unfinished)
+    if damaged := find_damaged(root, files):
+        raise InputDataError(f"{what} is damaged", received=damaged, fix=fix)

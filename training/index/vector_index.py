@@ -56,15 +56,13 @@ class VectorIndex:
         k = min(k, count)
         if k == 0:
             return np.zeros(0, np.int64), np.zeros(0, np.float32)
-        search = self._search_exactly if self._is_few(count) else self._search_near
-        found = [search(one, k, allowed) for one in np.atleast_2d(vectors)]
-        return found[0] if len(found) == 1 else merge_lists(found, k)
-
-    def _is_few(self, count: int) -> bool:
         few = min(EXACT_ITEMS, len(self) // 2)
         if self.kind == IndexKind.HNSW:
             few = max(few, len(self) // GRAPH_SHARE)
-        return self.near is None or count <= few
+        is_exact = self.near is None or count <= few
+        search = self._search_exactly if is_exact else self._search_near
+        found = [search(one, k, allowed) for one in np.atleast_2d(vectors)]
+        return found[0] if len(found) == 1 else merge_lists(found, k)
 
     def _search_exactly(self, vector: Floats, k: int, allowed: Mask) -> Found:
         """Compares all items; where several tie for the last place, the first of them have it."""

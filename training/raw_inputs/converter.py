@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import base64
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,14 +19,10 @@ import pyarrow.compute as pc
 
 from conf.errors import InputDataError, did_you_mean
 from training.raw_inputs.inputs import TYPES, Choice, InputColumn, SourceNames, WrittenForm
-from training.raw_inputs.times import describe_time, find_wrong_times, read_times, scale_epochs
+from training.raw_inputs.times import describe_time, find_wrong_times, read_times
 
 FINITE = "finite numbers up to 3.4e38, the largest float32"
-"""What a model takes of numbers, in words."""
-DEFAULT_SEPARATOR = "|"
-"""Separates the values of lists in CSV, where neither the build nor the user says otherwise."""
-_EXACT = 1 << 53
-"""Below it a float64 holds every whole number; one that is not below may have been another one."""
+_EXACT = 1 << 53  # Whole numbers below it are exact in float64; others may have been another one.
 _BAD_VALUES = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _NULL = type(None)
 
@@ -44,26 +40,30 @@ class WrongValueError(Exception):
     place: tuple[int, ...] = ()  # row from 0, position in a list; nothing where all are meant
 
 
+@dataclass(frozen=True)
+class RawRows:
+    """Some rows of a source, as the encoders take them."""
+
+    first: int  # number of the first one; the source's first row is 1
+    ids: pa.Array  # numbers of the rows, or the values of the column that names them
+    inputs: dict[str, np.ndarray]  # by name, `[rows]` or `[rows, length]`; text as bytes
+
+
 class RawColumns:
     """Turns columns of raw values into what a model takes; messages call the rows by their place.
 
-    In CSV (`is_delimited`) the separator of lists is that of the user, else of the build, else `|`.
+    `choose` comes first: it says which columns are read.
     """
 
-    def __init__(
-        self,
-        inputs: Sequence[InputColumn],
-        place: str,
-        list_separator: str | None = None,
-        *,
-        is_delimited: bool = False,
-    ) -> None:
-        lists = (_separate(item, list_separator) if item.is_list else item for item in inputs)
-        self.inputs = tuple(lists if is_delimited else inputs)
-        self._place, self._names = place, SourceNames(self.inputs)
+    def __init__(self, inputs: Sequence[InputColumn], place: str) -> None:
+        self.inputs, self._place = tuple(inputs), place
+        self._names = SourceNames(self.inputs)
         self._chosen: dict[str, Choice] = {}
+        self._id_column: str | None = None
+        self._id_type: pa.DataType | None = None
 
     def choose(self, found: Sequence[str], id_column: str | None = None) -> list[str]:
+        self._id_column, self._id_type = id_column, None
         self._chosen = {item.name: self._names.choose(item.name, found) for item in self.inputs}
         ids = [] if id_column is None else [id_column]
         missing = [name for name, chosen in self._chosen.items() if not chosen.names]
@@ -77,46 +77,73 @@ class RawColumns:
             )
         return list(dict.fromkeys(chain(*(one.names for one in self._chosen.values()), ids)))
 
-    def build(self, columns: Columns, first: int) -> dict[str, np.ndarray]:
-        """Builds the inputs of rows from number `first` on, of the columns that were chosen.
-
-        They are `[rows]` or `[rows, length]`, text as bytes. A wrong value is named by its row.
-        """
+    def build(self, columns: Columns, first: int) -> RawRows:
+        """Builds rows from number `first` on; a wrong value is named by its row."""
         items = self._names.by_name.items()
         try:
-            return {name: build_input(i, self._chosen[name], columns) for name, i in items}
+            inputs = {name: build_input(i, self._chosen[name], columns) for name, i in items}
         except WrongValueError as error:
             row = f"row {first + error.place[0]}" if error.place else f"from row {first} on"
             raise InputDataError(
                 f"{self._place}, {row}: column {error.column!r} {error.said}"
             ) from error
+        return RawRows(first, self._build_ids(columns, first), inputs)
 
-    def build_ids(
-        self, name: str, values: Column, first: int, kind: pa.DataType | None
-    ) -> pa.Array:
+    def _build_ids(self, columns: Columns, first: int) -> pa.Array:
+        if (name := self._id_column) is None:
+            return pa.array(np.arange(first, first + len(next(iter(columns.values())))))
         try:
-            ids = values if isinstance(values, pa.Array) else pa.array(values)
-            return ids if kind is None else ids.cast(kind)
+            ids = columns[name]
+            ids = ids if isinstance(ids, pa.Array) else pa.array(ids)
+            ids = ids.cast(self._id_type or ids.type)
         except pa.ArrowException as error:
             place = f"{self._place}, from row {first} on: column {name!r}"
             raise InputDataError(f"{place} has ids of several types", received=error) from error
+        self._id_type = ids.type
+        return ids
 
 
-def _separate(item: InputColumn, separator: str | None) -> InputColumn:
-    """Returns a list whose text is separated as the user says, else the build, else by default."""
-    if separator is None and item.separator is not None:
-        return item
-    written = WrittenForm(item.column, separator=separator or DEFAULT_SEPARATOR)
-    return replace(item, written=written)
+def separate_lists(
+    inputs: Iterable[InputColumn], separator: str | None = None
+) -> list[InputColumn]:
+    """Returns inputs whose lists come as text: between separators as given, of the build, or `|`.
+
+    A separator that is given has single values between it, the latest first.
+    """
+    return [
+        replace(item, written=WrittenForm(item.column, separator=separator or "|"))
+        if item.is_list and (separator or item.separator is None)
+        else item
+        for item in inputs
+    ]
 
 
 def build_input(item: InputColumn, chosen: Choice, columns: Columns) -> np.ndarray:
     """Returns an input, `[rows]` or `[rows, length]`; text as bytes."""
     values, name = merge_columns(item, chosen, columns), chosen.names[0]
-    array = _pad(item, name, values) if item.is_list else _fill_nulls(item, name, values, None)
+    if item.length is not None:
+        lengths = _count_values(values)
+        bad = (lengths != item.length) & (lengths != 0)
+        if bad.any():
+            row, allowed = int(bad.argmax()), f"a list of {item.length} values, or none"
+            raise _refuse(name, allowed, _take(values, row), (row,))
+    array = to_dense(_fill_nulls(item, name, values), item.padding, item.length)
     if item.time_unit is not None and (said := find_wrong_times(item, array)) is not None:
         raise WrongValueError(name, said)
     return array
+
+
+def to_dense(values: pa.Array, padding: float | bytes = 0, width: int | None = None) -> np.ndarray:
+    """Returns values without nulls `[rows]`; lists `[rows, width]`, or as wide as the longest."""
+    if not _is_list(values):
+        return np.asarray(values.to_numpy(zero_copy_only=False))
+    lengths, flat = _count_values(values), values.flatten().to_numpy(zero_copy_only=False)
+    width = width or max(1, int(lengths.max(initial=0)))
+    if len(flat) == width * len(lengths):
+        return np.asarray(flat.reshape(len(lengths), width))
+    dense = np.full((len(lengths), width), padding, flat.dtype)
+    dense[np.arange(width) < lengths[:, np.newaxis]] = flat
+    return dense
 
 
 def merge_columns(item: InputColumn, chosen: Choice, columns: Columns) -> pa.Array:
@@ -170,18 +197,17 @@ def _find_wrong(
 ) -> WrongValueError:
     """Finds the first row that cannot be read, by halves: a request may hold very many."""
 
-    def find_error(start: int, end: int) -> Exception | None:
+    def find_error(rows: range) -> Exception | None:
         try:
-            read(column[start:end])
+            read(column[rows.start : rows.stop])
         except _BAD_VALUES as error:
             return error
         return None
 
-    row, end = 0, len(column)
-    while end - row > 1:
-        middle = (row + end) // 2
-        row, end = (middle, end) if find_error(row, middle) is None else (row, middle)
-    error = find_error(row, end)
+    rows = range(len(column))
+    while (half := len(rows) // 2) > 0:
+        rows = rows[half:] if find_error(rows[:half]) is None else rows[:half]
+    error, row = find_error(rows), rows.start
     reason = f" ({error})" if type(error) is ValueError else ""
     said = f"must be {describe(item)}; received {show(_take(column, row))}{reason}"
     return WrongValueError(name, said, (row,))
@@ -189,14 +215,12 @@ def _find_wrong(
 
 def _check_finite(name: str, values: pa.Array, column: Column) -> None:
     """Refuses numbers that are not finite; a missing value is null, and no number."""
-    is_list = _is_list(values)
-    flat = values.flatten() if is_list else values
+    flat = _flatten(values)
     flat = flat.fill_null(0.0) if flat.null_count else flat
     bad = find_bad_number(flat.to_numpy(zero_copy_only=False))
     if bad is not None:
-        place = _find_place(_count_values(values), bad) if is_list else (bad,)
-        allowed = f"{FINITE}, and null or an empty field of CSV where one is missing"
-        raise _refuse(name, allowed, _take(column, place[0]), place)
+        place, allowed = _find_place(values, bad), f"{FINITE}, and null or an empty field of CSV"
+        raise _refuse(name, f"{allowed} where one is missing", _take(column, place[0]), place)
 
 
 def find_bad_number(values: np.ndarray) -> int | None:
@@ -209,42 +233,34 @@ def find_bad_number(values: np.ndarray) -> int | None:
 def _check_same(chosen: Choice, own: pa.Array, source: pa.Array) -> None:
     """Refuses a row that says one input by its name and by its source's column, differently."""
     both = pc.and_(own.is_valid(), source.is_valid())
-    if own.filter(both).equals(source.filter(both)):
-        return
-    pairs = enumerate(zip(own.to_pylist(), source.to_pylist(), strict=True))
-    row, pair = next((n, pair) for n, pair in pairs if None not in pair and pair[0] != pair[1])
-    shown = " and ".join(map(show, pair))
-    said = f"is made of {chosen.twin!r}, and both are given and differ: {shown}"
-    raise WrongValueError(chosen.names[0], said, (row,))
+    if not own.filter(both).equals(source.filter(both)):
+        pairs = list(zip(own.to_pylist(), source.to_pylist(), strict=True))
+        row = next(n for n, (a, b) in enumerate(pairs) if None not in (a, b) and a != b)
+        shown = " and ".join(map(show, pairs[row]))
+        said = f"is made of {chosen.twin!r}, and both are given and differ: {shown}"
+        raise WrongValueError(chosen.names[0], said, (row,))
 
 
-def _pad(item: InputColumn, name: str, values: pa.Array) -> np.ndarray:
-    """Returns lists `[rows, length]` with the pad token behind their ends."""
-    lengths = _count_values(values)
-    bad = (lengths != item.length) & (lengths != 0) if item.length is not None else lengths[:0]
-    if bad.any():
-        row, allowed = int(bad.argmax()), f"a list of {item.length} values, or none"
-        raise _refuse(name, allowed, _take(values, row), (row,))
-    width = item.length or max(1, int(lengths.max(initial=0)))
-    array = _fill_nulls(item, name, values.flatten(), lengths)
-    if len(array) == width * len(lengths):
-        return array.reshape(len(lengths), width)
-    padded = np.full((len(lengths), width), item.padding, array.dtype)
-    padded[np.arange(width) < lengths[:, np.newaxis]] = array
-    return padded
+def _fill_nulls(item: InputColumn, name: str, values: pa.Array) -> pa.Array:
+    """Returns values, of rows or of lists, with the null token where one is missing."""
+    flat = _flatten(values)
+    if not flat.null_count:
+        return values
+    if item.missing is None:
+        position = int(flat.is_null().to_numpy(zero_copy_only=False).argmax())
+        place = _find_place(values, position)
+        raise WrongValueError(name, "has no value for a missing one", place)
+    flat = flat.fill_null(pa.scalar(item.missing, flat.type))
+    return _make_lists(flat, _count_values(values)) if item.is_list else flat
 
 
-def _fill_nulls(
-    item: InputColumn, name: str, values: pa.Array, lengths: np.ndarray | None
-) -> np.ndarray:
-    """Returns values, of lists or of rows, with the null token where one is missing."""
-    if values.null_count:
-        if (missing := item.missing) is None:
-            position = int(values.is_null().to_numpy(zero_copy_only=False).argmax())
-            place = (position,) if lengths is None else _find_place(lengths, position)
-            raise WrongValueError(name, "has no value for a missing one", place)
-        values = values.fill_null(pa.scalar(missing, values.type))
-    return np.asarray(values.to_numpy(zero_copy_only=False))
+def _flatten(values: pa.Array) -> pa.Array:
+    return values.flatten() if _is_list(values) else values
+
+
+def _make_lists(flat: pa.Array, lengths: np.ndarray, mask: pa.Array | None = None) -> pa.Array:
+    ends = np.concatenate(([0], np.cumsum(lengths)))
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), flat, mask=mask)
 
 
 def _count_values(lists: pa.Array) -> np.ndarray:
@@ -255,11 +271,13 @@ def _count_values(lists: pa.Array) -> np.ndarray:
     return np.asarray(pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False))
 
 
-def _find_place(lengths: np.ndarray, position: int) -> tuple[int, int]:
-    """Returns the row of a value among the values of all lists, and its position there."""
-    ends = np.cumsum(lengths)
+def _find_place(values: pa.Array, position: int) -> tuple[int, ...]:
+    """Returns the row of a value among all those of rows, and of lists its position there."""
+    if not _is_list(values):
+        return (position,)
+    ends = np.cumsum(_count_values(values))
     row = int(np.searchsorted(ends, position, side="right"))
-    return row, position - int(ends[row] - lengths[row])
+    return row, position - int(ends[row - 1] if row else 0)
 
 
 def _convert(item: InputColumn, values: pa.Array) -> pa.Array:
@@ -271,9 +289,8 @@ def _convert(item: InputColumn, values: pa.Array) -> pa.Array:
         return _convert_lists(item, values)
     if _is_text(values):
         values = _take_pairs(item.written, values)
-    if item.read_unit is None:
-        return _cast(values, item.arrow_type)
-    return scale_epochs(item, _cast(read_times(item, values), item.arrow_type))
+    times = values if item.read_unit is None else read_times(item, values)
+    return _cast(times, item.arrow_type)
 
 
 def _convert_lists(item: InputColumn, values: pa.Array) -> pa.Array:
@@ -287,13 +304,13 @@ def _convert_lists(item: InputColumn, values: pa.Array) -> pa.Array:
         raise TypeError(f"{values.type} is no list")
     flat, lengths = values.flatten(), _count_values(values)
     flat = _cast(_take_pairs(item.written, flat) if is_text else flat, item.arrow_type.value_type)
-    ends = np.concatenate(([0], np.cumsum(lengths)))
     if is_text and flat.null_count:
         raise ValueError("an entry has no second value")
     if is_text and item.written is not None and item.written.is_oldest_first:
-        mirrored = np.repeat(ends[:-1] + ends[1:] - 1, lengths)
+        ends = np.cumsum(lengths)
+        mirrored = np.repeat(2 * ends - lengths - 1, lengths)
         flat = flat.take(pa.array(mirrored - np.arange(len(flat))))
-    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), flat, mask=values.is_null())
+    return _make_lists(flat, lengths, values.is_null())
 
 
 def _take_pairs(form: WrittenForm | None, entries: pa.Array) -> pa.Array:
@@ -399,9 +416,8 @@ def _build_lists(values: Sequence[Any], kinds: set[type], dtype: str) -> pa.Arra
     lengths = [0 if value is None else len(value) for value in values]
     leaves = list(chain.from_iterable(filter(None, values)))
     flat = _build_leaves(leaves, set(map(type, leaves)), dtype)
-    offsets = pa.array([0, *accumulate(lengths)], pa.int32())
     mask = pa.array([value is None for value in values]) if _NULL in kinds else None
-    return pa.ListArray.from_arrays(offsets, flat, mask=mask)
+    return _make_lists(flat, np.array(lengths, np.int64), mask)
 
 
 def _build_leaves(values: Sequence[Any], kinds: set[type], dtype: str) -> pa.Array:
@@ -415,12 +431,11 @@ def _build_leaves(values: Sequence[Any], kinds: set[type], dtype: str) -> pa.Arr
         raise TypeError(kinds)
     if dtype.startswith("float"):  # Arrow refuses whole numbers that a float rounds.
         values = [float(v) if type(v) is int else v for v in values] if int in kinds else values
-        return pa.array(values, TYPES[dtype])
-    if float not in kinds:
-        return pa.array(values, TYPES[dtype])
-    whole = pa.array([v if type(v) is int else None for v in values], TYPES[dtype])
-    floats = pa.array([v if type(v) is float else None for v in values], pa.float64())
-    return pc.coalesce(whole, _cast(floats, TYPES[dtype]))
+    elif float in kinds:  # A float becomes a whole number only if it is one.
+        whole = pa.array([v if type(v) is int else None for v in values], TYPES[dtype])
+        floats = pa.array([v if type(v) is float else None for v in values], pa.float64())
+        return pc.coalesce(whole, _cast(floats, TYPES[dtype]))
+    return pa.array(values, TYPES[dtype])
 
 
 def _to_text(value: Any) -> str | bytes | None:

@@ -12,27 +12,34 @@ import gzip
 import json
 import logging
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from conf.errors import ConfigError, InputDataError
 from conf.key_lists import BYTE_ORDER_MARK, clean_key, refuse_twice
 from conf.local_paths import list_visible_files
 from conf.storage.table_files import CsvForm, open_csv, open_parquet, read_csv_names, without_views
-from training.raw_inputs.converter import Columns, RawColumns
+from training.raw_inputs.converter import Columns, RawColumns, RawRows, separate_lists
 from training.raw_inputs.inputs import InputColumn
 
-_SEPARATORS = {".csv": ",", ".tsv": "\t"}
-_FORMATS = (*_SEPARATORS, ".jsonl", ".ndjson", ".json", ".parquet")
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
+_FORMATS = (*SEPARATORS, ".jsonl", ".ndjson", ".json", ".parquet")
 
 _log = logging.getLogger("sluice.training.predict")
+
+
+@contextmanager
+def file_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise InputDataError(f"{path} cannot be read", received=str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -54,99 +61,54 @@ class RawFile:
             )
         return kind
 
-
-@dataclass(frozen=True)
-class RawRows:
-    """Some rows of a file, as the encoders take them."""
-
-    first: int  # number of the first one; the file's first row is 1
-    ids: pa.Array
-    inputs: dict[str, np.ndarray]  # by name, `[rows]` or `[rows, length]`; text as bytes
-
-
-class RawReader:
-    """Reads raw inputs from a file; the text of an input that is a key as in lists of keys."""
-
-    def __init__(
-        self, file: RawFile, inputs: Sequence[InputColumn], key: InputColumn | None = None
-    ) -> None:
-        self.file, self.inputs, self._done = file, tuple(inputs), 0
-        self._keys = () if key is None else (key.name, key.column)
-        self._separator = _SEPARATORS.get(file.format, "")
-        self._columns = RawColumns(
-            self.inputs, str(file.path), file.list_separator, is_delimited=bool(self._separator)
-        )
-
     def find_columns(self) -> list[str]:
-        path = self.file.path
-        with self._file_errors():
-            if self._separator:
-                found = read_csv_names(path, self._separator, is_line_wise=True)
-            elif self.file.format == ".parquet":
-                parts = _list_parts(path)[:1]
-                found = [name for part in parts for name in open_parquet(part).schema_arrow.names]
-            else:
-                found = list(dict.fromkeys(chain.from_iterable(_parse_lines(path))))
-            if not found:
-                raise InputDataError("the input has no rows", received=str(path))
-            return found
+        kind = self.format
+        with file_errors(self.path):
+            if kind in SEPARATORS:
+                return read_csv_names(self.path, SEPARATORS[kind], is_line_wise=True)
+            if kind == ".parquet":
+                parts = _list_parts(self.path)[:1]
+                return [name for part in parts for name in open_parquet(part).schema_arrow.names]
+            return list(dict.fromkeys(chain.from_iterable(parse_lines(self.path))))
 
-    def read(self, batch_size: int) -> Iterator[RawRows]:
-        """Yields the rows in order; a value that the model does not read ends it by its row."""
-        found, kind, self._done = self.find_columns(), None, 0
-        names, name = self._choose(found), self.file.id_column
-        with self._file_errors():
-            for columns in self._read_columns(found, names, batch_size):
-                first = self._done + 1
-                inputs = self._columns.build(columns, first)
-                self._done += len(next(iter(columns.values())))
-                ids = pa.array(np.arange(first, self._done + 1))
-                if name is not None:
-                    ids = self._columns.build_ids(name, columns[name], first, kind)
-                kind = ids.type
-                yield RawRows(first, ids, inputs)
-            if not self._done:
-                raise InputDataError("the input has no rows", received=str(self.file.path))
+    def read(
+        self, inputs: Sequence[InputColumn], batch_size: int, keys: Collection[str] = ()
+    ) -> Iterator[RawRows]:
+        """Yields the rows in order; a value that the model does not read ends it by its row.
 
-    def _choose(self, found: Sequence[str]) -> list[str]:
-        names = self._columns.choose(found, self.file.id_column)
-        log_unread(str(self.file.path), found, names)
+        Text of columns that are `keys` is read as in lists of keys.
+        """
+        if self.format in SEPARATORS:
+            inputs = separate_lists(inputs, self.list_separator)
+        reader, found, first = RawColumns(inputs, str(self.path)), self.find_columns(), 1
+        names = reader.choose(found, self.id_column)
+        log_unread(str(self.path), found, names)
         if twice := [name for name in names if found.count(name) > 1]:
-            raise InputDataError(
-                f"{self.file.path} has two columns of one name",
-                received=twice[0],
-                fix="rename one of them, or leave it out",
-            )
-        return names
+            raise InputDataError(f"{self.path} has two columns of one name", received=twice[0])
+        with file_errors(self.path):
+            for columns in self._read_columns(found, names, batch_size, keys):
+                rows = reader.build(columns, first)
+                first += len(rows.ids)
+                yield rows
+        if first == 1:
+            raise InputDataError("the input has no rows", received=str(self.path))
 
     def _read_columns(
-        self, found: list[str], names: list[str], batch_size: int
+        self, found: list[str], names: list[str], batch_size: int, keys: Collection[str]
     ) -> Iterator[Columns]:
-        path = self.file.path
-        if self._separator:
+        if (separator := SEPARATORS.get(self.format)) is not None:
             types = dict.fromkeys(found, pa.string())
-            form = CsvForm(self._separator, types, names, is_line_wise=True)
-            for batch in regroup(open_csv(path, found, form).batches, batch_size):
-                keys = {name: _clean_keys(batch[name]) for name in self._keys if name in names}
-                yield decode_columns(batch, names) | keys
-        elif self.file.format == ".parquet":
-            for batch in regroup(_read_parts(path, names, batch_size), batch_size):
+            form = CsvForm(separator, types, names, is_line_wise=True)
+            for batch in regroup(open_csv(self.path, found, form).batches, batch_size):
+                cleaned = {name: _clean_keys(batch[name]) for name in keys if name in names}
+                yield decode_columns(batch, names) | cleaned
+        elif self.format == ".parquet":
+            for batch in regroup(_read_parts(self.path, names, batch_size), batch_size):
                 yield decode_columns(batch, names)
         else:
-            lines = _parse_lines(path)
+            lines = parse_lines(self.path)
             while rows := list(islice(lines, batch_size)):
                 yield {name: [row.get(name) for row in rows] for name in names}
-
-    @contextmanager
-    def _file_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except FileNotFoundError as error:
-            raise InputDataError("there is no such input", received=str(self.file.path)) from error
-        except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-            raise InputDataError(
-                f"{self.file.path} cannot be read", received=f"after row {self._done}: {error}"
-            ) from error
 
 
 def log_unread(place: str, found: Sequence[str], read: Sequence[str]) -> None:
@@ -161,11 +123,12 @@ def _clean_keys(texts: pa.Array) -> pa.Array:
     return pa.array([key or None for key in cleaned], pa.string())
 
 
-def _parse_lines(path: Path) -> Iterator[dict[str, Any]]:
+def parse_lines(path: Path, *, skip_empty: bool = False) -> Iterator[dict[str, Any]]:
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
-            yield parse_line(str(path), number, line)
+            if line.strip() or not skip_empty:
+                yield parse_line(str(path), number, line)
 
 
 def parse_line(place: str, number: int, line: str) -> dict[str, Any]:
@@ -174,11 +137,8 @@ def parse_line(place: str, number: int, line: str) -> dict[str, Any]:
     except ValueError:
         row = None
     if not isinstance(row, dict):
-        raise InputDataError(
-            f"{place}, row {number}: the line is no JSON object",
-            received=repr(line.rstrip("\n")[:200]),
-            fix="write one object per line",
-        )
+        problem = f"{place}, row {number}: the line is no JSON object"
+        raise InputDataError(problem, received=repr(line.rstrip("\n")[:200]))
     return row
 
 
@@ -221,13 +181,11 @@ def regroup(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordB
 
 
 def find_key_input(inputs: Sequence[InputColumn], key: str) -> InputColumn:
-    found = [item for item in inputs if item.feature == key]
-    if len(found) > 1:
-        raise ConfigError(
-            "keys of a file stand in one column, and the id is made of several",
-            received=", ".join(item.name for item in found),
-        )
-    return found[0]
+    first, *others = (item for item in inputs if item.feature == key)
+    if others:
+        problem = "keys of a file stand in one column, and the id is made of several"
+        raise ConfigError(problem, received=", ".join(item.name for item in (first, *others)))
+    return first
 
 
 def read_key_rows(
@@ -235,7 +193,7 @@ def read_key_rows(
 ) -> Iterator[tuple[list[Any], RawRows]]:
     """Yields the keys of a file's rows, each there and there once, and the rows."""
     read: list[Any] = []
-    for rows in RawReader(file, inputs, key).read(batch_size):
+    for rows in file.read(inputs, batch_size, {key.name, key.column}):
         values = rows.inputs[key.name].tolist()
         keys = [v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in values]
         if key.null_token in keys:

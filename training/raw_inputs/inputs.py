@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any, NamedTuple, Self
@@ -168,23 +168,21 @@ class SourceNames:
     @cached_property
     def _pairs(self) -> dict[str, list[str]]:
         """By input the columns whose text has its values as second ones of its entries."""
-        found = {}
-        for item in self.inputs:
-            if item.written is not None and item.written.is_second:
-                first = item.written.column
-                found[item.name] = [*_list_made(self.inputs, first), first]
-        return found
+        forms = {item.name: item.written for item in self.inputs if item.written is not None}
+        seconds = {name: form.column for name, form in forms.items() if form.is_second}
+        return {name: [*self._list_made(first), first] for name, first in seconds.items()}
+
+    def _list_made(self, column: str) -> list[str]:
+        return [item.name for item in self.inputs if item.column == column]
 
     @cached_property
     def _names(self) -> dict[str, list[str]]:
+        kinds = {item.name: (item.dtype, item.is_list, item.per) for item in self.inputs}
         found = {}
-        for item in self.inputs:
-            kind = (item.dtype, item.is_list, item.per)
-            alike = [one for one in self.inputs if (one.dtype, one.is_list, one.per) == kind]
-            own = [item.name, self.sources.get(item.name, item.name)]
-            paired = self._pairs.get(item.name, ())
-            names = [*own, *_list_made(alike, item.column), *paired]
-            found[item.name] = list(dict.fromkeys(names))
+        for name, item in self.by_name.items():
+            alike = [n for n in self._list_made(item.column) if kinds[n] == kinds[name]]
+            names = [name, self.sources.get(name, name), *alike, *self._pairs.get(name, ())]
+            found[name] = list(dict.fromkeys(names))
         return found
 
     def list_names(self, name: str) -> list[str]:
@@ -199,8 +197,3 @@ class SourceNames:
 
     def find_given(self, row: Collection[str]) -> set[str]:
         return {name for name, names in self._names.items() if any(one in row for one in names)}
-
-
-def _list_made(inputs: Iterable[InputColumn], column: str) -> list[str]:
-    """Names the inputs that are made of a column."""
-    return [item.name for item in inputs if item.column == column]

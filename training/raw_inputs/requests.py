@@ -70,9 +70,8 @@ def check_names(
     """Refuses names that stand for no input of a signature, and inputs that are left out."""
     if set(given) == set(specs):
         return
-    stand = {name: names.list_names(name) for name in specs}
-    missing = sorted(name for name in specs if not any(one in given for one in stand[name]))
-    known = set(chain.from_iterable(stand.values()))
+    missing = sorted(name for name in specs if not names.choose(name, given).names)
+    known = set(chain.from_iterable(map(names.list_names, specs)))
     unknown = next((name for name in given if name not in known), None)
     if missing or unknown is not None:
         raise RawValueError(
@@ -89,14 +88,8 @@ def build_inputs(
 ) -> dict[str, np.ndarray]:
     """Returns inputs of a signature, in the shapes and types of its specifications.
 
-    Args:
-        given: Nested lists of JSON by names that stand for the inputs; null is a missing value.
-        specs: Those of the inputs.
-        names: The inputs that are features, and the columns that stand for them.
-        most: Values that lists may have in place of which null or text stands; None: any number.
-
-    Raises:
-        RawValueError: A value has another type, shape or unit, or is missing and must be there.
+    `given` are nested lists by names that stand for inputs, null is a missing value; `most` is how
+    many values may stand for null and text in place of lists.
     """
     return {
         name: _build(names.by_name.get(name), spec, names.choose(name, given), given, most)
@@ -105,15 +98,11 @@ def build_inputs(
 
 
 def build_array(
-    name: str,
-    value: Any,
-    spec: tf.TensorSpec,
-    about: Mapping[str, Any] | None = None,
-    most: int | None = None,
+    name: str, value: Any, spec: tf.TensorSpec, about: Mapping[str, Any] | None = None
 ) -> np.ndarray:
     """Returns an input of its own values, with what `export.json` says of it."""
     names = SourceNames((read_column(about),) if about else ())
-    return build_inputs({name: value}, {name: spec}, names, most)[name]
+    return build_inputs({name: value}, {name: spec}, names)[name]
 
 
 def _build(
@@ -133,18 +122,20 @@ def _build(
     flat = [_flatten(given[name], len(dims) - item.is_list) for name in choice.names]
     columns = {name: values for name, (values, _) in zip(choice.names, flat, strict=True)}
     sizes = flat[0][1]
-    if not sizes or any(other != sizes for _, other in flat):
-        raise _refuse_shape(item, spec, given[choice.names[0]])
-    for values in columns.values() if item.is_list else ():
-        _check_lists(item, values, most)
-    try:
-        array = build_input(item, choice, columns)
-    except WrongValueError as error:
-        raise _name_input(item, error, sizes) from error
-    shape = (*sizes, *array.shape[1:])
-    if not _fits(shape, dims):
-        raise _refuse_shape(item, spec, given[choice.names[0]])
-    return array.reshape(shape)
+    if sizes and all(other == sizes for _, other in flat):
+        for values in columns.values() if item.is_list else ():
+            _check_lists(item, values, most)
+        try:
+            array = build_input(item, choice, columns)
+        except WrongValueError as error:
+            raise _name_input(item, error, sizes) from error
+        if _fits(shape := (*sizes, *array.shape[1:]), dims):
+            return array.reshape(shape)
+    wanted = [-1 if size is None else size for size in dims]
+    raise RawValueError(
+        f"input {item.name} must be {describe(item)} ({spec.dtype.name}) of shape {wanted}, lists "
+        f"of one length; received {show(given[choice.names[0]])}"
+    )
 
 
 def _build_plain(item: InputColumn, value: Any, spec: tf.TensorSpec) -> np.ndarray | None:
@@ -180,14 +171,6 @@ def _fits(shape: Sequence[int], dims: Sequence[int | None]) -> bool:
     return all(wanted in (None, size) for size, wanted in zip(shape, dims, strict=True))
 
 
-def _refuse_shape(item: InputColumn, spec: tf.TensorSpec, received: Any) -> RawValueError:
-    shape = [-1 if size is None else size for size in spec.shape]
-    return RawValueError(
-        f"input {item.name} must be {describe(item)} ({spec.dtype.name}) of shape {shape}, lists "
-        f"of one length; received {show(received)}"
-    )
-
-
 def _name_input(item: InputColumn, error: WrongValueError, sizes: list[int]) -> RawValueError:
     where = ""
     if error.place:
@@ -202,10 +185,8 @@ def _check_lists(item: InputColumn, rows: Sequence[Any], most: int | None) -> No
     texts = [row for row in rows if isinstance(row, str)] if item.separator is not None else []
     lengths = {len(row) for row in rows if isinstance(row, list)}
     if len(lengths) > 1 and not texts:
-        raise RawValueError(
-            f"input {item.name} must be lists of one length; received lists of "
-            f"{min(lengths)} and {max(lengths)} values"
-        )
+        received = f"lists of {min(lengths)} and {max(lengths)} values"
+        raise RawValueError(f"input {item.name} must be lists of one length; received {received}")
     lengths |= {text.count(item.separator or "") + 1 for text in texts}
     width = item.length or max(lengths, default=1)
     if most is not None and width * len(rows) > most and (texts or None in rows):

@@ -37,23 +37,22 @@ _SECONDS_PER_DAY = 86_400
 
 
 def read_times(item: InputColumn, values: pa.Array) -> pa.Array:
-    """Returns text, timestamps and dates as whole numbers of the unit that the model reads.
+    """Returns text, times and epochs as whole numbers of the unit that the model reads.
 
-    Other numbers stay as they are; without a zone, times are UTC.
+    Without a zone, times are UTC; numbers of a source that writes no epochs stay as they are.
     """
-    unit = item.read_unit or "ms"
+    unit, own = item.read_unit or "ms", item.epoch_unit
     if pa.types.is_temporal(values.type):
         return _convert_timestamps(values, unit)
-    is_fraction = pa.types.is_floating(values.type) or pa.types.is_decimal(values.type)
-    if item.epoch_unit is not None and is_fraction:
-        values = values.cast(pa.string())  # read to the digit
+    if own is not None and pa.types.is_integer(values.type):
+        return _scale_epochs(values.cast(pa.int64()), own)
+    if own is not None and not pa.types.is_null(values.type):
+        values = values.cast(pa.string())  # A fraction is read to the digit.
     if not pa.types.is_string(values.type):
         return values
     encoded = values.dictionary_encode()
-    texts = encoded.dictionary.to_pylist()
-    parsed = [None if text is None else parse_time(text, item.epoch_unit, unit) for text in texts]
-    times = pa.array(parsed, pa.int64())
-    return times.take(encoded.indices)
+    times = [parse_time(text, own, unit) for text in encoded.dictionary.to_pylist()]
+    return pa.array(times, pa.int64()).take(encoded.indices)
 
 
 def _convert_timestamps(values: pa.Array, unit: str) -> pa.Array:
@@ -94,10 +93,9 @@ def _count_micros(parts: Mapping[str, str]) -> int:
     return (moment - _EPOCH) // datetime.timedelta(microseconds=1)
 
 
-def scale_epochs(item: InputColumn, values: pa.Array) -> pa.Array:
+def _scale_epochs(values: pa.Array, own: str) -> pa.Array:
     """Turns whole numbers that are dates in the unit of the source's epochs into milliseconds."""
-    own = item.epoch_unit
-    if own in (None, "ms"):
+    if own == "ms":
         return values
     per = UNITS_PER_SECOND[own]
     is_date = pc.and_(
@@ -119,9 +117,7 @@ def find_wrong_times(item: InputColumn, values: np.ndarray) -> str | None:
     """Returns what is wrong with the times that a date is made of; None: nothing is.
 
     Dates of one unit are no dates in another one, as 1980 to 2100 is another range of numbers in
-    each. Times of a log that holds dates are dates in its unit, each of them. Of other times of
-    such a log none is a small number such as an hour of the day; 0 may mean that there is none.
-    Values have any shape; missing ones and padding are tokens.
+    each. Values have any shape; missing ones and padding are tokens.
     """
     if (unit := item.time_unit) is None or values.dtype == object:
         return None
@@ -130,29 +126,23 @@ def find_wrong_times(item: InputColumn, values: np.ndarray) -> str | None:
     if not times.size:
         return None
     low, high = times.min().item(), times.max().item()
-    own, likely = UNIT_WORDS[unit], find_date_unit(low)
-    if likely is not None and likely == find_date_unit(high):
-        # One early date in milliseconds may be a date of January 1970 indeed, if not of the log.
-        if likely == unit or (likely == "s" and low == high and item.time_kind != "event"):
-            return None
-        days = [f"{show_time(low, one)} to {show_time(high, one)}" for one in (unit, likely)]
-        other = UNIT_WORDS[likely]
-        said = f"holds times in {other}, and the model reads {own}; received {low} to {high}"
-        return f"{said}: in {own} {days[0]}, in {other} {days[1]}"
-    if (bad := _find_no_time(times, unit, item.time_kind)) is None:
+    likely, own = find_date_unit(low), UNIT_WORDS[unit]
+    if likely is None or likely != find_date_unit(high):
+        is_bad = _find_no_times(times, item.time_kind, UNITS_PER_SECOND[unit])
+        bad = times[is_bad.argmax()].item()
+        said = f"holds what is no time in {own}; received {bad}, {show_time(bad, unit)}"
+        said = f"{said}: the model reads times, not a part of them such as the hour"
+        return said if is_bad.any() else None
+    # One early date in milliseconds may be a date of January 1970 indeed, if not of the log.
+    if likely == unit or (likely == "s" and low == high and item.time_kind != "event"):
         return None
-    return (
-        f"holds what is no time in {own}; received {bad}, {show_time(bad, unit)}: the model reads "
-        f"the times of {item.column!r}, not a part of them such as the hour"
-    )
+    days = f"{show_time(low, likely)} to {show_time(high, likely)}"
+    said = f"holds times in {UNIT_WORDS[likely]}, and the model reads {own}"
+    return f"{said}; received {low} to {high}, {days}"
 
 
-def _find_no_time(times: np.ndarray, unit: str, kind: str | None) -> int | float | None:
-    """Returns the first number that is no time of a log with dates; None: there is none."""
-    per = UNITS_PER_SECOND[unit]
-    is_bad = np.zeros(times.shape, bool)
+def _find_no_times(times: np.ndarray, kind: str | None, per: int) -> np.ndarray:
+    """Returns which times cannot be: those of events are dates; small ones are hours, but for 0."""
     if kind == "event":
-        is_bad = (times < FIRST_DATE_S * per) | (times >= LAST_DATE_S * per)
-    elif kind == "date":
-        is_bad = (np.abs(times) < _SECONDS_PER_DAY * per) & (times != 0)
-    return times[is_bad.argmax()].item() if is_bad.any() else None
+        return (times < FIRST_DATE_S * per) | (times >= LAST_DATE_S * per)
+    return (np.abs(times) < _SECONDS_PER_DAY * per) & (times != 0) & (kind == "date")

@@ -13,7 +13,7 @@ import pytest
 
 from conf.storage.table_files import (
     CsvForm,
-    LongNumberError,
+    OtherNumberError,
     open_csv,
     open_parquet,
     read_csv_names,
@@ -106,7 +106,7 @@ def test_numbers_stay_numbers(tmp_path) -> None:
 
 def test_a_long_number_after_the_first_block_is_refused(tmp_path) -> None:
     path = write(tmp_path, "a\n" + "0.5\n" * 500 + HASHES[0] + "\n")
-    with pytest.raises(LongNumberError, match="'a'") as error:
+    with pytest.raises(OtherNumberError, match="'a'") as error:
         read(path, block_bytes=1000)
     assert error.value.column == "a"
     path = write(tmp_path, "a,b\n" + ",1\n" * 500 + f"{HASHES[0]},2\n")

@@ -6,7 +6,6 @@ process of the SavedModel the raw rows.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +22,12 @@ from conf.encoders.hashing import Cross, Hash
 from conf.encoders.numbers import Bucketize, Normalize
 from conf.encoders.target import Statistic
 from conf.encoders.text import Ngrams
-from conf.manifest import DatasetKeys, SplitInfo
+from conf.manifest import DatasetKeys
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.train import TrainConfig
 from etl.encoders.pipeline import read_pipeline
 from etl.encoders.target import build_statistic_table, write_statistic_table
-from tests.contract.skew.encoder_plans import plan_feature, write_tokens
+from tests.contract.skew.encoder_plans import plan_feature, write_tokens, write_version
 from tests.training.every_model import (
     RANKING_MODELS,
     RETRIEVAL_MODELS,
@@ -36,7 +35,6 @@ from tests.training.every_model import (
     assert_scores_alike,
     predict_test_split,
 )
-from tests.training.tiny_dataset import describe_shard, write_shard, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel
 from training.embedding.dynamic_table import DynamicTable
 from training.export.saved_model import write_export
@@ -109,7 +107,6 @@ def raw_rows() -> list[dict]:
 def version(tmp_path_factory, raw_rows) -> Path:
     """A version with every encoder; its test split and catalogue are encoded by Arrow."""
     root = tmp_path_factory.mktemp("data")
-    base = read_manifest(write_tiny_dataset(root / "base"))
     directory = root / "v" / "encoders"
     directory.mkdir(parents=True)
     vocabularies, specs, columns = [], [], []
@@ -135,23 +132,14 @@ def version(tmp_path_factory, raw_rows) -> Path:
     schema = FeatureSchema(tuple(specs))
     plan = EncoderPlan(schema, tuple(columns), tuple(vocabularies), (rate,))
     (directory / "encoders.json").write_text(plan.dumps())
-    splits = []
     catalog = [{**row, "item": number} for number, row in enumerate(raw_rows[:ITEMS])]
-    of_items = FeatureSchema(tuple(spec for spec in specs if spec.role == "item"))
-    for split, rows, written in (("test", raw_rows, schema), ("catalog", catalog, of_items)):
-        path = root / "v" / f"{split}.tfrecord"
-        write_shard(path, encode_rows(directory, plan, rows), written)
-        shard = describe_shard(path.parent, path.name, len(rows))
-        splits.append(SplitInfo(split, (shard,)))
-    manifest = replace(
-        base, schema=schema, splits=tuple(splits), encoder_files=(),
-        keys=DatasetKeys("user", "item", "history", label="label"),
-        encoders_fingerprint=plan.fingerprint, statistics={},
-        source=replace(base.source, config={"features": [
-            {"name": "weights", "encoding": {"kind": "weights", "of": "sparse"}}]}),
+    splits = {"test": raw_rows, "catalog": catalog}
+    encoded = {name: encode_rows(directory, plan, rows) for name, rows in splits.items()}
+    weights = {"name": "weights", "encoding": {"kind": "weights", "of": "sparse"}}
+    return write_version(
+        root, plan, encoded, config={"features": [weights]},
+        keys=DatasetKeys("user", "item", "history", label="label"), statistics={},
     )  # fmt: skip
-    (root / "v" / "manifest.json").write_text(manifest.dumps())
-    return root / "v"
 
 
 def encode_rows(directory: Path, plan: EncoderPlan, rows: list[dict]) -> list[dict]:

@@ -27,14 +27,13 @@ from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
 from conf.encoders.bags import VectorBytes
 from conf.encoders.hashing import Hash
 from conf.errors import InputDataError
-from conf.manifest import DatasetKeys, SplitInfo
+from conf.manifest import DatasetKeys
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.train import TrainConfig
 from etl.encoders.pipeline import read_pipeline
-from tests.contract.skew.encoder_plans import plan_feature, write_tokens
+from tests.contract.skew.encoder_plans import plan_feature, write_tokens, write_version
 from tests.machine import examples
 from tests.training.predictions import write_scores
-from tests.training.tiny_dataset import describe_shard, write_shard, write_tiny_dataset
 from training.apply.answers import Asked, Source, find_row_inputs, plan_answers
 from training.apply.export import Export
 from training.apply.parts import LINE, Job, RowSource, read_part
@@ -140,7 +139,6 @@ class Ways:
 @pytest.fixture(scope="module")
 def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ways]:
     root = tmp_path_factory.mktemp("data")
-    base = read_manifest(write_tiny_dataset(root / "base"))
     directory = root / "v" / "encoders"
     directory.mkdir(parents=True)
     items = write_tokens(list(range(ITEMS)), directory / "item.parquet")
@@ -163,27 +161,20 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ways]:
         spec, column = plan_feature(name, operation, (raw,), LONGEST, "user")
         specs.append(replace(spec, max_len=None))
         columns.append(column)
-    schema = FeatureSchema(tuple(specs))
-    plan = EncoderPlan(schema, tuple(columns), (items,))
-    (directory / "encoders.json").write_text(plan.dumps())
-    catalog = [{"item": number} for number in range(2, items.size)]
-    path = root / "v" / "catalog.tfrecord"
-    write_shard(path, catalog, FeatureSchema(tuple(s for s in specs if s.role == "item")))
-    shard = describe_shard(path.parent, path.name, len(catalog))
-    lengths = {"length": {"max": LONGEST}}
-    manifest = replace(
-        base, schema=schema, splits=(SplitInfo("catalog", (shard,)),), encoder_files=(),
-        keys=DatasetKeys(None, "item", None, label="label"), encoders_fingerprint=plan.fingerprint,
+    plan = EncoderPlan(FeatureSchema(tuple(specs)), tuple(columns), (items,))
+    catalog, lengths = [{"item": n} for n in range(2, items.size)], {"length": {"max": LONGEST}}
+    version = write_version(
+        root, plan, {"catalog": catalog}, config=SOURCE,
+        keys=DatasetKeys(None, "item", None, label="label"),
         statistics={"train": dict.fromkeys(("history", "shop", "dwell"), lengths)},
-        source=replace(base.source, config=SOURCE),
     )  # fmt: skip
-    (root / "v" / "manifest.json").write_text(manifest.dumps())
+    manifest = read_manifest(version)
     trained, exported = {}, {}
     for name, model in MODELS.items():
         values = {"dataset": "d", "name": name, "model": {**SETTINGS, **model}}
         config = TrainConfig.model_validate(values)
         built = build_model(config.model, manifest, 3)
-        trained[name] = TrainedModel(root, built, config, manifest, root / "v")
+        trained[name] = TrainedModel(root, built, config, manifest, version)
         exported[name] = Export(write_export(trained[name], ExportOptions(root / "models")))
     with TestClient(build_app(Server(ServerConfig(root / "models"))), "http://localhost") as client:
         yield Ways(directory, trained, exported, client)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import requests
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.apply.endpoint import Endpoint, post_json
+from training.apply.endpoint import Endpoint
 from training.serving.tensors import parse_predict
 
-TASKS = [{"name": "click", "kind": "binary"}]
 SPECS = {"vector": tf.TensorSpec([None], tf.string), "names": tf.TensorSpec([None, 2], tf.string)}
 
 
@@ -38,18 +34,3 @@ def test_bytes_arrive_as_they_are(rows):
     )
     for name, sent in (("vector", vectors), ("names", names)):
         assert np.concatenate([part[name] for part in received]).tolist() == sent.tolist()
-
-
-def test_a_token_goes_with_each_request(monkeypatch):
-    seen = []
-
-    def post(url: str, data: str, headers: dict[str, str], timeout: int) -> Any:
-        seen.append(headers.get("Authorization"))
-        return SimpleNamespace(status_code=200, json=lambda: {"outputs": [0.5]})
-
-    monkeypatch.setattr(requests, "post", post)
-    for token in (None, "t" * 16):
-        endpoint = Endpoint("http://host/v1/models/m", TASKS, partial(post_json, token=token))
-        answer = endpoint.call("serving_default", {"a": np.zeros(1)})
-        assert answer["click"].tolist() == [0.5]
-    assert seen == [None, "Bearer " + "t" * 16]

@@ -125,15 +125,6 @@ def test_lists_without_what_tells_seen_items_are_refused(
             write_lists(blind, tmp_path / "l.jsonl", 5, source, keep_seen=keep_seen)
 
 
-def test_users_of_an_export_get_the_lists_of_its_run(trained: TrainedModel, tmp_path: Path) -> None:
-    files = [tmp_path / name for name in ("run.jsonl", "export.jsonl")]
-    write_lists(trained, files[0], 5)
-    predict_rows(open_export(trained), Source(), Asked(k=5), files[1])
-    assert files[0].read_bytes() == files[1].read_bytes()
-    with pytest.raises(ConfigError, match="no split"):
-        predict_rows(open_export(trained), Source(as_of="test"), Asked(), files[1])
-
-
 def test_users_of_a_file_alone_get_lists(
     trained: TrainedModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -164,9 +155,13 @@ def test_candidates_of_a_file_are_ranked(
         met = events[row["user"]][:-3]
         scores = {i: s for i, s in score(row["user"], met).items() if i in pool}
         assert row["items"] == find_best(scores, 4, met)
-    predict_rows(open_export(trained), Source(), Asked(k=4, **asked), tmp_path / "export.json.gz")
-    write_lists(trained, file, 4, Source(), **asked)  # Keys are found as the encoders find them.
-    assert (tmp_path / "export.json.gz").read_bytes() == file.read_bytes()
+    export, own = open_export(trained), tmp_path / "export.json.gz"
+    for more in (asked, {}):  # Users of an export get the lists of its run.
+        predict_rows(export, Source(), Asked(k=4, **more), own)
+        write_lists(trained, file, 4, Source(), **more)
+        assert own.read_bytes() == file.read_bytes()
+    with pytest.raises(ConfigError, match="no split"):
+        predict_rows(export, Source(as_of="test"), Asked(), own)
     (tmp_path / "pool.csv").write_text("movie_id\n5\n6\n")
     with pytest.raises(InputDataError, match="no item of"):
         write_lists(trained, file, 3, **asked)

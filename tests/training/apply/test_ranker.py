@@ -31,7 +31,7 @@ from training.evaluation.metrics import Pairs
 from training.export.saved_model import write_export
 from training.input.batches import build_eval_dataset
 from training.models.ranking import NetworkRankingModel
-from training.raw_inputs.files import RawFile, RawReader
+from training.raw_inputs.files import RawFile
 from training.raw_inputs.inputs import InputColumn
 
 TASKS = {"click": {"label": "label"}, "value": {"label": "label", "objective": "squared_error"}}
@@ -47,21 +47,13 @@ MODEL = {
 INPUTS = ("user_id", "gender", "history", "movie_id", "genres")
 
 
-def build_trained(version: Path, run: Path, model: dict = MODEL, **changes) -> TrainedModel:
-    manifest = replace(read_manifest(version), **changes)
-    evaluation = {"batch_size": 17}
-    config = TrainConfig.model_validate(
-        {"dataset": "d", "name": "n", "model": model, "evaluation": evaluation}
-    )
-    return TrainedModel(
-        run, NetworkRankingModel(config.model, manifest, 5), config, manifest, version
-    )
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> TrainedModel:
     version = write_tiny_dataset(tmp_path_factory.mktemp("data"), config=TinyConfig(candidates=6))
-    return build_trained(version, tmp_path_factory.mktemp("run"))
+    values = {"dataset": "d", "name": "n", "model": MODEL, "evaluation": {"batch_size": 17}}
+    manifest, config = read_manifest(version), TrainConfig.model_validate(values)
+    model, run = NetworkRankingModel(config.model, manifest, 5), tmp_path_factory.mktemp("run")
+    return TrainedModel(run, model, config, manifest, version)
 
 
 @pytest.fixture(scope="module")
@@ -119,32 +111,28 @@ def score(trained, encoded, tokens) -> Callable[[int], dict[int, float]]:
 
 
 @pytest.fixture(scope="module")
-def export(trained) -> Path:
-    return write_export(trained)
-
-
-@pytest.fixture(scope="module")
-def signatures(export) -> dict:
-    return tf.saved_model.load(str(export)).signatures
+def export(trained) -> Export:
+    return Export(write_export(trained))
 
 
 @pytest.fixture(scope="module")
 def raw(export, rows, tmp_path_factory) -> dict[str, np.ndarray]:
     """The test split's raw values as the inputs of `serving_default`."""
     file = RawFile(write_rows(tmp_path_factory.mktemp("raw") / "rows.jsonl.gz", rows))
-    inputs = Export(export).find_inputs("serving_default")
-    [found] = RawReader(file, [InputColumn.from_json(item) for item in inputs]).read(1000)
+    inputs = export.find_inputs("serving_default")
+    [found] = file.read([InputColumn.from_json(item) for item in inputs], 1000)
     return found.inputs
 
 
-def test_examples_get_what_the_model_predicts(signatures, rows, expected, tmp_path) -> None:
+def test_examples_get_what_the_model_predicts(export, rows, expected, tmp_path) -> None:
     """As TensorFlow Serving's `:predict`, `:classify` and `:regress` call a ranking model."""
     write_table(pa.Table.from_pylist(rows), tmp_path / "rows.tfrecord")
     records = tf.data.TFRecordDataset(str(tmp_path / "rows.tfrecord"))
-    examples = tf.stack(list(records))
-    found = {**signatures["examples"](examples=examples), **signatures["regress"](inputs=examples)}
-    classes = signatures["classify"](inputs=examples)
-    assert classes["classes"].numpy().tolist() == [[b"click"]] * len(rows)
+    examples = np.array(list(records.as_numpy_iterator()), object)
+    found = export.call("examples", {"examples": examples})
+    found |= export.call("regress", {"inputs": examples})
+    classes = export.call("classify", {"inputs": examples})
+    assert classes["classes"].tolist() == [[b"click"]] * len(rows)
     for task, scores in expected.items():
         np.testing.assert_allclose(found[task], scores, atol=1e-6)
     for scores in (classes["scores"][:, 0], found["outputs"]):
@@ -163,22 +151,21 @@ def test_items_of_a_row_are_scored_as_pairs_are(trained, score, export, raw, enc
     width = max(map(len, known))
     padded = [own + ["<sluice:pad>"] * (width - len(own)) for own in known]
     described = {"movie_id": items, "genres": np.array([padded] * 3, object)}
-    opened = Export(export)
     own = {name: raw[name][:3] for name in names}
     records = {name: encoded[name][:3].numpy() for name in names}
     ways = {
-        "candidates": opened.call("candidates", {**own, **described}),
-        "score_items": opened.call("score_items", {**own, "items": items}),
-        "score_items_encoded": opened.call("score_items_encoded", {**records, "items": items}),
-        "raw": Ranker(opened).order_items(RowInputs(own), items),
-        "encoded": Ranker(opened).order_items(RowInputs(records, is_encoded=True), items),
+        "candidates": export.call("candidates", {**own, **described}),
+        "score_items": export.call("score_items", {**own, "items": items}),
+        "score_items_encoded": export.call("score_items_encoded", {**records, "items": items}),
+        "raw": Ranker(export).order_items(RowInputs(own), items),
+        "encoded": Ranker(export).order_items(RowInputs(records, is_encoded=True), items),
     }
     cold = {"movie_id": tf.constant([1] * 3, tf.int64), "genres": tf.zeros([3, 4], tf.int64)}
     unknown = trained.model.predict({**records, **cold})["click"].numpy()
     for way, answer in ways.items():
         found = answer["click"]
         if way in ("raw", "encoded"):
-            found = Ranker(opened).finish("click", found)
+            found = Ranker(export).finish("click", found)
         for row in range(3):
             same = [n for n, one in enumerate(tokens) if way != "candidates" or one in genres]
             scores = score(row)
@@ -269,6 +256,7 @@ def test_items_that_a_file_describes_are_scored_by_their_inputs(
         for number, entry in enumerate(_read_lists(file)[:5]):
             found = dict(zip(entry["items"], entry["scores"], strict=True))
             assert set(found) == {row["movie_id"] for row in described}
+            assert source.file is None or entry["id"] == f"r{number}"
             scores = [score(number).get(item, found[item]) for item in found]
             np.testing.assert_allclose(list(found.values()), scores, atol=1e-6)
 
@@ -292,9 +280,7 @@ def test_candidates_of_each_row_or_all_items_are_ranked(
             np.testing.assert_allclose(lists[row]["scores"], [known[i] for i in best], rtol=1e-4)
 
 
-def test_users_get_what_they_have_not_met_and_files_get_lists(
-    trained, rows, tokens, tmp_path
-) -> None:
+def test_users_get_what_they_have_not_met(trained, tokens, tmp_path) -> None:
     file = tmp_path / "users.json.gz"
     assert write_lists(trained, file, 40, Source(split="users")).rows == 60
     where = (trained.version_dir, trained.manifest)
@@ -303,7 +289,3 @@ def test_users_get_what_they_have_not_met_and_files_get_lists(
         met = {tokens["movie_id"][item] for item in seen.numpy().tolist() if item > 1}
         assert met.isdisjoint(entry["items"])
         assert len(entry["items"]) == 40 - len(met)
-    given = RawFile(write_rows(tmp_path / "rows.csv", rows[:4]), "line")
-    write_lists(trained, file, 3, Source(file=given))
-    lists = [(entry["id"], len(entry["items"])) for entry in _read_lists(file)]
-    assert lists == [("r0", 3), ("r1", 3), ("r2", 3), ("r3", 3)]

@@ -73,8 +73,8 @@ def test_each_format_holds_the_same(tmp_path):
     assert (tmp_path / "x.json").read_text() == '{"id": "a\ufffd", "click": 0.5}\n'
 
 
-@pytest.mark.parametrize("name", ["scores.csv", "lists", "a.parquet.gz"])
-def test_a_name_that_says_no_format_is_refused(name):
-    with pytest.raises(ConfigError, match="not known by the file's name"):
-        check_format(Path(name))
+def test_a_name_that_says_no_format_is_refused():
+    for name in ("scores.csv", "lists", "a.parquet.gz"):
+        with pytest.raises(ConfigError, match="not known by the file's name"):
+            check_format(Path(name))
     assert {f".{one}" for one in RowFormat} == set(ROW_FORMATS)  # Spark has the same.

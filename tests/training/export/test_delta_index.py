@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -30,21 +29,14 @@ from training.export.delta import apply_delta, find_base, write_delta
 from training.export.saved_model import write_export
 from training.fit import fit_run
 from training.index.index_build import add_items, build_index
-from training.index.known_entities import read_vectors
+from training.index.item_columns import read_vectors
 from training.monitoring.progress import NoProgress
 from training.serving.model_store import ModelStore
 
 
-@dataclass(frozen=True)
-class Served:
-    """A model with one version, and what leads to the next."""
-
-    model: Path
-    delta: Path
-
-
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Served:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model with one version, and what leads to the next."""
     root = tmp_path_factory.mktemp("delta_index")
     version = write_tiny_dataset(root / "data")
     runs: list[Path] = []
@@ -61,32 +53,34 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Served:
     write_export(load_run(runs[0]), ExportOptions(root / "models", "m"))
     last = load_run(runs[1])
     delta = write_delta(last, find_base(last, "start"), ExportOptions(root / "deltas", "m"))
-    return Served(root / "models" / "m", delta)
+    return root / "models" / "m", delta
 
 
 @pytest.fixture
-def served(trained: Served, tmp_path: Path) -> Path:
-    model = tmp_path / "models" / "m"
-    shutil.copytree(trained.model, model)
-    return model
+def served(trained: tuple[Path, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained[0], tmp_path / "models" / "m"))
+
+
+@pytest.fixture
+def delta(trained: tuple[Path, Path]) -> Path:
+    return trained[1]
 
 
 def _index(model: Path, tmp_path: Path) -> Path:
     """Indexes version 1 by another kind, with columns and an item that was added."""
-    items = tmp_path / "items.csv"
+    items, new = tmp_path / "items.csv", tmp_path / "new.csv"
     lines = [f"{100 + i},film {i},k{i}\n" for i in range(20)]
     items.write_text("".join(["movie_id,title,key\n", *lines]))
     build_index(model / "1", IndexOptions(IndexKind.HNSW, items))
-    new = tmp_path / "new.csv"
     new.write_text("movie_id,genres,title,key\n9000,genre_1|genre_all,a new film,k\n")
     return add_items(model / "1", new)[0]
 
 
 def test_the_index_of_the_base_is_built_anew(
-    trained: Served, served: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    delta: Path, served: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _index(served, tmp_path)
-    assert run_app(models_app, ["apply", str(served), "--delta", str(trained.delta)]) == 0
+    assert run_app(models_app, ["apply", str(served), "--delta", str(delta)]) == 0
     assert "1 items that were added to the index of version 1" in capsys.readouterr().err
     version = served / "2"
     about = read_json(version / INDEX_DIR / "1" / "index.json")
@@ -109,27 +103,27 @@ def test_the_index_of_the_base_is_built_anew(
     assert positions.tolist() == np.argsort(-(new @ user), kind="stable")[:5].tolist()
 
 
-def test_a_base_without_an_index_gives_none(trained: Served, served: Path) -> None:
-    assert not (apply_delta(trained.delta, served) / INDEX_DIR).exists()
+def test_a_base_without_an_index_gives_none(delta: Path, served: Path) -> None:
+    assert not (apply_delta(delta, served) / INDEX_DIR).exists()
 
 
 def test_a_damaged_index_is_refused_and_the_model_is_as_it_was(
-    trained: Served, served: Path, tmp_path: Path
+    delta: Path, served: Path, tmp_path: Path
 ) -> None:
     file = _index(served, tmp_path) / "items.parquet"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     with pytest.raises(InputDataError, match="is damaged"):
-        apply_delta(trained.delta, served)
+        apply_delta(delta, served)
     assert list_versions(served) == [1]
 
 
 def test_without_faiss_it_is_said_what_builds_the_index(
-    trained: Served, served: Path, tmp_path: Path, monkeypatch, capsys
+    delta: Path, served: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     _index(served, tmp_path)
     monkeypatch.setitem(sys.modules, "faiss", None)
     for name in ("index_build", "vector_index"):
         monkeypatch.delitem(sys.modules, f"training.index.{name}")
-    assert run_app(models_app, ["apply", str(served), "--delta", str(trained.delta)]) == 0
+    assert run_app(models_app, ["apply", str(served), "--delta", str(delta)]) == 0
     assert not (served / "2" / INDEX_DIR).exists()
     assert f"sluice index --export {served / '2'}" in capsys.readouterr().out

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from conf.errors import InputDataError
-from training.raw_inputs.converter import RawColumns, find_bad_number
-from training.raw_inputs.files import RawFile, RawReader
+from training.raw_inputs.converter import RawColumns
+from training.raw_inputs.files import RawFile
 from training.raw_inputs.inputs import InputColumn
 
 NAN, INF = float("nan"), float("inf")
@@ -47,7 +47,7 @@ def write(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
 
 
 def read(path: Path, batch_size: int = 9) -> dict[str, np.ndarray]:
-    parts = [rows.inputs for rows in RawReader(RawFile(path), INPUTS).read(batch_size)]
+    parts = [rows.inputs for rows in RawFile(path).read(INPUTS, batch_size)]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -132,49 +132,41 @@ def test_files_that_are_not_whole_are_refused(tmp_path: Path) -> None:
 def test_rows_have_their_numbers_or_ids_in_any_batches(tmp_path: Path) -> None:
     path = write(tmp_path, "jsonl", [{**GOOD, "id": f"r{n}"} for n in range(5)])
     for column, expected in ((None, [1, 2, 3, 4, 5]), ("id", ["r0", "r1", "r2", "r3", "r4"])):
-        parts = list(RawReader(RawFile(path, column), INPUTS).read(2))
+        parts = list(RawFile(path, column).read(INPUTS, 2))
         assert [row for part in parts for row in part.ids.to_pylist()] == expected
         assert [part.first for part in parts] == [1, 3, 5]
 
 
-def test_the_first_bad_number_is_found_in_any_shape() -> None:
-    values = np.ones((2, 3))
-    assert find_bad_number(values) is None
-    assert find_bad_number(values[:0]) is None
-    values[1, 0] = 3.5e38
-    assert find_bad_number(values) == 3
-    assert find_bad_number(np.float32([0.0, -0.0, 1e-45, NAN])) == 3
-
-
 SECONDS = [1_577_836_800, 1_580_000_000]
 MILLISECONDS = [1000 * time for time in SECONDS]
+MOMENT = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+NAIVE = MOMENT.replace(tzinfo=None)
 
 
-def read_times(unit: str, values: list[Any], kind: pa.DataType | None = None) -> list[int]:
+@pytest.mark.parametrize(
+    ("unit", "values", "kind", "expected"),
+    [
+        ("s", SECONDS, None, SECONDS),
+        ("ms", [*MILLISECONDS, 0, None], None, [*MILLISECONDS, 0, -1]),
+        ("ms", SECONDS[:1], None, SECONDS[:1]),  # one day of January 1970
+        ("ms", [*SECONDS, 5], None, [*SECONDS, 5]),  # counts from 0
+        ("ms", [*SECONDS, None], None, None),
+        ("s", MILLISECONDS, None, None),
+        *((unit, [given, None], kind, [time[0], -1])
+          for unit, time in (("s", SECONDS), ("ms", MILLISECONDS))
+          for given, kind in ((NAIVE, pa.timestamp("us")), (MOMENT, pa.timestamp("ms", "UTC")),
+                              (MOMENT.date(), pa.date32()))),
+    ],
+)  # fmt: skip
+def test_times_are_those_of_the_build_s_unit_and_no_others(
+    unit: str, values: list[Any], kind: pa.DataType | None, expected: list[int] | None
+) -> None:
     item = InputColumn("f", "f", "at", "int64", False, None, None, None, -1, time_unit=unit)
     rows = RawColumns([item], "rows.parquet")
     columns = {name: pa.array(values, kind) for name in rows.choose(["at", "f"])}
-    return rows.build(columns, 1)["f"].tolist()
-
-
-@pytest.mark.parametrize(("unit", "values"), [("ms", SECONDS), ("s", MILLISECONDS)])
-def test_times_in_another_unit_than_the_build_s_are_refused(unit: str, values: list[int]) -> None:
+    if expected is not None:
+        assert rows.build(columns, 1).inputs["f"].tolist() == expected
+        return
     with pytest.raises(InputDataError, match="holds times in") as refused:
-        read_times(unit, [*values, None])
+        rows.build(columns, 1)
     assert "2020-01-01 to 2020-01-26" in refused.value.render()
-
-
-def test_times_that_may_be_of_the_unit_are_taken() -> None:
-    assert read_times("s", SECONDS) == SECONDS
-    assert read_times("ms", [*MILLISECONDS, 0]) == [*MILLISECONDS, 0]
-    assert read_times("ms", SECONDS[:1]) == SECONDS[:1]  # one day of January 1970
-    assert read_times("ms", [*SECONDS, 5]) == [*SECONDS, 5]  # counts from 0
-
-
-@pytest.mark.parametrize("kind", [pa.timestamp("us"), pa.timestamp("ms", "UTC"), pa.date32()])
-def test_times_with_a_unit_of_their_own_are_turned_into_the_build_s(kind: pa.DataType) -> None:
-    moment = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
-    naive = moment.date() if kind == pa.date32() else moment.replace(tzinfo=None)
-    given = moment if getattr(kind, "tz", None) else naive
-    for unit, expected in (("s", SECONDS[0]), ("ms", MILLISECONDS[0])):
-        assert read_times(unit, [given, None], kind) == [expected, -1]

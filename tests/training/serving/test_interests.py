@@ -31,7 +31,7 @@ from training.evaluation.item_index import (
 )
 from training.evaluation.metrics import Pairs
 from training.export.saved_model import write_export
-from training.index.known_entities import read_vectors
+from training.index.item_columns import read_vectors
 from training.index.vector_index import fit_index
 from training.input.batches import build_eval_dataset
 from training.loading.loaded_model import LoadedModel
