@@ -1,12 +1,7 @@
 """Builds the index of a version's items, and adds items that the model was not trained on.
 
-    DIR/<model>/<n>/index/<m>/
-        exact.faiss     all vectors
-        near.faiss      of an approximate index
-        items.parquet   key, id (null where added), column:<name> of what lists are filtered by
-        index.json      of which version it is, recall and latency, checksums
-
-An index is written under a hidden name and renamed when it is whole; earlier ones stay.
+Beside `index.json` there are `exact.faiss` with all vectors, `near.faiss` of an approximate index,
+and `items.parquet`: key, id (null where added), `column:<name>` of what lists are filtered by.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Raw values of some rows as the arrays that a model takes.
 
 The only code that knows how a raw value looks after the build: types, times, lists and pairs in
-text, missing values, padding. Columns are Arrow arrays; those of JSON become such arrays first.
+text, missing values, padding.
 """
 
 from __future__ import annotations

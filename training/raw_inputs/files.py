@@ -1,9 +1,6 @@
 """Raw rows of a file as the inputs of a model's encoders: CSV, JSON lines or Parquet.
 
-Columns are named as the raw inputs in `export.json`, or as the columns of the source; of further
-ones only the id is read. A value is missing where a field of CSV is empty, a value null, or a key
-of JSON absent. A list is a list, or text as the build reads it; in CSV, its values stand between
-separators.
+A value is missing where a field of CSV is empty, a value null, or a key of JSON absent.
 """
 
 from __future__ import annotations

@@ -11,14 +11,8 @@ import pyarrow as pa
 
 Token = int | float | str
 EPOCHS = {"epoch_s": "s", "epoch_ms": "ms", "epoch_us": "us"}
-"""Units of the epochs that a source may write."""
-TYPES = {
-    "int32": pa.int32(),
-    "int64": pa.int64(),
-    "float32": pa.float32(),
-    "float64": pa.float64(),
-    "string": pa.binary(),
-}
+NUMBERS = ("int32", "int64", "float32", "float64")
+TYPES = {**{name: pa.type_for_alias(name) for name in NUMBERS}, "string": pa.binary()}
 
 
 @dataclass(frozen=True)

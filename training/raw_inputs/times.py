@@ -106,11 +106,11 @@ def _scale_epochs(values: pa.Array, own: str) -> pa.Array:
 
 
 def describe_time(item: InputColumn) -> str:
-    own, number = item.epoch_unit, f"number of {UNIT_WORDS[item.read_unit or 'ms']} since 1970"
-    if own is not None:
-        return f"a {number}" + ("" if own == "ms" else f", or of {UNIT_WORDS[own]}")
+    unit = UNIT_WORDS[item.epoch_unit or item.read_unit or "ms"]
+    if item.epoch_unit is not None:
+        return f"a number of {unit} since 1970"
     iso = "ISO 8601, such as 2026-01-31 or 2026-01-31T10:00:00Z, in UTC unless a zone is written"
-    return f"{iso}; or a whole {number}"
+    return f"{iso}; or a whole number of {unit} since 1970"
 
 
 def find_wrong_times(item: InputColumn, values: np.ndarray) -> str | None:

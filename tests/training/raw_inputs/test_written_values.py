@@ -44,28 +44,21 @@ CONFIG = {
 }
 
 
+SCALARS = [
+    ("hour", "at", "int64", NULL), ("day", "day", "int64", NULL), ("sent", "sent", "int64", NULL),
+    ("price", "price", "float32", None), ("flag", "flag", "string", "<null>"),
+    ("late", "seen_at", "int64", NULL),
+]  # fmt: skip
+LISTS = [("videos", "int64", -1), ("channels", "int64", -1), ("tags", "string", "<pad>")]
+
+
 def build_inputs() -> list[InputColumn]:
     """An input of each column; `hour` is made of `at`, and `late` of seconds."""
     facts = SourceFacts(None, find_forms({**CONFIG, "joins": []}))
-
-    def scalar(name: str, column: str, dtype: str, null: Any) -> InputColumn:
-        return InputColumn(name, name, column, dtype, False, None, None, None, null)
-
-    def many(column: str, dtype: str, pad: Any) -> InputColumn:
-        return InputColumn(column, column, column, dtype, True, None, 9, pad, None)
-
-    late = facts.complete(scalar("late", "seen_at", "int64", NULL), "s")
-    plain = [
-        scalar("hour", "at", "int64", NULL),
-        scalar("day", "day", "int64", NULL),
-        scalar("sent", "sent", "int64", NULL),
-        scalar("price", "price", "float32", None),
-        scalar("flag", "flag", "string", "<null>"),
-        many("videos", "int64", -1),
-        many("channels", "int64", -1),
-        many("tags", "string", "<pad>"),
-    ]
-    return [*(facts.complete(item) for item in plain), late]
+    made = [InputColumn(name, name, column, dtype, False, None, None, None, null)
+            for name, column, dtype, null in SCALARS]  # fmt: skip
+    made += [InputColumn(n, n, n, dtype, True, None, 9, pad, None) for n, dtype, pad in LISTS]
+    return [facts.complete(item, "s" if item.name == "late" else None) for item in made]
 
 
 WRITTEN: dict[str, Any] = {
