@@ -84,9 +84,8 @@ class RawColumns:
             inputs = {name: build_input(i, self._chosen[name], columns) for name, i in items}
         except WrongValueError as error:
             row = f"row {first + error.place[0]}" if error.place else f"from row {first} on"
-            raise InputDataError(
-                f"{self._place}, {row}: column {error.column!r} {error.said}"
-            ) from error
+            said = f"{self._place}, {row}: column {error.column!r} {error.said}"
+            raise InputDataError(said) from error
         return RawRows(first, self._build_ids(columns, first), inputs)
 
     def _build_ids(self, columns: Columns, first: int) -> pa.Array:
@@ -103,9 +102,7 @@ class RawColumns:
         return ids
 
 
-def separate_lists(
-    inputs: Iterable[InputColumn], separator: str | None = None
-) -> list[InputColumn]:
+def separate_lists(inputs: Iterable[InputColumn], separator: str | None) -> list[InputColumn]:
     """Returns inputs whose lists come as text: between separators as given, of the build, or `|`.
 
     A separator that is given has single values between it, the latest first.
