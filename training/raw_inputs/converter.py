@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 
 from conf.errors import InputDataError, did_you_mean
 from training.raw_inputs.inputs import TYPES, Choice, InputColumn, SourceNames, WrittenForm
-from training.raw_inputs.times import describe_time, find_wrong_times, read_times
 
 FINITE = "finite numbers up to 3.4e38, the largest float32"
 _EXACT = 1 << 53  # Whole numbers below it are exact in float64; others may have been another one.
@@ -125,7 +124,7 @@ def build_input(item: InputColumn, chosen: Choice, columns: Columns) -> np.ndarr
             row, allowed = int(bad.argmax()), f"a list of {item.length} values, or none"
             raise _refuse(name, allowed, _take(values, row), (row,))
     array = to_dense(_fill_nulls(item, name, values), item.padding, item.length)
-    if item.time_unit is not None and (said := find_wrong_times(item, array)) is not None:
+    if item.time_unit is not None and (said := item.find_wrong_times(array)) is not None:
         raise WrongValueError(name, said)
     return array
 
@@ -286,7 +285,7 @@ def _convert(item: InputColumn, values: pa.Array) -> pa.Array:
         return _convert_lists(item, values)
     if _is_text(values):
         values = _take_pairs(item.written, values)
-    times = values if item.read_unit is None else read_times(item, values)
+    times = values if item.read_unit is None else item.read_times(values)
     return _cast(times, item.arrow_type)
 
 
@@ -373,7 +372,7 @@ def _is_list(values: pa.Array) -> bool:
 def describe(item: InputColumn) -> str:
     form, what = item.written, _describe_type(item)
     if item.read_unit is not None and not item.is_list:
-        return describe_time(item)
+        return item.describe_time()
     if form is None or not item.is_parsed:
         return what
     entry = "value" if form.pair_separator is None else f"value{form.pair_separator}second"

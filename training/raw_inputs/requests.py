@@ -20,7 +20,6 @@ from training.raw_inputs.converter import (
     show,
 )
 from training.raw_inputs.inputs import Choice, InputColumn, SourceNames
-from training.raw_inputs.times import find_wrong_times
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -213,5 +212,5 @@ def read_list(
 
 
 def check_times(name: str, values: np.ndarray, about: Mapping[str, Any]) -> None:
-    if (said := find_wrong_times(read_column(about), values)) is not None:
+    if (said := read_column(about).find_wrong_times(values)) is not None:
         raise RawValueError(f"input {name} {said}")

@@ -19,9 +19,8 @@ import tensorflow as tf
 from conf.errors import InputDataError
 from training.export.source_facts import SourceFacts
 from training.raw_inputs.files import RawFile
-from training.raw_inputs.inputs import InputColumn, find_forms
+from training.raw_inputs.inputs import InputColumn, find_forms, parse_time
 from training.raw_inputs.requests import RawValueError, read_names
-from training.raw_inputs.times import parse_time
 from training.serving.requests.tensors import parse_predict
 
 NULL = -(2**61)
