@@ -122,9 +122,9 @@ def read_known(
         directory = version / INDEX_DIR / str(number)
         index = open_index(directory, check_index(directory, card))
         items = read_items(directory / ITEMS_FILE)
+    elif (file := find_items_file(card)) is None:
+        return None
     else:
-        if (file := find_items_file(card)) is None:
-            return None
         items = read_items(version / file)
         if items.vectors.size:
             index = VectorIndex(build_exact(items.vectors, pages))
@@ -167,7 +167,6 @@ def check_index(directory: Path, card: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_files(what: str, root: Path, files: Mapping[str, Any], fix: str | None = None) -> None:
-    """Refuses files that are not all there, or hold other bytes than were written."""
     if unfinished := find_unfinished(root, files):
         raise IncompleteVersionError(f"{what} is not whole", received=unfinished)
     if damaged := find_damaged(root, files):

@@ -26,7 +26,6 @@ _BAD_VALUES = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _NULL = type(None)
 
 Column: TypeAlias = pa.Array | Sequence[Any]
-"""Values of a column: of Arrow, or as JSON has them."""
 Columns: TypeAlias = Mapping[str, Column]
 
 
@@ -169,7 +168,6 @@ def _take(column: Column, row: int) -> Any:
 
 
 def _read(item: InputColumn, name: str, column: Column, *, is_paired: bool) -> pa.Array:
-    """Returns the values of a column as the Arrow type of an input."""
 
     def read(given: Any) -> pa.Array:
         is_arrow = isinstance(given, pa.Array)
@@ -238,7 +236,6 @@ def _check_same(chosen: Choice, own: pa.Array, source: pa.Array) -> None:
 
 
 def _fill_nulls(item: InputColumn, name: str, values: pa.Array) -> pa.Array:
-    """Returns values, of rows or of lists, with the null token where one is missing."""
     flat = _flatten(values)
     if not flat.null_count:
         return values
@@ -454,6 +451,5 @@ _SHORT.maxlist, _SHORT.maxdict, _SHORT.maxlevel = 20, 10, 4
 
 
 def show(value: Any) -> str:
-    """Returns the beginning of a value as Python writes it, whatever its length."""
     text = "no value" if value is None else _SHORT.repr(value)
     return text if len(text) <= 100 else f"{text[:100]}…"

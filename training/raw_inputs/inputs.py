@@ -262,11 +262,9 @@ class SourceNames:
         return found
 
     def list_names(self, name: str) -> list[str]:
-        """Returns the names that the values of an input may have, the first choice first."""
         return self._names.get(name, [name])
 
     def choose(self, name: str, found: Collection[str]) -> Choice:
-        """Returns which of the columns that are there stand for an input."""
         names, source = [n for n in self.list_names(name) if n in found], self.sources.get(name)
         has_twin = name in found and source in found and source not in self.by_name
         return Choice(names, self._pairs.get(name, ()), source if has_twin else None)
