@@ -72,8 +72,7 @@ def write_index(version: Path, options: IndexOptions) -> None:
 def rebuild_index(version: Path, base: Path) -> int:
     """Writes index 1 into a version that is not published yet, like the newest one of another.
 
-    Items that were added to that one, and are not of this version, are left out: an index keeps no
-    features that their vectors could be made of. Returns how many they are.
+    Returns how many items were added to that one and are left out, as no index keeps features.
     """
     before = base / INDEX_DIR / str(find_index(base))
     about, known = check_index(before, read_card(base)), read_items(before / ITEMS_FILE)
@@ -186,10 +185,7 @@ def _shape_rows(table: pa.Table, schema: pa.Schema, path: Path) -> pa.Table:
 
 
 def embed_items(version: Path, items: pa.Table) -> NDArray[np.float32]:
-    """Computes the vectors of items by the tower of a version, `[items, dim]`.
-
-    The first column is the key, others are raw inputs; what is left out is missing.
-    """
+    """Computes vectors, `[items, dim]`, of keys in the first column and raw inputs in others."""
     about = read_card(version)["signatures"]["item_embedding"]["inputs"]
     inputs, names = [InputColumn.from_json(one) for one in about], items.column_names
     given = SourceNames(tuple(inputs)).find_given(names)

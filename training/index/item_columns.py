@@ -32,8 +32,6 @@ Token = int | str
 
 
 class ItemTable(NamedTuple):
-    """Items of a version, or of an index."""
-
     keys: pa.Array
     ids: np.ndarray  # int64, ascending; items at the end were added to an index and have none
     vectors: np.ndarray  # `[items, dim]`; `[items, 0]` where the file has none

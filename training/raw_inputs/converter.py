@@ -48,10 +48,7 @@ class RawRows:
 
 
 class RawColumns:
-    """Turns columns of raw values into what a model takes; messages call the rows by their place.
-
-    `choose` comes first: it says which columns are read.
-    """
+    """Turns columns of raw values, once `choose` says which are read, into what a model takes."""
 
     def __init__(self, inputs: Sequence[InputColumn], place: str) -> None:
         self.inputs, self._place = tuple(inputs), place
@@ -384,10 +381,7 @@ def _describe_type(item: InputColumn) -> str:
 
 
 def _split_json(values: Sequence[Any], item: InputColumn, *, texts_only: bool) -> list[pa.Array]:
-    """Returns the values of a column of JSON: text that is taken apart, and all others.
-
-    Each array has all rows, null where the other one has a value.
-    """
+    """Returns text that is taken apart, and all other values: all rows, null where not of each."""
     if item.epoch_unit is not None:  # A fraction is read to the digit.
         values = [repr(v) if type(v) is float and not v.is_integer() else v for v in values]
     kinds, texts = set(map(type, values)), []

@@ -137,9 +137,8 @@ def parse_line(place: str, number: int, line: str) -> dict[str, Any]:
 
 
 def _list_parts(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    return [part for part in list_visible_files(path) if part.suffix == ".parquet"]
+    files = list_visible_files(path) if path.is_dir() else [path]
+    return [file for file in files if file == path or file.suffix == ".parquet"]
 
 
 def _read_parts(path: Path, names: list[str], batch_size: int) -> Iterator[pa.RecordBatch]:
