@@ -60,7 +60,6 @@ def main(
 
 
 def print_index(index: ReadablePath) -> None:
-    """Prints what an index holds, and what it finds of the exact lists."""
     from training.export.stored_models import describe
 
     about = read_json(index / INDEX_CARD)

@@ -1,12 +1,7 @@
 """Builds the index of a version's items, and adds items that the model was not trained on.
 
-    DIR/<model>/<n>/index/<m>/
-        exact.faiss     all vectors
-        near.faiss      of an approximate index
-        items.parquet   key, id (null where added), column:<name> of what lists are filtered by
-        index.json      of which version it is, recall and latency, checksums
-
-An index is written under a hidden name and renamed when it is whole; earlier ones stay.
+Beside `index.json` there are `exact.faiss` with all vectors, `near.faiss` of an approximate index,
+and `items.parquet`: key, id (null where added), `column:<name>` of what lists are filtered by.
 """
 
 from __future__ import annotations
@@ -59,7 +54,6 @@ ITEM_VECTORS = f"{EMBEDDINGS_DIR}/{ITEMS_FILE}"
 
 
 def build_index(version: Path, options: IndexOptions) -> Path:
-    """Builds the next index of a published version, and returns its directory."""
     _require_whole(version, EMBEDDINGS_DIR)
     with (
         hold_numbers(version / INDEX_DIR, INDEX_CARD) as held,
@@ -78,8 +72,7 @@ def write_index(version: Path, options: IndexOptions) -> None:
 def rebuild_index(version: Path, base: Path) -> int:
     """Writes index 1 into a version that is not published yet, like the newest one of another.
 
-    Items that were added to that one, and are not of this version, are left out: an index keeps no
-    features that their vectors could be made of. Returns how many they are.
+    Returns how many items were added to that one and are left out, as no index keeps features.
     """
     before = base / INDEX_DIR / str(find_index(base))
     about, known = check_index(before, read_card(base)), read_items(before / ITEMS_FILE)
@@ -114,7 +107,6 @@ def _build(directory: Path, version: Path, options: IndexOptions) -> None:
 
 
 def _write_all(directory: Path, version: Path, kind: IndexKind | None, items: ItemTable) -> None:
-    """Writes an index of all items of a version."""
     directory.mkdir(parents=True, exist_ok=True)
     table = pa.table({KEY: items.keys, ID: items.ids})  # Ids of items to come are null.
     for name in items.columns.column_names:
@@ -123,7 +115,6 @@ def _write_all(directory: Path, version: Path, kind: IndexKind | None, items: It
 
 
 def _write(directory: Path, version: Path, index: VectorIndex, items: pa.Table) -> None:
-    """Tunes an index, and writes it with what was measured."""
     card, k = read_card(version), min(LENGTH, len(index))
     index, recall, milliseconds = tune(index, _draw_queries(version, card, index), k)
     index.write(directory)
@@ -161,8 +152,7 @@ def add_items(version: Path, path: Path, keep: int | None = None) -> tuple[Path,
     """
     card = _require_whole(version, "")
     if find_index(version) is None:
-        problem = "there is no index to add items to: build one first"
-        raise ConfigError(problem, received=str(version))
+        raise ConfigError("there is no index to add items to: build one", received=str(version))
     with hold_numbers(version / INDEX_DIR, INDEX_CARD) as held:
         base = version / INDEX_DIR / str(find_index(version))
         index = open_index(base, check_index(base, card), can_grow=True)
@@ -188,29 +178,21 @@ def _shape_rows(table: pa.Table, schema: pa.Schema, path: Path) -> pa.Table:
         if rows[KEY].null_count or len(pc.unique(rows[KEY])) < len(rows):
             raise pa.ArrowInvalid("an item without a key, or twice")
     except (pa.ArrowException, IndexError) as error:
-        raise InputDataError(
-            "new items must have a key each in the first column, and values of the index's types",
-            received=f"{path}: {error}",
-            allowed=", ".join(f"{one.name} {one.type}" for one in schema),
-        ) from error
+        problem = "new items must have a key each in the first column, and values of these types"
+        allowed = ", ".join(f"{one.name} {one.type}" for one in schema)
+        raise InputDataError(problem, received=f"{path}: {error}", allowed=allowed) from error
     return rows
 
 
 def embed_items(version: Path, items: pa.Table) -> NDArray[np.float32]:
-    """Computes the vectors of items by the tower of a version, `[items, dim]`.
-
-    The first column is the key, others are raw inputs; what is left out is missing.
-    """
+    """Computes vectors, `[items, dim]`, of keys in the first column and raw inputs in others."""
     about = read_card(version)["signatures"]["item_embedding"]["inputs"]
     inputs, names = [InputColumn.from_json(one) for one in about], items.column_names
     given = SourceNames(tuple(inputs)).find_given(names)
     features = [one.name for one in inputs if names[0] not in (one.name, one.column)]
     if not given.intersection(features):
-        raise ConfigError(
-            "new items need features: a model knows nothing of a key that it was not trained on",
-            received=f"columns {', '.join(names)}",
-            allowed=", ".join(features),
-        )
+        problem = "new items need features: a model knows nothing of other keys than it has met"
+        raise ConfigError(problem, received=", ".join(names), allowed=", ".join(features))
     for name in {one.name for one in inputs} - given:
         items = items.append_column(name, pa.nulls(len(items)))
     # Whatever the file is: a list that is text has its values between separators.

@@ -32,8 +32,6 @@ Token = int | str
 
 
 class ItemTable(NamedTuple):
-    """Items of a version, or of an index."""
-
     keys: pa.Array
     ids: np.ndarray  # int64, ascending; items at the end were added to an index and have none
     vectors: np.ndarray  # `[items, dim]`; `[items, 0]` where the file has none
@@ -107,7 +105,6 @@ class _Values:
     positions: np.ndarray
 
     def find(self, name: str, wanted: Sequence[Any]) -> np.ndarray:
-        """Returns the positions of the items that have one of some values."""
         texts = [_find_text(self._read_wanted(name, value)) for value in wanted]
         value_set = pa.array([text for text in texts if text is not None], self.texts.type)
         codes = np.flatnonzero(pc.is_in(self.texts, value_set=value_set))
@@ -170,7 +167,6 @@ def _list_values(column: pa.ChunkedArray) -> _Values | None:
 
 
 def _clean(value: Any) -> Any:
-    """Returns a value as JSON knows it."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if isinstance(value, (int, float, str, list, type(None))) else str(value)
@@ -224,7 +220,6 @@ NO_FILES = ItemFiles()
 
 
 def read_item_files(items: Path | None, blocked: Path | None) -> ItemFiles:
-    """Reads a file of items, and one of keys that are blocked, one a line."""
     columns = None if items is None else read_table(items)
     return ItemFiles(columns, None if blocked is None else KeyList.read(blocked))
 

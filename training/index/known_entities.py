@@ -85,8 +85,7 @@ class KnownEntities:
 
     def get_keys(self, positions: np.ndarray) -> np.ndarray:
         """Returns the keys of items as tensors hold them: int64, or bytes."""
-        found: np.ndarray = self._tensor[positions]
-        return found
+        return np.asarray(self._tensor[positions])
 
     def find_keys(self, keys: Iterable[Token]) -> np.ndarray:
         """Returns the positions of items by their keys; unknown ones are left out."""
@@ -118,9 +117,9 @@ def read_known(
         directory = version / INDEX_DIR / str(number)
         index = open_index(directory, check_index(directory, card))
         items = read_items(directory / ITEMS_FILE)
+    elif (file := find_items_file(card)) is None:
+        return None
     else:
-        if (file := find_items_file(card)) is None:
-            return None
         items = read_items(version / file)
         if items.vectors.size:
             index = VectorIndex(build_exact(items.vectors, pages))
@@ -162,10 +161,7 @@ def check_index(directory: Path, card: Mapping[str, Any]) -> dict[str, Any]:
     return about
 
 
-def require_files(
-    what: str, root: Path, files: Mapping[str, Mapping[str, Any]], fix: str | None = None
-) -> None:
-    """Refuses files that are not all there, or hold other bytes than were written."""
+def require_files(what: str, root: Path, files: Mapping[str, Any], fix: str | None = None) -> None:
     if unfinished := find_unfinished(root, files):
         raise IncompleteVersionError(f"{what} is not whole", received=unfinished)
     if damaged := find_damaged(root, files):

@@ -1,7 +1,7 @@
 """Raw values of some rows as the arrays that a model takes.
 
 The only code that knows how a raw value looks after the build: types, times, lists and pairs in
-text, missing values, padding. Columns are Arrow arrays; those of JSON become such arrays first.
+text, missing values, padding.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 
 from conf.errors import InputDataError, did_you_mean
 from training.raw_inputs.inputs import TYPES, Choice, InputColumn, SourceNames, WrittenForm
-from training.raw_inputs.times import describe_time, find_wrong_times, read_times
 
 FINITE = "finite numbers up to 3.4e38, the largest float32"
 _EXACT = 1 << 53  # Whole numbers below it are exact in float64; others may have been another one.
@@ -27,7 +26,6 @@ _BAD_VALUES = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _NULL = type(None)
 
 Column: TypeAlias = pa.Array | Sequence[Any]
-"""Values of a column: of Arrow, or as JSON has them."""
 Columns: TypeAlias = Mapping[str, Column]
 
 
@@ -50,10 +48,7 @@ class RawRows:
 
 
 class RawColumns:
-    """Turns columns of raw values into what a model takes; messages call the rows by their place.
-
-    `choose` comes first: it says which columns are read.
-    """
+    """Turns columns of raw values, once `choose` says which are read, into what a model takes."""
 
     def __init__(self, inputs: Sequence[InputColumn], place: str) -> None:
         self.inputs, self._place = tuple(inputs), place
@@ -84,9 +79,8 @@ class RawColumns:
             inputs = {name: build_input(i, self._chosen[name], columns) for name, i in items}
         except WrongValueError as error:
             row = f"row {first + error.place[0]}" if error.place else f"from row {first} on"
-            raise InputDataError(
-                f"{self._place}, {row}: column {error.column!r} {error.said}"
-            ) from error
+            said = f"{self._place}, {row}: column {error.column!r} {error.said}"
+            raise InputDataError(said) from error
         return RawRows(first, self._build_ids(columns, first), inputs)
 
     def _build_ids(self, columns: Columns, first: int) -> pa.Array:
@@ -103,9 +97,7 @@ class RawColumns:
         return ids
 
 
-def separate_lists(
-    inputs: Iterable[InputColumn], separator: str | None = None
-) -> list[InputColumn]:
+def separate_lists(inputs: Iterable[InputColumn], separator: str | None) -> list[InputColumn]:
     """Returns inputs whose lists come as text: between separators as given, of the build, or `|`.
 
     A separator that is given has single values between it, the latest first.
@@ -128,7 +120,7 @@ def build_input(item: InputColumn, chosen: Choice, columns: Columns) -> np.ndarr
             row, allowed = int(bad.argmax()), f"a list of {item.length} values, or none"
             raise _refuse(name, allowed, _take(values, row), (row,))
     array = to_dense(_fill_nulls(item, name, values), item.padding, item.length)
-    if item.time_unit is not None and (said := find_wrong_times(item, array)) is not None:
+    if item.time_unit is not None and (said := item.find_wrong_times(array)) is not None:
         raise WrongValueError(name, said)
     return array
 
@@ -173,7 +165,6 @@ def _take(column: Column, row: int) -> Any:
 
 
 def _read(item: InputColumn, name: str, column: Column, *, is_paired: bool) -> pa.Array:
-    """Returns the values of a column as the Arrow type of an input."""
 
     def read(given: Any) -> pa.Array:
         is_arrow = isinstance(given, pa.Array)
@@ -242,7 +233,6 @@ def _check_same(chosen: Choice, own: pa.Array, source: pa.Array) -> None:
 
 
 def _fill_nulls(item: InputColumn, name: str, values: pa.Array) -> pa.Array:
-    """Returns values, of rows or of lists, with the null token where one is missing."""
     flat = _flatten(values)
     if not flat.null_count:
         return values
@@ -289,7 +279,7 @@ def _convert(item: InputColumn, values: pa.Array) -> pa.Array:
         return _convert_lists(item, values)
     if _is_text(values):
         values = _take_pairs(item.written, values)
-    times = values if item.read_unit is None else read_times(item, values)
+    times = values if item.read_unit is None else item.read_times(values)
     return _cast(times, item.arrow_type)
 
 
@@ -376,7 +366,7 @@ def _is_list(values: pa.Array) -> bool:
 def describe(item: InputColumn) -> str:
     form, what = item.written, _describe_type(item)
     if item.read_unit is not None and not item.is_list:
-        return describe_time(item)
+        return item.describe_time()
     if form is None or not item.is_parsed:
         return what
     entry = "value" if form.pair_separator is None else f"value{form.pair_separator}second"
@@ -391,10 +381,7 @@ def _describe_type(item: InputColumn) -> str:
 
 
 def _split_json(values: Sequence[Any], item: InputColumn, *, texts_only: bool) -> list[pa.Array]:
-    """Returns the values of a column of JSON: text that is taken apart, and all others.
-
-    Each array has all rows, null where the other one has a value.
-    """
+    """Returns text that is taken apart, and all other values: all rows, null where not of each."""
     if item.epoch_unit is not None:  # A fraction is read to the digit.
         values = [repr(v) if type(v) is float and not v.is_integer() else v for v in values]
     kinds, texts = set(map(type, values)), []
@@ -458,6 +445,5 @@ _SHORT.maxlist, _SHORT.maxdict, _SHORT.maxlevel = 20, 10, 4
 
 
 def show(value: Any) -> str:
-    """Returns the beginning of a value as Python writes it, whatever its length."""
     text = "no value" if value is None else _SHORT.repr(value)
     return text if len(text) <= 100 else f"{text[:100]}…"

@@ -1,9 +1,6 @@
 """Raw rows of a file as the inputs of a model's encoders: CSV, JSON lines or Parquet.
 
-Columns are named as the raw inputs in `export.json`, or as the columns of the source; of further
-ones only the id is read. A value is missing where a field of CSV is empty, a value null, or a key
-of JSON absent. A list is a list, or text as the build reads it; in CSV, its values stand between
-separators.
+A value is missing where a field of CSV is empty, a value null, or a key of JSON absent.
 """
 
 from __future__ import annotations
@@ -54,11 +51,9 @@ class RawFile:
     def format(self) -> str:
         kind = Path(self.path.name.lower().removesuffix(".gz")).suffix
         if kind not in _FORMATS:
-            raise ConfigError(
-                "the format of the input is not known by its name",
-                received=str(self.path),
-                allowed=f"{', '.join(_FORMATS)}; text also with .gz",
-            )
+            problem = "the format of the input is not known by its name"
+            allowed = f"{', '.join(_FORMATS)}; text also with .gz"
+            raise ConfigError(problem, received=str(self.path), allowed=allowed)
         return kind
 
     def find_columns(self) -> list[str]:
@@ -118,7 +113,6 @@ def log_unread(place: str, found: Sequence[str], read: Sequence[str]) -> None:
 
 
 def _clean_keys(texts: pa.Array) -> pa.Array:
-    """Returns the keys that fields of CSV hold; a field that holds none is missing."""
     cleaned = (None if text is None else clean_key(text) for text in texts.to_pylist())
     return pa.array([key or None for key in cleaned], pa.string())
 
@@ -143,10 +137,8 @@ def parse_line(place: str, number: int, line: str) -> dict[str, Any]:
 
 
 def _list_parts(path: Path) -> list[Path]:
-    """Returns the file, or those of a folder in the order of their names."""
-    if not path.is_dir():
-        return [path]
-    return [part for part in list_visible_files(path) if part.suffix == ".parquet"]
+    files = list_visible_files(path) if path.is_dir() else [path]
+    return [file for file in files if file == path or file.suffix == ".parquet"]
 
 
 def _read_parts(path: Path, names: list[str], batch_size: int) -> Iterator[pa.RecordBatch]:

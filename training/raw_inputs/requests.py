@@ -20,13 +20,11 @@ from training.raw_inputs.converter import (
     show,
 )
 from training.raw_inputs.inputs import Choice, InputColumn, SourceNames
-from training.raw_inputs.times import find_wrong_times
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
 _PLAIN: dict[str, set[type]] = {"i": {int}, "f": {int, float}, "O": {str}}
-"""Types of JSON that need no reading, by the kind of the array."""
 
 
 class RawValueError(Exception):
@@ -34,7 +32,6 @@ class RawValueError(Exception):
 
 
 def read_names(about: Iterable[Mapping[str, Any]]) -> SourceNames:
-    """Returns the inputs of a signature that are features, and the columns that stand for them."""
     return SourceNames(tuple(read_column(item) for item in about if "is_list" in item))
 
 
@@ -100,7 +97,6 @@ def build_inputs(
 def build_array(
     name: str, value: Any, spec: tf.TensorSpec, about: Mapping[str, Any] | None = None
 ) -> np.ndarray:
-    """Returns an input of its own values, with what `export.json` says of it."""
     names = SourceNames((read_column(about),) if about else ())
     return build_inputs({name: value}, {name: spec}, names)[name]
 
@@ -112,7 +108,6 @@ def _build(
     given: Mapping[str, Any],
     most: int | None,
 ) -> np.ndarray:
-    """Builds an input whose rows stand in as many lists as its specification says."""
     item = item or _describe_plain(choice.names[0], spec.dtype.name)
     dims = spec.shape.as_list()
     if len(choice.names) == 1 and choice.names[0] not in choice.paired:
@@ -190,10 +185,9 @@ def _check_lists(item: InputColumn, rows: Sequence[Any], most: int | None) -> No
     lengths |= {text.count(item.separator or "") + 1 for text in texts}
     width = item.length or max(lengths, default=1)
     if most is not None and width * len(rows) > most and (texts or None in rows):
-        raise RawValueError(
-            f"input {item.name} has null or text in place of a list beside lists of {width:,} "
-            f"values: with {len(rows):,} rows more than {most:,} values; ask for fewer rows"
-        )
+        said = f"has null or text in place of a list beside lists of {width:,} values"
+        many = f"with {len(rows):,} rows more than {most:,} values; ask for fewer rows"
+        raise RawValueError(f"input {item.name} {said}: {many}")
 
 
 def read_list(
@@ -213,5 +207,5 @@ def read_list(
 
 
 def check_times(name: str, values: np.ndarray, about: Mapping[str, Any]) -> None:
-    if (said := find_wrong_times(read_column(about), values)) is not None:
+    if (said := read_column(about).find_wrong_times(values)) is not None:
         raise RawValueError(f"input {name} {said}")

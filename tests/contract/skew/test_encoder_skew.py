@@ -259,20 +259,16 @@ def test_every_operation_is_compared():
 
 def test_an_operation_that_a_side_does_not_execute_is_refused():
     load_families()
+    about = {"__module__": "conf.encoders.numbers", "kind": "halve", "accepts": NUMBERS,
+             "output": OperationOutput("float32")}  # fmt: skip
     try:
-
-        class Halve(Operation):
-            __module__ = "conf.encoders.numbers"
-            kind = "halve"
-            accepts = NUMBERS
-            output = OperationOutput("float32")
-
+        halve = type("Halve", (Operation,), about)
         for side, executions in (("etl", row_encoders), ("training", tensor_executions)):
             message = f"{side}/encoders/numbers.py declares nothing for 'halve'"
             with pytest.raises(NotImplementedError, match=message):
-                executions[Halve()]
+                executions[halve()]
         with pytest.raises(TypeError, match="'halve' is declared twice"):
-            type("Again", (Halve,), {"kind": "halve"})
+            type("Again", (halve,), {"kind": "halve"})
     finally:
         OPERATIONS.pop("halve", None)
 

@@ -5,7 +5,6 @@ The build's own execution of the encoders says what is right.
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
@@ -69,17 +69,11 @@ ASKED = {"scores": (Give.SCORES, "serving_default", "label"),
 
 @dataclass(frozen=True)
 class Row:
-    """A row: what it holds, and how that is written.
+    """A row: what it holds, and how that is written."""
 
-    Attributes:
-        values: As the build reads it, by column.
-        json: As requests and lines of JSON have it.
-        text: As CSV has it.
-    """
-
-    values: dict[str, Any]
-    json: dict[str, Any]
-    text: dict[str, str]
+    values: dict[str, Any]  # as the build reads it, by column
+    json: dict[str, Any]  # as requests and lines of JSON have it
+    text: dict[str, str]  # as CSV has it
 
 
 def write_pairs(items: list[int], shops: list[int]) -> str:
@@ -112,23 +106,12 @@ def draw_row(draw: st.DrawFn) -> Row:
         elif draw(st.booleans()):
             way["shops"] = None
     values |= {"clicks": items or None, "shops": shops or None}
-    return Row(values, {**plain_json(values), **way}, {**plain, **own})
-
-
-def plain_json(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: values[name] for name in ("item", "vector", "dwell")}
+    return Row(values, {n: values[n] for n in ("item", "vector", "dwell")} | way, {**plain, **own})
 
 
 @dataclass(frozen=True)
 class Ways:
-    """Everything that scores rows.
-
-    Attributes:
-        plan: Encoders of the build.
-        trained: Models of runs, by name.
-        exported: Their exports.
-        client: Asks the server.
-    """
+    """Everything that scores rows: encoders of the build, models by name, the server."""
 
     plan: Path
     trained: dict[str, TrainedModel]
@@ -245,14 +228,11 @@ def predict_file(ways: Ways, file: Path) -> list[float]:
 
 
 def write_files(folder: Path, rows: list[Row]) -> list[Path]:
-    lines = folder / "rows.jsonl"
+    lines, table = folder / "rows.jsonl", folder / "rows.csv"
     lines.write_text("".join(json.dumps(row.json) + "\n" for row in rows))
-    table = folder / "rows.csv"
     names = ("item", "vector", "dwell", "clicks", "shops")
-    with table.open("w", newline="") as out:
-        writer = csv.writer(out)
-        writer.writerow(names)
-        writer.writerows([[row.text.get(name, "") for name in names] for row in rows])
+    texts = {name: [row.text.get(name, "") for row in rows] for name in names}
+    pa_csv.write_csv(pa.table(texts), table)
     return [lines, table]
 
 
@@ -273,8 +253,8 @@ def test_a_row_has_one_score_however_it_is_written(
 def test_the_export_says_how_far_lists_are_read(ways: Ways) -> None:
     inputs = ways.exported["scores"].card["signatures"]["serving_default"]["inputs"]
     found = {item["name"]: item["max_len"] for item in inputs}
-    assert found == {"item": None, "history": LONGEST, "dwell": LONGEST, "shop": LONGEST,
-                     "vector": None}  # fmt: skip
+    lists = dict.fromkeys(("history", "dwell", "shop"), LONGEST)
+    assert found == {"item": None, "vector": None, **lists}
 
 
 def test_a_vector_without_a_number_is_refused_as_what_it_is(ways: Ways, tmp_path: Path) -> None:

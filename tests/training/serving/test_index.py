@@ -18,10 +18,8 @@ ITEMS, DIM = 3000, 8
 @pytest.fixture(scope="module")
 def vectors() -> np.ndarray:
     rng = np.random.default_rng(4)
-    centers = rng.standard_normal((20, DIM))
-    return (centers[rng.integers(0, 20, ITEMS)] + 0.4 * rng.standard_normal((ITEMS, DIM))).astype(
-        np.float32
-    )
+    centers = rng.standard_normal((20, DIM))[rng.integers(0, 20, ITEMS)]
+    return (centers + 0.4 * rng.standard_normal((ITEMS, DIM))).astype(np.float32)
 
 
 @pytest.mark.parametrize("kind", IndexKind)
