@@ -1,0 +1,59 @@
+"""What a trainer is made of: what its parts refuse together."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
+from conf.encoders.bags import SparseIndices, Weights
+from conf.errors import ConfigError
+from conf.manifest import DatasetKeys, Manifest
+from conf.schema import FeatureSchema, FeatureSpec
+from conf.training.train import TrainConfig
+from training.loop.assembly import refuse_lost_order
+from training.models.registry import build_model
+
+SPARSE = FeatureSchema((
+    FeatureSpec("fields", "int64", "context", (None,), 4, "sparse_indices:fields", 11),
+    FeatureSpec("values", "float32", "context", (None,), 4, "weights:values", pad_value=0.0),
+    FeatureSpec("label", "float32", "label"),
+))  # fmt: skip
+
+
+def describe_pairs(root: Path, manifest: Manifest) -> Manifest:
+    """A version whose `fields` and `values` are sparse pairs."""
+    ids, weights = RawColumn("idxs", "int64", True), RawColumn("vals", "float32", True)
+    columns = (
+        ColumnEncoding("fields", "idxs", "int64", "sparse_indices:fields",
+                       SparseIndices((9,)), (ids,)),
+        ColumnEncoding("values", "vals", "float32", "weights:values", Weights(), (weights, ids)),
+        ColumnEncoding("label", "label", "float32"),
+    )  # fmt: skip
+    plan = EncoderPlan(SPARSE, columns, ())
+    (root / "encoders").mkdir(parents=True)
+    (root / "encoders" / "encoders.json").write_text(plan.dumps())
+    config = {"features": [{"name": "values", "encoding": {"kind": "weights", "of": "fields"}}]}
+    return replace(
+        manifest, schema=SPARSE, keys=DatasetKeys(None, None, label="label"), encoder_files=(),
+        encoders_fingerprint=plan.fingerprint, source=replace(manifest.source, config=config),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("combiner", "reads_order"), [("sum", 0), ("none", 1), ("last", 1)])
+def test_sparse_pairs_are_refused_where_positions_are_read(
+    combiner: str, reads_order: int, tmp_path: Path, tiny_manifest: Manifest
+) -> None:
+    manifest = describe_pairs(tmp_path, tiny_manifest)
+    model = {"kind": "ranking", "network": "deepfm", "pooling": {"fields": {"combiner": combiner}}}
+    config = TrainConfig.model_validate(
+        {"dataset": "d", "name": "n", "model": model, "input": {"sparse": True}}
+    )
+    data = SimpleNamespace(version_dir=tmp_path, manifest=manifest)
+    built = build_model(config.model, manifest, 1)
+    with pytest.raises(ConfigError, match="sorts the ids") if reads_order else nullcontext():
+        refuse_lost_order(SimpleNamespace(config=config, data=data), built, built.inputs)
