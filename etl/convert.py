@@ -28,9 +28,9 @@ from conf.storage.table_files import (
     CsvForm,
     open_csv,
     open_parquet,
+    plain_columns,
     plain_schema,
     read_csv_names,
-    without_views,
 )
 from etl.tfrecord.commit.local_view import list_complete
 from etl.tfrecord.files.data_files import refuse_missing
@@ -431,7 +431,7 @@ def _open_parquet(path: Path, options: ConvertOptions, folders: Sequence[str]) -
 
     def read() -> Iterator[pa.RecordBatch]:
         with file, _reading(path, "Parquet"):
-            yield from map(without_views, file.iter_batches(batch_size=_BATCH_ROWS))
+            yield from map(plain_columns, file.iter_batches(batch_size=_BATCH_ROWS))
 
     return Stream(plain_schema(file.schema_arrow.remove_metadata()), read())
 

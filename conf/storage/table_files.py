@@ -29,23 +29,26 @@ def open_parquet(file: Path | pa.BufferReader) -> pq.ParquetFile:
 def read_parquet(file: Path | pa.BufferReader, columns: Sequence[str] | None = None) -> pa.Table:
     """Reads a Parquet file, or some of its columns."""
     with open_parquet(file) as opened:
-        return without_views(opened.read(None if columns is None else list(columns)))
+        return plain_columns(opened.read(None if columns is None else list(columns)))
 
 
-def without_views(rows: Rows) -> Rows:
-    """Returns rows with plain text in place of string views, which few functions take."""
+def plain_columns(rows: Rows) -> Rows:
+    """Returns rows with plain text in place of views, values in place of places in a dictionary."""
     schema = plain_schema(rows.schema)
     return rows if schema.equals(rows.schema) else rows.cast(schema)
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Returns a schema with plain text and bytes in place of views of them."""
+    """Returns the schema of plain columns."""
     return pa.schema([one.with_type(_plain(one.type)) for one in schema], schema.metadata)
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_plain(kind.value_type)))
+    if pa.types.is_dictionary(kind):
+        return _plain(kind.value_type)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        return make(kind.value_field.with_type(_plain(kind.value_type)))
     if pa.types.is_string_view(kind):
         return pa.string()
     return pa.binary() if pa.types.is_binary_view(kind) else kind

@@ -30,7 +30,7 @@ from training.apply.rows import (
     read_users,
 )
 from training.raw_inputs.converter import Columns, RawColumns, separate_lists
-from training.raw_inputs.files import RawFile, decode_columns, parse_line, regroup
+from training.raw_inputs.files import RawFile, parse_line, regroup, take_columns
 from training.raw_inputs.inputs import InputColumn
 from training.reader.training_data import TrainingData
 
@@ -247,7 +247,7 @@ def _read_columns(
     source: RowSource, batch: pa.RecordBatch, names: list[str], first: int
 ) -> Columns:
     if source.kind != "jsonl":
-        return decode_columns(batch, names)
+        return take_columns(batch, names)
     lines = enumerate(batch.column(LINE).to_pylist(), first)
     rows = [parse_line(source.place, number, line) for number, line in lines]
     times = batch.column(TIMES).to_pylist() if TIMES in batch.schema.names else [{}] * len(rows)

@@ -273,7 +273,8 @@ def _parse(path: Path, number: int, row: str | dict[str, Any]) -> dict[str, Any]
         entry = json.loads(row) if isinstance(row, str) else row
         is_list = _is_list(entry["items"], entry.get("scores") or (), entry.get("row", 0))
         if is_list and type(entry.get("user")) in _KEYS:
-            return dict(entry)
+            own = {"user": _read_key(entry["user"])} if "user" in entry else {}
+            return {**entry, "items": list(map(_read_key, entry["items"])), **own}
     except (ValueError, KeyError, TypeError, OverflowError):
         pass
     raise InputDataError(
@@ -290,6 +291,12 @@ def _is_list(items: Any, scores: Any, row: Any) -> bool:
     are_numbers = all(type(s) in (int, float) and math.isfinite(s) for s in scores)
     are_keys = is_list and all(type(key) in _KEYS for key in items)
     return are_keys and are_numbers and type(row) is int and row < _MOST_ROWS
+
+
+def _read_key(key: Any) -> Any:
+    """Returns a key; 10.0, which pandas makes of 10 beside a missing value, is 10."""
+    is_whole = isinstance(key, float) and key.is_integer() and abs(key) < 1 << 53
+    return int(key) if is_whole else key
 
 
 def refuse_later_lists(card: dict[str, Any], path: Path, split: str) -> None:

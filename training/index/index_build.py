@@ -45,7 +45,7 @@ from training.index.known_entities import check_index, find_index, require_files
 from training.index.vector_index import VectorIndex, choose_kind, fit_index, open_index, tune
 from training.loading.loaded_model import LoadedModel
 from training.raw_inputs.converter import RawColumns, separate_lists
-from training.raw_inputs.files import decode_columns
+from training.raw_inputs.files import take_columns
 from training.raw_inputs.inputs import InputColumn, SourceNames
 
 LENGTH, QUERIES = 50, 512  # Lists that are measured: how long, and of how many users.
@@ -200,7 +200,7 @@ def embed_items(version: Path, items: pa.Table) -> NDArray[np.float32]:
     read, model, found = reader.choose(items.column_names), LoadedModel(version), []
     for first in range(0, len(items), BATCH_ROWS):
         [batch] = items.slice(first, BATCH_ROWS).combine_chunks().to_batches()
-        rows = reader.build(decode_columns(batch, read), first + 1)
+        rows = reader.build(take_columns(batch, read), first + 1)
         found.append(model.call("item_embedding", rows.inputs)["embedding"])
     vectors: NDArray[np.float32] = np.concatenate(found)
     if not np.isfinite(vectors).all():

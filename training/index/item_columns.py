@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.artefacts.export import EMBEDDINGS_DIR, ID, ITEMS_FILE, KEY, VECTOR, VECTORS
-from conf.key_lists import KeyList
+from conf.key_lists import KeyList, refuse_twice
 from conf.number_text import parse_real, parse_whole
 from conf.storage.table_files import (
     CsvForm,
@@ -148,6 +148,8 @@ def _list_values(column: pa.ChunkedArray) -> _Values | None:
     if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
         positions = pc.list_parent_indices(values).to_numpy(zero_copy_only=False)
         values = pc.list_flatten(values)
+    if pa.types.is_decimal(values.type) and values.type.scale > 0:
+        values = values.cast(pa.float64())  # `10.00` is no other number's text.
     are_numbers = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
     if are_numbers:
         with suppress(pa.ArrowInvalid):  # pandas makes floats of whole numbers beside nulls.
@@ -177,8 +179,12 @@ def read_table(path: Path, *, as_text: bool = False) -> pa.Table:
     kind = RawFile(path).format
     with file_errors(path):
         if kind in SEPARATORS:
-            return _read_csv(path, SEPARATORS[kind], as_text)
-        return read_parquet(path) if kind == ".parquet" else _read_json(path)
+            table = _read_csv(path, SEPARATORS[kind], as_text)
+        else:
+            table = read_parquet(path) if kind == ".parquet" else _read_json(path)
+        keys = table.column(0).cast(pa.string()).to_pylist() if table.num_columns else ()
+    refuse_twice(path, ((row, key) for row, key in enumerate(keys, 1) if key is not None), "row")
+    return table
 
 
 def _read_csv(path: Path, separator: str, as_text: bool, texts: Iterable[str] = ()) -> pa.Table:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from conf.errors import ConfigError, InputDataError
 from conf.key_lists import BYTE_ORDER_MARK, clean_key, refuse_twice
 from conf.local_paths import list_visible_files
-from conf.storage.table_files import CsvForm, open_csv, open_parquet, read_csv_names, without_views
+from conf.storage.table_files import CsvForm, open_csv, open_parquet, plain_columns, read_csv_names
 from training.raw_inputs.converter import Columns, RawColumns, RawRows, separate_lists
 from training.raw_inputs.inputs import InputColumn
 
@@ -96,10 +96,10 @@ class RawFile:
             form = CsvForm(separator, types, names, is_line_wise=True)
             for batch in regroup(open_csv(self.path, found, form).batches, batch_size):
                 cleaned = {name: _clean_keys(batch[name]) for name in keys if name in names}
-                yield decode_columns(batch, names) | cleaned
+                yield take_columns(batch, names) | cleaned
         elif self.format == ".parquet":
             for batch in regroup(_read_parts(self.path, names, batch_size), batch_size):
-                yield decode_columns(batch, names)
+                yield take_columns(batch, names)
         else:
             lines = parse_lines(self.path)
             while rows := list(islice(lines, batch_size)):
@@ -148,18 +148,15 @@ def _read_parts(path: Path, names: list[str], batch_size: int) -> Iterator[pa.Re
             if lacking := set(names).difference(parquet.schema_arrow.names):
                 raise pa.ArrowInvalid(f"{part.name} lacks {', '.join(sorted(lacking))}")
             for batch in parquet.iter_batches(batch_size, columns=names):
-                chosen = without_views(batch.select(names))
+                chosen = plain_columns(batch.select(names))
                 schema = schema or chosen.schema
                 if not chosen.schema.equals(schema):
                     raise pa.ArrowInvalid(f"{part.name} has other types than the first part")
                 yield chosen
 
 
-def decode_columns(batch: pa.RecordBatch, names: Iterable[str]) -> dict[str, pa.Array]:
-    """Returns columns of a batch by name: values, not positions in a dictionary."""
-    columns = {name: batch.column(name) for name in names}
-    encoded = {n: values for n, values in columns.items() if pa.types.is_dictionary(values.type)}
-    return columns | {name: values.dictionary_decode() for name, values in encoded.items()}
+def take_columns(batch: pa.RecordBatch, names: Iterable[str]) -> dict[str, pa.Array]:
+    return {name: batch.column(name) for name in names}
 
 
 def regroup(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:

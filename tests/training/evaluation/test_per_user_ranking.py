@@ -354,9 +354,11 @@ def test_written_lists_have_the_metrics_of_the_evaluation(
         trained, _write(tmp_path / "plain.jsonl", plain), "test", RankMeasures(KS)
     )
     assert again["metrics"] == pytest.approx(found["metrics"])
-    text = [{"user": str(e["user"]), "items": list(map(str, e["items"]))} for e in lists]
-    named = measure_lists(trained, _write(tmp_path / "text.jsonl", text), "test", RankMeasures(KS))
-    assert named["metrics"] == pytest.approx(found["metrics"])  # As a request may name them.
+    for kind in (float, str):  # As pandas writes them, and as a request may name them.
+        text = [{"user": kind(e["user"]), "items": list(map(kind, e["items"]))} for e in lists]
+        file = _write(tmp_path / f"{kind}.jsonl", text)
+        named = measure_lists(trained, file, "test", RankMeasures(KS))
+        assert named["metrics"] == pytest.approx(found["metrics"])
     odd = [{"user": name, "items": [None, "²", "--5", 1.5]} for name in ("²", "--5")]
     others = measure_lists(
         trained, _write(tmp_path / "odd.jsonl", [*text, *odd]), "test", RankMeasures(KS)
@@ -398,6 +400,7 @@ def test_lists_of_rows_are_measured_against_their_items(
         ([{"user": 1000, "items": [101]}, {"row": 1, "items": [101]}], ConfigError, "row 2"),
         ([{"user": 1000, "items": [101]}] * 2, InputDataError, "row 2: a second list"),
         ([{"user": 1000, "items": [101, 102, 101]}], InputDataError, "row 1: an item is there"),
+        ([{"user": 1000, "items": [101, 101.0]}], InputDataError, "row 1: an item is there"),
         ([{"user": 1000, "items": [101, 102], "scores": [1, 2]}], InputDataError, "not in order"),
         ([{"user": 1000, "items": [101], "scores": [1, 2]}], InputDataError, "not a ranked list"),
         ([{"user": 1000, "items": [101], "scores": ["x"]}], InputDataError, "not a ranked list"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -92,6 +94,8 @@ def test_columns_filter_by_values_of_any_kind() -> None:
         # pandas makes floats of whole numbers beside a null, and Arrow writes 1e+10 for them.
         "score": [0.5, 2.0, None], "at": [1e10, None, 5.0],
         "tags": [["x", "y"], [], ["y"]], "new": [True, False, None],
+        "price": pa.array([Decimal("10.00"), Decimal("9.50"), None], pa.decimal128(10, 2)),
+        "code": pa.array([Decimal(10**20 + 1), Decimal(10**20), None], pa.decimal128(38, 0)),
     })  # fmt: skip
     columns = ItemColumns(align_columns(table, pa.array(["1", "3", "5", "7"])))
     for wanted, expected in (
@@ -100,6 +104,8 @@ def test_columns_filter_by_values_of_any_kind() -> None:
         ({"tags": "y"}, [1, 3]), ({"tags": "y", "title": "C"}, [3]), ({"tags": []}, []),
         ({"tags": "x|y"}, []), ({"new": "true"}, [1]), ({}, [0, 1, 2, 3]),
         *(({"at": at}, [1]) for at in (10_000_000_000, 1e10, "10000000000")),
+        *(({"price": price}, [1]) for price in (10, 10.0, "10.00")), ({"price": 9.5}, [0]),
+        ({"code": str(10**20)}, [0]),
         ({"year": 2**80}, []), ({"title": "\ud800"}, []), ({"score": float("nan")}, []),
     ):  # fmt: skip
         values = {n: one if isinstance(one, list) else [one] for n, one in wanted.items()}
@@ -112,5 +118,17 @@ def test_columns_filter_by_values_of_any_kind() -> None:
             columns.find(wrong)
     first, unknown, last = columns.get(np.array([1, 2, 3]))
     assert first == {"title": "A|B", "year": 1990, "score": 0.5, "at": 1e10, "tags": ["x", "y"],
-                     "new": True}  # fmt: skip
+                     "new": True, "price": "10.00", "code": str(10**20 + 1)}  # fmt: skip
     assert (unknown, last["year"]) == ({}, None)
+
+
+def test_an_item_has_one_row_in_a_file(tmp_path) -> None:
+    """Of a row for each genre the first would count alone."""
+    path = tmp_path / "items.csv"
+    path.write_text("id,genre\n7,Drama\n,War\n,War\n7,War\n")
+    with pytest.raises(InputDataError, match="rows 1 and 4: '7'"):
+        read_table(path)
+    lines = path.with_suffix(".jsonl")
+    lines.write_text('{"genres": ["Drama"], "id": 7}\n')
+    with pytest.raises(InputDataError):
+        read_table(lines)
