@@ -123,7 +123,7 @@ class Ranker:
         `candidates` are the cells of `items` that are ranked, each once; None: all items for each
         row, without the cells `seen`.
         """
-        items = self.items
+        items, k = self.items, min(k, len(self.items))
         if not self.tasks:
             vectors = self.embed(rows)
             if candidates is None:

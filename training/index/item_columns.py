@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.artefacts.export import EMBEDDINGS_DIR, ID, ITEMS_FILE, KEY, VECTOR, VECTORS
+from conf.errors import InputDataError
 from conf.key_lists import KeyList, refuse_twice
 from conf.number_text import parse_real, parse_whole
 from conf.storage.table_files import (
@@ -232,7 +233,9 @@ def read_item_files(items: Path | None, blocked: Path | None) -> ItemFiles:
 
 def align_columns(table: pa.Table, keys: pa.Array) -> pa.Table:
     """Returns the columns of a file of items in the order of keys `[items]`; null where none is."""
-    of_file = table.column(0).combine_chunks()
+    of_file, names = table.column(0).combine_chunks(), table.column_names[1:]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputDataError("a file of items has two columns of one name", received=twice[0])
     with suppress(pa.ArrowException):  # Texts that are no keys: the others are found as text.
         of_file = of_file.cast(keys.type)
     of_file = of_file.cast(pa.string())

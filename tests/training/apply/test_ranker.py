@@ -6,6 +6,7 @@ import gzip
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -223,8 +224,7 @@ def test_pairs_are_ranked_as_a_sort_ranks_them(monkeypatch) -> None:
     kept = rng.random(orders.shape) < 0.7
     kept[0] = False
     expected = [
-        sorted(items.ids[kept[row]], key=lambda i: (-orders[row, i - 2], i))[:5]
-        for row in range(40)
+        sorted(items.ids[kept[row]], key=lambda i: (-orders[row, i - 2], i)) for row in range(40)
     ]
     card = {"outputs": [{"name": "v", "kind": "value"}],
             "signatures": {"rank_items": {"inputs": [{"name": "items"}]}}}  # fmt: skip
@@ -233,10 +233,10 @@ def test_pairs_are_ranked_as_a_sort_ranks_them(monkeypatch) -> None:
     )
     engine = Ranker(served, None, items)
     rows = RowInputs({"row": np.arange(40)})
-    own = engine.rank(rows, 5, candidates=Pairs(*np.nonzero(kept)))
-    whole = engine.rank(rows, 5, seen=Pairs(*np.nonzero(~kept)))
-    for found in (own, whole):
-        assert [row[row > 0].tolist() for row in found.ids] == expected
+    of_rows, met = Pairs(*np.nonzero(kept)), Pairs(*np.nonzero(~kept))
+    for k, given in product((5, 1 << 40), ({"candidates": of_rows}, {"seen": met})):
+        found = engine.rank(rows, k, **given)
+        assert [row[row > 0].tolist() for row in found.ids] == [own[:k] for own in expected]
         lists = zip(range(40), found.ids, found.scores, strict=True)
         assert all(orders[row, i - 2] == v for row, ids, best in lists
                    for i, v in zip(ids, best, strict=True) if i)  # fmt: skip

@@ -132,3 +132,6 @@ def test_an_item_has_one_row_in_a_file(tmp_path) -> None:
     lines.write_text('{"genres": ["Drama"], "id": 7}\n')
     with pytest.raises(InputDataError):
         read_table(lines)
+    path.write_text("id,genre,genre\n7,Drama,War\n")
+    with pytest.raises(InputDataError, match="two columns of one name"):
+        align_columns(read_table(path), pa.array([7]))
