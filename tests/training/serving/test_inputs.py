@@ -234,8 +234,7 @@ def test_without_seen_items_the_stored_histories_are_left_out(tmp_path, has_seen
     assert users is not None
     assert users.met == (("seen",) if has_seen else ("feature:history",))
     model = build_model([], {"key": "user", "features": []})
-    known = KnownEntities(["x", "y"], np.array([3, 4]), {"x": 0, "y": 1}, np.ones(2, bool),
-                          users=users)  # fmt: skip
+    known = KnownEntities(["x", "y"], np.array([3, 4]), np.ones(2, bool), users=users)
     model.version.known = known
     request = parse_request({"user": 7})
     assert find_allowed(model, request, {}).tolist() == [not has_seen, has_seen]

@@ -180,7 +180,7 @@ def test_a_ranking_model_of_other_items_is_refused(server) -> None:
     towers, scores = server.store.get("towers"), server.store.get("scores")
     assert explain_no_ranking(scores, towers) is None
     other, texts = copy.copy(scores), copy.copy(towers)
-    other.known = replace(scores.known, position_of={"x": 0})
+    other.known = replace(scores.known, keys=["x"])
     assert explain_no_ranking(other, towers)
     texts.known = replace(towers.known, keys=["a"])
     assert explain_no_ranking(scores, texts)
