@@ -130,12 +130,14 @@ class _Values:
 
 
 def _find_text(value: Any) -> str | None:
-    """Returns a value as text, as Arrow writes it; None: no column holds such a number or text."""
+    """Returns a value as text, as Arrow writes it; None: no column holds such text."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # Arrow writes 1e+10 for 10000000000.0.
+    if type(value) is int:  # Of uint64 too.
+        return str(value)
     try:
         return str(pa.scalar(value).cast(pa.string()).as_py())
-    except (OverflowError, UnicodeError):
+    except UnicodeError:
         return None
 
 
