@@ -160,6 +160,9 @@ class StepValidationConfig(StrictFinite):
     )
 
 
+_GONE = ("histograms", "gradient_norms", "graph")
+
+
 class FitConfig(StrictFinite):
     """Length of the training, and what is done between its steps."""
 
@@ -185,9 +188,11 @@ class FitConfig(StrictFinite):
     @model_validator(mode="before")
     @classmethod
     def _let_steps_end_it(cls, values: Any) -> Any:
-        if not isinstance(values, Mapping) or values.get("max_steps") is None:
+        if not isinstance(values, Mapping):
             return values
-        return {"epochs": None, **values}
+        # Cards of earlier runs name keys that are gone; they are off there.
+        known = {name: value for name, value in values.items() if value or name not in _GONE}
+        return known if known.get("max_steps") is None else {"epochs": None, **known}
 
     @model_validator(mode="after")
     def _check_length(self) -> FitConfig:

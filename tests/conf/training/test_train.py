@@ -51,6 +51,14 @@ def test_earlier_names_of_negatives_are_read() -> None:
     assert load("model.objective=bpr").model.objective.negatives.count == 1
 
 
+def test_keys_that_are_gone_are_read_where_they_were_off_and_refused_elsewhere() -> None:
+    earlier = {"histograms": None, "gradient_norms": False, "graph": False}
+    config = {"dataset": "d", "name": "n"}
+    assert TrainConfig(**config, fit=earlier) == TrainConfig(**config)
+    with pytest.raises(ValueError, match="graph"):
+        TrainConfig(**config, fit={"graph": True})
+
+
 def test_a_decoder_that_is_gone_is_read_where_it_was_off_and_refused_elsewhere() -> None:
     """Runs keep their config, and have every key in it."""
     settings = load("input.batch_size=9").resolved()
