@@ -142,21 +142,16 @@ def _read_npz(path: Path, dim: int) -> Iterator[TableRows]:
     with np.load(path, allow_pickle=False) as arrays:
         found = {name: arrays[name] for name in ("keys", "rows") if name in arrays}
     described = {name: f"{array.dtype} {list(array.shape)}" for name, array in found.items()}
-    count = len(found["keys"]) if np.ndim(found.get("keys", 0)) else 0
-    expected = {"keys": f"int64 {[count]}", "rows": f"float32 {[count, dim]}"}
-    if described != expected:
+    count = found["keys"].size if "keys" in found else 0
+    if described != {"keys": f"int64 {[count]}", "rows": f"float32 {[count, dim]}"}:
         raise InputDataError(
             f"{path} is no file of this table",
             received=", ".join(f"{name} {shape}" for name, shape in described.items()),
             allowed=f"keys int64 [n], rows float32 [n, {dim}]",
         )
-    keys, rows = found["keys"], found["rows"]
-    is_wrong = ~np.isfinite(rows).all(axis=1)
-    if is_wrong.any():
-        bad = int(np.argmax(is_wrong))
-        shown = f"key {keys[bad]}: {rows[bad].tolist()}"
-        raise _bad_row(path, "row", bad + 1, shown, dim)
-    yield keys, rows
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(found["rows"].ravel()), dim)
+    batch = pa.record_batch([pa.array(found["keys"]), vectors], names=_SCHEMA.names)
+    yield _check_rows(path, "row", 0, batch, dim)
 
 
 def _read_parquet(path: Path, dim: int) -> Iterator[TableRows]:

@@ -131,7 +131,7 @@ def read_known(
     known = KnownEntities(keys, items.ids, allowed, found, index, number, users)
     if (blocked := files.blocked) is not None:
         allowed[known.find_keys(blocked.keys)] = False
-        if unmatched := [key for key in blocked.keys if not len(known.find_keys([key]))]:
+        if unmatched := [key for key in blocked.keys if str(key) not in known.position_of]:
             said = describe_unmatched(blocked.path, len(blocked.keys), unmatched)
             _log.warning("%s, among the items of %s, version %s", said, card["name"], version.name)
     known.get_keys(known.find_keys(keys[:1]))  # What it gathers once is not left to a request.

@@ -138,7 +138,7 @@ def _read_records(file: Path, kind: type[Record]) -> list[Record]:
 
 
 def _render_line(record: StepRecord | StepValidation) -> str:
-    return json.dumps({k: v for k, v in asdict(record).items() if v != {}}) + "\n"
+    return json.dumps(asdict(record)) + "\n"
 
 
 def _truncate(file: Path, kind: type[Record], finished_steps: int) -> None:
