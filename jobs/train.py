@@ -6,7 +6,6 @@ import json
 import logging
 from collections.abc import Mapping
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -87,103 +86,71 @@ def main(
     """Train a model on a dataset version."""
     setup_logging(log_format)
     steps = None if profile is None else parse_step_range(profile)
-    settings = list_overrides(overrides, {"dataset": dataset})
-    resolved = load_config(TrainConfig, "training", config, settings)
-    one_process = {"--sweep": sweep, "--profile": steps, "--once": once or None}
-    _check_launcher(launcher, workers, one_process)
-    if resolved.fit.refit is not None:
-        _check_refit({**one_process, "--launcher spark": workers})
+    resolved = load_config(
+        TrainConfig, "training", config, list_overrides(overrides, {"dataset": dataset})
+    )
+    if (launcher is Launcher.SPARK) != (workers is not None):
+        raise ConfigError("--launcher spark and --workers N go together")
+    alone = {"--sweep": sweep, "--profile": steps, "--once": once or None}
+    _refuse_beside("--launcher spark", workers, alone)
+    alone = {"--sweep": sweep, "--profile": steps, "--launcher spark": workers}
+    _refuse_beside("fit.refit", resolved.fit.refit, alone)
+    _refuse_beside("--sweep", sweep, {"--profile": steps, "--once": once or None})
     if sweep is not None:
-        switches = Switches(dry_run=dry_run, resume=resume, once=once, report=report, profile=steps)
-        return _sweep(resolved, sweep, switches, log_format)
-    if workers is not None and not dry_run:
-        start = (json.dumps(resolved.resolved()), workers, resume, report, log_format.value)
-        return _launch(start, spark_master)
+        return _sweep(resolved, sweep, dry_run, {"resume": resume, "report": report}, log_format)
     if dry_run:
         print(json.dumps(plan(resolved), indent=1))
-        return 0
+        return ExitCode.OK
+    if workers is not None:
+        from jobs.support.spark_launcher import SparkLaunch, launch_on_spark
+
+        asked = json.dumps(resolved.resolved())
+        launch = SparkLaunch(asked, workers, resume, report, log_format.value)
+        return launch_on_spark(launch, spark_master)
     run = train(resolved, resume=resume, once=once, log_format=log_format, profile=steps)
     _tell(run, _write_page(run) if report and _writes_run(resolved) else None, log_format)
-    return 0
+    return ExitCode.OK
 
 
-def _launch(start: tuple[str, int, bool, bool, str], spark_master: str) -> int:
-    from jobs.support.spark_launcher import SparkLaunch, launch_on_spark
-
-    return launch_on_spark(SparkLaunch(*start), spark_master)
+def _refuse_beside(name: str, asked: object, others: Mapping[str, object]) -> None:
+    """Refuses options that would be left out beside another one."""
+    given = [other for other, value in others.items() if value is not None]
+    if asked is not None and given:
+        raise ConfigError(f"{name} cannot be used with {given[0]}", fix="leave one of them out")
 
 
 def _write_page(run: Path) -> Path | None:
     from jobs.reporting.report import try_report
-
-    page = try_report(run)
-    if page is not None:
-        _send_page(run, page)
-    return page
-
-
-def _send_page(run: Path, page: Path) -> None:
-    """Adds the report to what MLflow has of the run; that it cannot is a warning."""
     from training.monitoring.mlflow_log import TrackingError, send_artefact
 
+    page = try_report(run)
     try:
-        send_artefact(run, page)
+        if page is not None:
+            send_artefact(run, page)
     except TrackingError as error:
         logging.getLogger("sluice").warning("MLflow does not have the report: %s", error)
-
-
-def _check_launcher(
-    launcher: Launcher, workers: int | None, of_one_process: Mapping[str, object]
-) -> None:
-    if (launcher is Launcher.SPARK) != (workers is not None):
-        raise ConfigError(
-            "--launcher spark and --workers N go together",
-            received=f"--launcher {launcher.value}, "
-            + ("no --workers" if workers is None else f"--workers {workers}"),
-        )
-    given = [name for name, value in of_one_process.items() if value is not None]
-    if workers is not None and given:
-        raise ConfigError(
-            "--launcher spark starts one run anew, or with --resume, without a profile",
-            received=given[0],
-            fix="leave it out, or train without a launcher",
-        )
-
-
-def _check_refit(others: Mapping[str, object]) -> None:
-    given = [name for name, value in others.items() if value is not None and name != "--once"]
-    if given:
-        raise ConfigError(
-            f"fit.refit trains several runs, and {given[0]} is of one run or tries others",
-            received=given[0],
-            fix="leave it out, or set fit.refit=null",
-        )
+    return page
 
 
 def _tell(run: Path, report: Path | None, log_format: LogFormat) -> None:
     from training.checkpoint.stored_runs import describe_run
 
-    place = describe_run(run)
-    page = None if report is None else f"{place}/{report.name}"
-    result = {"run": place, **({} if page is None else {"report": page})}
+    result = {"run": describe_run(run)}
+    if report is not None:
+        result["report"] = f"{result['run']}/{report.name}"
     if log_format is LogFormat.JSON:
         print(json.dumps(result))
     else:
         print("\n".join(f"{name}: {path}" for name, path in result.items()))
 
 
-@dataclass(frozen=True)
-class Switches:
-    """What was asked for beside the config."""
-
-    dry_run: bool
-    resume: bool
-    once: bool
-    report: bool
-    profile: StepRange | None
-
-
-def _sweep(config: TrainConfig, file: Path, switches: Switches, log_format: LogFormat) -> int:
+def _sweep(
+    config: TrainConfig,
+    file: Path,
+    dry_run: bool,
+    options: Mapping[str, bool],
+    log_format: LogFormat,
+) -> int:
     from conf.training.sweep import SweepConfig
     from jobs.reporting.sweep import sweep_configs
     from training.checkpoint.stored_runs import is_stored
@@ -194,42 +161,35 @@ def _sweep(config: TrainConfig, file: Path, switches: Switches, log_format: LogF
             received=f"root: {config.root}",
             fix="set root to one, and train the best config with its root in the store",
         )
-    if switches.once:
-        raise ConfigError("--once is of one run", received="--sweep", fix="give --resume")
-    if switches.profile is not None:
-        raise ConfigError(
-            "--profile is of one run and cannot be used with --sweep",
-            fix="profile the best config: sluice train best.yaml --profile FROM:TO",
-        )
     if not file.is_file():
         raise ConfigError("no such sweep", received=file, allowed="a YAML file")
     space = load_config(SweepConfig, "training", str(file.resolve()))
-    if switches.dry_run:
+    if dry_run:
         with quiet_tensorflow():
             from training.sweep import find_sweep_metric
-        plan = {"sweep": space.model_dump(mode="json"), "trials": space.trial_count}
-        plan["metric"] = find_sweep_metric(config, space)
+        described = {"sweep": space.model_dump(mode="json"), "trials": space.trial_count}
+        described["metric"] = find_sweep_metric(config, space)
         space.check(config)
-        print(json.dumps(plan, indent=1))
+        print(json.dumps(described, indent=1))
         return ExitCode.OK
-    options = {"resume": switches.resume, "report": switches.report}
     result = sweep_configs(config, space, **options, log_format=log_format)
     return ExitCode.OK if result.best is not None else ExitCode.FAILED
 
 
 def plan(config: TrainConfig) -> dict[str, Any]:
-    """Returns what a run would do: rows, steps, parameters, devices. Nothing is written.
+    """Returns what a run would do: rows, steps, features, tables. Nothing is written.
 
     Raises:
-        SluiceError: The config, the dataset or the devices do not fit.
+        SluiceError: The config does not fit its dataset.
     """
-    with quiet_tensorflow():
-        from training.fit import plan_run
-        from training.refit import describe_plan
+    from training.loop.plan import read_plan
 
-    refit = config.fit.refit
-    described = {} if refit is None else {"refit": describe_plan(config, refit)}
-    return {**plan_run(config), **described}
+    planned = read_plan(config).to_json()
+    if config.fit.refit is not None:
+        with quiet_tensorflow():
+            from training.refit import describe_plan
+        planned["refit"] = describe_plan(config, config.fit.refit)
+    return planned
 
 
 def train(
@@ -259,7 +219,7 @@ def train(
     from training.monitoring.progress import build_progress
 
     json_lines = LogFormat(log_format) is LogFormat.JSON
-    progress = build_progress("json" if json_lines else "text", config.fit.log_every_seconds)
+    progress = build_progress("json" if json_lines else "text")
     lineage = emit_lineage(f"train.{config.name}")
     with lineage if _writes_run(config) else nullcontext(LineageRun()) as told, closing(progress):
         told.inputs = [LineageDataset.version_at(config.dataset)]
@@ -274,7 +234,7 @@ def train(
 
 def _writes_run(config: TrainConfig) -> bool:
     """Whether this process writes the run: of several workers the chief alone does."""
-    from training.distribution.cluster import read_cluster
+    from training.distribution.strategy import read_cluster
 
     return config.devices.strategy != "multi_worker" or read_cluster().index == 0
 

@@ -23,7 +23,8 @@ from training.checkpoint.restore import load_run
 from training.evaluation.label_metrics import FloatArray, find_labelled, read_weights
 from training.evaluation.metrics import find_log_losses
 from training.evaluation.task_metrics import check_binary, compile_scores
-from training.loop.validation import is_validated, read_validation
+from training.loop.plan import is_validated
+from training.loop.validation import read_validation
 from training.models.calibration import Calibration
 from training.models.model import Model
 from training.models.ranking import RankingModel, Task

@@ -1,34 +1,31 @@
-"""A training run from config to finished run directory."""
+"""A training run from config to finished run directory: check, build, train."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, replace
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from conf.artefacts.run import INPUT_COUNTS_FILE, update_run_card
 from conf.errors import ConfigError, read_code_version
 from conf.training.train import StepRange, TrainConfig
 from training.calibration_fit import check_calibration, fit_calibrations
 from training.checkpoint.stored_runs import StoredSeries, describe_run, is_stored
-from training.distribution.strategy import (
-    build_strategy,
-    describe_devices,
-    plan_devices,
+from training.distribution.strategy import build_strategy, describe_devices
+from training.distribution.workers import (
+    Workers,
+    lost_worker_errors,
+    memory_errors,
+    seed_everything,
 )
-from training.distribution.tensorflow_runtime import memory_errors, seed_everything
-from training.distribution.workers import Workers, lost_worker_errors
-from training.loop.early_stopping import find_used_metric
-from training.loop.interruption import stop_on_signals
+from training.loop.epochs import stop_on_signals
+from training.loop.parts import TrainingParts, build
+from training.loop.plan import check
 from training.loop.trainer import Trainer
 from training.loop.validation import build_validate, check_validation
-from training.models.model import Model
-from training.monitoring.epoch_records import TrainingResult
 from training.monitoring.mlflow_log import find_tracking_uri, tracked
-from training.monitoring.progress import NoProgress, TrainingProgress
-from training.reader.training_data import TrainingData, read_current_data
+from training.monitoring.progress import TrainingProgress
 from training.run_directory import (
     RunStart,
     StartMode,
@@ -38,7 +35,6 @@ from training.run_directory import (
     create_run,
     describe_end,
     describe_start,
-    describe_tables,
     locked,
     only_one,
     publish_run,
@@ -87,11 +83,9 @@ def fit_run(
         if start.finished is not None:
             return start.finished
         seed_everything(config.seed)
-        trainer = Trainer(start.pin(config), start.data, strategy, progress, profile)
-        check_calibration(config, start.data, trainer.parts.model)
-        if start.unfinished is None:
-            trainer.warm_start()  # Refused, it leaves no directory behind.
-        return _train(trainer, start, config, workers, progress)
+        plan = check(start.pin(), start.data)
+        parts = build(plan, strategy, progress, profile)
+        return train(parts, start)
 
 
 def _choose_start(
@@ -114,112 +108,71 @@ def _find_series(config: TrainConfig, workers: Workers) -> StoredSeries | None:
     return StoredSeries(config) if workers.is_chief and is_stored(config) else None
 
 
-def _train(
-    trainer: Trainer,
-    start: RunStart,
-    config: TrainConfig,
-    workers: Workers,
-    progress: TrainingProgress,
-) -> Path:
-    devices = describe_devices(workers.strategy, config.input.batch_size)
+def train(parts: TrainingParts, start: RunStart | None = None) -> Path:
+    """Trains what is built and returns the directory of the run, by default a new one."""
+    start = start or RunStart(parts.plan.config, parts.plan.data)
+    config, data, progress = start.config, start.data, parts.progress
+    trainer, workers = Trainer.of(parts), Workers(parts.strategy)
+    check_calibration(config, data, parts.model)
+    if start.unfinished is None:
+        trainer.warm_start()  # Refused, it leaves no directory behind.
     run = Path(workers.share(lambda: str(start.unfinished or create_run(config))))
     series = _find_series(config, workers)
-    kept = nullcontext() if series is None else series.kept(run)
     with (
-        kept,
-        _telling(config, run, start, workers, progress),
-        _recording(run, workers),
+        nullcontext() if series is None else series.kept(run),
+        _recording(run, start, workers, progress),
         stop_on_signals() as stop,
     ):
-        if workers.is_chief:
-            model = trainer.parts.model
-            of_start = describe_start(config, run, start.data, model, devices, start.mixed)
-            update_run_card(run, **of_start)
-            _keep_counts(start.pin(config), start.data, run)
-        progress.message(
-            f"training {config.model.name} on {devices.render()}: "
-            f"{start.data.manifest.split('train').rows:,} rows in train, "
-            f"{trainer.parts.steps_per_epoch:,} steps per epoch, "
-            f"{trainer.parts.model.parameter_count:,} parameters; run {describe_run(run)}",
-            run=describe_run(run),
-        )
-        with counted_seconds(run, workers):
-            result = trainer.fit(run, build_validate(config, start.data), stop)
-        for line in workers.share(lambda: fit_calibrations(config, run, start.data)):
+        _begin(run, parts, start, workers)
+        with counted_seconds(run) if workers.is_chief else nullcontext():
+            result = trainer.fit(run, build_validate(config, data), stop)
+        for line in workers.share(lambda: fit_calibrations(config, run, data)):
             progress.message(line)
-        workers.share(lambda: _finish(config, run, result, trainer.parts.model))
+
+        def finish() -> None:
+            publish_run(config, run)
+            # The status comes last: a run that is killed in between is resumed, and published.
+            update_run_card(run, **describe_end(result, parts.model))
+
+        workers.share(finish)
     if series is not None:
         series.publish(run)
     return run
 
 
-def _telling(
-    config: TrainConfig,
-    run: Path,
-    start: RunStart,
-    workers: Workers,
-    progress: TrainingProgress,
-) -> AbstractContextManager[None]:
-    """Tells MLflow of a run, on the process that writes it."""
+def _begin(run: Path, parts: TrainingParts, start: RunStart, workers: Workers) -> None:
+    """Writes the card, keeps what was counted beside the run, and says what is trained."""
+    devices = describe_devices(parts.strategy, start.config.input.batch_size)
+    if workers.is_chief:
+        update_run_card(run, **describe_start(run, start, parts.model, devices))
+        # Resumed, it has the same number of steps.
+        kept = replace(start.data, counts_file=run / INPUT_COUNTS_FILE)
+        kept.steps_per_epoch(parts.plan.config.input)
+        check_validation(parts.plan.config, kept)
+    parts.progress.message(
+        f"training {start.config.model.name} on {devices.render()}: "
+        f"{start.data.manifest.split('train').rows:,} rows in train, "
+        f"{parts.steps.steps_per_epoch:,} steps per epoch, "
+        f"{parts.model.parameter_count:,} parameters; run {describe_run(run)}",
+        run=describe_run(run),
+    )
+
+
+@contextmanager
+def _recording(
+    run: Path, start: RunStart, workers: Workers, progress: TrainingProgress
+) -> Iterator[None]:
+    """Holds a run, tells MLflow and notes how it ends, on the process that writes it."""
     tags = {
         "run": describe_run(run),
         "dataset": str(start.data.version_dir),
         "dataset_version": start.data.manifest.dataset_version,
         "code_version": read_code_version(),
     }
-    return tracked(config, run, tags, progress) if workers.is_chief else nullcontext()
-
-
-def _finish(config: TrainConfig, run: Path, result: TrainingResult, model: Model) -> None:
-    """Publishes a run. The status comes last: one killed in between is resumed, and published."""
-    publish_run(config, run)
-    update_run_card(run, **describe_end(result, model))
-
-
-@contextmanager
-def _recording(run: Path, workers: Workers) -> Iterator[None]:
-    """Holds a run and notes how it ends, on the process that writes it."""
     with ExitStack() as stack:
         if workers.is_chief:
+            stack.enter_context(tracked(start.config, run, tags, progress))
             stack.enter_context(locked(run))
             stack.enter_context(recorded_status(run))
         stack.enter_context(memory_errors())
         yield
-
-
-@memory_errors()
-def plan_run(config: TrainConfig) -> dict[str, Any]:
-    """Returns what a run would do; nothing is written.
-
-    Raises:
-        SluiceError: The config, the dataset or the devices do not fit.
-    """
-    find_tracking_uri(config)
-    data = read_current_data(config)
-    strategy, devices = plan_devices(config.devices, config.input.batch_size)
-    trainer = Trainer(config, data, strategy, NoProgress())
-    check_calibration(config, data, trainer.parts.model)
-    splits = {split.name: split.rows for split in data.manifest.splits}
-    warm = trainer.warm_start()
-    memory = trainer.parts.memory
-    return {
-        "config": config.resolved(),
-        "dataset": str(data.version_dir),
-        "rows": splits,
-        "steps_per_epoch": trainer.parts.steps_per_epoch,
-        "steps": trainer.plan.total,
-        "parameters": trainer.parts.model.parameter_count,
-        "tables": describe_tables(trainer.parts.model),
-        "catalogue_softmax": None if memory is None else memory.to_json(),
-        "warm_start": None if warm is None else asdict(warm),
-        "features": trainer.parts.model.describe_inputs(),
-        "selected_by": find_used_metric(config, data.manifest),
-        "devices": devices.to_json(),
-    }
-
-
-def _keep_counts(config: TrainConfig, data: TrainingData, run: Path) -> None:
-    """Keeps what was counted beside the run: resumed, it has the same number of steps."""
-    kept = replace(data, counts_file=run / INPUT_COUNTS_FILE)
-    kept.steps_per_epoch(config.input)
-    check_validation(config, kept)

@@ -37,7 +37,8 @@ from training.checkpoint.stored_runs import is_stored
 from training.evaluation.protocols import HeldOutRows
 from training.fit import fit_run
 from training.input.batches import build_held_out_dataset, read_batches
-from training.loop.early_stopping import RETRIEVAL_METRIC, find_best, measures_loss
+from training.loop.plan import RETRIEVAL_METRIC, is_scored_by_label
+from training.loop.validation import find_best
 from training.monitoring.epoch_records import EpochRecord, read_history
 from training.monitoring.progress import TrainingProgress
 from training.reader.training_data import (
@@ -278,7 +279,7 @@ def build_run_config(
 def _find_metric(config: TrainConfig, refit: RefitConfig) -> str:
     """The metric that trials are compared by; a loss is refused where held-out rows have none."""
     metric = find_metric(config, refit.metric, "fit.refit.metric")
-    if metric == LOSS_METRIC and not measures_loss(config):
+    if metric == LOSS_METRIC and not is_scored_by_label(config):
         raise ConfigError(
             "fit.refit compares trials by held-out rows, which are ranked and have no loss",
             received=f"fit.refit.metric: {metric}",

@@ -17,7 +17,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from conf.artefacts.dataset import ToleratesShard
 from conf.artefacts.run import (
     INPUT_COUNTS_FILE,
     RUN_CARD_FILE,
@@ -38,7 +37,6 @@ from conf.errors import (
     read_code_version,
 )
 from conf.manifest import MANIFEST_FILE, Manifest
-from conf.paths import ReadablePath
 from conf.publication.pointer import set_pointer
 from conf.publication.working_copy import find_working_path
 from conf.schema import fingerprint
@@ -47,8 +45,7 @@ from conf.storage.locks import hold_file_lock
 from conf.training.train import TrainConfig
 from training.checkpoint.run_reference import RunReference, manifest_sha256, read_run_manifest
 from training.distribution.strategy import Devices
-from training.distribution.tensorflow_runtime import peak_device_memory_bytes, peak_memory_bytes
-from training.distribution.workers import Workers
+from training.distribution.workers import Workers, peak_device_memory_bytes, peak_memory_bytes
 from training.models.model import Model
 from training.monitoring.epoch_records import TrainingResult
 from training.monitoring.progress import TrainingProgress
@@ -62,9 +59,8 @@ from training.reader.training_data import (
 LOCK_FILE = ".lock"
 ONCE_LOCK_FILE = ".once.lock"
 # What says where a process writes, and not what it computes.
-_OF_PROCESS = ("root", "mlflow")
-NAMED_DIFFERENCES = 5
-REPORTED_PACKAGES = ("tensorflow", "keras", "numpy", "pyarrow")
+_OF_PROCESS = {"root", "mlflow"}
+_REPORTED_PACKAGES = ("tensorflow", "keras", "numpy", "pyarrow")
 
 _log = logging.getLogger("sluice.training.run_directory")
 
@@ -80,47 +76,45 @@ def config_sha256(config: TrainConfig) -> str:
 
 
 def create_run(config: TrainConfig, now: datetime | None = None) -> Path:
-    """Makes the directory `<UTC time>-<config hash>` of a new run; older runs are untouched.
-
-    Raises:
-        InternalError: The directory cannot be made.
-    """
+    """Makes the directory `<UTC time>-<config hash>` of a new run; older runs are untouched."""
     return make_entry(run_paths(config).runs, config_sha256(config), now)
 
 
 def make_entry(parent: Path, sha256: str, now: datetime | None = None) -> Path:
-    """Makes a new directory `<UTC time>-<hash>`.
-
-    Args:
-        parent: Where; made as needed.
-        sha256: Its first digits are the hash.
-        now: The time; None: that of the clock.
+    """Makes a new directory `<UTC time>-<first digits of a hash>`.
 
     Raises:
         InternalError: The directory cannot be made.
     """
     stamp = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")
-    base = f"{stamp}-{sha256[:8]}"
-    try:
+    entry = parent / f"{stamp}-{sha256[:8]}"
+    with _root_errors():
         parent.mkdir(parents=True, exist_ok=True)
         attempt = 1
         while True:
-            entry = parent / (base if attempt == 1 else f"{base}-{attempt}")
             try:
                 entry.mkdir()
                 return entry
-            except FileExistsError:
-                attempt += 1  # Another one of the same config began within this second.
+            except FileExistsError:  # Another one of the same config began within this second.
+                attempt += 1
+                entry = parent / f"{stamp}-{sha256[:8]}-{attempt}"
+
+
+@contextmanager
+def _root_errors() -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise _refuse_root(error) from error
+        raise InternalError(
+            "cannot make a run directory",
+            received=f"{error.filename}: {error.strerror}",
+            fix="set `root` to a directory that you may write to",
+        ) from error
 
 
-def _refuse_root(error: OSError) -> InternalError:
-    return InternalError(
-        "cannot make a run directory",
-        received=f"{error.filename}: {error.strerror}",
-        fix="set `root` to a directory that you may write to",
-    )
+def publish_run(config: TrainConfig, run: Path) -> None:
+    """Makes a finished run the current one of its series."""
+    set_pointer(run_paths(config).base, run.name)
 
 
 def find_unfinished_run(config: TrainConfig) -> Path | None:
@@ -136,13 +130,7 @@ def find_unfinished_run(config: TrainConfig) -> Path | None:
 def find_finished_run(
     config: TrainConfig, manifest: Manifest, mixed: Sequence[TrainingData] = ()
 ) -> Path | None:
-    """Returns the newest run of the same resolved config if it has finished, else None.
-
-    Args:
-        config: The resolved config.
-        manifest: Of the dataset version that it must have been trained on.
-        mixed: The versions of `input.mix` that it must have been trained on.
-    """
+    """Returns the newest run of the same resolved config if it has finished on given versions."""
     newest = _find_newest_run(config)
     return newest[0] if newest and is_trained_on(newest[1], manifest, mixed) else None
 
@@ -150,7 +138,7 @@ def find_finished_run(
 def is_trained_on(
     card: Mapping[str, Any], manifest: Manifest, mixed: Sequence[TrainingData]
 ) -> bool:
-    """Whether a card is that of a finished run on some versions; see `find_finished_run`."""
+    """Whether a card is that of a run that has finished on a version and those of `input.mix`."""
     trained_on = (card.get("dataset") or {}).get("manifest_sha256")
     mixed_in = [part.get("manifest_sha256") for part in card.get("mixed") or ()]
     wanted = [manifest_sha256(data.manifest) for data in mixed]
@@ -160,20 +148,15 @@ def is_trained_on(
 
 def _find_newest_run(config: TrainConfig) -> tuple[Path, dict[str, Any]] | None:
     """Returns the newest run of a config and its card; passes over cards that cannot be read."""
-    paths = run_paths(config)
-    if not paths.runs.is_dir():
-        return None
-    wanted = config_sha256(config)
-    for run in sorted(paths.runs.iterdir(), key=lambda path: path.name, reverse=True):
-        if not (run / RUN_CARD_FILE).is_file():
-            continue
+    runs, wanted = run_paths(config).runs, config_sha256(config)
+    for card_file in sorted(runs.glob(f"*/{RUN_CARD_FILE}"), reverse=True):
         try:
-            card = read_json(run / RUN_CARD_FILE)
+            card = read_json(card_file)
         except (SluiceError, OSError, ValueError) as error:
-            _log.warning("passing over run %s, its card cannot be read: %s", run, error)
+            _log.warning("passing over run %s, its card cannot be read: %s", card_file, error)
             continue
         if card.get("config_sha256") == wanted:
-            return run, card
+            return card_file.parent, card
     return None
 
 
@@ -207,89 +190,12 @@ def recorded_status(run: Path) -> Iterator[None]:
         raise
 
 
-def publish_run(config: TrainConfig, run: Path) -> None:
-    """Makes a finished run the current one of its series."""
-    set_pointer(run_paths(config).base, run.name)
-
-
-def describe_versions() -> dict[str, Any]:
-    """Returns the versions of Python and of the libraries that a result depends on."""
-    versions: dict[str, Any] = {
-        "python": platform.python_version(),
-        "sluice": read_code_version(),
-    }
-    for package in REPORTED_PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
-    return versions
-
-
-def describe_start(
-    config: TrainConfig,
-    run: Path,
-    data: TrainingData,
-    model: Model,
-    devices: Devices,
-    mixed: Sequence[TrainingData] = (),
-) -> dict[str, Any]:
-    """Returns what the card of a run says from its start on."""
-    return {
-        "status": STATUS_TRAINING,
-        "error": None,
-        "name": config.name,
-        "run_id": run.name,
-        "config": config.resolved(),
-        "config_sha256": config_sha256(config),
-        "dataset": _describe_dataset(data.version_dir, data.manifest),
-        "mixed": [_describe_dataset(part.version_dir, part.manifest) for part in mixed],
-        "versions": describe_versions(),
-        "devices": devices.to_json(),
-        "model": {
-            "name": config.model.name,
-            "parameters": model.parameter_count,
-            "tables": describe_tables(model),
-            "weights": describe_weights(model),
-            "kind": config.model.kind,
-            "inputs": model.describe_inputs(),
-            "specs": [data.manifest.schema[name].to_json() for name in model.inputs],
-        },
-        "timing": {"training_started_at": _now()},
-    }
-
-
-def _describe_dataset(version_dir: ReadablePath, manifest: Manifest) -> dict[str, Any]:
-    return {
-        "path": str(version_dir.resolve()),
-        "name": manifest.dataset_name,
-        "version": manifest.dataset_version,
-        "manifest_sha256": manifest_sha256(manifest),
-        "rows": {split.name: split.rows for split in manifest.splits},
-    }
-
-
-def describe_tables(model: Model) -> dict[str, list[int]]:
-    """Returns rows and row length of each table."""
-    return {name: [table.vocabulary_size, table.dim] for name, table in model.tables.items()}
-
-
-def describe_weights(model: Model) -> dict[str, list[int]]:
-    """Returns the shape of each variable of a model that is no table, by name."""
-    tables = {id(variable) for variable in model.table_variables}
-    found = model.named_variables.items()
-    return {name: v.shape.as_list() for name, v in found if id(v) not in tables}
-
-
 @contextmanager
-def counted_seconds(run: Path, workers: Workers) -> Iterator[None]:
+def counted_seconds(run: Path) -> Iterator[None]:
     """Adds the time of the block to the card: a resumed run counts the time of all its parts.
 
     Wall time, and CPU time of this process: only the second can be compared on a busy machine.
     """
-    if not workers.is_chief:
-        yield
-        return
     clocks = {"train_seconds": time.monotonic, "train_cpu_seconds": time.process_time}
     started = {name: clock() for name, clock in clocks.items()}
     try:
@@ -302,12 +208,49 @@ def counted_seconds(run: Path, workers: Workers) -> Iterator[None]:
             update_run_card(run, timing=total)
 
 
+def describe_versions() -> dict[str, Any]:
+    """Returns the versions of Python and of the libraries that a result depends on."""
+    versions: dict[str, Any] = {"python": platform.python_version(), "sluice": read_code_version()}
+    for package in _REPORTED_PACKAGES:
+        versions[package] = None
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return versions
+
+
+def describe_start(run: Path, start: RunStart, model: Model, devices: Devices) -> dict[str, Any]:
+    """Returns what the card of a run says from its start on."""
+    config, data = start.config, start.data
+    return {
+        "status": STATUS_TRAINING,
+        "error": None,
+        "name": config.name,
+        "run_id": run.name,
+        "config": config.resolved(),
+        "config_sha256": config_sha256(config),
+        "dataset": _describe_dataset(data),
+        "mixed": [_describe_dataset(part) for part in start.mixed],
+        "versions": describe_versions(),
+        "devices": devices.to_json(),
+        "model": {
+            "name": config.model.name,
+            "parameters": model.parameter_count,
+            "tables": _describe_tables(model),
+            "weights": _describe_weights(model),
+            "kind": config.model.kind,
+            "inputs": model.describe_inputs(),
+            "specs": [data.manifest.schema[name].to_json() for name in model.inputs],
+        },
+        "timing": {"training_started_at": _now()},
+    }
+
+
 def describe_end(result: TrainingResult, model: Model) -> dict[str, Any]:
     """Returns what the card says once the run is trained and published."""
     return {
         "status": STATUS_TRAINED,
         # Dynamic tables have grown.
-        "model": {"parameters": model.parameter_count, "tables": describe_tables(model)},
+        "model": {"parameters": model.parameter_count, "tables": _describe_tables(model)},
         "timing": {"training_finished_at": _now()},
         "training": {
             "best_epoch": result.best_epoch,
@@ -321,6 +264,27 @@ def describe_end(result: TrainingResult, model: Model) -> dict[str, Any]:
             "peak_device_memory_bytes": peak_device_memory_bytes(),
         },
     }
+
+
+def _describe_dataset(data: TrainingData) -> dict[str, Any]:
+    return {
+        "path": str(data.version_dir.resolve()),
+        "name": data.manifest.dataset_name,
+        "version": data.manifest.dataset_version,
+        "manifest_sha256": manifest_sha256(data.manifest),
+        "rows": {split.name: split.rows for split in data.manifest.splits},
+    }
+
+
+def _describe_tables(model: Model) -> dict[str, list[int]]:
+    return {name: [table.vocabulary_size, table.dim] for name, table in model.tables.items()}
+
+
+def _describe_weights(model: Model) -> dict[str, list[int]]:
+    """Returns the shape of each variable of a model that is no table, by name."""
+    tables = {id(variable) for variable in model.table_variables}
+    found = model.named_variables.items()
+    return {name: v.shape.as_list() for name, v in found if id(v) not in tables}
 
 
 def _now() -> str:
@@ -344,7 +308,7 @@ class StartMode(StrEnum):
 
 @contextmanager
 def only_one(config: TrainConfig, workers: Workers, mode: StartMode) -> Iterator[None]:
-    """Lets one process at a time decide whether a config has been trained, and train it.
+    """Lets one process at a time train a config once.
 
     Raises:
         UpstreamNotReadyError: Another one is at it.
@@ -353,10 +317,8 @@ def only_one(config: TrainConfig, workers: Workers, mode: StartMode) -> Iterator
     if mode is not StartMode.ONCE or not workers.is_chief:
         yield
         return
-    try:
+    with _root_errors():
         base.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _refuse_root(error) from error
     refusal = UpstreamNotReadyError(
         "another process is training this series of runs with --once",
         received=base,
@@ -371,32 +333,28 @@ class RunStart:
     """Where a run starts.
 
     Attributes:
+        config: The resolved config, as it was given.
         data: The dataset version to train on.
         unfinished: Directory of the run to go on with; None: a new one.
         finished: Directory of a run that leaves nothing to train; None: there is none.
         mixed: The versions of the datasets of `input.mix`.
     """
 
+    config: TrainConfig
     data: TrainingData
     unfinished: Path | None = None
     finished: Path | None = None
     mixed: tuple[TrainingData, ...] = ()
 
-    def pin(self, config: TrainConfig) -> TrainConfig:
+    def pin(self) -> TrainConfig:
         """Returns the config with the versions of `input.mix` in the place of the datasets."""
-        return pin_mixed(config, [str(data.version_dir.absolute()) for data in self.mixed])
+        return pin_mixed(self.config, [str(data.version_dir.absolute()) for data in self.mixed])
 
 
 def choose_start(
     config: TrainConfig, progress: TrainingProgress, workers: Workers, mode: StartMode
 ) -> RunStart:
     """Chooses dataset version and run; every process takes those of the chief.
-
-    Args:
-        config: The resolved config.
-        progress: Shows why a new run is started where an unfinished one was asked for.
-        workers: The processes of the run.
-        mode: What becomes of an earlier run of the same config.
 
     Raises:
         SluiceError: There is no such dataset, the unfinished run's is damaged, or the processes
@@ -415,21 +373,21 @@ def choose_start(
         }
 
     found = workers.share(find)
-    tolerates = config.input.tolerates
-    data, *mixed = (_read_version(place, sha, tolerates) for place, sha in found["versions"])
-    run = None if found["unfinished"] is None else Path(found["unfinished"])
+    data, *mixed = (_read_version(config, place, sha) for place, sha in found["versions"])
+    unfinished, finished = (found[n] and Path(found[n]) for n in ("unfinished", "finished"))
     # The others may not see the run; what they count is the same.
-    counts_file = run / INPUT_COUNTS_FILE if run is not None and workers.is_chief else None
-    done = None if found["finished"] is None else Path(found["finished"])
-    return RunStart(replace(data, counts_file=counts_file), run, done, tuple(mixed))
+    counts_file = unfinished / INPUT_COUNTS_FILE if unfinished and workers.is_chief else None
+    data = replace(data, counts_file=counts_file)
+    return RunStart(config, data, unfinished, finished, tuple(mixed))
 
 
 def _name_version(data: TrainingData) -> list[str]:
     return [str(data.version_dir.absolute()), manifest_sha256(data.manifest)]
 
 
-def _read_version(place: str, sha256: str, tolerates: ToleratesShard) -> TrainingData:
+def _read_version(config: TrainConfig, place: str, sha256: str) -> TrainingData:
     version_dir = find_path(place)
+    tolerates = config.input.tolerates
     return TrainingData(version_dir, read_run_manifest(version_dir, sha256, tolerates=tolerates))
 
 
@@ -441,27 +399,15 @@ def require_same_config(config: TrainConfig, workers: Workers) -> None:
     """
     own = {key: value for key, value in config.resolved().items() if key not in _OF_PROCESS}
     chief = workers.share(lambda: own)
-    differing = list(_list_differences(own, chief))
+    differing = [key for key in sorted({*own, *chief}) if own.get(key) != chief.get(key)]
     if workers.any(bool(differing)):
-        more = len(differing) - NAMED_DIFFERENCES
-        shown = ", ".join(differing[:NAMED_DIFFERENCES]) + (f" and {more} more" if more > 0 else "")
+        shown = ", ".join(f"{key}: {own.get(key)}, not {chief.get(key)}" for key in differing)
         raise ConfigError(
             "the workers of a run have different configs",
             received=f"worker {workers.index}: {shown or 'as the chief, and another one differs'}",
             allowed="one config; root and mlflow may differ",
             fix="start the same command in each process, with TF_CONFIG alone different",
         )
-
-
-def _list_differences(
-    own: Mapping[str, Any], chief: Mapping[str, Any], parent: str = ""
-) -> Iterator[str]:
-    for key in sorted({*own, *chief}):
-        mine, theirs = own.get(key), chief.get(key)
-        if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
-            yield from _list_differences(mine, theirs, f"{parent}{key}.")
-        elif mine != theirs:
-            yield f"{parent}{key}={mine}, {theirs} at the chief"
 
 
 def _find_start(config: TrainConfig, progress: TrainingProgress, mode: StartMode) -> RunStart:
@@ -478,30 +424,19 @@ def _find_start(config: TrainConfig, progress: TrainingProgress, mode: StartMode
         return new or _start_anew(config)
     # On with the versions that the run began with, even if newer ones are current by now.
     reference = RunReference.read(run)
-    for version_dir in (reference.version_dir, *(place for place, _ in reference.mixed or ())):
+    versions = [(reference.version_dir, None), *(reference.mixed or ())]
+    for version_dir in (place for place, _ in versions):
         if not (version_dir / MANIFEST_FILE).is_file():
             progress.message(
                 f"the dataset version of the unfinished run {run.name} is gone "
                 f"({version_dir}): starting a new run"
             )
             return new or _start_anew(config)
-    return _go_on(config, reference)
+    mixed = [_read_version(config, str(place), sha256) for place, sha256 in reference.mixed or ()]
+    manifest = reference.read_manifest(config.input.tolerates)
+    data = TrainingData(reference.version_dir, manifest, run / INPUT_COUNTS_FILE)
+    return RunStart(config, data, run, mixed=tuple(mixed))
 
 
 def _start_anew(config: TrainConfig) -> RunStart:
-    return RunStart(read_current_data(config), mixed=read_current_mixed(config))
-
-
-def _go_on(config: TrainConfig, reference: RunReference) -> RunStart:
-    """Returns the start of a run that goes on, on the versions that it began with."""
-    tolerates, run = config.input.tolerates, reference.run_dir
-    manifest = reference.read_manifest(tolerates)
-    if reference.mixed is None:  # A run from before the card named them.
-        mixed = read_current_mixed(config)
-    else:
-        mixed = tuple(
-            TrainingData(place, read_run_manifest(place, sha256, tolerates=tolerates))
-            for place, sha256 in reference.mixed
-        )
-    data = TrainingData(reference.version_dir, manifest, run / INPUT_COUNTS_FILE)
-    return RunStart(data, run, mixed=mixed)
+    return RunStart(config, read_current_data(config), mixed=read_current_mixed(config))

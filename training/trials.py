@@ -18,15 +18,15 @@ from conf.metrics import LOSS_METRIC
 from conf.storage.locations import find_path
 from conf.training.train import TrainConfig
 from training.fit import fit_run
-from training.loop.early_stopping import (
+from training.loop.plan import (
     RETRIEVAL_METRIC,
     check_evaluated,
     default_metric,
+    is_scored_by_label,
+    is_validated,
     keeps_steps_without_loss,
-    measures_loss,
     selection_metric,
 )
-from training.loop.validation import is_validated
 from training.monitoring.epoch_records import EpochRecord
 from training.monitoring.progress import TrainingProgress
 from training.run_directory import find_unfinished_run, run_paths
@@ -147,11 +147,11 @@ def fit_trial(
 
 def _check_comparable(config: TrainConfig, trial: TrainConfig, metric: str) -> None:
     """Refuses a trial whose loss is of training where that of others is of held-out rows."""
-    if metric == LOSS_METRIC and measures_loss(trial) != measures_loss(config):
+    if metric == LOSS_METRIC and is_scored_by_label(trial) != is_scored_by_label(config):
         raise ConfigError(
             "its loss cannot be compared with that of other trials: one is of held-out rows, the "
             "other of training, as rows that are ranked have none",
-            received=f"a loss of {'held-out rows' if measures_loss(trial) else 'training'}",
+            received=f"a loss of {'held-out rows' if is_scored_by_label(trial) else 'training'}",
             allowed="trials whose loss is of the same rows",
             fix="compare trials of different objectives by a metric of ranking",
         )

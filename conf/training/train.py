@@ -70,17 +70,7 @@ class DevicesConfig(StrictFinite):
 class ComputeConfig(StrictFinite):
     """Computation of a step; weights and optimizer state are float32 in any case."""
 
-    xla: bool = Field(False, description="Compile loss and gradients; on one device.")
-    mixed_precision: bool = Field(
-        False, description="Products of matrices in half precision: float16 on GPU, bfloat16 on CPU"
-    )
-    half_dtype: Literal["float16", "bfloat16"] | None = Field(
-        None, description="None: by device. float16 has its loss scaled."
-    )
-    initial_loss_scale: float = Field(
-        32768.0, ge=1, description="float16: first scale of the loss."
-    )
-    loss_scale_growth_steps: int = Field(2000, ge=1, description="Finite steps until it doubles.")
+    mixed_precision: bool = Field(False, description="Products of matrices in bfloat16.")
 
 
 METRIC_PATTERN = build_stopping_pattern()
@@ -177,13 +167,9 @@ class FitConfig(StrictFinite):
         description="true, or a mapping: choose the epoch, and settings, on the rows that "
         "input.validation holds out, then train a fresh model on all rows for as many epochs.",
     )
-    log_every_seconds: float = Field(10.0, gt=0, description="Seconds between lines of progress.")
     steps_per_loop: int = Field(64, ge=1, description="Steps inside one compiled loop.")
     checkpoint: CheckpointConfig = CheckpointConfig()
     warm_start: Annotated[WarmStartConfig | None, BeforeValidator(_path_alone)] = None
-    check_gradients: bool = Field(
-        False, description="Stop at gradients that are not finite, too, not at the loss alone."
-    )
 
     @model_validator(mode="before")
     @classmethod
@@ -424,17 +410,6 @@ class TrainConfig(StrictFinite):
             raise ValueError(
                 "fit.refit trains several runs in one process, and devices.strategy=multi_worker "
                 "spreads one over several; set auto, none or mirrored, or leave fit.refit out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_objective(self) -> TrainConfig:
-        objective = getattr(self.model, "objective", None)
-        masks_items = getattr(objective, "mask", None) == "user_items"
-        if self.compute.xla and masks_items and getattr(objective, "reads_label", False) is False:
-            raise ValueError(
-                "model.objective.mask=user_items makes tensors whose size differs from step to "
-                "step, which compute.xla does not compile; set mask=target, or compute.xla=false"
             )
         return self
 

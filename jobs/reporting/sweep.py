@@ -29,7 +29,7 @@ def sweep_configs(
     from training.monitoring.progress import build_progress
 
     after = report_trials if report else None
-    with closing(build_progress(log_format.value, config.fit.log_every_seconds)) as progress:
+    with closing(build_progress(log_format.value)) as progress:
         result = run_sweep(config, sweep, progress, resume=resume, after=after)
     _print_sweep(result, log_format)
     return result

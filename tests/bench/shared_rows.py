@@ -133,8 +133,7 @@ def measure_worker(setting: Setting, index: int, addresses: list[str], told: Que
     from conf.training.optimizer import OptimizerConfig
     from conf.training.train import DevicesConfig
     from tests.bench.train_step.trainings import BatchShape, HistoryModel
-    from training.distribution.run_steps import build_run_steps
-    from training.distribution.strategy import build_strategy, distribute_batches
+    from training.distribution.strategy import build_run_steps, build_strategy, distribute_batches
     from training.embedding.dynamic_table import DynamicTable
     from training.embedding.key_mapping import map_keys, plan_keyed_features
     from training.embedding.key_space import KeySpace

@@ -21,6 +21,7 @@ from conf.training.train import TrainConfig
 from etl.tfrecord.table import write_table
 from jobs.cli import main
 from jobs.train import train
+from training.monitoring.progress import build_progress
 
 SMALL = [
     "--set",
@@ -112,8 +113,11 @@ def test_trains_and_prints_the_run(dataset: Path, tmp_path: Path, capsys) -> Non
     )
 
 
-def test_progress_and_the_step_log_tell_the_same(dataset: Path, tmp_path: Path, capsys) -> None:
-    settings = [f"root={tmp_path}", "fit.log_every_seconds=1.0e-9", "fit.steps_per_loop=5"]
+def test_progress_and_the_step_log_tell_the_same(
+    dataset: Path, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    monkeypatch.setattr(build_progress, "__defaults__", (1e-9, None))
+    settings = [f"root={tmp_path}", "fit.steps_per_loop=5"]
     sets = [part for setting in settings for part in ("--set", setting)]
     arguments = ["--dataset", str(dataset), *SMALL, *sets, "--no-report"]
     assert main(["train", *arguments, "--log-format", "json"]) == 0

@@ -26,7 +26,7 @@ def train(version: str, replicas: int, result: str, ruled: bool, tiered: bool = 
         [tf.config.LogicalDeviceConfiguration()] * replicas,
     )
     # What drops out differs from replica to replica.
-    optimizer = {"learning_rate": 0.02, "epsilon": 1e-4}
+    optimizer = {"learning_rate": 0.02}
     config = build_config({**DSSM, "dropout": None}, optimizer=optimizer)
     if ruled:
         config = build_ruled_config(tiered=tiered, dropout=None)
@@ -36,7 +36,7 @@ def train(version: str, replicas: int, result: str, ruled: bool, tiered: bool = 
     trainer.fit(run, None)
     for table in trainer.parts.model.tables.values():
         copies = [copy.numpy() for copy in
-                  trainer.task.strategy.experimental_local_results(table.variable)]  # fmt: skip
+                  trainer.parts.strategy.experimental_local_results(table.variable)]  # fmt: skip
         assert len(copies) == replicas
         for copy in copies[1:]:
             np.testing.assert_array_equal(copy, copies[0])

@@ -24,7 +24,7 @@ from conf.training.train import (
     TrainConfig,
 )
 from training.checkpoint import manager as checkpoints_module
-from training.loop import assembly
+from training.distribution import strategy as strategies
 from training.loop.trainer import Trainer
 from training.monitoring.progress import NoProgress
 from training.reader.training_data import TrainingData
@@ -110,15 +110,15 @@ class Recorded:
 
 def train(version: Path, run: Path, recorded: Recorded, config: TrainConfig = CONFIG) -> Trainer:
     """Trains in a directory, or goes on there; returns the trainer."""
-    build = assembly.build_run_steps
-    assembly.build_run_steps = recorded.wrap(build)
+    build = strategies.build_run_steps
+    strategies.build_run_steps = recorded.wrap(build)
     try:
         data = TrainingData(version, read_manifest(version))
         trainer = Trainer(config, data, tf.distribute.get_strategy(), NoProgress())
         trainer.fit(run, None)
         return trainer
     finally:
-        assembly.build_run_steps = build
+        strategies.build_run_steps = build
 
 
 def kill() -> None:

@@ -19,10 +19,8 @@ from conf.training.models import ModelConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import DevicesConfig
 from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
-from training.distribution.run_steps import build_run_steps
-from training.distribution.strategy import build_strategy, distribute_batches
+from training.distribution.strategy import build_run_steps, build_strategy, distribute_batches
 from training.input.batches import build_train_dataset
-from training.loop.gradients import LossScale
 from training.loop.optimizers import Optimizers
 from training.loop.step import StepOptions, TrainStep
 from training.models.registry import build_model
@@ -42,8 +40,7 @@ def train(optimizer: dict[str, Any], replicas: int) -> list[list[float]]:
     strategy = build_strategy(DevicesConfig(cpu_replicas=replicas))
     with strategy.scope():
         model = ToyModel(l2=1e-3)
-        scale = LossScale(1024.0, 2) if dtype == tf.float16 else None
-        optimizers = Optimizers(OptimizerConfig.model_validate(optimizer), model, STEPS, scale)
+        optimizers = Optimizers(OptimizerConfig.model_validate(optimizer), model, STEPS)
     options = StepOptions(seed=1, dtype=dtype)
     step = TrainStep(model, squared_error, optimizers, options)
     batches = iter(distribute_batches(build_toy_batches(BATCH), strategy))
@@ -71,7 +68,7 @@ def train_objective(model_config: dict[str, Any], version: Path, replicas: int) 
     strategy = build_strategy(DevicesConfig(cpu_replicas=replicas))
     # Normalization cancels the bias before it: Adam would blow up what is left of its gradient.
     dense = {"kind": "sgd"}
-    optimizer = {"learning_rate": 0.02, "epsilon": 1e-4, "accumulate_steps": parts, "dense": dense}
+    optimizer = {"learning_rate": 0.02, "accumulate_steps": parts, "dense": dense}
     with strategy.scope():
         model = build_model(config, manifest, 1)
         optimizers = Optimizers(OptimizerConfig.model_validate(optimizer), model, STEPS)

@@ -29,7 +29,7 @@ from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.restore import TrainedModel, load_run
 from training.evaluation.evaluate import evaluate_split
 from training.export.saved_model import write_export
-from training.fit import fit_run, plan_run
+from training.fit import fit_run
 from training.input.batches import build_eval_dataset
 from training.loading.loaded_model import LoadedModel
 from training.models.calibration import Calibration
@@ -189,11 +189,10 @@ def test_a_validation_split_of_one_label_is_refused_before_training(
 ) -> None:
     rates = {**read_manifest(version).label_rate, "validation": 1.0}
     config = configure(copy_with(version, tmp_path, label_rate=rates), tmp_path / "runs")
-    for start in (plan_run, lambda config: fit_run(config, NoProgress())):
-        with pytest.raises(InputDataError, match="450 rows, all of label 1") as refused:
-            start(config)
-        assert refused.value.exit_code is ExitCode.INPUT_REFUSED
-        assert refused.value.allowed == "at least one row of label 0 and one of label 1"
+    with pytest.raises(InputDataError, match="450 rows, all of label 1") as refused:
+        fit_run(config, NoProgress())
+    assert refused.value.exit_code is ExitCode.INPUT_REFUSED
+    assert refused.value.allowed == "at least one row of label 0 and one of label 1"
     assert not (tmp_path / "runs").exists()
 
 
@@ -262,7 +261,7 @@ def test_what_cannot_be_calibrated_is_refused(
         version = write_tiny_dataset(tmp_path, config=TinyConfig(users=20, validation=False))
     sections["fit"] = {"epochs": 1, "early_stopping": None}
     with pytest.raises(ConfigError, match=message) as refused:
-        plan_run(configure(version, tmp_path, **sections))
+        fit_run(configure(version, tmp_path, **sections), NoProgress())
     assert refused.value.exit_code is ExitCode.CONFIG
 
 

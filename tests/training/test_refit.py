@@ -19,7 +19,7 @@ from tests.training.processes import start_forked
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training import refit
 from training.fit import fit_run
-from training.loop.schedules import build_learning_rate
+from training.loop.optimizers import build_learning_rate
 from training.monitoring.epoch_records import EpochRecord, read_history
 from training.monitoring.progress import NoProgress
 from training.reader.training_data import read_current_data

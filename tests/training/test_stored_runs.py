@@ -21,7 +21,7 @@ from tests.object_servers import SCHEMES, ObjectServer
 from training.checkpoint.restore import load_run
 from training.checkpoint.stored_runs import find_run
 from training.fit import fit_run
-from training.loop.interruption import StopRequest
+from training.loop.epochs import StopRequest
 from training.monitoring.progress import NoProgress
 
 Machine = Callable[[str], None]

@@ -13,7 +13,8 @@ from conf.training.sweep import SweepConfig
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training import trials
-from training.loop.early_stopping import find_best, selection_metric
+from training.loop.plan import selection_metric
+from training.loop.validation import find_best
 from training.monitoring.epoch_records import EpochRecord, read_history
 from training.monitoring.progress import NoProgress
 from training.sweep import (

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from conf.errors import ConfigError, InternalError
-from training.distribution.tensorflow_runtime import (
+from training.distribution.workers import (
     describe_error,
     disk_errors,
     memory_errors,

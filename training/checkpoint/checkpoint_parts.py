@@ -23,8 +23,7 @@ from training.checkpoint.checkpoint_files import write_files
 from training.checkpoint.checkpoint_tensors import STATE_PREFIX, name_part
 from training.checkpoint.resume_state import Position, build_divergence_error
 from training.checkpoint.saved_tensors import TrainingState, find_non_finite, restore_rows
-from training.distribution.tensorflow_runtime import disk_errors
-from training.distribution.workers import Workers
+from training.distribution.workers import Workers, disk_errors
 from training.embedding.placement.row_owners import RowOwners
 
 DISK_ERROR = (

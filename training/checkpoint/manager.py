@@ -47,8 +47,7 @@ from training.checkpoint.saved_tensors import (
     restore_state,
     share_state,
 )
-from training.distribution.tensorflow_runtime import disk_errors
-from training.distribution.workers import Workers
+from training.distribution.workers import Workers, disk_errors
 from training.models.model import Model
 
 

@@ -18,8 +18,7 @@ import tensorflow as tf
 
 from conf.errors import InputDataError
 from training.checkpoint.checkpoint_tensors import CheckpointTensors
-from training.distribution.tensorflow_runtime import describe_error
-from training.distribution.workers import Workers
+from training.distribution.workers import Workers, describe_error
 from training.embedding.growing_rows import GrowingRows, ShardedRows
 from training.embedding.key_index import FIRST_ROW
 from training.embedding.key_space import SAVED_KEYS

@@ -1,10 +1,13 @@
-"""Devices that train: all GPUs, logical CPU devices, or those of several processes."""
+"""Devices that train: all GPUs, logical CPU devices, or those of several processes; their steps."""
 
 from __future__ import annotations
 
 import functools
+import json
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -13,29 +16,92 @@ from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.eager import context
 
 from conf.errors import ConfigError, InputDataError, InternalError
-from conf.training.train import DevicesConfig
-from training.distribution.cluster import WORKER, Cluster, read_cluster
+from conf.training.train import PARAMETER_SERVER_FIX, DevicesConfig, TrainConfig
 from training.input.batches import ARRIVALS, Batch
 
-MILLISECONDS = 1000
+VARIABLE = "TF_CONFIG"
+WORKER = "worker"
+TF_CONFIG_EXAMPLE = (
+    '{"cluster": {"worker": ["host0:port", "host1:port"]}, "task": {"type": "worker", "index": 0}}'
+)
+_FIX = (
+    f"set {VARIABLE} in each process, or start them by --launcher spark; for one process set "
+    "devices.strategy=auto"
+)
+_SERVER = "ps"
+_LAST_PORT = 65535
+_MILLISECONDS = 1000
 
 
-def configure_heartbeat(cluster: Cluster, timeout_s: int) -> None:
-    """Sets the time-out of the service by which workers watch each other; before they meet.
+@dataclass(frozen=True)
+class Cluster:
+    """All workers and which of them this process is.
 
-    By default ten seconds are all that a start may take.
-
-    Args:
-        cluster: The workers; the first one runs the service.
-        timeout_s: Seconds without a sign of life after which a worker is lost.
+    Attributes:
+        workers: `host:port` of each; the first is the chief, which writes the run.
+        index: Number of this process.
     """
-    job = coordination_config_pb2.CoordinatedJob(name=WORKER, num_tasks=len(cluster.workers))
-    context.context().configure_coordination_service(
-        service_type="standalone",
-        service_leader=f"/job:{WORKER}/replica:0/task:0",
-        heartbeat_timeout_in_ms=timeout_s * MILLISECONDS,
-        coordinated_jobs=[job],
+
+    workers: tuple[str, ...]
+    index: int
+
+
+def read_cluster(environment: Mapping[str, str] | None = None) -> Cluster:
+    """Reads the cluster of a multi-worker run from `TF_CONFIG`.
+
+    Raises:
+        ConfigError: It is missing, or is not what multi-worker training needs.
+    """
+    text = (os.environ if environment is None else environment).get(VARIABLE)
+    if not text:
+        raise _refuse("is not set", "nothing")
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise _refuse(f"is not JSON ({error})", text) from error
+    if not isinstance(content, dict):
+        raise _refuse("must be a JSON object", text)
+    task = content.get("task")
+    workers = _read_workers(content.get("cluster"), task, text)
+    if not isinstance(task, dict) or task.get("type") != WORKER:
+        raise _refuse(f"must give this process the task type {WORKER!r}", text)
+    index = task.get("index")
+    if type(index) is not int or not 0 <= index < len(workers):
+        raise _refuse(f"must give this process an index from 0 to {len(workers) - 1}", text)
+    return Cluster(workers, index)
+
+
+def _refuse(what: str, received: str, fix: str = _FIX) -> ConfigError:
+    return ConfigError(
+        f"devices.strategy=multi_worker: the environment variable {VARIABLE} {what}",
+        received=received,
+        allowed=TF_CONFIG_EXAMPLE,
+        fix=fix,
     )
+
+
+def _read_workers(cluster: Any, task: Any, text: str) -> tuple[str, ...]:
+    jobs = set(cluster) if isinstance(cluster, dict) else set()
+    if _SERVER in jobs or (isinstance(task, dict) and task.get("type") == _SERVER):
+        fix = f"name workers alone; {PARAMETER_SERVER_FIX}"
+        raise _refuse("names parameter servers ('ps'), which are gone", text, fix)
+    if jobs != {WORKER}:
+        raise _refuse("must have a cluster of 'worker' alone (the first one is the chief)", text)
+    addresses = cluster[WORKER]
+    if not isinstance(addresses, list) or not addresses:
+        raise _refuse(f"must list its {WORKER} processes", text)
+    wrong = [address for address in addresses if not _is_address(address)]
+    if wrong:
+        raise _refuse(f"has a {WORKER} that is not host:port: {wrong[0]!r}", text)
+    if len(set(addresses)) < len(addresses):
+        raise _refuse("names a worker twice", text)
+    return tuple(addresses)
+
+
+def _is_address(address: Any) -> bool:
+    host, _, port = str(address).rpartition(":")
+    is_port = port.isdecimal() and 0 < int(port) <= _LAST_PORT
+    return isinstance(address, str) and bool(host) and is_port
 
 
 def build_strategy(config: DevicesConfig) -> tf.distribute.Strategy:
@@ -44,9 +110,6 @@ def build_strategy(config: DevicesConfig) -> tf.distribute.Strategy:
     One device needs no strategy: TensorFlow's default one does the same steps without the cost
     of mirroring. With several processes it returns once all of them have come; one worker alone
     trains as with `auto`, so that a run may go on with fewer.
-
-    Args:
-        config: The kind of strategy, and how many replicas to run where there is no GPU.
 
     Raises:
         ConfigError: TensorFlow has started with fewer logical devices than are asked for, or
@@ -66,6 +129,78 @@ def build_strategy(config: DevicesConfig) -> tf.distribute.Strategy:
     return _mirror(tuple(names))
 
 
+@functools.cache
+def _mirror(names: tuple[str, ...]) -> tf.distribute.Strategy:
+    """One strategy per process and set of devices.
+
+    Each new MirroredStrategy numbers its collectives from the start again, and the runtime
+    confuses them with those of the one before.
+    """
+    return tf.distribute.MirroredStrategy(names)
+
+
+@functools.cache
+def _join(cluster: Cluster, timeout_s: int) -> tf.distribute.Strategy:
+    """One strategy per process: its server cannot be started twice."""
+    for gpu in tf.config.list_physical_devices("GPU"):
+        _allow_growth(gpu)
+    try:
+        _configure_heartbeat(cluster, timeout_s)
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    except tf.errors.OpError as error:
+        raise InternalError(
+            "the workers did not come together",
+            received=f"worker {cluster.index} of {len(cluster.workers)}, "
+            f"{cluster.workers[cluster.index]}: {str(error).splitlines()[0]}",
+            fix="start all workers, with the same list of them, within "
+            f"devices.worker_timeout_s = {timeout_s} seconds; each must reach the others' ports",
+        ) from error
+    except RuntimeError as error:
+        raise ConfigError(
+            "TensorFlow has already started in this process",
+            received=str(error).splitlines()[0],
+            fix="train with several workers in fresh processes",
+        ) from error
+
+
+def _configure_heartbeat(cluster: Cluster, timeout_s: int) -> None:
+    """Sets how long workers miss each other before they meet; by default ten seconds are all."""
+    job = coordination_config_pb2.CoordinatedJob(name=WORKER, num_tasks=len(cluster.workers))
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=f"/job:{WORKER}/replica:0/task:0",
+        heartbeat_timeout_in_ms=timeout_s * _MILLISECONDS,
+        coordinated_jobs=[job],
+    )
+
+
+def _allow_growth(gpu: tf.config.PhysicalDevice) -> None:
+    if tf.config.get_logical_device_configuration(gpu) is not None:
+        return  # Logical GPUs have fixed shares of its memory, which cannot grow.
+    try:
+        tf.config.experimental.set_memory_growth(gpu, True)
+    except RuntimeError:
+        return  # TensorFlow has started already: its memory setting stands.
+
+
+def _cpu_devices(replicas: int) -> list[str]:
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    configured = tf.config.get_logical_device_configuration(cpu) or []
+    if len(configured) < replicas and replicas > 1:
+        try:
+            tf.config.set_logical_device_configuration(
+                cpu, [tf.config.LogicalDeviceConfiguration()] * replicas
+            )
+        except RuntimeError as error:
+            raise ConfigError(
+                "TensorFlow has already started with fewer CPU devices in this process",
+                received=f"devices.cpu_replicas = {replicas}",
+                allowed=f"at most {max(1, len(configured))}",
+                fix="train in a fresh process, or set devices.cpu_replicas accordingly",
+            ) from error
+    return [device.name for device in tf.config.list_logical_devices("CPU")[:replicas]]
+
+
 @dataclass(frozen=True)
 class Devices:
     """The devices that a run computes on.
@@ -73,8 +208,7 @@ class Devices:
     Attributes:
         strategy: `none`, `mirrored` or `multi_worker`.
         workers: Processes that compute steps.
-        replicas: Devices that compute a step together, of all processes; each computes its share
-            of a batch.
+        replicas: Devices, of all processes, that compute a step together.
         devices: Names of this process's devices.
         batch_size: Rows of a step over all replicas.
     """
@@ -100,36 +234,14 @@ class Devices:
 
 
 def describe_devices(strategy: tf.distribute.Strategy, batch_size: int) -> Devices:
-    """Returns what a strategy computes on.
-
-    Args:
-        strategy: The strategy.
-        batch_size: Rows of a step over all replicas.
-    """
+    """Returns what a strategy computes on, given the rows of a step over all replicas."""
     replicas, workers = strategy.num_replicas_in_sync, count_workers(strategy)
-    kind, names = "none", [f"/device:{_kind_of_device()}:0"]
+    device = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+    kind, names = "none", [f"/device:{device}:0"]
     if workers > 1 or isinstance(strategy, tf.distribute.MirroredStrategy):
         kind = "multi_worker" if workers > 1 else "mirrored"
         names = [str(device) for device in strategy.extended.worker_devices]
     return Devices(kind, workers, replicas, tuple(names), batch_size)
-
-
-def plan_devices(config: DevicesConfig, batch_size: int) -> tuple[tf.distribute.Strategy, Devices]:
-    """Returns a strategy to plan a run with, which waits for no other process, and the devices.
-
-    Raises:
-        ConfigError: As for `build_strategy`, or the processes cannot share a batch evenly.
-    """
-    workers = len(read_cluster().workers) if config.strategy == "multi_worker" else 1
-    if workers == 1:
-        strategy = build_strategy(config)
-        return strategy, describe_devices(strategy, batch_size)
-    kind = _kind_of_device()
-    local = max(1, len(tf.config.list_physical_devices(kind)))
-    check_replicas(batch_size, workers * local)
-    names = tuple(f"/device:{kind}:{number}" for number in range(local))
-    devices = Devices("multi_worker", workers, workers * local, names, batch_size)
-    return tf.distribute.get_strategy(), devices
 
 
 def count_workers(strategy: tf.distribute.Strategy) -> int:
@@ -139,23 +251,38 @@ def count_workers(strategy: tf.distribute.Strategy) -> int:
     return len(strategy.cluster_resolver.cluster_spec().job_tasks("worker"))
 
 
-def check_batch_size(batch_size: int, strategy: tf.distribute.Strategy) -> None:
-    """Refuses a batch that replicas cannot share evenly.
+def check_devices(config: TrainConfig, strategy: tf.distribute.Strategy) -> None:
+    """Refuses a config whose steps the replicas of a strategy cannot share.
 
     Raises:
-        ConfigError: The batch size is not a multiple of the number of replicas.
+        ConfigError: A batch does not fall into equal parts, batches have lists of several lengths,
+            or workers with several devices share a table's rows.
     """
-    check_replicas(batch_size, strategy.num_replicas_in_sync)
-
-
-def check_replicas(batch_size: int, replicas: int) -> None:
-    """As `check_batch_size`, for a number of replicas."""
-    below = batch_size - batch_size % replicas
-    if batch_size != below:
+    replicas, workers = strategy.num_replicas_in_sync, count_workers(strategy)
+    parts, size = config.optimizer.accumulate_steps or 1, config.input.batch_size
+    below = size - size % (parts * replicas)
+    if size != below:
+        sizes = (below, below + parts * replicas)
         raise ConfigError(
-            "input.batch_size must be a multiple of the number of replicas",
-            received=f"{batch_size} rows on {replicas} replicas",
-            allowed=" or ".join(str(size) for size in (below, below + replicas) if size),
+            "input.batch_size must be a multiple of optimizer.accumulate_steps times the number "
+            "of replicas",
+            received=f"{size} rows in {parts} parts on {replicas} replicas",
+            allowed=" or ".join(str(size) for size in sizes if size),
+        )
+    if config.input.bucket_boundaries and replicas > 1:
+        raise ConfigError(
+            "input.bucket_boundaries works on one device: collectives between replicas need lists "
+            "of one length in all batches",
+            received=f"{replicas} replicas",
+            fix="leave input.bucket_boundaries out, or train on one device",
+        )
+    tables = config.model.embeddings.items()
+    sharded = [name for name, table in tables if table.kind == "dynamic" and table.shard]
+    if sharded and replicas > workers > 1:
+        raise ConfigError(
+            f"model.embeddings.{sharded[0]}.shard=workers takes one device for each worker",
+            received=f"{replicas} devices of {workers} workers",
+            fix="start a worker for each GPU, with CUDA_VISIBLE_DEVICES set to its own",
         )
 
 
@@ -193,40 +320,6 @@ def distribute_batches(dataset: tf.data.Dataset, strategy: tf.distribute.Strateg
     return strategy.experimental_distribute_dataset(dataset.with_options(options))
 
 
-@functools.cache
-def _mirror(names: tuple[str, ...]) -> tf.distribute.Strategy:
-    """One strategy per process and set of devices.
-
-    Each new MirroredStrategy numbers its collectives from the start again, and the runtime
-    confuses them with those of the one before.
-    """
-    return tf.distribute.MirroredStrategy(names)
-
-
-@functools.cache
-def _join(cluster: Cluster, timeout_s: int) -> tf.distribute.Strategy:
-    """One strategy per process: its server cannot be started twice."""
-    for gpu in tf.config.list_physical_devices("GPU"):
-        _allow_growth(gpu)
-    try:
-        configure_heartbeat(cluster, timeout_s)
-        return tf.distribute.MultiWorkerMirroredStrategy()
-    except tf.errors.OpError as error:
-        raise InternalError(
-            "the workers did not come together",
-            received=f"worker {cluster.index} of {len(cluster.workers)}, "
-            f"{cluster.workers[cluster.index]}: {str(error).splitlines()[0]}",
-            fix="start all workers, with the same list of them, within "
-            f"devices.worker_timeout_s = {timeout_s} seconds; each must reach the others' ports",
-        ) from error
-    except RuntimeError as error:
-        raise ConfigError(
-            "TensorFlow has already started in this process",
-            received=str(error).splitlines()[0],
-            fix="train with several workers in fresh processes",
-        ) from error
-
-
 def _take_rows(
     dataset: tf.data.Dataset, replicas: int, worker: int, workers: int
 ) -> tf.data.Dataset:
@@ -256,32 +349,115 @@ def _cut(value: Any, parts: int, part: int) -> Any:
     return tf.split(value, parts, axis=0)[part]
 
 
-def _kind_of_device() -> str:
-    return "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+class StepsResult(NamedTuple):
+    """The outcome of some steps.
+
+    Attributes:
+        losses: Loss of each step that ran, float32 `[steps]`; all but the last are finite.
+        wait_s: Seconds that they waited for their batches, float64 scalar. An upper bound: waiting
+            overlaps with the end of the step before.
+    """
+
+    losses: tf.Tensor
+    wait_s: tf.Tensor
 
 
-def _allow_growth(gpu: tf.config.PhysicalDevice) -> None:
-    if tf.config.get_logical_device_configuration(gpu) is not None:
-        return  # Logical GPUs have fixed shares of its memory, which cannot grow.
-    try:
-        tf.config.experimental.set_memory_growth(gpu, True)
-    except RuntimeError:
-        return  # TensorFlow has started already: its memory setting stands.
+StepFunction = Callable[[Batch], tf.Tensor]
+RunSteps = Callable[[Any, tf.Tensor], StepsResult]
 
 
-def _cpu_devices(replicas: int) -> list[str]:
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    configured = tf.config.get_logical_device_configuration(cpu) or []
-    if len(configured) < replicas and replicas > 1:
-        try:
-            tf.config.set_logical_device_configuration(
-                cpu, [tf.config.LogicalDeviceConfiguration()] * replicas
-            )
-        except RuntimeError as error:
-            raise ConfigError(
-                "TensorFlow has already started with fewer CPU devices in this process",
-                received=f"devices.cpu_replicas = {replicas}",
-                allowed=f"at most {max(1, len(configured))}",
-                fix="train in a fresh process, or set devices.cpu_replicas accordingly",
-            ) from error
-    return [device.name for device in tf.config.list_logical_devices("CPU")[:replicas]]
+def compile_steps(strategy: tf.distribute.Strategy, train_step: StepFunction) -> RunSteps:
+    """Returns the function that runs several steps, of a number, of a dataset's iterator.
+
+    It is one compiled call, and stops after the first step whose loss is not finite.
+    """
+    if device := find_prefetch_device(strategy):
+        return build_prefetching_steps(train_step, device)
+    return build_run_steps(strategy, train_step)
+
+
+def find_prefetch_device(strategy: tf.distribute.Strategy) -> str | None:
+    """Returns the device that batches are fetched to ahead of their steps, None without need.
+
+    A strategy of several devices fetches to each of them by itself; a CPU has the batches already.
+    """
+    is_alone = strategy is tf.distribute.get_strategy()
+    return "GPU:0" if is_alone and tf.config.list_logical_devices("GPU") else None
+
+
+def build_run_steps(strategy: tf.distribute.Strategy, train_step: StepFunction) -> RunSteps:
+    """Returns the function of `compile_steps` that runs one replica's step on all replicas."""
+
+    # The loop below needs AutoGraph; a step has no Python control flow on tensors.
+    step = tf.autograph.experimental.do_not_convert(train_step)
+
+    def run_steps(iterator: Any, steps: tf.Tensor) -> StepsResult:
+        losses = tf.TensorArray(tf.float32, size=steps, element_shape=[])
+        wait_s = tf.constant(0.0, tf.float64)
+        done, loss = tf.constant(0), tf.constant(0.0)
+        while tf.logical_and(done < steps, tf.math.is_finite(loss)):
+            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
+            with tf.control_dependencies([loss]):
+                asked = tf.timestamp()
+            with tf.control_dependencies([asked]):
+                batch = next(iterator)
+            with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+                arrived = tf.timestamp()
+            wait_s += arrived - asked
+            # One thread would compute the step first, and look at the clock when it is done.
+            with tf.control_dependencies([arrived]):
+                shares = strategy.run(step, args=(batch,))
+            loss = strategy.reduce(tf.distribute.ReduceOp.SUM, shares, axis=None)
+            losses = losses.write(done, loss)
+            done += 1
+        return StepsResult(losses.stack()[:done], wait_s)
+
+    return tf.function(run_steps, reduce_retracing=True)
+
+
+def build_prefetching_steps(train_step: StepFunction, device: str) -> RunSteps:
+    """Returns the function of `compile_steps`, with the next batch under way during each step.
+
+    TensorFlow's own `prefetch_to_device` takes no ragged or sparse tensors. It asks for as many
+    batches as steps; for one more than it has trained on where a loss is not finite.
+    """
+    step = tf.autograph.experimental.do_not_convert(train_step)
+    fetch = tf.autograph.experimental.do_not_convert(_fetch_batch)
+
+    def run_steps(iterator: Any, steps: tf.Tensor) -> StepsResult:
+        losses = tf.TensorArray(tf.float32, size=steps, element_shape=[])
+        done, loss = tf.constant(0), tf.constant(0.0)
+        finished = tf.timestamp()
+        with tf.control_dependencies([finished]):
+            batch = fetch(iterator, device)
+        with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+            wait_s = tf.timestamp() - finished
+        while tf.logical_and(done < steps, tf.math.is_finite(loss)):
+            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
+            # Nothing of the step depends on what is fetched here: both go on side by side.
+            following = batch
+            if done + 1 < steps:
+                following = fetch(iterator, device)
+            with tf.control_dependencies(tf.nest.flatten(following, expand_composites=True)):
+                arrived = tf.timestamp()
+            loss = tf.ensure_shape(step(batch), [])
+            with tf.control_dependencies([loss]):
+                finished = tf.timestamp()
+            wait_s += tf.maximum(arrived - finished, 0.0)
+            losses = losses.write(done, loss)
+            batch = following
+            done += 1
+        return StepsResult(losses.stack()[:done], wait_s)
+
+    return tf.function(run_steps, reduce_retracing=True)
+
+
+def _fetch_batch(iterator: Any, device: str) -> Batch:
+    """Returns the next batch; text stays where it is, as no GPU holds it."""
+    batch = next(iterator)
+    with tf.device(device):
+        return tf.nest.map_structure(
+            lambda part: part if part.dtype == tf.string else tf.identity(part),
+            batch,
+            expand_composites=True,
+        )

@@ -1,16 +1,20 @@
-"""Agreement between the processes of a run: the chief decides and writes, the others follow.
+"""Processes of a run: what they agree on, their memory, and failures of their runtime as ours.
 
-With one process everything here does nothing. With several, each call is a collective: all
-processes make the same calls in the same order. Nothing needs a disk that they share, but the
-dataset.
+With one process agreement does nothing. With several, each call is a collective: all processes
+make the same calls in the same order. Nothing needs a disk that they share, but the dataset.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import random
+import re
+import resource
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +23,6 @@ import tensorflow as tf
 from conf import errors
 from conf.errors import InternalError, SluiceError
 from training.distribution.strategy import count_workers
-from training.distribution.tensorflow_runtime import describe_error
 
 T = TypeVar("T")
 
@@ -41,14 +44,14 @@ LOST = (
     tf.errors.UnknownError,
     tf.errors.FailedPreconditionError,
 )
+# What TensorFlow writes around the words of an error: the node before, the operation after.
+_NODE = re.compile(r"^\{\{[^}]*\}\}\s*|\s*\[Op:\w+\]")
+# TensorFlow raises one error for memory and for disks.
+_FULL_DISK = "No space left on device"
 
 
 class Workers:
-    """All processes of a run, seen from one of them.
-
-    Args:
-        strategy: The strategy that they train with.
-    """
+    """All processes of a run, seen from one of them."""
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self.strategy = strategy
@@ -73,10 +76,7 @@ class Workers:
         return not self.any(not flag)
 
     def share(self, decide: Callable[[], T]) -> T:
-        """Returns on every process what the chief decides.
-
-        Args:
-            decide: Called by the chief alone; returns what JSON holds.
+        """Returns on every process what the chief decides: what JSON holds.
 
         Raises:
             SluiceError: The chief raised it; it is raised on all processes.
@@ -114,11 +114,7 @@ class Workers:
             variable.assign(tf.cast(summed, variable.dtype))
 
     def share_arrays(self, read: Callable[[], Mapping[str, tf.Tensor]]) -> dict[str, np.ndarray]:
-        """Returns on every process the arrays that the chief reads, of the types `SUMMED`.
-
-        Args:
-            read: Called by the chief alone.
-        """
+        """Returns on every process arrays, of the types `SUMMED`, that the chief alone reads."""
         own = {n: np.asarray(a) for n, a in read().items()} if self.is_chief else {}
         dtypes = self.share(lambda: {name: str(array.dtype) for name, array in own.items()})
         shapes = self.share(lambda: {name: list(array.shape) for name, array in own.items()})
@@ -166,27 +162,20 @@ class Workers:
 
 @contextmanager
 def lost_worker_errors(workers: Workers) -> Iterator[None]:
-    """Turns the failure of a collective into an error that says what to do.
-
-    Raises:
-        InternalError: Another process has ended, or cannot be reached.
-    """
+    """Turns the failure of a collective into an InternalError that says what to do."""
     try:
         yield
     except LOST as error:
         if workers.count == 1:
             raise
+        # The lines above the one that names the lost process name where the step was built.
+        lines = [line for line in str(error).splitlines() if _ABORTED in line]
         raise InternalError(
             "training ended, as another of its processes ended or cannot be reached",
-            received=f"worker {workers.index} of {workers.count}: {_describe(error)}",
+            received=f"worker {workers.index} of {workers.count}: "
+            f"{lines[0] if lines else describe_error(error)}",
             fix="see what the other processes say, then start all of them again with --resume",
         ) from error
-
-
-def _describe(error: tf.errors.OpError) -> str:
-    """The line that names the lost process; the lines above it name where the step was built."""
-    lines = [line for line in str(error).splitlines() if _ABORTED in line]
-    return lines[0] if lines else describe_error(error)
 
 
 class NullWriter:
@@ -203,3 +192,78 @@ class NullWriter:
 
     def close(self) -> None:
         """Nothing to end."""
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds Python, NumPy and TensorFlow."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    tf.random.set_seed(seed)
+
+
+def describe_error(error: Exception) -> str:
+    """Returns the first line of an error's message, or its type where it has none."""
+    lines = str(error).splitlines()
+    return (lines and _NODE.sub("", lines[0])) or type(error).__name__
+
+
+@contextmanager
+def disk_errors(what: str, fix: str) -> Iterator[None]:
+    """Turns a write that failed into an InternalError that names what was written.
+
+    TensorFlow raises its own errors, not `OSError`, where a disk is full or a path is not
+    writable.
+    """
+    try:
+        yield
+    except (tf.errors.OpError, OSError) as error:
+        raise InternalError(what, received=describe_error(error), fix=fix) from error
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Turns a lack of memory into an InternalError that says what takes less."""
+    try:
+        yield
+    except (tf.errors.ResourceExhaustedError, MemoryError) as error:
+        if _FULL_DISK in str(error):
+            raise
+        raise InternalError(
+            "there is too little memory for this model and its batches",
+            received=describe_error(error),
+            fix="lower input.batch_size, or raise optimizer.accumulate_steps (a batch in parts); "
+            "for tables, lower model.embedding_dim or the capacity of dynamic ones, set their "
+            "device_rows, or share them between workers by shard=workers; with more memory, "
+            "--resume goes on",
+        ) from error
+
+
+def peak_memory_bytes() -> int:
+    """Returns the most memory that this process has held, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts kibibytes.
+
+
+def free_memory_bytes() -> int | None:
+    """Returns the memory that the machine has left, its container allowing; None: not known."""
+    meminfo, limit = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
+    if not meminfo.exists():
+        return None
+    lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+    free = int(lines["MemAvailable"].split()[0]) * 1024
+    allowed = limit.read_text().strip() if limit.exists() else "max"
+    return free if allowed == "max" else min(free, int(allowed))
+
+
+def peak_device_memory_bytes() -> dict[str, int]:
+    """Returns the most memory, in bytes, that TensorFlow has held on each GPU of this process."""
+    devices = tf.config.list_logical_devices("GPU")
+    names = [device.name.removeprefix("/device:") for device in devices]
+    return {name.lower().replace(":", " "): _read_peak_bytes(name) for name in names}
+
+
+def _read_peak_bytes(device: str) -> int:
+    try:
+        return int(tf.config.experimental.get_memory_info(device)["peak"])
+    except ValueError:  # Some allocators do not count.
+        return 0

@@ -14,7 +14,7 @@ from conf.errors import ConfigError
 from conf.schema import FIRST_TOKEN_ID, PAD_ID
 from conf.training.optimizer import SparseOptimizerConfig
 from conf.training.tables import Initializer, NormalConfig, UniformConfig
-from training.distribution.tensorflow_runtime import free_memory_bytes
+from training.distribution.workers import free_memory_bytes
 from training.embedding.distinct_rows import FoundRows, current_rows, spread_rows
 from training.embedding.growing_rows import GrowingRows
 

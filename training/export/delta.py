@@ -48,7 +48,7 @@ from conf.paths import ReadablePath
 from conf.publication.numbered import hold_numbers
 from conf.schema import PAD_ID, fingerprint
 from training.checkpoint.restore import TrainedModel, load_checkpoint, resolve_checkpoint
-from training.distribution.tensorflow_runtime import disk_errors
+from training.distribution.workers import disk_errors
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_index import FIRST_ROW
 from training.embedding.key_space import build_lookup

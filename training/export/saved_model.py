@@ -43,7 +43,7 @@ from conf.publication.numbered import hold_numbers
 from conf.storage.atomic_output import write_text_atomic
 from conf.storage.locks import hold_file_lock
 from training.checkpoint.restore import TrainedModel
-from training.distribution.tensorflow_runtime import disk_errors
+from training.distribution.workers import disk_errors
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.static_table import EmbeddingTable
 from training.embedding.table_delta import fingerprint_rows

@@ -1,71 +1,294 @@
-"""Epochs: compiled calls of several steps, with records, checkpoints and signals in between."""
+"""Epochs: their batches, and compiled calls of several steps with records, checkpoints, signals."""
 
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from types import FrameType
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
-from conf.errors import TrainingDivergedError
+from conf.errors import (
+    InputDataError,
+    TrainingCancelledError,
+    TrainingDivergedError,
+    TrainingInterruptedError,
+)
+from conf.training.train import TrainConfig
 from training.checkpoint.manager import CheckpointManager
 from training.checkpoint.resume_state import Position, ResumeState, build_divergence_error
 from training.checkpoint.saved_tensors import find_non_finite
-from training.distribution.run_steps import RunSteps
-from training.distribution.workers import NullWriter, Workers
-from training.input.batches import FINITE_ADVICE, tell_non_finite
-from training.loop.epoch_input import EpochBatches, EpochInput
-from training.loop.interruption import StopRequest
-from training.loop.step_validation import StepPlan, StepValidations
+from training.distribution.strategy import RunSteps, distribute_batches
+from training.distribution.workers import NullWriter, Workers, describe_error
+from training.embedding.distinct_rows import Lookups, add_distinct_ids
+from training.embedding.key_mapping import KeyedFeatures, map_keys
+from training.input.batches import FINITE_ADVICE, Batch, build_train_dataset, tell_non_finite
+from training.input.carried_errors import input_errors, is_carried
+from training.loop.plan import StepPlan
+from training.loop.validation import StepValidations
+from training.models.embedded_inputs import vector_errors
 from training.monitoring.progress import StepStatus, TrainingProgress
 from training.monitoring.run_logs import EpochLog, StepLog, StepRecord, StepValidationLog
 from training.networks.own_code import own_errors
+from training.reader.damage import DamagePolicy, InputCounts, ShardChecks
+from training.reader.shards import compare_begun
+from training.reader.split_source import InputOptions
+from training.reader.training_data import TrainingData
 
-SECONDS_PER_MINUTE = 60
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SECONDS_PER_MINUTE = 60
+
+
+class StopNowError(BaseException):
+    """A signal came where nothing has to be finished first.
+
+    Derives from BaseException, so that user code cannot swallow it.
+    """
+
+
+class StopRequest:
+    """Whether a signal has asked training to stop.
+
+    A compiled loop of steps is finished first: its caller looks at `requested` afterwards. The
+    second signal does what it would do without all this.
+    """
+
+    def __init__(self) -> None:
+        self._signal: signal.Signals | None = None
+        self._immediate = False
+
+    @property
+    def requested(self) -> bool:
+        """Whether training is to stop."""
+        return self._signal is not None
+
+    def request(self, number: int) -> None:
+        """Takes note of a signal; raises `StopNowError` inside `immediate`."""
+        self._signal = signal.Signals(number)
+        if self._immediate:
+            self._immediate = False
+            raise StopNowError
+
+    @contextmanager
+    def immediate(self) -> Iterator[None]:
+        """Lets a signal, before or inside the block, end it: for work that changes nothing."""
+        self._immediate = True
+        try:
+            if self.requested:
+                raise StopNowError
+            yield
+        finally:
+            self._immediate = False
+
+    def build_error(self, where: str) -> TrainingInterruptedError:
+        """Returns the error that ends the run once its state is saved at a position, in words."""
+        cancelled = self._signal is signal.SIGINT
+        kind = TrainingCancelledError if cancelled else TrainingInterruptedError
+        return kind(
+            "training was interrupted, and its state is saved",
+            received=self._signal.name if self._signal is not None else None,
+            fix=f"go on {where} with --resume",
+        )
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """Turns the first SIGTERM or SIGINT inside the block into a request.
+
+    Outside the main thread, where Python allows no handlers, signals do what they did.
+    """
+    stop = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        restore()
+        stop.request(number)
+
+    for number in SIGNALS:
+        signal.signal(number, handle)
+    try:
+        yield stop
+    finally:
+        restore()
 
 
 @dataclass(frozen=True)
-class CallOutcome:
-    """The steps of one compiled call.
+class StepInputs:
+    """The features that a step reads.
 
     Attributes:
-        losses: Loss of each step, float32 `[steps]`; the last one alone may not be finite.
-        wait_s: Seconds that the steps waited for their batches.
+        features: Names of features.
+        lookups: Those whose distinct ids are found ahead of the step, or None.
+        keyed: Those whose keys are mapped to rows ahead of the step.
+        binary_labels: Those whose values must be 0 or 1.
     """
 
-    losses: np.ndarray
-    wait_s: float
+    features: tuple[str, ...]
+    lookups: tuple[Lookups, ...] | None = None
+    keyed: tuple[KeyedFeatures, ...] = ()
+    binary_labels: tuple[str, ...] = ()
 
-    @property
-    def steps(self) -> int:
-        """How many steps there are."""
-        return len(self.losses)
 
-    @property
-    def loss(self) -> float:
-        """Sum of the losses."""
-        return float(np.sum(self.losses, dtype=np.float64))
+@dataclass(frozen=True)
+class EpochBatches:
+    """The batches of a zero-based epoch, and what the input has left out of it so far."""
+
+    epoch: int
+    iterator: Any
+    counts: InputCounts
+
+
+class EpochInput:
+    """Opens the batches of a run's epochs, in the form that the steps read.
+
+    Args:
+        config: The run's config.
+        data: The dataset version.
+        strategy: Devices to train on.
+        inputs: The features that a step reads.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        data: TrainingData,
+        strategy: tf.distribute.Strategy,
+        inputs: StepInputs,
+    ) -> None:
+        self.config, self.data, self.inputs = config, data, inputs
+        self.steps_per_epoch = data.steps_per_epoch(config.input)
+        self._strategy = strategy
+        self._counts: dict[int, InputCounts] = {}
+        self._checks = ShardChecks()
+
+    @contextmanager
+    def open(self, position: Position) -> Iterator[EpochBatches]:
+        """Opens an epoch's batches from a position on.
+
+        Raises:
+            InputDataError: A record is damaged.
+        """
+        counts = InputCounts()
+        dataset = self.build_dataset(position, counts)
+        if self.inputs.keyed:
+            batches = self.steps_per_epoch - position.batch
+            is_new = position.batch == 0
+            dataset = map_keys(dataset, self.inputs.keyed, batches, is_new_epoch=is_new)
+        if self.inputs.lookups is not None:
+            dataset = add_distinct_ids(dataset, self.inputs.lookups)
+        with input_errors(self.data.version_dir, self.data.manifest, "train"):
+            iterator = iter(distribute_batches(dataset, self._strategy))
+            yield EpochBatches(position.epoch, iterator, counts)
+
+    def finish(self, batches: EpochBatches) -> None:
+        """Reads the tail of an epoch whose steps are done, and keeps its counts."""
+        if not self.config.input.is_exact:
+            for _ in batches.iterator:
+                pass
+        self.keep_counts(batches)
+
+    def keep_counts(self, batches: EpochBatches) -> None:
+        """Keeps the counts of an epoch, whether or not it ends before its batches do."""
+        self._counts = {batches.epoch: batches.counts}
+
+    def compare_begun(self) -> None:
+        """Compares shards that were read in part with their checksums, once a run.
+
+        Raises:
+            InputDataError: One is not the file that was written.
+        """
+        compare_begun(DamagePolicy(self.config.input.on_corrupt, checks=self._checks))
+
+    def read_batch(self, position: Position) -> Batch:
+        """Reads the batch of one step, over all replicas, once more."""
+        batch: Batch = next(iter(self.build_dataset(position, InputCounts()).take(1)))
+        return batch
+
+    def count_left_out(self, epoch: int) -> InputCounts:
+        """Returns what the input left out of an epoch whose steps are done.
+
+        Where another process has done them, the epoch is read once more.
+        """
+        if epoch not in self._counts:
+            counts = InputCounts()
+            dataset = self.build_dataset(Position(epoch, self.steps_per_epoch), counts)
+            with input_errors(self.data.version_dir, self.data.manifest, "train"):
+                self.finish(EpochBatches(epoch, iter(dataset), counts))
+        return self._counts[epoch]
+
+    def describe_tables(self) -> dict[str, dict[str, int]]:
+        """Returns what has happened to the keys of each dynamic table in this epoch."""
+        return {part.space.label: part.space.describe() for part in self.inputs.keyed}
+
+    def render_tables(self) -> list[str]:
+        """Returns `describe_tables` in words, for tables with rules or without room."""
+        return [line for part in self.inputs.keyed for line in part.space.render()]
+
+    @contextmanager
+    def step_errors(self, position: Position, steps: int) -> Iterator[None]:
+        """Turns errors of some steps from a position on, if data cause them, into InputDataError.
+
+        The split may have fewer rows than were counted, an id be beyond its vocabulary, or a
+        vector have not the length that the model reads.
+        """
+        try:
+            with vector_errors():
+                yield
+        except tf.errors.OutOfRangeError as error:
+            raise InputDataError(
+                "the train split gives fewer rows than were counted before training",
+                received=f"fewer than {position.batch + steps} batches in epoch "
+                f"{position.epoch + 1}",
+                allowed=f"{self.steps_per_epoch} batches of {self.config.input.batch_size} rows",
+                fix="restore the shards that are damaged or gone by now, or start a new run",
+            ) from error
+        except tf.errors.InvalidArgumentError as error:
+            # What CPUs say of a gather beyond a table; not of what the input itself has raised.
+            if is_carried(error) or "is not in [0" not in str(error):
+                raise
+            raise InputDataError(
+                "the train split holds an id that its feature's vocabulary does not have",
+                received=describe_error(error),
+                fix="leave such rows out by input.filter, or build the dataset again",
+            ) from error
+
+    def build_dataset(self, position: Position, counts: InputCounts) -> tf.data.Dataset:
+        """Builds the batches from a position on, as the shards have them; counts the rest."""
+        options = InputOptions(
+            binary_labels=self.inputs.binary_labels, counts=counts, checks=self._checks
+        )
+        return build_train_dataset(
+            self.data.version_dir,
+            self.data.manifest,
+            self.config.input,
+            epoch=position.epoch,
+            seed=self.config.seed,
+            features=self.inputs.features,
+            start_batch=position.batch,
+            options=options,
+        )
 
 
 @dataclass(frozen=True)
 class RunContext:
     """A run under way: its files, and the processes and signals that it listens to.
 
-    Attributes:
-        run: Directory of the run.
-        checkpoints: Its checkpoints.
-        step_log: Its `metrics.jsonl`; unwritten by all processes but the chief.
-        epoch_log: Its event files; unwritten by all processes but the chief.
-        progress: Shows how training goes.
-        stop: Whether a signal has asked to stop.
-        workers: The processes of the run, which stop together.
-        validation_log: Its `validations.jsonl`; unwritten by all processes but the chief.
+    The logs are unwritten by all processes but the chief.
     """
 
     run: Path
@@ -79,13 +302,7 @@ class RunContext:
 
 
 class EpochRunner:
-    """Trains epochs, each from any position to its end.
-
-    Args:
-        epoch_input: Opens the batches.
-        run_steps: The compiled steps.
-        context: The run.
-    """
+    """Trains epochs, each from any position to its end."""
 
     def __init__(self, epoch_input: EpochInput, run_steps: RunSteps, context: RunContext) -> None:
         self._input, self._run_steps, self.context = epoch_input, run_steps, context
@@ -108,12 +325,6 @@ class EpochRunner:
             state: Where to begin.
             metric: Name and value of the last epoch's validation that the progress shows.
             validations: Validations between steps, or None.
-
-        Raises:
-            TrainingInterruptedError: A signal came; the state is saved.
-            TrainingDivergedError: A loss is not finite; the batch is written.
-            InputDataError: A record is damaged.
-            InternalError: A file of the run cannot be written.
         """
         mark = time.monotonic()
         with self._input.open(state.position) as batches:
@@ -122,11 +333,12 @@ class EpochRunner:
             while not self._is_over(state.position, validations):
                 if self.context.workers.any(self.context.stop.requested):
                     self.save_and_stop(state)
-                outcome = self._run_call(batches, state.position)
+                losses, wait_s = self._run_call(batches, state.position)
                 now = time.monotonic()
-                self._require_finite(state.position, outcome)
-                state = state.after(outcome.steps, outcome.loss, outcome.wait_s, now - mark)
-                self._log(state.position, outcome, now - mark)
+                self._require_finite(state.position, losses)
+                loss = float(np.sum(losses, dtype=np.float64))
+                state = state.after(len(losses), loss, wait_s, now - mark)
+                self._log(state.position, loss / len(losses), len(losses), wait_s, now - mark)
                 self._show(state, metric)
                 validated = self._validate_where_due(state, validations)
                 self._save_where_due(state)
@@ -152,11 +364,7 @@ class EpochRunner:
             self.context.checkpoints.wait()
 
     def save_and_stop(self, state: ResumeState) -> NoReturn:
-        """Saves the state, waits until it is on the disk, and ends training.
-
-        Raises:
-            TrainingInterruptedError: Always, unless saving fails.
-        """
+        """Saves the state, waits until it is on the disk, and ends training by the stop's error."""
         self.save_once(state, "asked to stop: saving the state of training")
         position = state.position
         raise self.context.stop.build_error(
@@ -171,34 +379,21 @@ class EpochRunner:
         self.wait()
 
     def require_finite(self, done: Position, variables: Mapping[str, tf.Variable]) -> None:
-        """Ends training where a variable is not finite, at this process or another one.
-
-        Args:
-            done: Where training is.
-            variables: What to look at, by name.
+        """Ends training at a position where a variable is not finite, on any process.
 
         Raises:
             TrainingDivergedError: One is not finite.
         """
         name = find_non_finite(variables.items())
         if self.context.workers.any(name is not None):
-            self.diverge(done, f"{name or 'a row of another worker'} is not finite")
+            self._diverge_after(done, f"{name or 'a row of another worker'} is not finite")
 
-    def diverge(self, done: Position, received: str) -> NoReturn:
-        """Ends training whose state is not finite after the last step.
+    def _run_call(self, batches: EpochBatches, position: Position) -> tuple[np.ndarray, float]:
+        """Runs the steps of one compiled call, and reads the tail after the epoch's last one.
 
-        Args:
-            done: Where the state was seen.
-            received: The number that is not finite.
-
-        Raises:
-            TrainingDivergedError: Always.
+        Returns the loss of each step, float32 `[steps]`, of which the last alone may not be
+        finite, and the seconds that they waited for batches.
         """
-        last = divmod(done.step(self._steps) - 1, self._steps)
-        self._diverge(Position(*last), received)
-
-    def _run_call(self, batches: EpochBatches, position: Position) -> CallOutcome:
-        """Runs the steps of one compiled call, and reads the tail after the epoch's last one."""
         steps = self._plan.count_steps_of_call(position)
         with own_errors(), self._input.step_errors(position, steps):
             result = self._run_steps(batches.iterator, tf.constant(steps))
@@ -206,14 +401,14 @@ class EpochRunner:
             self._input.finish(batches)
         if position.batch + steps == self._plan.count_steps_of_epoch(position.epoch):
             self._input.compare_begun()
-        return CallOutcome(result.losses.numpy(), float(result.wait_s))
+        return result.losses.numpy(), float(result.wait_s)
 
-    def _require_finite(self, position: Position, outcome: CallOutcome) -> None:
-        loss = float(outcome.losses[-1])
+    def _require_finite(self, position: Position, losses: np.ndarray) -> None:
+        loss = float(losses[-1])
         if not math.isfinite(loss):
-            suffix = " (or a gradient)" if self._config.fit.check_gradients else ""
-            culprit = Position(position.epoch, position.batch + outcome.steps - 1)
-            self._diverge(culprit, f"loss {loss}{suffix}")
+            self._diverge(
+                Position(position.epoch, position.batch + len(losses) - 1), f"loss {loss}"
+            )
 
     def _is_over(self, position: Position, validations: StepValidations | None) -> bool:
         """Whether an epoch has no further step."""
@@ -247,40 +442,46 @@ class EpochRunner:
             return False
         waited_s = time.monotonic() - self._saved_at
         # Each process has a clock of its own, and all of them have to save.
-        return self.context.workers.any(waited_s >= config.every_minutes * SECONDS_PER_MINUTE)
+        return self.context.workers.any(waited_s >= config.every_minutes * _SECONDS_PER_MINUTE)
 
     @contextmanager
     def _divergence_errors(self) -> Iterator[None]:
-        """Ends training where the state that a checkpoint was to hold is not finite."""
+        """Names the step and its batch where the state that a checkpoint was to hold diverged."""
         try:
             yield
         except TrainingDivergedError as error:
             saved = self.context.checkpoints.saved
             if saved is None:
                 raise
-            self.diverge(saved, str(error.received))
+            self._diverge_after(saved, str(error.received))
+
+    def _diverge_after(self, done: Position, received: str) -> NoReturn:
+        """Ends training whose state, seen at a position, is not finite after the last step."""
+        last = divmod(done.step(self._steps) - 1, self._steps)
+        self._diverge(Position(*last), received)
 
     def _diverge(self, position: Position, received: str) -> NoReturn:
         odd = ""
         if self.context.workers.is_chief:
             with suppress(OSError):  # It must not hide what went wrong first.
                 odd = tell_non_finite(self._input.read_batch(position))
-        has_temperature = self._config.model.kind == "retrieval"
         raise build_divergence_error(
             received + odd,
             position,
-            has_temperature=has_temperature,
+            has_temperature=self._config.model.kind == "retrieval",
             advice=FINITE_ADVICE if odd else "",
         )
 
-    def _log(self, position: Position, outcome: CallOutcome, seconds: float) -> None:
+    def _log(
+        self, position: Position, loss: float, steps: int, wait_s: float, seconds: float
+    ) -> None:
         self.context.step_log.write(
             StepRecord(
                 step=position.step(self._steps),
                 epoch=position.epoch + 1,
-                loss=outcome.loss / outcome.steps,
-                examples_per_s=outcome.steps * self._config.input.batch_size / seconds,
-                input_wait_share=min(1.0, outcome.wait_s / seconds),
+                loss=loss,
+                examples_per_s=steps * self._config.input.batch_size / seconds,
+                input_wait_share=min(1.0, wait_s / seconds),
             )
         )
 

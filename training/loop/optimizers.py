@@ -1,18 +1,19 @@
-"""Optimizers of a run: Keras' by name for dense weights, a lazy one for embedding tables."""
+"""Gradients, learning rates and optimizers: Keras' for dense weights, lazy ones for tables."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Sequence
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import TypeAlias
 
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.optimizers.schedules import CosineDecay, LearningRateSchedule
 
 from conf.errors import ConfigError, did_you_mean
-from conf.training.optimizer import OptimizerConfig, SparseOptimizerConfig
+from conf.training.optimizer import CosineSchedule, OptimizerConfig, SparseOptimizerConfig
 from training.embedding.lazy_optimizer import (
     LazyFTRL,
     LazyOptimizer,
@@ -21,104 +22,162 @@ from training.embedding.lazy_optimizer import (
     sum_repeated_rows,
 )
 from training.embedding.static_table import EmbeddingTable
-from training.loop.gradients import (
-    Gradient,
-    LossScale,
-    are_finite,
-    as_slices,
-    clip_dense_values,
-    clip_global_norm,
-    widen_slices,
-)
-from training.loop.schedules import build_learning_rate
 from training.models.model import Model
 
-# Arguments that the config sets for tables and dense weights together, and those without use.
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
+KnownRows: TypeAlias = Sequence[tf.Tensor | None]
 _SET_ELSEWHERE = {
     "clipnorm": "optimizer.clip_norm",
     "global_clipnorm": "optimizer.clip_norm",
-    "clipvalue": "optimizer.clip_value",
+    "clipvalue": "optimizer.clip_norm",
     "gradient_accumulation_steps": "optimizer.accumulate_steps",
     "loss_scale_factor": "compute.mixed_precision",
-    "use_ema": None,
-    "ema_momentum": None,
-    "ema_overwrite_frequency": None,
-    "name": None,
+    "use_ema": "nothing",
+    "ema_momentum": "nothing",
+    "ema_overwrite_frequency": "nothing",
+    "name": "nothing",
 }
-# Bases and wrappers.
-_NO_OPTIMIZERS = ("optimizer", "lossscaleoptimizer", "multioptimizer")
+"""Keras' arguments that work on one replica's dense weights alone, and what is set instead."""
+# Bases and wrappers; and two that Keras computes otherwise than published on TensorFlow's weights.
+_NO_OPTIMIZERS = {"optimizer", "lossscaleoptimizer", "multioptimizer", "muon", "schedulefreeadamw"}
 
 
-class ScheduleFreeAdamW(keras.optimizers.ScheduleFreeAdamW):
-    """Schedule-Free AdamW (Defazio et al. 2024, "The road less scheduled", equations 2 to 4).
+class WarmupSchedule(LearningRateSchedule):
+    """Rises in a line over the warm-up, then follows another schedule.
 
-    Keras' own on TensorFlow takes the auxiliary weight after its update for the one before it,
-    which leaves out a part of the average; here it is kept apart. Its weight decay moves the weight
-    before the update, so the average is recovered from another weight; here the decay is a part of
-    the gradient's step, as in the paper. Weights may also be set after the optimizer has been
-    built, as warm starts do.
+    Step k (zero-based) of a warm-up of W steps has the share (k + 1) / W of the rate that the
+    schedule starts with (Goyal et al. 2017, "Accurate, large minibatch SGD", section 2.2): the
+    first update moves the weights, and the W-th has the full rate. Keras' only warm-up, that of
+    `CosineDecay`, starts at 0.
     """
 
-    def build(self, var_list: Sequence[tf.Variable]) -> None:
-        """Makes the state.
+    def __init__(self, after: float | LearningRateSchedule, warmup_steps: int) -> None:
+        self._after, self._warmup_steps = after, warmup_steps
 
-        Raises:
-            ValueError: `beta_1` is 0: the average equals the weights then.
-        """
-        if not 0.0 < self.beta_1 < 1.0:
-            raise ValueError(f"beta_1 must be between 0 and 1, both left out; it is {self.beta_1}")
-        super().build(var_list)
-
-    def update_step(
-        self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor
-    ) -> None:
-        """Updates a weight; what it is averaged with starts where the weight does."""
-        auxiliary = self._momentums[self._get_variable_index(variable)]
-        is_first = tf.equal(tf.convert_to_tensor(self.iterations), 0)
-        weight = tf.convert_to_tensor(variable)
-        before = tf.where(is_first, weight, tf.convert_to_tensor(auxiliary))
-        self.assign(auxiliary, before)
-        super().update_step(gradient, variable, learning_rate)
-        after = tf.convert_to_tensor(auxiliary) - self._find_decay(variable, weight, learning_rate)
-        self.assign(auxiliary, after)
-        share = 1.0 / tf.cast(self.iterations + 1, after.dtype)
-        average = (weight - (1.0 - self.beta_1) * before) / self.beta_1
-        average += share * (after - average)
-        self.assign(variable, (1.0 - self.beta_1) * after + self.beta_1 * average)
-
-    def _find_decay(
-        self, variable: tf.Variable, weight: tf.Tensor, learning_rate: tf.Tensor
-    ) -> tf.Tensor | float:
-        """Returns what weight decay takes of the auxiliary weight: a share of the weight."""
-        if self.weight_decay is None or not self._use_weight_decay(variable):
-            return 0.0
-        rate = tf.cast(learning_rate, weight.dtype)
-        if self.warmup_steps > 0:
-            done = tf.cast(self.iterations + 1, weight.dtype)
-            rate *= tf.minimum(done / self.warmup_steps, 1.0)
-        return rate * self.weight_decay * weight
-
-    def _apply_weight_decay(self, variables: Sequence[tf.Variable]) -> None:
-        """Does nothing: `update_step` decays."""
+    def __call__(self, step: tf.Tensor) -> tf.Tensor:
+        """Returns the rate of a zero-based step, float32 scalar."""
+        done = tf.cast(step, tf.float32)
+        rate = self._after
+        if callable(rate):
+            rate = rate(tf.maximum(done - self._warmup_steps, 0.0))
+        return rate * tf.minimum((done + 1.0) / self._warmup_steps, 1.0)
 
 
-class Muon(keras.optimizers.Muon):
-    """Keras' Muon for variables that are not Keras' own: their names stand for paths."""
+def build_learning_rate(
+    config: OptimizerConfig, total_steps: int, learning_rate: float | None = None
+) -> float | LearningRateSchedule:
+    """Returns the learning rate: a number, or a function of the zero-based step.
 
-    def _should_use_adamw(self, variable: tf.Variable) -> bool:
-        path = getattr(variable, "path", variable.name)
-        return bool(super()._should_use_adamw(SimpleNamespace(shape=variable.shape, path=path)))
+    Args:
+        config: Rate, schedule and warm-up.
+        total_steps: Steps of the whole run, warm-up included.
+        learning_rate: A rate of its own that the schedule is applied to; None: the config's.
+    """
+    after = rate = config.learning_rate if learning_rate is None else learning_rate
+    warmup_steps, schedule = config.warmup_steps or 0, config.schedule
+    if isinstance(schedule, CosineSchedule):
+        steps = max(1, (schedule.steps or total_steps) - warmup_steps)
+        after = CosineDecay(rate, steps, schedule.final_share)
+    return WarmupSchedule(after, warmup_steps) if warmup_steps else after
+
+
+def as_slices(gradient: Gradient) -> tf.IndexedSlices | None:
+    """Returns a table's gradient as rows; one of the whole table names all of them."""
+    if gradient is None or isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows = tf.range(tf.shape(gradient, tf.int64)[0], dtype=tf.int64)
+    return tf.IndexedSlices(gradient, rows, tf.shape(gradient))
+
+
+def widen_slices(
+    slices: tf.IndexedSlices | None, table: tf.Variable, l2: float
+) -> tf.IndexedSlices:
+    """Returns the gradient of all rows of a table, with that of `l2` times their squared norms."""
+    count = int(table.shape[0])
+    gradient = tf.convert_to_tensor(table.read_value()) * (2.0 * tf.constant(l2))
+    if slices is not None:
+        gradient += tf.math.unsorted_segment_sum(slices.values, slices.indices, count)
+    return tf.IndexedSlices(gradient, tf.range(count, dtype=tf.int64), tf.shape(gradient))
+
+
+def add_parts(parts: Sequence[Sequence[Gradient]]) -> list[Gradient]:
+    """Sums the gradients of a batch's parts, variable by variable.
+
+    Rows of tables are put one behind the other, repeats included: a sum of whole tables would
+    cost as much as the vocabulary is long.
+    """
+    return [_add([g for g in column if g is not None]) for column in zip(*parts, strict=True)]
+
+
+def _add(gradients: list[tf.Tensor | tf.IndexedSlices]) -> Gradient:
+    if not gradients:
+        return None
+    if not any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
+        return tf.add_n(gradients)
+    slices = [s for gradient in gradients if (s := as_slices(gradient)) is not None]
+    return tf.IndexedSlices(
+        tf.concat([s.values for s in slices], axis=0),
+        tf.concat([tf.cast(s.indices, tf.int64) for s in slices], axis=0),
+        slices[0].dense_shape,
+    )
+
+
+def clip_global_norm(
+    tables: Sequence[tf.IndexedSlices | None],
+    dense: Sequence[tf.Tensor],
+    clip_norm: float,
+    *,
+    are_unique: bool = False,
+) -> tuple[list[tf.IndexedSlices | None], list[tf.Tensor]]:
+    """Scales gradients so that their sum over replicas has at most a given norm.
+
+    The norm is that of the reduced gradient, with repeated rows summed: what one replica would
+    see. Each replica's share is scaled by the same factor, so the sum stays right.
+
+    Args:
+        tables: Gradients of tables; ids may repeat.
+        dense: Gradients of dense weights.
+        clip_norm: Above 0.
+        are_unique: Whether one replica runs and its tables' gradients name no id twice.
+    """
+    squares = [
+        tf.reduce_sum(tf.square(tf.cast(gradient, tf.float32))) for gradient in _sum_replicas(dense)
+    ]
+    for slices in (s for s in tables if s is not None):
+        merged = slices if are_unique else sum_repeated_rows(_gather_slices(slices))
+        squares.append(tf.reduce_sum(tf.square(merged.values)))
+    factor = clip_norm / tf.maximum(tf.sqrt(tf.add_n(squares)), clip_norm)
+    scaled = [
+        None if s is None else tf.IndexedSlices(s.values * factor, s.indices, s.dense_shape)
+        for s in tables
+    ]
+    return scaled, [keras.ops.multiply(gradient, factor) for gradient in dense]
+
+
+def _sum_replicas(gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+    context = tf.distribute.get_replica_context()
+    if not gradients or context.num_replicas_in_sync == 1:
+        return gradients
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, list(gradients))
+
+
+def _gather_slices(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    context = tf.distribute.get_replica_context()
+    if context.num_replicas_in_sync == 1:
+        return slices
+    values, indices = context.all_gather([slices.values, slices.indices], axis=0)
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
 def dense_optimizer_classes() -> dict[str, type[keras.optimizers.Optimizer]]:
     """Returns Keras' optimizers by name, in small letters."""
-    classes = {
+    return {
         name.lower(): value
         for name, value in vars(keras.optimizers).items()
-        if inspect.isclass(value) and issubclass(value, keras.optimizers.Optimizer)
+        if inspect.isclass(value)
+        and issubclass(value, keras.optimizers.Optimizer)
+        and name.lower() not in _NO_OPTIMIZERS
     }
-    classes |= {"muon": Muon, "schedulefreeadamw": ScheduleFreeAdamW}
-    return {name: value for name, value in classes.items() if name not in _NO_OPTIMIZERS}
 
 
 def build_dense_optimizer(
@@ -126,16 +185,10 @@ def build_dense_optimizer(
 ) -> keras.optimizers.Optimizer:
     """Builds the optimizer of dense weights; call it under the strategy's scope.
 
-    Args:
-        config: Its name, arguments and learning rate.
-        variables: The weights.
-        total_steps: Steps of the whole run, for the schedule.
-
     Raises:
         ConfigError: Keras has no such optimizer, or refuses its arguments.
     """
-    dense = config.dense
-    classes = dense_optimizer_classes()
+    dense, classes = config.dense, dense_optimizer_classes()
     kind = dense.kind.lower()
     if kind not in classes:
         raise ConfigError(
@@ -144,110 +197,65 @@ def build_dense_optimizer(
             allowed=", ".join(sorted(classes)),
             fix=did_you_mean(kind, classes),
         )
-    arguments = dense.arguments
-    _check_arguments(kind, classes[kind], arguments)
-    if kind == "adam":
-        of_adam = {"beta_1": config.beta_1, "beta_2": config.beta_2, "epsilon": config.epsilon}
-        arguments = {**of_adam, **arguments}
-    try:
-        optimizer = classes[kind](
-            build_learning_rate(config, total_steps, dense.learning_rate), **arguments
+    for name in dense.arguments.keys() & _SET_ELSEWHERE.keys():
+        raise ConfigError(
+            "this argument of Keras' optimizers would leave tables and other replicas out",
+            received=f"optimizer.dense.{name}",
+            fix=f"leave it out; {_SET_ELSEWHERE[name]} stands for it",
         )
+    rate = build_learning_rate(config, total_steps, dense.learning_rate)
+    try:
+        optimizer = classes[kind](rate, **dense.arguments)
         optimizer.build(variables)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"Keras refuses the arguments of optimizer.dense (kind {kind})",
-            received=f"{arguments}: {error}",
-            fix=f"correct the keys of optimizer.dense; {kind} takes "
-            f"{', '.join(_argument_names(classes[kind]))}",
+            received=f"{dense.arguments}: {error}",
         ) from error
     return optimizer
-
-
-def _argument_names(cls: type[keras.optimizers.Optimizer]) -> list[str]:
-    parameters = inspect.signature(cls.__init__).parameters.values()
-    taken = {"self", "learning_rate", *_SET_ELSEWHERE}
-    return [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and p.name not in taken]
-
-
-def _check_arguments(
-    kind: str, cls: type[keras.optimizers.Optimizer], arguments: dict[str, object]
-) -> None:
-    known = _argument_names(cls)
-    for name in arguments:
-        if name in known:
-            continue
-        instead = _SET_ELSEWHERE.get(name)
-        raise ConfigError(
-            f"optimizer.dense (kind {kind}) takes no such argument",
-            received=name,
-            allowed=", ".join(known),
-            fix=f"set {instead} instead" if instead else did_you_mean(name, known),
-        )
-
-
-def _plan_rules(
-    config: OptimizerConfig, tables: Sequence[EmbeddingTable], total_steps: int
-) -> list[TableRule]:
-    """The rule of each table; tables that ask for none of their own share one."""
-    of_all = _plan_rule(config, config.sparse, total_steps)
-    own = [table.updates.optimizer for table in tables]
-    return [of_all if each is None else _plan_rule(config, each, total_steps) for each in own]
-
-
-def _plan_rule(
-    config: OptimizerConfig, sparse: SparseOptimizerConfig, total_steps: int
-) -> TableRule:
-    rate = build_learning_rate(config, total_steps, sparse.learning_rate)
-    return TableRule(build_lazy_rule(config, sparse), rate)
-
-
-KnownRows: TypeAlias = Sequence[tf.Tensor | None]
 
 
 class Optimizers(tf.Module):
     """Applies one step's gradients to dense weights and tables.
 
     Build it under the strategy's scope, call `apply` in a replica context with gradients that
-    sum over replicas to the gradient of the global loss, times the loss scale where there is one.
+    sum over replicas to the gradient of the global loss.
 
     Args:
         config: Rules, rates and clipping.
         model: The model whose variables are updated.
         total_steps: Steps of the whole run, for the schedule.
-        loss_scale: Factor of the loss, or None.
 
     Attributes:
         objective_state: What steps set of the objective; saved and restored with the optimizers.
-
-    Raises:
-        ConfigError: Keras has no such optimizer, or refuses its arguments.
     """
 
-    def __init__(
-        self,
-        config: OptimizerConfig,
-        model: Model,
-        total_steps: int,
-        loss_scale: LossScale | None = None,
-    ) -> None:
+    def __init__(self, config: OptimizerConfig, model: Model, total_steps: int) -> None:
         super().__init__(name="optimizers")
-        self._clip_norm, self._clip_value = config.clip_norm, config.clip_value
         self.accumulate_steps = config.accumulate_steps or 1
-        self.loss_scale = loss_scale
         self.objective_state: list[tf.Variable] = []
         self._tables = model.table_variables
         trained = list(model.trained_tables.values())
-        rows, rules = [table.rows for table in trained], _plan_rules(config, trained, total_steps)
         self._updates = [table.updates for table in trained]
         self._config, self._names = config, list(model.trained_tables)
         self._dense = model.dense_variables
         # No dict: what looks for variables would look into it.
         self._constrained = MappingProxyType({id(w.value): w for w in model.constrained_weights})
-        self.sparse = LazyOptimizer(rows, rules, clip_value=config.clip_value)
+        rules = self._plan_rules(total_steps)
+        self.sparse = LazyOptimizer([table.rows for table in trained], rules)
         self.dense: keras.optimizers.Optimizer | None = None
         if self._dense:
             self.dense = build_dense_optimizer(config, self._dense, total_steps)
+
+    def _plan_rules(self, total_steps: int) -> list[TableRule]:
+        """Returns the rule of each table; tables that ask for none of their own share one."""
+
+        def plan(sparse: SparseOptimizerConfig) -> TableRule:
+            rate = build_learning_rate(self._config, total_steps, sparse.learning_rate)
+            return TableRule(build_lazy_rule(sparse), rate)
+
+        of_all, own = plan(self._config.sparse), [updates.optimizer for updates in self._updates]
+        return [of_all if each is None else plan(each) for each in own]
 
     @property
     def variables_in_step_order(self) -> list[tf.Variable]:
@@ -260,23 +268,16 @@ class Optimizers(tf.Module):
         return self.sparse.iterations
 
     def hold_rows(self, name: str, table: EmbeddingTable, rows: np.ndarray) -> None:
-        """Lets the optimizer keep rows that came from elsewhere without state of their own.
-
-        Args:
-            name: Of the table.
-            table: The table.
-            rows: int64 `[n]`, the rows that came.
-        """
+        """Lets the optimizer keep rows, int64 `[n]`, that came from elsewhere without state."""
         if name in self._names:
             sparse = table.updates.optimizer or self._config.sparse
             rate = sparse.learning_rate or self._config.learning_rate
             self.sparse.hold_rows(self._names.index(name), table.rows, rows, rate)
 
     def hold_weights(self, numbers: Collection[int]) -> None:
-        """Lets the optimizer keep dense weights that came from elsewhere without state.
+        """Lets the optimizer keep dense weights, by number, that came from elsewhere without state.
 
-        Args:
-            numbers: Their places among the dense weights.
+        FTRL alone computes weights of its state.
         """
         ftrl = self.dense
         if not isinstance(ftrl, keras.optimizers.Ftrl):
@@ -295,7 +296,7 @@ class Optimizers(tf.Module):
             ftrl._linears[number].assign(held)
 
     def widen(
-        self, gradients: Sequence[Gradient], known: KnownRows, factor: tf.Tensor
+        self, gradients: Sequence[Gradient], known: KnownRows
     ) -> tuple[list[Gradient], list[tf.Tensor | None]]:
         """Lets the gradients of tables that are updated as a whole name all rows, each once.
 
@@ -304,7 +305,6 @@ class Optimizers(tf.Module):
         Args:
             gradients: This replica's shares, in the order of `variables_in_step_order`.
             known: As for `apply`.
-            factor: What the gradients are multiplied by.
 
         Returns:
             The gradients, and what is known of their rows.
@@ -313,78 +313,45 @@ class Optimizers(tf.Module):
         wide, rows = list(gradients), list(known)
         for number, updates in enumerate(self._updates):
             if updates.are_dense:
-                l2 = factor * ((updates.l2 or 0.0) / replicas)
-                slices = as_slices(gradients[number])
-                wide[number] = widen_slices(slices, self._tables[number], l2)
+                l2 = (updates.l2 or 0.0) / replicas
+                wide[number] = widen_slices(as_slices(wide[number]), self._tables[number], l2)
                 rows[number] = None
         return wide, rows
 
     def apply(self, gradients: Sequence[Gradient], known: KnownRows | None = None) -> None:
-        """Updates all variables once, or none where scaled gradients have overflown.
+        """Updates all variables once.
 
         Args:
             gradients: In the order of `variables_in_step_order`, from `widen`.
             known: Per table the rows that its gradient names, each once, or None where they are
                 not known; for one replica only.
         """
-        known = [None] * len(self._tables) if known is None else known
-        count = len(self._tables)
-        dense = [None if g is None else tf.convert_to_tensor(g) for g in gradients[count:]]
-        gradients = [*gradients[:count], *dense]
-        if self.loss_scale is None:
-            self._update(gradients, known)
-            return
-        context = tf.distribute.get_replica_context()
-        unscaled = self.loss_scale.unscale(gradients)
-        finite = are_finite(unscaled)
-        context.merge_call(self._update_if_finite, args=(unscaled, known, finite))
-
-    def _update_if_finite(
-        self,
-        strategy: tf.distribute.Strategy,
-        gradients: list[Gradient],
-        known: KnownRows,
-        finite: tf.Tensor,
-    ) -> None:
-        overflown = strategy.reduce(
-            tf.distribute.ReduceOp.SUM,
-            strategy.extended.call_for_each_replica(
-                lambda flag: tf.cast(~flag, tf.float32), args=(finite,)
-            ),
-            axis=None,
-        )
-        all_finite = tf.equal(overflown, 0.0)
-
-        def update() -> tf.Operation:
-            strategy.extended.call_for_each_replica(self._update, args=(gradients, known))
-            return tf.no_op()
-
-        tf.cond(all_finite, update, tf.no_op)
-        if self.loss_scale is not None:
-            self.loss_scale.adapt(strategy, all_finite)
-
-    def _update(self, gradients: Sequence[Gradient], known: KnownRows) -> None:
         is_alone = tf.distribute.get_replica_context().num_replicas_in_sync == 1
-        tables = [as_slices(gradient) for gradient in gradients[: len(self._tables)]]
-        if is_alone:
-            tables = [
-                sum_repeated_rows(slices)
-                if slices is not None and rows is None and not own.are_dense
-                else slices
-                for slices, rows, own in zip(tables, known, self._updates, strict=True)
-            ]
+        count = len(self._tables)
+        known = [None] * count if known is None else known
+        tables = self._merge(gradients[:count], known) if is_alone else gradients[:count]
+        tables = [as_slices(gradient) for gradient in tables]
         # As of Keras' optimizers: a weight that the loss does not depend on stays what it is.
-        found = zip(self._dense, gradients[len(self._tables) :], strict=True)
-        pairs = [(weight, gradient) for weight, gradient in found if gradient is not None]
+        found = zip(self._dense, gradients[count:], strict=True)
+        pairs = [(w, tf.convert_to_tensor(g)) for w, g in found if g is not None]
         moved, dense = [weight for weight, _ in pairs], [gradient for _, gradient in pairs]
-        if self._clip_norm is not None:
-            tables, dense = clip_global_norm(tables, dense, self._clip_norm, are_unique=is_alone)
-        elif self._clip_value is not None:
-            dense = clip_dense_values(dense, self._clip_value)
+        if self._config.clip_norm is not None:
+            limit = self._config.clip_norm
+            tables, dense = clip_global_norm(tables, dense, limit, are_unique=is_alone)
         self.sparse.apply(tables, self._tables, are_unique=is_alone, known=known)
         if self.dense is not None:
             self.dense.apply(dense, moved)
             self._constrain(moved)
+
+    def _merge(
+        self, gradients: Sequence[Gradient], known: KnownRows
+    ) -> list[tf.IndexedSlices | None]:
+        """Sums the rows that one replica's gradients of tables name more than once."""
+        slices = [as_slices(gradient) for gradient in gradients]
+        return [
+            sum_repeated_rows(s) if s is not None and rows is None and not own.are_dense else s
+            for s, rows, own in zip(slices, known, self._updates, strict=True)
+        ]
 
     def _constrain(self, moved: Sequence[tf.Variable]) -> None:
         """Applies the constraints of layers to weights that were updated, on each replica."""

@@ -1,10 +1,10 @@
-"""Trainer: compiles a model's steps, trains epochs, validates, stops early and saves."""
+"""Trainer: trains epochs, validates, stops early and saves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import tensorflow as tf
@@ -15,21 +15,18 @@ from conf.metrics import LOSS_METRIC
 from conf.training.train import EarlyStoppingConfig, StepRange, TrainConfig
 from training.checkpoint.manager import CheckpointManager
 from training.checkpoint.resume_state import EpochSums, Position, ResumeState
-from training.distribution.tensorflow_runtime import disk_errors
-from training.distribution.workers import NullWriter, Workers
+from training.distribution.workers import NullWriter, Workers, disk_errors
 from training.embedding.placement.served_rows import ServedRows
-from training.loop.assembly import TrainingTask, assemble
-from training.loop.early_stopping import (
+from training.loop.epochs import EpochRunner, RunContext, StopNowError, StopRequest
+from training.loop.parts import TrainingParts, build
+from training.loop.plan import check
+from training.loop.validation import (
+    StepValidations,
+    Validate,
     find_best_epoch,
     is_measured,
-    latest_metric,
-    selection_metric,
     should_stop,
 )
-from training.loop.epochs import EpochRunner, RunContext
-from training.loop.interruption import StopNowError, StopRequest
-from training.loop.step_validation import StepPlan, StepValidations
-from training.loop.validation import Validate
 from training.loop.warm_start import WarmStartReport, WarmTarget, start_from
 from training.monitoring.epoch_records import (
     EpochRecord,
@@ -60,7 +57,6 @@ class Trainer:
         profile: Steps to profile, or None.
 
     Attributes:
-        task: What it trains, on what, by what.
         parts: What it is made of.
 
     Raises:
@@ -77,17 +73,21 @@ class Trainer:
         progress: TrainingProgress,
         profile: StepRange | None = None,
     ) -> None:
-        self.task = TrainingTask(config, data, strategy, progress)
-        self._metric = selection_metric(config)
-        self.parts = assemble(self.task, profile)
-        self._workers = Workers(strategy)
-        self._served = ServedRows(self._workers, self.parts.model.tables)
+        self._take(build(check(config, data), strategy, progress, profile))
+
+    @classmethod
+    def of(cls, parts: TrainingParts) -> Trainer:
+        """Returns the trainer of parts that are built."""
+        trainer = cls.__new__(cls)
+        trainer._take(parts)
+        return trainer
+
+    def _take(self, parts: TrainingParts) -> None:
+        self.parts = parts
+        self._workers = Workers(parts.strategy)
+        self._served = ServedRows(self._workers, parts.model.tables)
         self._warm_start: WarmStartReport | None = None
         self._shown: list[str] = []
-        self._profiler: StepProfiler | None = None
-        if profile is not None and self._workers.is_chief:
-            self._profiler = StepProfiler(self.parts.run_steps, profile, progress)
-            self.parts = replace(self.parts, run_steps=self._profiler)
 
     def fit(
         self, run: Path, validate: Validate | None, stop: StopRequest | None = None
@@ -113,28 +113,14 @@ class Trainer:
             validations = self._build_validations(runner, metric)
             # An epoch that was begun is brought to its end, even if none of it is left to train.
             while state.position.batch or not self._is_over(history, metric, validations):
-                state = runner.run(state, latest_metric(history, metric), validations)
+                state = runner.run(state, _latest_metric(history, metric), validations)
                 found = self._validate(runner, state, validate)
                 history.append(self._describe_epoch(state, found))
-                chosen = None if validations is None else validations.best
-                state = self._end_epoch(runner, history, metric, is_chosen=chosen is not None)
+                is_chosen = validations is not None and validations.best is not None
+                state = self._end_epoch(runner, history, metric, is_chosen=is_chosen)
             runner.wait()
-            best = None if validations is None else validations.best
-        steps = self._count_trained(history)
-        is_chosen = is_measured(history, metric)
-        if metric is not None and not is_chosen:
-            self.task.progress.message(
-                f"{metric} was not defined in any epoch: it has chosen nothing, and stopped nothing"
-            )
-        return TrainingResult(
-            best_epoch=find_best_epoch(history, metric) if best is None else best.epoch,
-            epochs=len(history),
-            steps=steps,
-            stopped_early=steps < self.plan.total,
-            left_out=history[-1].left_out,
-            best_step=None if best is None else best.step,
-            selected_by=metric if is_chosen else None,
-        )
+        best = None if validations is None else validations.best
+        return self._describe_result(history, metric, best)
 
     def warm_start(self) -> WarmStartReport | None:
         """Sets the weights of `fit.warm_start`, once, and returns what came; None: unset.
@@ -142,31 +128,24 @@ class Trainer:
         `fit` does so where it has no checkpoint to go on from.
 
         Raises:
-            ConfigError: The weights do not fit. The model is as it was.
-            InputDataError: The checkpoint or its dataset version is damaged or gone.
-            UpstreamNotReadyError: There is no such run or checkpoint.
+            SluiceError: The weights do not fit, are damaged or not there. The model is as it was.
         """
-        if self._warm_start is None and self.task.config.fit.warm_start is not None:
-            target = WarmTarget(self.parts.model, self.parts.optimizers, self.task.data)
-            self._warm_start = start_from(self.task.config, target, self._workers)
+        parts, config = self.parts, self.parts.plan.config
+        if self._warm_start is None and config.fit.warm_start is not None:
+            target = WarmTarget(parts.model, parts.optimizers, parts.plan.data)
+            self._warm_start = start_from(config, target, self._workers)
         return self._warm_start
-
-    @property
-    def plan(self) -> StepPlan:
-        """How many steps a run has."""
-        return StepPlan.of(self.task.config.fit, self.parts.steps_per_epoch)
 
     def _choose_metric(self, *, is_validated: bool) -> str | None:
         """Returns the metric that chooses the epoch, None for the last one; says if it differs."""
-        metric = self._metric if is_validated or self._metric == LOSS_METRIC else None
-        if self._metric is not None and metric is None:
-            self.task.progress.message(
-                "the dataset has no validation split: no early stopping, the last epoch is kept"
-            )
-        stopping = self.task.config.fit.early_stopping
+        planned, tell = self.parts.plan.metric, self.parts.progress.message
+        metric = planned if is_validated or planned == LOSS_METRIC else None
+        if planned is not None and metric is None:
+            tell("the dataset has no validation split: no early stopping, the last epoch is kept")
+        stopping = self.parts.plan.config.fit.early_stopping
         asked = None if stopping is None else stopping.metric
         if metric is not None and asked is not None and asked != metric:
-            self.task.progress.message(
+            tell(
                 f"rows with labels are not ranked: {metric} of the held-out rows chooses the "
                 f"epoch, not {asked}"
             )
@@ -177,33 +156,34 @@ class Trainer:
         self, run: Path, stop: StopRequest
     ) -> Iterator[tuple[EpochRunner, ResumeState, list[EpochRecord]]]:
         """Opens a run's files, and yields where it goes on and its finished epochs."""
-        is_chief, kept = self._workers.is_chief, self.task.config.fit.checkpoint
+        parts, fit, is_chief = self.parts, self.parts.plan.config.fit, self._workers.is_chief
         with ExitStack() as stack:
-            with self.task.strategy.scope():
+            with parts.strategy.scope():
                 checkpoints = CheckpointManager(
-                    run, self.parts.model, self.parts.optimizers, kept, self._workers
+                    run, parts.model, parts.optimizers, fit.checkpoint, self._workers
                 )
             stack.enter_context(closing(checkpoints))
-            epoch_log: EpochLog | NullWriter = (
-                EpochLog(run / LOGS_DIR) if is_chief else NullWriter()
-            )
+            logs = run / LOGS_DIR
+            epoch_log: EpochLog | NullWriter = EpochLog(logs) if is_chief else NullWriter()
             stack.enter_context(closing(epoch_log))
             state, history = self._begin(run, checkpoints)
-            done = state.position.step(self.parts.steps_per_epoch)
+            done = state.position.step(parts.steps.steps_per_epoch)
             step_log: StepLog | NullWriter = StepLog(run, done) if is_chief else NullWriter()
             stack.enter_context(closing(step_log))
-            if self._profiler is not None:
-                stack.enter_context(self._profiler.begin(run / LOGS_DIR, done))
+            run_steps = parts.run_steps
+            if parts.profile is not None and is_chief:
+                run_steps = StepProfiler(run_steps, parts.profile, parts.progress)
+                stack.enter_context(run_steps.begin(logs, done))
             validation_log: StepValidationLog | NullWriter = NullWriter()
-            if is_chief and self.task.config.fit.validation is not None:
+            if is_chief and fit.validation is not None:
                 validation_log = StepValidationLog(run, done)
             stack.enter_context(closing(validation_log))
             context = RunContext(
-                run, checkpoints, step_log, epoch_log, self.task.progress, stop, self._workers,
+                run, checkpoints, step_log, epoch_log, parts.progress, stop, self._workers,
                 validation_log,
             )  # fmt: skip
-            runner = EpochRunner(self.parts.epoch_input, self.parts.run_steps, context)
-            if self.task.config.fit.checkpoint.at_start and checkpoints.saved is None:
+            runner = EpochRunner(parts.epoch_input, run_steps, context)
+            if fit.checkpoint.at_start and checkpoints.saved is None:
                 runner.save(state)
             yield runner, state, history
 
@@ -214,7 +194,8 @@ class Trainer:
 
         The history is as long as the restored weights are old, so the loop may count by it.
         """
-        state = checkpoints.restore_last(self.task.progress.message)
+        tell, seed = self.parts.progress.message, self.parts.plan.config.seed
+        state = checkpoints.restore_last(tell)
         position = Position(0, 0) if state is None else state.position
         history = self._read_history(run, position.epoch, checkpoints)
         if state is None:
@@ -222,37 +203,33 @@ class Trainer:
             if report is not None:
                 if self._workers.is_chief:
                     write_json(run / WARM_START_FILE, asdict(report))
-                self.task.progress.message(report.render())
-            return ResumeState(position, EpochSums(), self.task.config.seed), history
-        if state.seed != self.task.config.seed:
+                tell(report.render())
+            return ResumeState(position, EpochSums(), seed), history
+        if state.seed != seed:
             raise InputDataError(
                 "the checkpoint is of a run with another seed",
                 received=f"seed {state.seed}",
-                allowed=f"seed {self.task.config.seed}",
+                allowed=f"seed {seed}",
                 fix="train again without --resume",
             )
         where = f"after epoch {position.epoch}"
         if position.batch or not position.epoch:
             where = f"in epoch {position.epoch + 1} after step {position.batch}"
-        self.task.progress.message(
-            f"resuming {where}", finished_epochs=position.epoch, finished_batches=position.batch
-        )
+        tell(f"resuming {where}", finished_epochs=position.epoch, finished_batches=position.batch)
         return state, history
 
     def _read_history(
         self, run: Path, finished: int, checkpoints: CheckpointManager
     ) -> list[EpochRecord]:
+        newest = checkpoints.newest_epoch
         entries = self._workers.share(
-            lambda: [
-                asdict(record)
-                for record in read_resumed_history(run, finished, checkpoints.newest_epoch)
-            ]
+            lambda: [asdict(record) for record in read_resumed_history(run, finished, newest)]
         )
         return [EpochRecord(**entry) for entry in entries]
 
     def _build_validations(self, runner: EpochRunner, metric: str | None) -> StepValidations | None:
         """Returns the validations between epochs, those before a resume included."""
-        config, validate = self.task.config.fit.validation, self.parts.validate_steps
+        config, validate = self.parts.plan.config.fit.validation, self.parts.validate_steps
         if config is None:
             return None
         context = runner.context
@@ -267,7 +244,7 @@ class Trainer:
 
     def _choose_stopping(self, by: str, metric: str | None) -> EarlyStoppingConfig | None:
         """Returns early stopping with its metric, None where something else decides."""
-        stopping = self.task.config.fit.early_stopping
+        stopping = self.parts.plan.config.fit.early_stopping
         if metric is None or stopping is None or stopping.by != by:
             return None
         return stopping.model_copy(update={"metric": metric})
@@ -276,12 +253,13 @@ class Trainer:
         self, history: list[EpochRecord], metric: str | None, validations: StepValidations | None
     ) -> bool:
         """Whether training ends with the epochs so far."""
-        if len(history) >= self.plan.epochs or (validations and validations.should_stop()):
+        is_last = len(history) >= self.parts.steps.epochs
+        if is_last or (validations is not None and validations.should_stop()):
             return True
         return should_stop(history, self._choose_stopping("epochs", metric))
 
     def _count_trained(self, history: list[EpochRecord]) -> int:
-        return sum(record.examples for record in history) // self.task.config.input.batch_size
+        return sum(record.examples for record in history) // self.parts.plan.config.input.batch_size
 
     def _validate(
         self, runner: EpochRunner, state: ResumeState, validate: Validate | None
@@ -304,7 +282,7 @@ class Trainer:
         try:
             found = self._served.share(measure)
         except SluiceError:
-            # What can be corrected, such as a metric of one's own, shall cost no step.
+            # What can be corrected, such as a user's metric, shall cost no step.
             runner.save_once(state, "validation failed: the state is saved, go on with --resume")
             raise
         if found is None:
@@ -312,13 +290,13 @@ class Trainer:
         return found
 
     def _describe_epoch(self, state: ResumeState, validation: dict[str, float]) -> EpochRecord:
-        sums, steps = state.sums, state.position.batch
-        examples = steps * self.task.config.input.batch_size
-        counts = self.parts.epoch_input.count_left_out(state.position.epoch)
-        lines = [*counts.describe(), *self.parts.epoch_input.render_tables()]
+        sums, steps, source = state.sums, state.position.batch, self.parts.epoch_input
+        examples = steps * self.parts.plan.config.input.batch_size
+        counts = source.count_left_out(state.position.epoch)
+        lines = [*counts.describe(), *source.render_tables()]
         for line in lines:
             if line not in self._shown:  # Most losses are the same in every epoch.
-                self.task.progress.message(line)
+                self.parts.progress.message(line)
         self._shown = lines
         return EpochRecord(
             epoch=state.position.epoch + 1,
@@ -329,7 +307,7 @@ class Trainer:
             input_wait_share=min(1.0, sums.wait_s / sums.seconds),
             validation=validation,
             left_out=counts.totals(),
-            tables=self.parts.epoch_input.describe_tables(),
+            tables=source.describe_tables(),
         )
 
     def _end_epoch(
@@ -340,13 +318,9 @@ class Trainer:
         *,
         is_chosen: bool,
     ) -> ResumeState:
-        """Saves a finished epoch; returns where the next one begins.
+        """Saves the last epoch of a history; returns where the next one begins.
 
-        Args:
-            runner: Saves.
-            history: The epochs, this one the last.
-            metric: The metric that chooses the epoch.
-            is_chosen: Whether a validation between epochs has chosen the weights to keep.
+        `is_chosen`: a validation between epochs has chosen the weights to keep.
         """
         record = history[-1]
         best = not is_chosen and find_best_epoch(history, metric) == record.epoch
@@ -359,8 +333,33 @@ class Trainer:
                 "free some space (or check the permissions), then go on with --resume",
             ):
                 write_history(runner.context.run, history)
-        state = ResumeState(Position(record.epoch, 0), EpochSums(), self.task.config.seed)
+        state = ResumeState(Position(record.epoch, 0), EpochSums(), self.parts.plan.config.seed)
         runner.save(state, best=best)
         runner.context.epoch_log.write(record, self._count_trained(history))
-        self.task.progress.epoch(record, best and is_measured([record], metric), metric)
+        self.parts.progress.epoch(record, best and is_measured([record], metric), metric)
         return state
+
+    def _describe_result(
+        self, history: list[EpochRecord], metric: str | None, best: StepValidation | None
+    ) -> TrainingResult:
+        steps, is_chosen = self._count_trained(history), is_measured(history, metric)
+        if metric is not None and not is_chosen:
+            self.parts.progress.message(
+                f"{metric} was not defined in any epoch: it has chosen nothing, and stopped nothing"
+            )
+        return TrainingResult(
+            best_epoch=find_best_epoch(history, metric) if best is None else best.epoch,
+            epochs=len(history),
+            steps=steps,
+            stopped_early=steps < self.parts.steps.total,
+            left_out=history[-1].left_out,
+            best_step=None if best is None else best.step,
+            selected_by=metric if is_chosen else None,
+        )
+
+
+def _latest_metric(history: list[EpochRecord], metric: str | None) -> tuple[str, float] | None:
+    """Returns the name and the last value of a validation metric; None where there is none yet."""
+    if not history or metric is None or metric not in history[-1].validation:
+        return None
+    return metric, history[-1].validation[metric]

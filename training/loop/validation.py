@@ -1,4 +1,4 @@
-"""Validation after each epoch, and between them.
+"""Validation after each epoch and between them, the best of them, and early stopping.
 
 The validation split is ranked. Rows of train that `input.validation` holds out stand in its
 place: ranked too where the objective is a softmax over items, so that each row is a positive;
@@ -9,33 +9,26 @@ Of both, `evaluation.filter` leaves the rows alone that it measures.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
 import tensorflow as tf
 
 from conf.errors import ConfigError, TooFewRowsError
-from conf.manifest import Manifest
-from conf.metrics import LOSS_METRIC
+from conf.metrics import LOSS_METRIC, is_minimised
 from conf.splits import TRAIN
 from conf.training.input import FilterConfig, describe_conditions
 from conf.training.models import RankingConfig
-from conf.training.train import TrainConfig
+from conf.training.train import EarlyStoppingConfig, TrainConfig
+from training.checkpoint.resume_state import ResumeState
+from training.distribution.workers import NullWriter
 from training.encoders.vocabularies import find_named_ids
 from training.evaluation.evaluate import FullRanking, evaluate_full
 from training.evaluation.label_metrics import LabelScores, find_labelled, find_user_ids
-from training.evaluation.own_metrics import (
-    build_measures,
-    build_own_metrics,
-    check_own_metrics,
-)
-from training.evaluation.protocols import (
-    HeldOutRows,
-    find_relevance,
-    learns_label,
-    warn_unmasked,
-)
+from training.evaluation.own_metrics import build_measures, build_own_metrics, check_own_metrics
+from training.evaluation.protocols import HeldOutRows, find_relevance, warn_unmasked
 from training.evaluation.scorers import score_pairs
 from training.evaluation.task_metrics import TaskScores, compile_scores, summarize_tasks
 from training.input.batches import (
@@ -44,25 +37,16 @@ from training.input.batches import (
     build_held_out_dataset,
     read_batches,
 )
+from training.loop.plan import is_scored_by_label, is_validated
 from training.models.model import Model
 from training.models.ranking import RankingModel
 from training.models.retrieval import require_retrieval
+from training.monitoring.epoch_records import EpochRecord, StepValidation
+from training.monitoring.run_logs import EpochLog, StepValidationLog
 from training.reader.filters import EVALUATION_FILTER
 from training.reader.training_data import TrainingData
 
 Validate = Callable[[Model], dict[str, float]]
-
-
-def is_validated(config: TrainConfig, manifest: Manifest) -> bool:
-    """Whether there are rows to validate on."""
-    return config.input.validation is not None or manifest.has_split("validation")
-
-
-def is_scored_by_label(config: TrainConfig) -> bool:
-    """Whether validation compares scores with labels, rather than ranking targets."""
-    if isinstance(config.model, RankingConfig):
-        return True
-    return config.input.validation is not None and learns_label(config.model)
 
 
 def build_validate(
@@ -111,56 +95,50 @@ def build_step_validate(config: TrainConfig, data: TrainingData) -> Validate | N
 def check_validation(config: TrainConfig, data: TrainingData) -> str | None:
     """Refuses an `input.validation` that holds out nothing, and a filter that leaves nothing.
 
-    Returns:
-        Which rows validation is of, in words, where `evaluation.filter` leaves some out.
+    Returns which rows validation is of, in words, where `evaluation.filter` leaves some out.
 
     Raises:
         TooFewRowsError: No key hashes into the share, or no row passes the filter.
-        InputDataError: A shard is damaged, or the filter names an unknown feature.
-        ConfigError: A value of the filter is not of its feature's type, or a metric of one's own
-            does not work.
+        SluiceError: A shard is damaged, or the filter or a user's metric does not fit.
     """
-    _check_held_out(config, data)
+    held_out = config.input.validation
+    if held_out is not None and not data.held_out_rows(config.input):
+        raise TooFewRowsError(
+            "input.validation holds out no rows",
+            received=f"share {held_out.share} of the values of {held_out.hash_of!r}",
+            fix="raise input.validation.share, or hash a feature with more values",
+        )
     check_own_metrics(config)
-    evaluation_filter = config.evaluation.filter
-    if not evaluation_filter or not is_validated(config, data.manifest):
+    if not config.evaluation.filter or not is_validated(config, data.manifest):
         return None
+    return _describe_filter(config, data)
+
+
+def _describe_filter(config: TrainConfig, data: TrainingData) -> str:
+    asked = config.evaluation.filter
     if config.input.validation is None:
         listed, what = data.manifest.split("validation").rows, "of the validation split"
-        rows = data.filtered_rows("validation", evaluation_filter)
+        rows = data.filtered_rows("validation", asked)
     else:
         listed, what = data.held_out_rows(config.input), "that input.validation holds out"
-        rows = data.held_out_rows(config.input, evaluation_filter)
-    conditions = describe_conditions(item.model_dump(mode="json") for item in evaluation_filter)
+        rows = data.held_out_rows(config.input, asked)
+    conditions = describe_conditions(item.model_dump(mode="json") for item in asked)
     if not rows:
         raise TooFewRowsError(
             f"{EVALUATION_FILTER} leaves no row to validate on",
             received=f"{conditions}: none of {listed:,} rows {what}",
-            allowed="a filter that at least one of them passes",
             fix=f"change {EVALUATION_FILTER}; features hold encoded values, such as the ids of a "
             "vocabulary: `sluice inspect --head 5` shows them",
         )
     return f"validation is of {rows:,} of {listed:,} rows {what}: {conditions}"
 
 
-def _check_held_out(config: TrainConfig, data: TrainingData) -> None:
-    if config.input.validation is not None and not data.held_out_rows(config.input):
-        held_out = config.input.validation
-        raise TooFewRowsError(
-            "input.validation holds out no rows",
-            received=f"share {held_out.share} of the values of {held_out.hash_of!r}",
-            allowed="a share that at least one value falls into",
-            fix="raise input.validation.share, or hash a feature with more values",
-        )
-
-
 def _build_ranking(config: TrainConfig, data: TrainingData, batches: int | None) -> Validate:
     evaluation = config.evaluation
-    where, held_out = (data.version_dir, data.manifest), None
-    split, evaluation_filter = "validation", evaluation.filter
+    where, held_out, split = (data.version_dir, data.manifest), None, "validation"
     if config.input.validation is not None:
-        split, mask = TRAIN, evaluation.mask_seen
-        held_out = HeldOutRows.read(*where, config.input, mask_seen=mask)
+        split = TRAIN
+        held_out = HeldOutRows.read(*where, config.input, mask_seen=evaluation.mask_seen)
     if held_out is None or held_out.met is None:
         warn_unmasked(data.manifest, evaluation.mask_seen, split)
     ranking = FullRanking(
@@ -169,7 +147,7 @@ def _build_ranking(config: TrainConfig, data: TrainingData, batches: int | None)
         evaluation.batch_size,
         held_out,
         batches,
-        evaluation_filter,
+        evaluation.filter,
         find_relevance(config, data.manifest, split),
     )
 
@@ -192,9 +170,6 @@ def read_validation(
         data: The dataset version.
         features: Names to read.
         evaluation_filter: What rows must pass.
-
-    Raises:
-        InputDataError: The split is not there, or a record is damaged.
     """
     where, size = (data.version_dir, data.manifest), config.evaluation.batch_size
     if config.input.validation is None:
@@ -211,7 +186,7 @@ def read_validation(
 
 
 def _build_task_metrics(config: TrainConfig, data: TrainingData, batches: int | None) -> Validate:
-    evaluation_filter = config.evaluation.filter
+    asked = config.evaluation.filter
     compiled, own = functools.cache(compile_scores), build_own_metrics(config.evaluation.metrics)
     user = find_user_ids(data.manifest)
     named = find_named_ids(data.version_dir, data.manifest, user) if user else None
@@ -221,9 +196,7 @@ def _build_task_metrics(config: TrainConfig, data: TrainingData, batches: int | 
             raise TypeError(f"a {type(model).__name__} has no tasks")
         scores = TaskScores(model, data.manifest, compiled(model), user_ids=named)
         scores.measure_own(own)
-        for batch in islice(
-            read_validation(config, data, scores.inputs, evaluation_filter), batches
-        ):
+        for batch in islice(read_validation(config, data, scores.inputs, asked), batches):
             scores.update(batch)
         return summarize_tasks(model, scores.result())
 
@@ -253,3 +226,85 @@ def _build_scoring(
         return {name: value for name, value in metrics.items() if value is not None}
 
     return validate
+
+
+def is_measured(records: Sequence[EpochRecord], metric: str | None) -> bool:
+    """Whether a metric has a value in any of the records: where it has none, it chooses nothing."""
+    return metric is not None and not all(math.isnan(record.value(metric)) for record in records)
+
+
+def find_best(records: Sequence[EpochRecord] | Sequence[StepValidation], metric: str) -> int:
+    """Returns the position of the first record with the best metric.
+
+    NaN is worst, and so is a user's metric where it is not defined; where no record has more, the
+    last one is as good as any, and training goes on.
+    """
+    sign = -1.0 if is_minimised(metric) else 1.0
+    values = [sign * record.value(metric) for record in records]
+    if all(map(math.isnan, values)):
+        return len(values) - 1
+    comparable = [-math.inf if math.isnan(value) else value for value in values]
+    return comparable.index(max(comparable))
+
+
+def find_best_epoch(history: Sequence[EpochRecord], metric: str | None) -> int:
+    """Returns the one-based epoch to keep: the first with the best metric, or the last."""
+    return history[-1 if metric is None else find_best(history, metric)].epoch
+
+
+def should_stop(
+    records: Sequence[EpochRecord] | Sequence[StepValidation], config: EarlyStoppingConfig | None
+) -> bool:
+    """Whether the metric has not improved for `patience` records."""
+    if config is None or config.metric is None or not records:
+        return False
+    return len(records) - 1 - find_best(records, config.metric) >= config.patience
+
+
+class StepValidations:
+    """Validations every some steps: when they are due, and what they have found.
+
+    Args:
+        every_steps: Steps between them, counted over the run.
+        stopping: Early stopping by these validations, its metric set; None: they choose nothing.
+        records: What they found before the run was resumed.
+        logs: `validations.jsonl` and TensorBoard; unwritten by all processes but the chief.
+        measure: Returns the metrics of the model at a state.
+    """
+
+    def __init__(
+        self,
+        every_steps: int,
+        stopping: EarlyStoppingConfig | None,
+        records: Sequence[StepValidation],
+        logs: tuple[StepValidationLog | NullWriter, EpochLog | NullWriter],
+        measure: Callable[[ResumeState], Mapping[str, float]],
+    ) -> None:
+        self.records = list(records)
+        self._every_steps, self._stopping = every_steps, stopping
+        (self._log, self._board), self._measure = logs, measure
+
+    @property
+    def best(self) -> StepValidation | None:
+        """The validation that chooses the weights; None: an epoch does, or there is none yet."""
+        if self._stopping is None or self._stopping.metric is None or not self.records:
+            return None
+        return self.records[find_best(self.records, self._stopping.metric)]
+
+    def is_due(self, step: int) -> bool:
+        """Whether a validation is to be made after so many steps of the run."""
+        done = self.records[-1].step if self.records else 0
+        return step > done and step % self._every_steps == 0
+
+    def update(self, state: ResumeState, step: int) -> bool:
+        """Validates after so many steps of the run; returns whether the weights are the best."""
+        record = StepValidation(step, state.position.epoch + 1, dict(self._measure(state)))
+        self.records.append(record)
+        self._log.write(record)
+        scalars = {f"step_validation/{name}": v for name, v in record.validation.items()}
+        self._board.write_scalars(step, scalars)
+        return self.best is record
+
+    def should_stop(self) -> bool:
+        """Whether the metric has not improved for `patience` validations."""
+        return should_stop(self.records, self._stopping)

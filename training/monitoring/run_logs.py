@@ -16,8 +16,8 @@ import tensorflow as tf
 from conf.artefacts.run import STEPS_FILE, VALIDATIONS_FILE
 from conf.storage.atomic_output import write_text_atomic
 from conf.training.train import StepRange
-from training.distribution.run_steps import RunSteps, StepsResult
-from training.distribution.tensorflow_runtime import disk_errors
+from training.distribution.strategy import RunSteps, StepsResult
+from training.distribution.workers import disk_errors
 from training.monitoring.epoch_records import EpochRecord, StepValidation
 from training.monitoring.progress import TrainingProgress
 

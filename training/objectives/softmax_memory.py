@@ -13,7 +13,7 @@ from conf.manifest import Manifest, bound_list
 from conf.splits import CATALOG
 from conf.training.models import ModelConfig, SequenceConfig
 from conf.training.objectives import SoftmaxConfig
-from training.distribution.tensorflow_runtime import free_memory_bytes
+from training.distribution.workers import free_memory_bytes
 from training.models.embedded_inputs import InputFeature
 from training.models.model import Model
 from training.models.retrieval import RetrievalModel

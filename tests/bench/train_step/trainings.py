@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from conf.schema import FIRST_TOKEN_ID, FeatureSpec
 from conf.training.optimizer import OptimizerConfig
-from training.distribution.run_steps import build_run_steps
+from training.distribution.strategy import build_run_steps
 from training.embedding.distinct_rows import add_distinct_ids, plan_lookups
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_mapping import map_keys, plan_keyed_features

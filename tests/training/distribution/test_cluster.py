@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from conf.errors import ConfigError
-from training.distribution.cluster import Cluster, read_cluster
+from training.distribution.strategy import Cluster, read_cluster
 
 WORKERS = ["a:1", "b:2"]
 
@@ -34,7 +34,7 @@ def test_reads_the_workers_and_which_this_one_is() -> None:
         (environment(workers="a:1"), "must list its worker processes"),
         (environment(workers=["a:1", "b"]), "not host:port: 'b'"),
         (environment(workers=["a:1", 7]), "not host:port: 7"),
-        (environment(workers=["a:1", "b:70000"]), "out of range"),
+        (environment(workers=["a:1", "b:70000"]), "not host:port: 'b:70000'"),
         (environment(workers=["a:1", "a:1"]), "names a worker twice"),
         (environment(type="chief"), "the task type 'worker'"),
         (environment(index=2), "an index from 0 to 1"),

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import random
 
 import numpy as np
@@ -12,11 +11,10 @@ from conf.training.input import InputConfig
 from conf.training.train import DevicesConfig, TrainConfig
 from training.distribution.strategy import (
     build_strategy,
+    check_devices,
     describe_devices,
-    plan_devices,
 )
-from training.distribution.tensorflow_runtime import seed_everything
-from training.distribution.workers import Workers, lost_worker_errors
+from training.distribution.workers import Workers, lost_worker_errors, seed_everything
 
 no_gpu = pytest.mark.skipif(
     bool(tf.config.list_physical_devices("GPU")), reason="this machine has a GPU"
@@ -85,18 +83,6 @@ def test_several_workers_need_to_be_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @no_gpu
-def test_a_plan_waits_for_no_other_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = {"worker": ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"]}
-    task = {"type": "worker", "index": 1}
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
-    strategy, devices = plan_devices(DevicesConfig(strategy="multi_worker"), 12)
-    assert strategy.num_replicas_in_sync == 1
-    assert (devices.workers, devices.replicas) == (3, 3)
-    with pytest.raises(ConfigError, match="multiple of the number of replicas"):
-        plan_devices(DevicesConfig(strategy="multi_worker"), 13)
-
-
-@no_gpu
 def test_more_replicas_than_tensorflow_started_with_are_refused() -> None:
     tf.config.list_logical_devices("CPU")  # starts the runtime
     with pytest.raises(ConfigError, match="at most 2"):
@@ -141,3 +127,17 @@ def test_errors_of_training_pass(alone: Workers) -> None:
     alone.count = 2
     with pytest.raises(InternalError, match=r"^full$"), lost_worker_errors(alone):
         raise InternalError("full")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"input": {"batch_size": 13}}, "multiple of optimizer"),
+        ({"input": {"batch_size": 10}, "optimizer": {"accumulate_steps": 4}}, "8 or 16"),
+        ({"input": {"bucket_boundaries": [5]}}, "bucket_boundaries"),
+    ],
+)
+def test_what_replicas_cannot_share_is_refused(changes: dict, message: str) -> None:
+    config = TrainConfig.model_validate({"dataset": "d", "name": "n", **changes})
+    with pytest.raises(ConfigError, match=message):
+        check_devices(config, build_strategy(DevicesConfig(cpu_replicas=2)))

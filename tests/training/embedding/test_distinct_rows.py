@@ -8,9 +8,8 @@ import tensorflow as tf
 
 from conf.training.optimizer import OptimizerConfig
 from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
-from training.distribution.run_steps import build_run_steps
+from training.distribution.strategy import build_run_steps
 from training.embedding.distinct_rows import DISTINCT, add_distinct_ids, plan_lookups
-from training.loop.gradients import LossScale
 from training.loop.optimizers import Optimizers
 from training.loop.step import StepOptions, TrainStep
 
@@ -30,12 +29,10 @@ def train(
     *,
     shared: bool,
     kind: type[ToyModel] = ToyModel,
-    scale: float | None = None,
 ) -> list[np.ndarray]:
     model = kind(l2=1e-2)
     config = OptimizerConfig.model_validate({"learning_rate": 0.05, **optimizer})
-    loss_scale = None if scale is None else LossScale(scale, 2)
-    optimizers = Optimizers(config, model, STEPS, loss_scale)
+    optimizers = Optimizers(config, model, STEPS)
     lookups = plan_lookups(model.lookups) if shared else None
     step = TrainStep(model, squared_error, optimizers, StepOptions(seed=1), lookups)
     batches = build_toy_batches(BATCH)
@@ -51,13 +48,12 @@ def train(
 @pytest.mark.parametrize(
     ("optimizer", "more"),
     [
-        ({"epsilon": 1e-3}, {}),
+        ({}, {}),
         ({"sparse": {"kind": "adagrad"}, "clip_norm": 0.3}, {}),
-        ({"sparse": {"kind": "ftrl"}, "clip_value": 0.02}, {}),
+        ({"sparse": {"kind": "ftrl"}, "clip_norm": 0.02}, {}),
         ({"sparse": {"kind": "sgd"}}, {"kind": OtherRows}),
-        ({"epsilon": 1e-3}, {"scale": 8.0}),
     ],
-    ids=["adam", "adagrad", "ftrl", "other rows", "loss scale"],
+    ids=["adam", "adagrad", "ftrl", "other rows"],
 )
 def test_weights_and_state_are_those_of_lookups_of_their_own(optimizer, more) -> None:
     own, shared = (train(optimizer, shared=flag, **more) for flag in (False, True))
@@ -75,17 +71,6 @@ def test_each_table_and_its_state_are_read_once_per_step() -> None:
     graph = tf.function(step).get_concrete_function(batch).graph
     reads = [op.inputs[0].name for op in graph.get_operations() if op.type == "ResourceGather"]
     assert len(reads) == len(set(reads)) == 3 * len(model.tables)
-    assert not [op for op in graph.get_operations() if op.type == "Unique"]
-
-
-def test_a_step_that_checks_its_gradients_takes_the_distinct_rows() -> None:
-    model = ToyModel()
-    optimizers = Optimizers(OptimizerConfig(), model, STEPS)
-    lookups = plan_lookups(model.lookups)
-    options = StepOptions(seed=1, check_gradients=True)
-    step = TrainStep(model, squared_error, optimizers, options, lookups)
-    (batch,) = add_distinct_ids(build_toy_batches(BATCH), lookups).take(1)
-    graph = tf.function(step).get_concrete_function(batch).graph
     assert not [op for op in graph.get_operations() if op.type == "Unique"]
 
 

@@ -16,7 +16,7 @@ from conf.training.optimizer import OptimizerConfig
 from conf.training.tables import Initializer, NormalConfig, TruncatedNormalConfig, UniformConfig
 from tests.machine import IS_EXHAUSTIVE, some_of
 from tests.training.toy_models import DIM, VOCABULARY, ToyModel, build_toy_batches, squared_error
-from training.distribution.run_steps import build_run_steps
+from training.distribution.strategy import build_run_steps
 from training.embedding.distinct_rows import add_distinct_ids, plan_lookups
 from training.embedding.dynamic_table import DynamicTable, draw_first_rows
 from training.embedding.key_mapping import (

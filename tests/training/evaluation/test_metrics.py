@@ -34,7 +34,7 @@ from training.evaluation.metrics import (
 )
 from training.evaluation.scorers import ListStatistics
 from training.evaluation.task_metrics import ErrorScores
-from training.loop.early_stopping import TASK_METRICS
+from training.loop.plan import TASK_METRICS
 
 SCORES = st.lists(
     st.lists(st.sampled_from([-2.0, -1.0, 0.0, 0.5, 1.0, np.nan]), min_size=7, max_size=7),

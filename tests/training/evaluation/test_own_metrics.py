@@ -21,8 +21,10 @@ from jobs.reporting.report import write_report
 from jobs.support.formatting import read_task_metrics
 from training.checkpoint.restore import load_run
 from training.evaluation.evaluate import evaluate_split
-from training.fit import fit_run, plan_run
+from training.fit import fit_run
 from training.input.batches import build_eval_dataset
+from training.loop.parts import build
+from training.loop.plan import read_plan
 from training.monitoring.epoch_records import EpochRecord, read_history
 from training.monitoring.progress import NoProgress
 from training.refit import fit_chosen
@@ -236,7 +238,7 @@ def test_faults_of_a_metric_are_said_before_anything_is_written(
 ) -> None:
     config = plan(tiny_version, tmp_path / "runs", {"own_metric": metric})
     with pytest.raises(ConfigError, match="(?s)" + error) as caught:
-        plan_run(config)
+        build(read_plan(config))
     assert caught.value.exit_code == ExitCode.CONFIG
     assert not (tmp_path / "runs").exists()
 
@@ -247,7 +249,9 @@ def test_metrics_have_names_of_their_own(tiny_version: Path, tmp_path: Path) -> 
     for asked in ("own_bier", "own_brier@10"):
         stopping = {"epochs": 1, "early_stopping": {"metric": asked}}
         with pytest.raises(ConfigError, match="did you mean 'own_brier'"):
-            plan_run(plan(tiny_version, tmp_path, {"own_brier": own("brier")}, fit=stopping))
+            build(
+                read_plan(plan(tiny_version, tmp_path, {"own_brier": own("brier")}, fit=stopping))
+            )
     assert find_direction("own_brier") == "higher"
 
 

@@ -35,9 +35,10 @@ from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import build_item_index
 from training.evaluation.metrics import RankingMeans, measure
 from training.evaluation.own_metrics import build_measures
-from training.fit import fit_run, plan_run
+from training.fit import fit_run
 from training.input.batches import build_eval_dataset
-from training.loop.early_stopping import selection_metric
+from training.loop.parts import build
+from training.loop.plan import read_plan, selection_metric
 from training.models.retrieval import require_retrieval
 from training.monitoring.epoch_records import read_history
 from training.monitoring.progress import NoProgress
@@ -387,7 +388,7 @@ def test_faults_of_a_metric_are_said_before_anything_is_written(
 ) -> None:
     config = plan(tiny_version, tmp_path / "runs", {"own_metric": metric})
     with pytest.raises(ConfigError, match="(?s)" + error) as caught:
-        plan_run(config)
+        build(read_plan(config))
     assert caught.value.exit_code == ExitCode.CONFIG
     assert not (tmp_path / "runs").exists()
 
@@ -415,7 +416,7 @@ def test_what_is_not_measured_chooses_no_epoch(
 ) -> None:
     fit = {"epochs": 1, "early_stopping": {"metric": asked}}
     with pytest.raises(ConfigError, match=error):
-        plan_run(plan(tiny_version, tmp_path, METRICS_ASKED, fit=fit))
+        build(read_plan(plan(tiny_version, tmp_path, METRICS_ASKED, fit=fit)))
 
 
 def test_names_of_metrics_are_checked_by_the_config(tiny_version: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from conf.errors import ConfigError
 from conf.manifest import DatasetKeys, Manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.train import TrainConfig
-from training.loop.assembly import refuse_lost_order
+from training.loop.parts import refuse_lost_order
 from training.models.registry import build_model
 
 SPARSE = FeatureSchema((

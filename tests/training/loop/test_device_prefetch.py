@@ -15,14 +15,13 @@ from tests.training import killed_run
 from tests.training.fake_clock import FakeClock
 from tests.training.killed_run import Recorded
 from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
-from training.distribution.run_steps import (
+from training.distribution.strategy import (
     RunSteps,
     StepFunction,
     build_prefetching_steps,
     build_run_steps,
     find_prefetch_device,
 )
-from training.loop import assembly
 from training.loop.optimizers import Optimizers
 from training.loop.step import StepOptions, TrainStep
 from training.monitoring.run_logs import read_steps
@@ -58,7 +57,7 @@ def train(run_steps: RunSteps) -> list[float]:
 def build_toy_step() -> TrainStep:
     model = ToyModel()
     config = OptimizerConfig.model_validate({"learning_rate": 0.02})
-    return TrainStep(model, squared_error, Optimizers(config, model, 10, None), StepOptions(seed=1))
+    return TrainStep(model, squared_error, Optimizers(config, model, 10), StepOptions(seed=1))
 
 
 def test_trains_as_the_plain_loop_does() -> None:
@@ -127,7 +126,9 @@ def test_a_run_has_the_same_losses_and_rows(
     plain, ahead = Recorded(), Recorded()
     killed_run.train(tiny_version, tmp_path / "plain", plain)
     monkeypatch.setattr(
-        assembly, "build_run_steps", lambda strategy, step: build_prefetching_steps(step, CPU)
+        killed_run.strategies,
+        "build_run_steps",
+        lambda strategy, step: build_prefetching_steps(step, CPU),
     )
     killed_run.train(tiny_version, tmp_path / "ahead", ahead)
     assert ahead.rows == plain.rows

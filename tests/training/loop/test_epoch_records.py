@@ -17,15 +17,10 @@ from conf.training.models import DSSMConfig, MFConfig, RankingConfig
 from conf.training.objectives import BinaryConfig, SampledSoftmaxConfig
 from conf.training.train import EarlyStoppingConfig, EvaluationConfig, FitConfig, TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
-from training.fit import fit_run, plan_run
+from training.fit import fit_run
 from training.input.batches import build_eval_dataset, build_held_out_dataset
-from training.loop.early_stopping import (
-    find_best_epoch,
-    latest_metric,
-    selection_metric,
-    should_stop,
-)
-from training.loop.validation import build_validate, check_validation, is_validated
+from training.loop.plan import is_validated, read_plan, selection_metric
+from training.loop.validation import build_validate, check_validation, find_best_epoch, should_stop
 from training.models.registry import build_model
 from training.monitoring.epoch_records import (
     EpochRecord,
@@ -134,14 +129,6 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "history.json").write_text('[{"epoch": 1')
     with pytest.raises(InputDataError, match=r"history\.json"):
         read_history(tmp_path)
-
-
-def test_the_latest_metric_is_that_of_the_last_epoch() -> None:
-    history = records([0.1, 0.3, 0.2])
-    assert latest_metric(history, "ndcg@10") == ("ndcg@10", 0.2)
-    assert latest_metric(history, "loss") is None
-    assert latest_metric(history, None) is None
-    assert latest_metric([], "ndcg@10") is None
 
 
 HELD_OUT = {"hash_of": "user_id", "share": 0.3}
@@ -295,8 +282,9 @@ def test_a_share_that_holds_out_nothing_is_refused(
 
 def test_a_run_is_chosen_by_its_held_out_loss(tiny_version: Path, tmp_path: Path, capsys) -> None:
     config = configure(tiny_version, BinaryConfig(), root=str(tmp_path))
-    assert plan_run(config)["selected_by"] == "loss"
-    assert not list(tmp_path.iterdir())  # a plan keeps no counts
+    plan = read_plan(config).to_json()
+    assert plan["selected_by"] == "loss"
+    assert plan["steps"] == "known at the start"
     run = fit_run(config, build_progress("text", 3600))
     told = capsys.readouterr().err
     assert "loss of the held-out rows chooses the epoch, not ndcg@10" in told

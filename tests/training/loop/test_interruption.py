@@ -17,7 +17,7 @@ from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.restore import load_run
 from training.checkpoint.resume_state import Position
 from training.fit import fit_run
-from training.loop.interruption import StopNowError, StopRequest, stop_on_signals
+from training.loop.epochs import StopNowError, StopRequest, stop_on_signals
 from training.monitoring.progress import NoProgress
 from training.monitoring.run_logs import read_steps
 

@@ -25,9 +25,9 @@ from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.resume_state import EpochSums, Position, ResumeState
 from training.distribution.strategy import build_strategy
 from training.distribution.workers import NullWriter
-from training.loop.step_validation import StepPlan, StepValidations
+from training.loop.plan import StepPlan
 from training.loop.trainer import Trainer
-from training.loop.validation import Validate, build_validate
+from training.loop.validation import StepValidations, Validate, build_validate
 from training.monitoring.epoch_records import TrainingResult, read_history
 from training.monitoring.run_logs import read_step_validations, read_steps
 from training.networks.network import TrainingPass
@@ -51,10 +51,9 @@ SECTIONS: dict[str, dict[str, Any]] = {
     },
     "dynamic tables": {"embeddings": TABLES},
     "bfloat16 in parts": {
-        "compute": {"mixed_precision": True, "half_dtype": "bfloat16"},
+        "compute": {"mixed_precision": True},
         "optimizer": {"accumulate_steps": 2},
     },
-    "float16": {"compute": {"mixed_precision": True, "half_dtype": "float16"}},
     "XLA in parts": {"compute": {"xla": True}, "optimizer": {"accumulate_steps": 2}},
 }
 
@@ -264,10 +263,12 @@ def test_training_stops_where_validations_bring_nothing_better(
     monkeypatch.setattr(
         trainer, "parts", replace(trainer.parts, validate_steps=lambda model: {"auc": next(found)})
     )
-    stopping = trainer.task.config.fit.early_stopping.model_copy(update={"patience": 1})
-    fit = trainer.task.config.fit.model_copy(update={"early_stopping": stopping})
-    config = trainer.task.config.model_copy(update={"fit": fit})
-    monkeypatch.setattr(trainer, "task", replace(trainer.task, config=config))
+    stopping = trainer.parts.plan.config.fit.early_stopping.model_copy(update={"patience": 1})
+    fit = trainer.parts.plan.config.fit.model_copy(update={"early_stopping": stopping})
+    config = trainer.parts.plan.config.model_copy(update={"fit": fit})
+    monkeypatch.setattr(
+        trainer, "parts", replace(trainer.parts, plan=replace(trainer.parts.plan, config=config))
+    )
     result = trainer.fit(tmp_path, lambda model: {"auc": 0.9})
     assert (result.steps, result.best_step, result.stopped_early) == (12, 8, True)
     (kept,) = list_checkpoints(tmp_path / "checkpoints/best")
@@ -279,12 +280,14 @@ def test_a_run_that_was_killed_after_its_last_validation_ends(
 ) -> None:
     """Validations have ended the first epoch; its end was not saved."""
     trainer = by_steps.trainer
-    fit = trainer.task.config.fit
+    fit = trainer.parts.plan.config.fit
     stopping = fit.early_stopping.model_copy(update={"patience": 1})
     saving = fit.checkpoint.model_copy(update={"every_steps": 4})
     changed = {"early_stopping": stopping, "checkpoint": saving}
-    config = trainer.task.config.model_copy(update={"fit": fit.model_copy(update=changed)})
-    monkeypatch.setattr(trainer, "task", replace(trainer.task, config=config))
+    config = trainer.parts.plan.config.model_copy(update={"fit": fit.model_copy(update=changed)})
+    monkeypatch.setattr(
+        trainer, "parts", replace(trainer.parts, plan=replace(trainer.parts.plan, config=config))
+    )
     monkeypatch.setattr(trainer.parts.epoch_input, "config", config)
     found = iter([0.7, 0.6])
     monkeypatch.setattr(

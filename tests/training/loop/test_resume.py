@@ -32,10 +32,10 @@ from training.checkpoint.manager import restore_newest
 from training.checkpoint.restore import TrainedModel
 from training.checkpoint.resume_state import Position
 from training.checkpoint.saved_tensors import collect_state
+from training.distribution import strategy as strategies
 from training.export.saved_model import write_export
 from training.index.known_entities import read_known
 from training.input.batches import build_eval_dataset
-from training.loop import assembly
 from training.loop.trainer import Trainer
 from training.models.registry import build_model
 from training.monitoring.progress import NoProgress
@@ -70,13 +70,13 @@ class Twins:
 
     def __init__(self, config: TrainConfig, data: TrainingData, recorded: Recorded) -> None:
         self.progress = KilledAt()
-        build = assembly.build_run_steps
-        assembly.build_run_steps = recorded.wrap(build)
+        build = strategies.build_run_steps
+        strategies.build_run_steps = recorded.wrap(build)
         try:
             self.killed = Trainer(config, data, tf.distribute.get_strategy(), self.progress)
             self.resumed = Trainer(config, data, tf.distribute.get_strategy(), self.progress)
         finally:
-            assembly.build_run_steps = build
+            strategies.build_run_steps = build
         self.recorded = recorded
         self.first = [variable.numpy() for variable in self.killed.parts.model.trainable_variables]
 
@@ -315,7 +315,7 @@ def test_a_full_disk_ends_the_run_and_resuming_changes_nothing(
                 wait_for_checkpoint(run, Position(1, 2), config.fit.checkpoint.keep_last)
                 fill(small_disk, 20_000)
 
-    twins.killed.task = replace(twins.killed.task, progress=Filling())
+    twins.killed.parts = replace(twins.killed.parts, progress=Filling())
     with pytest.raises(InternalError, match="cannot write"):
         twins.run(twins.killed, run)
     (small_disk / "filler").unlink()

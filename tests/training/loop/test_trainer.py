@@ -53,12 +53,6 @@ def test_a_step_reads_what_model_and_objective_name(
     assert {"history", "movie_id"} <= looked_up
 
 
-def test_scaled_gradients_are_not_checked(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    half = {"mixed_precision": True, "half_dtype": "float16"}
-    with pytest.raises(ConfigError, match="check_gradients"):
-        build(tiny_version, tiny_manifest, compute=half, fit={"check_gradients": True})
-
-
 DSSM = DSSMConfig(
     embedding_dim=8,
     user_hidden_units=(16,),

@@ -23,8 +23,10 @@ from tests.training.loop.test_trainer import Messages
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.restore import load_run
 from training.evaluation.evaluate import evaluate_split
-from training.fit import fit_run, plan_run
+from training.fit import fit_run
 from training.input.batches import Batch, build_eval_dataset
+from training.loop import parts
+from training.loop.plan import read_plan
 from training.models.ranking import RankingModel, find_base_scores, plan_tasks
 from training.models.registry import build_model
 from training.monitoring.progress import NoProgress
@@ -327,7 +329,10 @@ def test_faults_of_a_network_of_ones_own_are_said_before_anything_is_written(
     tmp_path: Path,
 ) -> None:  # fmt: skip
     config = plan(tiny_version, tmp_path / "runs", network=network, **settings)
-    for run in (plan_run, lambda config: fit_run(config, NoProgress())):
+    for run in (
+        lambda config: parts.build(read_plan(config)),
+        lambda config: fit_run(config, NoProgress()),
+    ):
         with pytest.raises(ConfigError, match="(?s)" + error):
             run(config)
     assert not (tmp_path / "runs").exists()
@@ -361,11 +366,11 @@ def test_a_network_that_gives_probabilities_is_refused(
 ) -> None:
     model = {"network": "own_nets:squashed", "params": {"how": how}}
     with pytest.raises(ConfigError, match="Sluice applies the sigmoid itself") as caught:
-        plan_run(plan(tiny_version, tmp_path, **model))
+        parts.build(read_plan(plan(tiny_version, tmp_path, **model)))
     assert "Dense(1)" in caught.value.render()
     # The label itself may be learned so.
     task = {"label": {"objective": {"kind": "squared_error"}}}
-    plan_run(plan(tiny_version, tmp_path, **model, tasks=task))
+    parts.build(read_plan(plan(tiny_version, tmp_path, **model, tasks=task)))
 
 
 def test_what_looks_like_a_probability_is_noticed(

@@ -25,7 +25,9 @@ from conf.training.input import InputConfig
 from conf.training.models import DSSMConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import FitConfig, MlflowConfig, TrainConfig
-from training.fit import fit_run, plan_run
+from training.fit import fit_run
+from training.loop.parts import build
+from training.loop.plan import read_plan
 from training.monitoring import mlflow_log
 from training.monitoring.mlflow_log import find_tracking_uri, list_params, send_artefact
 from training.monitoring.progress import build_progress
@@ -263,7 +265,7 @@ def test_only_a_servers_address_is_taken(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     config = configure(tmp_path, tmp_path / "runs", None)
     with pytest.raises(ConfigError, match="tracking server") as caught:
-        plan_run(config)
+        build(read_plan(config))
     assert "secret" not in caught.value.render()
     with pytest.raises(ConfigError, match="tracking server"):
         fit(config)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from conf.errors import InternalError
 from conf.training.train import StepRange
-from training.distribution.run_steps import StepsResult
+from training.distribution.strategy import StepsResult
 from training.monitoring import run_logs as module
 from training.monitoring.epoch_records import EpochRecord
 from training.monitoring.run_logs import (

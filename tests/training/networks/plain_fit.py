@@ -12,10 +12,8 @@ import tensorflow as tf
 
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import DevicesConfig
-from training.distribution.run_steps import build_run_steps
-from training.distribution.strategy import build_strategy, distribute_batches
+from training.distribution.strategy import build_run_steps, build_strategy, distribute_batches
 from training.input.batches import Batch, Features
-from training.loop.gradients import LossScale
 from training.loop.optimizers import Optimizers
 from training.loop.step import StepOptions, TrainStep
 from training.models.embedded_inputs import EmbeddedInputs
@@ -42,13 +40,11 @@ class Setting:
         dtype: What layers compute in.
         replicas: Logical CPU devices.
         parts: How many a batch is computed in.
-        xla: Whether XLA compiles the step.
     """
 
     dtype: str = "float32"
     replicas: int = 1
     parts: int = 1
-    xla: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,10 +107,8 @@ def train_by_step(build: Build, setting: Setting) -> Trained:
     config = {"learning_rate": RATE, "dense": asked, "accumulate_steps": parts}
     with strategy.scope():
         model = NumbersModel(build, setting.dtype)
-        # That of Keras: where scaled gradients overflow both leave the step out.
-        scale = LossScale(2.0**15, 2000) if dtype == tf.float16 else None
-        optimizers = Optimizers(OptimizerConfig.model_validate(config), model, STEPS, scale)
-    step = TrainStep(model, find_loss, optimizers, StepOptions(1, dtype, setting.xla))
+        optimizers = Optimizers(OptimizerConfig.model_validate(config), model, STEPS)
+    step = TrainStep(model, find_loss, optimizers, StepOptions(1, dtype))
     drawn = draw_batches()
     dataset = tf.data.Dataset.from_tensor_slices(drawn).batch(ROWS, drop_remainder=True)
     batches = iter(distribute_batches(dataset, strategy))

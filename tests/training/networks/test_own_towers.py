@@ -27,8 +27,10 @@ from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.restore import load_run
 from training.evaluation.evaluate import evaluate_split
 from training.export.saved_model import write_export
-from training.fit import fit_run, plan_run
+from training.fit import fit_run
 from training.index.index_build import add_items
+from training.loop.parts import build
+from training.loop.plan import read_plan
 from training.models.registry import build_model
 from training.monitoring.epoch_records import read_history
 from training.monitoring.progress import NoProgress
@@ -269,7 +271,7 @@ def test_faults_of_a_tower_are_said_before_anything_is_written(
 ) -> None:
     config = plan(tiny_version, tmp_path / "runs", {"name": "dssm", "embedding_dim": 4, **settings})
     with pytest.raises(ConfigError, match="(?s)" + error) as caught:
-        plan_run(config)
+        build(read_plan(config))
     assert caught.value.exit_code == ExitCode.CONFIG
     assert not (tmp_path / "runs").exists()
 
@@ -308,7 +310,7 @@ def test_a_tower_is_tried_where_all_its_lists_are_empty(tiny_version: Path, tmp_
         "name": "dssm", "embedding_dim": 4, "user_features": ["history"],
         "pooling": {"history": {"combiner": "none"}}, "user_tower": own("positions"),
     }  # fmt: skip
-    plan_run(plan(cold, tmp_path, model))
+    build(read_plan(plan(cold, tmp_path, model)))
 
 
 def test_a_layer_that_fails_in_the_step_is_told_with_its_line(

@@ -33,8 +33,10 @@ from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.restore import load_run
 from training.embedding.key_mapping import map_keys, plan_keyed_features
 from training.evaluation.evaluate import evaluate_split
-from training.fit import fit_run, plan_run
+from training.fit import fit_run
 from training.input.batches import Batch, build_eval_dataset
+from training.loop.parts import build
+from training.loop.plan import read_plan
 from training.models.registry import build_model
 from training.monitoring.epoch_records import read_history
 from training.monitoring.progress import NoProgress
@@ -282,7 +284,10 @@ def test_faults_of_a_loss_are_said_before_anything_is_written(
     model = ranking(None).model_dump()
     model["tasks"]["label"]["objective"]["loss"] = settings
     config = plan(tiny_version, tmp_path / "runs", model)
-    for run in (plan_run, lambda config: fit_run(config, NoProgress())):
+    for run in (
+        lambda config: build(read_plan(config)),
+        lambda config: fit_run(config, NoProgress()),
+    ):
         with pytest.raises(ConfigError, match="(?s)" + error) as caught:
             run(config)
         assert caught.value.exit_code == ExitCode.CONFIG
@@ -306,7 +311,7 @@ def test_a_loss_of_items_is_tried_with_a_row_without_negatives(
     objective = {"kind": "bpr", "loss": own("uncounted")}
     config = plan(tiny_version, tmp_path, {"name": "mf", "objective": objective})
     with pytest.raises(ConfigError, match=r"(?s)no numbers.*no other item counts"):
-        plan_run(config)
+        build(read_plan(config))
 
 
 @pytest.mark.parametrize(
@@ -326,7 +331,7 @@ def test_a_loss_of_items_is_tried_with_as_many_as_training_has(
         config = plan(tiny_version, tmp_path, {"name": "mf", "objective": objective})
         if asked == k:
             with pytest.raises(ConfigError, match=r"(?s)fails on 16 rows.*own_losses\.py:\d+"):
-                plan_run(config)
+                build(read_plan(config))
     fit_run(config, NoProgress())
 
 
@@ -365,7 +370,7 @@ def test_a_loss_of_positives_is_tried_where_the_first_rows_have_none(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiny_dataset, "_row", lambda *a, **o: {**original(*a, **o), "label": 0.0})
         version = write_tiny_dataset(tmp_path / "negatives", config=TinyConfig(users=12))
-    plan_run(plan(version, tmp_path, ranking("of_positives")))
+    build(read_plan(plan(version, tmp_path, ranking("of_positives"))))
 
 
 def test_a_damaged_record_that_training_leaves_out_is_not_tried(
@@ -379,7 +384,7 @@ def test_a_damaged_record_that_training_leaves_out_is_not_tried(
     shard.write_bytes(content)
     config = plan(version, tmp_path, ranking("focal"))
     with pytest.raises(InputDataError):
-        plan_run(config)
+        build(read_plan(config))
     skipping = config.input.model_copy(update={"on_corrupt": "skip_record"})
     fit_run(config.model_copy(update={"input": skipping}), NoProgress())
 
@@ -387,7 +392,7 @@ def test_a_damaged_record_that_training_leaves_out_is_not_tried(
 def test_a_loss_is_tried_on_rows_that_pass_the_filter(tiny_version: Path, tmp_path: Path) -> None:
     config = plan(tiny_version, tmp_path, ranking("of_ones"))
     with pytest.raises(ConfigError, match="values that are no numbers"):
-        plan_run(config)
+        build(read_plan(config))
 
     def keep(label: int) -> TrainConfig:
         kept = config.input.model_copy(
@@ -395,9 +400,9 @@ def test_a_loss_is_tried_on_rows_that_pass_the_filter(tiny_version: Path, tmp_pa
         )
         return config.model_copy(update={"input": kept})
 
-    plan_run(keep(1))
+    build(read_plan(keep(1)))
     with pytest.raises(TooFewRowsError, match="the train split is empty"):
-        plan_run(keep(7))
+        build(read_plan(keep(7)))
 
 
 @pytest.mark.parametrize("space", [{}, {"optimizer.learning_rate": [0.01, 0.011]}])

@@ -20,7 +20,9 @@ from conf.training.objectives import SampledSoftmaxConfig, SoftmaxConfig
 from conf.training.train import TrainConfig
 from tests.training.objectives.softmax_steps import MEASURED, change
 from tests.training.tiny_dataset import write_tiny_dataset
-from training.fit import fit_run, plan_run
+from training.fit import fit_run
+from training.loop.parts import build
+from training.loop.plan import read_plan
 from training.models.registry import build_model
 from training.monitoring.progress import NoProgress
 from training.objectives.catalog_softmax import BLOCK_ITEMS
@@ -87,7 +89,7 @@ def test_plans_say_it_and_nothing_is_made_before_the_refusal(
     tiny_version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = configure(tiny_version, tmp_path / "runs")
-    plan = plan_run(config)["catalogue_softmax"]
+    plan = build(read_plan(config)).memory.to_json()
     assert plan["logits_bytes"] == 3 * 4 * 42 * 32
     assert plan["item_vectors_bytes"] == 5 * 4 * 42 * 4
     # The id's row and that of genres, both, the vector; and the rows of four genres.
@@ -96,10 +98,13 @@ def test_plans_say_it_and_nothing_is_made_before_the_refusal(
     assert plan["free_bytes"] > 0
     sampled = {"kind": "sampled_softmax", "negatives": {"source": "uniform", "count": 9}}
     other = configure(tiny_version, tmp_path / "runs", objective=sampled)
-    assert plan_run(other)["catalogue_softmax"] is None
+    assert build(read_plan(other)).memory is None
     monkeypatch.setattr(FREE, lambda: 1000)
-    monkeypatch.setattr("training.loop.assembly.build_model", lambda *_: pytest.fail("too late"))
-    for run in (plan_run, lambda config: fit_run(config, NoProgress())):
+    monkeypatch.setattr("training.loop.parts.build_model", lambda *_: pytest.fail("too late"))
+    for run in (
+        lambda config: build(read_plan(config)),
+        lambda config: fit_run(config, NoProgress()),
+    ):
         with pytest.raises(ConfigError, match="does not fit in memory"):
             run(config)
     assert not (tmp_path / "runs").exists()
@@ -147,12 +152,15 @@ def test_the_item_tower_and_the_mask_by_hand(tiny_manifest: Manifest) -> None:
 def test_hidden_layers_of_items_are_refused_before_training(
     tiny_version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.loop.assembly._build_objective", lambda *_: pytest.fail("late"))
+    monkeypatch.setattr("training.loop.parts.build_objective", lambda *_: pytest.fail("late"))
     config = configure(tiny_version, tmp_path / "runs", item_hidden_units=[512])
     by_ids = 3 * 4 * 42 * 32 + 5 * 4 * 42 * 4
     tower = 2 * 4 * 42 * (4 + 4 + 8 + 3 * 512 + 4 + 4 * 4)
     monkeypatch.setattr(FREE, lambda: by_ids)  # As much as a model of ids alone needs.
-    for run in (plan_run, lambda config: fit_run(config, NoProgress())):
+    for run in (
+        lambda config: build(read_plan(config)),
+        lambda config: fit_run(config, NoProgress()),
+    ):
         with pytest.raises(ConfigError, match="does not fit in memory") as refused:
             run(config)
         said = refused.value.render()
@@ -162,12 +170,12 @@ def test_hidden_layers_of_items_are_refused_before_training(
         assert "mask" not in said
     monkeypatch.setattr(FREE, lambda: by_ids + tower - 1)
     with pytest.raises(ConfigError) as refused:
-        plan_run(config)
+        build(read_plan(config))
     assert "input.batch_size" in refused.value.render()
     assert not (tmp_path / "runs").exists()
     monkeypatch.undo()
     monkeypatch.setattr(FREE, lambda: by_ids + tower)
-    assert plan_run(config)["catalogue_softmax"]["item_tower_bytes"] == tower
+    assert build(read_plan(config)).memory.to_json()["item_tower_bytes"] == tower
 
 
 def test_the_mask_is_refused_before_the_model_is_built(
@@ -178,8 +186,8 @@ def test_the_mask_is_refused_before_the_model_is_built(
     config = configure(tiny_version, tmp_path / "runs", objective=softmax,
                        item_features=["movie_id"])  # fmt: skip
     monkeypatch.setattr(FREE, lambda: by_ids + mask)
-    assert plan_run(config)["catalogue_softmax"]["mask_bytes"] == mask
-    monkeypatch.setattr("training.loop.assembly.build_model", lambda *_: pytest.fail("too late"))
+    assert build(read_plan(config)).memory.to_json()["mask_bytes"] == mask
+    monkeypatch.setattr("training.loop.parts.build_model", lambda *_: pytest.fail("too late"))
     for free in (by_ids, by_ids + mask - 1):
         monkeypatch.setattr(FREE, lambda free=free: free)
         with pytest.raises(ConfigError, match="does not fit in memory") as refused:

@@ -1,0 +1,308 @@
+"""What a run will do, as its config and the manifest of its dataset say it.
+
+`check` needs no TensorFlow and reads no shard; `training.loop.parts.build` goes on from its plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from conf.errors import ConfigError, did_you_mean
+from conf.manifest import Manifest
+from conf.metrics import LOSS_METRIC, METRICS, list_families
+from conf.schema import FeatureSpec
+from conf.training.models import (
+    MFConfig,
+    ModelConfig,
+    RankingConfig,
+    SequenceSettings,
+    TaskConfig,
+    YouTubeDNNConfig,
+)
+from conf.training.objectives import BinaryConfig
+from conf.training.tables import DynamicTableConfig, StaticTableConfig
+from conf.training.train import FitConfig, TrainConfig
+from training.checkpoint.resume_state import Position
+from training.reader.training_data import TrainingData, read_current_data
+
+TASK_METRICS = {
+    "binary": list_families("binary", may_stop=True),
+    "squared_error": list_families("value", may_stop=True),
+}
+"""Metrics of a task that may choose the epoch, by the kind of its objective."""
+RETRIEVAL_METRIC = "ndcg@10"
+"""What chooses the epoch of a retrieval model where nothing is said."""
+KNOWN_AT_START = "known at the start"
+"""What a plan says of steps where the input leaves rows out, which only a pass over them counts."""
+NO_INPUTS = ("label", "weight", "id")
+SLOTS = {"sgd": 0, "adagrad": 1, "adam": 2, "ftrl": 2}
+"""Numbers that the optimizer of a table keeps for each number of it."""
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """How many steps a run has, and where its compiled calls end.
+
+    Attributes:
+        steps_per_epoch: Whole batches of an epoch.
+        total: Steps of the run if nothing stops it early; its last epoch may have fewer.
+        steps_per_loop: Most steps of a call.
+        stops: Calls end at the multiples of these numbers, counted over the run.
+    """
+
+    steps_per_epoch: int
+    total: int
+    steps_per_loop: int
+    stops: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, fit: FitConfig, steps_per_epoch: int) -> StepPlan:
+        """Returns the plan of a config."""
+        between = None if fit.validation is None else fit.validation.every_steps
+        stops = tuple(n for n in (fit.checkpoint.every_steps, between) if n is not None)
+        return cls(steps_per_epoch, fit.count_steps(steps_per_epoch), fit.steps_per_loop, stops)
+
+    @property
+    def epochs(self) -> int:
+        """Epochs that are begun."""
+        return -(-self.total // self.steps_per_epoch)
+
+    def count_steps_of_epoch(self, epoch: int) -> int:
+        """Returns the steps of a zero-based epoch."""
+        return min(self.steps_per_epoch, self.total - epoch * self.steps_per_epoch)
+
+    def count_steps_of_call(self, position: Position) -> int:
+        """Returns how many steps to run in one call.
+
+        Calls end at fixed positions, whichever position a run is resumed at: at multiples of
+        `steps_per_loop` inside the epoch, at the stops, and with the epoch.
+        """
+        batch, done = position.batch, position.step(self.steps_per_epoch)
+        loop = self.steps_per_loop - batch % self.steps_per_loop
+        left = self.count_steps_of_epoch(position.epoch) - batch
+        return min([left, loop, *(stop - done % stop for stop in self.stops)])
+
+
+@dataclass(frozen=True)
+class TrainPlan:
+    """A run whose config fits its dataset, as far as the manifest says it.
+
+    Attributes:
+        config: The resolved config, the datasets of `input.mix` pinned to versions.
+        data: The dataset version.
+        features: Features that the model reads, by side.
+        tables: Rows and row length of each table, without biases; of one that grows, the rows
+            that memory is reserved for.
+        steps_per_epoch: Whole batches of an epoch; None: known at the start.
+        metric: What chooses the epoch where there are rows to measure it on; None: the last one.
+    """
+
+    config: TrainConfig
+    data: TrainingData
+    features: dict[str, list[str]]
+    tables: dict[str, list[int]]
+    steps_per_epoch: int | None
+    metric: str | None
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the tables with what their optimizers keep, float32."""
+        optimizer, found = self.config.optimizer, 0
+        for name, (rows, dim) in self.tables.items():
+            settings = self.config.model.embeddings.get(name) or StaticTableConfig()
+            slots = SLOTS[(settings.optimizer or optimizer.sparse).kind]
+            found += _FLOAT_BYTES * rows * dim * (1 + slots * settings.trainable)
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what `--dry-run` prints."""
+        manifest, steps = self.data.manifest, self.steps_per_epoch
+        measured = self.metric == LOSS_METRIC or is_validated(self.config, manifest)
+        return {
+            "config": self.config.resolved(),
+            "dataset": str(self.data.version_dir),
+            "rows": {split.name: split.rows for split in manifest.splits},
+            "steps_per_epoch": steps or KNOWN_AT_START,
+            "steps": self.config.fit.count_steps(steps) if steps else KNOWN_AT_START,
+            "features": self.features,
+            "tables": self.tables,
+            "table_bytes": self.table_bytes,
+            "selected_by": self.metric if measured else None,
+        }
+
+
+def check(config: TrainConfig, data: TrainingData) -> TrainPlan:
+    """Checks a config against a dataset version's manifest; no shard is read.
+
+    Raises:
+        SluiceError: The config does not fit, or the train split is smaller than a batch.
+    """
+    metric = selection_metric(config)
+    features = list_features(config.model, data.manifest)
+    steps = data.steps_per_epoch(config.input) if config.input.is_exact else None
+    names = {side: [spec.name for spec in specs] for side, specs in features.items()}
+    specs = [spec for side in features.values() for spec in side]
+    tables = _size_tables(config.model, data.manifest, specs)
+    return TrainPlan(config, data, names, tables, steps, metric)
+
+
+def read_plan(config: TrainConfig) -> TrainPlan:
+    """Returns the plan of a new run on the current version of its dataset."""
+    return check(config, read_current_data(config))
+
+
+def list_features(config: ModelConfig, manifest: Manifest) -> dict[str, list[FeatureSpec]]:
+    """Returns the features that a model reads, by the side that reads them.
+
+    Raises:
+        ConfigError: The dataset has no such feature.
+    """
+    features = manifest.schema.features
+    if isinstance(config, RankingConfig):
+        inputs = [spec.name for spec in features if spec.role not in NO_INPUTS]
+        return _find_specs(
+            manifest, features=inputs if config.features is None else config.features
+        )
+    if isinstance(config, MFConfig):
+        keys = {f"{side}_features": (manifest.require_key(side),) for side in ("user", "item")}
+        return _find_specs(manifest, **keys)
+    users, items = config.user_features, getattr(config, "item_features", None)
+    if users is None:
+        users = tuple(spec.name for spec in features if spec.role == "user")
+    if isinstance(config, YouTubeDNNConfig):
+        items = (manifest.require_key("item"),)
+        if config.user_features is None:
+            users = tuple(name for name in users if name != manifest.keys.user)
+    if isinstance(config, SequenceSettings):
+        history = manifest.find_history()
+        users = (*(config.sequence or ((history,) if history else ())), *users)
+    if items is None:
+        items = tuple(spec.name for spec in features if spec.role == "item")
+    return _find_specs(manifest, user_features=users, item_features=items)
+
+
+def _find_specs(manifest: Manifest, **sides: Sequence[str]) -> dict[str, list[FeatureSpec]]:
+    schema = manifest.schema
+    for name in (name for names in sides.values() for name in names if name not in schema):
+        raise ConfigError(
+            "the model names a feature that the dataset does not have",
+            received=name,
+            allowed=", ".join(schema.names),
+            fix=did_you_mean(name, schema.names),
+        )
+    return {side: [schema[name] for name in dict.fromkeys(names)] for side, names in sides.items()}
+
+
+def _size_tables(
+    config: ModelConfig, manifest: Manifest, specs: Sequence[FeatureSpec]
+) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    dynamic = {
+        feature: name
+        for name, table in config.embeddings.items()
+        if isinstance(table, DynamicTableConfig)
+        for feature in table.features or [s.name for s in specs if s.table == name]
+    }
+    for spec in specs:
+        name = dynamic.get(spec.name, spec.table)
+        settings = config.embeddings.get(name) or StaticTableConfig()
+        rows = settings.capacity if isinstance(settings, DynamicTableConfig) else None
+        rows = rows or spec.vocabulary_size
+        if rows is not None:
+            dim = settings.dim or config.embedding_dim
+            size = manifest.schema[spec.name].vocabulary_size or rows
+            found[name] = [rows, 6 * math.isqrt(math.isqrt(size)) if dim == "auto" else int(dim)]
+    return found
+
+
+def is_validated(config: TrainConfig, manifest: Manifest) -> bool:
+    """Whether there are rows to validate on."""
+    return config.input.validation is not None or manifest.has_split("validation")
+
+
+def is_scored_by_label(config: TrainConfig) -> bool:
+    """Whether validation compares scores with labels, rather than ranking targets."""
+    if isinstance(config.model, RankingConfig):
+        return True
+    objective = getattr(config.model, "objective", None)
+    learns_label = isinstance(objective, BinaryConfig) and objective.reads_label
+    return config.input.validation is not None and learns_label
+
+
+def selection_metric(config: TrainConfig) -> str | None:
+    """Returns the metric that chooses the epoch, or None: the last one is kept.
+
+    Held-out rows of a retrieval model's binary objective are not ranked: the held-out loss stands
+    in for a metric of ranking.
+
+    Raises:
+        ConfigError: Validation does not measure the metric.
+    """
+    stopping = config.fit.early_stopping
+    if stopping is None:
+        return None
+    metric = stopping.metric or default_metric(config)
+    if metric == LOSS_METRIC and keeps_steps_without_loss(config):
+        raise ConfigError(
+            "fit.early_stopping chooses a step by validation, whose rows are ranked and have no "
+            "loss",
+            received="fit.early_stopping.metric=loss with by=steps",
+            allowed=f"metrics of ranking, such as {RETRIEVAL_METRIC}; the training loss of epochs",
+            fix=f"set fit.early_stopping.metric={RETRIEVAL_METRIC}, or by=epochs",
+        )
+    if is_scored_by_label(config) and not isinstance(config.model, RankingConfig):
+        return LOSS_METRIC
+    check_evaluated(config, metric, "fit.early_stopping.metric")
+    return metric
+
+
+def keeps_steps_without_loss(config: TrainConfig) -> bool:
+    """Whether a step's weights are kept, whose validation gives no loss, as it ranks rows."""
+    stopping = config.fit.early_stopping
+    return stopping is not None and stopping.by == "steps" and not is_scored_by_label(config)
+
+
+def default_metric(config: TrainConfig) -> str:
+    """Returns the metric that chooses the epoch where the config names none."""
+    model = config.model
+    if isinstance(model, RankingConfig):
+        first = next(iter(model.tasks.values()), TaskConfig())
+        return "auc" if first.objective.kind == "binary" else "rmse"
+    return LOSS_METRIC if is_scored_by_label(config) else RETRIEVAL_METRIC
+
+
+def check_evaluated(config: TrainConfig, metric: str, key: str) -> None:
+    """Refuses a metric of a config's key that validation does not measure.
+
+    Raises:
+        ConfigError: It is not measured.
+    """
+    known = _list_metrics(config)
+    if metric not in known:
+        raise ConfigError(
+            f"{key} is not evaluated; its cut-off must be one of evaluation.ks",
+            received=metric,
+            allowed=", ".join(known),
+            fix=did_you_mean(metric, known),
+        )
+
+
+def _list_metrics(config: TrainConfig) -> list[str]:
+    """Returns the metrics that validation may measure."""
+    model, own, ks = config.model, config.evaluation.metrics, config.evaluation.ks
+    if isinstance(model, RankingConfig):
+        tasks = list(model.tasks.items()) or [("", TaskConfig())]
+        names = [LOSS_METRIC, *TASK_METRICS[tasks[0][1].objective.kind], *own]
+        for name, task in tasks[1:]:
+            names += [f"{name}/{metric}" for metric in (*TASK_METRICS[task.objective.kind], *own)]
+        return names
+    if is_scored_by_label(config):
+        return [LOSS_METRIC]
+    names = []
+    for family in list_families("loss", "ranking", may_stop=True):
+        names += [f"{family}@{k}" for k in ks] if METRICS[family].has_cutoff else [family]
+    return [*names, *(f"{name}@{k}" for name in own for k in ks)]
