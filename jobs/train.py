@@ -91,7 +91,7 @@ def main(
     )
     if (launcher is Launcher.SPARK) != (workers is not None):
         raise ConfigError("--launcher spark and --workers N go together")
-    alone = {"--sweep": sweep, "--profile": steps, "--once": once or None}
+    alone: dict[str, object] = {"--sweep": sweep, "--profile": steps, "--once": once or None}
     _refuse_beside("--launcher spark", workers, alone)
     alone = {"--sweep": sweep, "--profile": steps, "--launcher spark": workers}
     _refuse_beside("fit.refit", resolved.fit.refit, alone)

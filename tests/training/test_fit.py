@@ -4,7 +4,6 @@ import errno
 import io
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from conf.artefacts.run import read_json, resolve_run, update_run_card
 from conf.errors import (
     ConfigError,
     InputDataError,
-    InternalError,
     TrainingDivergedError,
     TrainingInterruptedError,
     UpstreamNotReadyError,
@@ -28,10 +26,8 @@ from conf.training.models import DSSMConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import EarlyStoppingConfig, FitConfig, TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
-from training import fit as fit_module
 from training.checkpoint.restore import load_run
 from training.distribution.workers import Workers
-from training.evaluation import protocols
 from training.fit import fit_run
 from training.loop.plan import read_plan
 from training.monitoring.progress import build_progress
@@ -41,11 +37,9 @@ from training.run_directory import (
     choose_start,
     config_sha256,
     create_run,
-    describe_versions,
     find_finished_run,
     find_unfinished_run,
     locked,
-    publish_run,
     recorded_status,
     require_same_config,
 )
@@ -162,30 +156,6 @@ def test_an_interruption_is_no_failure_and_is_resumed(config: TrainConfig) -> No
     assert find_unfinished_run(config) == run
 
 
-def test_publishing_names_the_run(config: TrainConfig) -> None:
-    run = create_run(config, NOW)
-    publish_run(config, run)
-    assert (run.parent.parent / "CURRENT").read_text() == run.name + "\n"
-
-
-def test_a_root_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    config = TrainConfig(dataset="d", name="n", root=str(tmp_path / "file"))
-    with pytest.raises(InternalError, match="root"):
-        create_run(config, NOW)
-
-
-def test_a_name_cannot_leave_the_root() -> None:
-    with pytest.raises((ConfigError, ValueError)):
-        create_run(TrainConfig(dataset="d", name="../n"), NOW)
-
-
-def test_versions_are_named() -> None:
-    versions = describe_versions()
-    assert versions["python"]
-    assert versions["tensorflow"]
-
-
 def configure(dataset: Path, root: Path, **changes) -> TrainConfig:
     return TrainConfig(
         **{
@@ -236,12 +206,6 @@ def test_a_finished_run_is_current_and_restores(finished) -> None:
     assert manifest.dataset_name == "tiny"
 
 
-def test_validation_metrics_are_those_of_the_evaluation(finished) -> None:
-    run, _ = finished
-    history = json.loads((run / "history.json").read_text())
-    assert {"hit_rate@10", "ndcg@10", "mrr"} <= set(history[0]["validation"])
-
-
 def test_a_failed_run_changes_nothing_that_was_there(finished) -> None:
     run, config = finished
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
@@ -254,23 +218,6 @@ def test_a_failed_run_changes_nothing_that_was_there(finished) -> None:
     card = read_json(failed / "run_card.json")
     assert card["status"] == "failed"
     assert "diverged" in card["error"]
-
-
-@pytest.mark.exhaustive
-def test_a_lack_of_memory_is_told_and_noted(
-    tmp_path: Path, tiny_version: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def take_too_much(*_: object) -> None:
-        tf.zeros([1 << 46])
-
-    config = configure(tiny_version.parent.parent, tmp_path)
-    monkeypatch.setattr("training.loop.trainer.Trainer.fit", take_too_much)
-    with pytest.raises(InternalError, match="too little memory"):
-        fit(config)
-    (run,) = (tmp_path / config.name / "runs").iterdir()
-    card = read_json(run / "run_card.json")
-    assert card["status"] == "failed"
-    assert "too little memory" in card["error"]
 
 
 def test_resume_continues_the_unfinished_run_on_its_own_dataset_version(
@@ -389,29 +336,9 @@ def test_workers_take_the_versions_of_the_chief(tmp_path: Path, tiny_version: Pa
     start = choose_start(config, build_progress("text", 3600), ChiefOfTwo(), StartMode.NEW)
     assert start.data.version_dir == tiny_version
     assert [data.version_dir for data in start.mixed] == [tiny_version]
-    pinned = start.pin(config)
+    pinned = start.pin()
     assert pinned.input.mix[0].dataset == str(tiny_version)
     assert pinned.dataset == config.dataset
-
-
-def test_a_new_version_to_mix_in_waits_for_the_next_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    version = write_tiny_dataset(tmp_path, config=TinyConfig(users=20))
-    mixed = write_tiny_dataset(tmp_path, "other", TinyConfig(users=20))
-    mix = [{"dataset": str(mixed.parent.parent), "weight": 0.25}]
-    settings = InputConfig.model_validate({"batch_size": 64, "mix": mix})
-    config = configure(version, tmp_path / "runs", input=settings)
-    build = fit_module.build_validate
-
-    def publish_first(*given: Any) -> Any:  # When the run has begun, and before its first epoch.
-        publish_other_lists(mixed, tmp_path / "newer")
-        return build(*given)
-
-    monkeypatch.setattr(fit_module, "build_validate", publish_first)
-    card = read_json(fit(config) / "run_card.json")
-    assert card["training"]["epochs"] == 2
-    assert card["mixed"][0]["version"] == mixed.name
 
 
 def test_a_run_is_current_before_it_counts_as_trained(
@@ -429,20 +356,6 @@ def test_a_run_is_current_before_it_counts_as_trained(
     monkeypatch.undo()
     assert fit(config, resume=True) == run
     assert resolve_run(str(tmp_path / "t")) == run
-
-
-def test_seen_items_that_cannot_be_masked_are_warned_of_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    version = write_tiny_dataset(tmp_path, config=TinyConfig(users=20))
-    manifest = read_manifest(version)
-    blind = replace(manifest, keys=replace(manifest.keys, seen=None))
-    (version / "manifest.json").write_text(blind.dumps())
-    told: list[str] = []
-    monkeypatch.setattr(protocols._log, "warning", lambda text, *args: told.append(text % args))
-    fit(configure(version, tmp_path, fit=FitConfig(epochs=2)))
-    assert len(told) == 1
-    assert "no seen items" in told[0]
 
 
 def test_a_plan_refuses_a_train_split_smaller_than_a_batch(
@@ -465,31 +378,6 @@ def test_a_plan_writes_nothing(tmp_path: Path, tiny_version: Path) -> None:
     assert plan["selected_by"] == "ndcg@10"
     json.dumps(plan)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_dataset_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UpstreamNotReadyError):
-        fit(configure(tmp_path / "nothing", tmp_path / "runs"))
-    assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        (TinyConfig(max_len=5), r"'history' of dataset 'other'"),
-        (TinyConfig(seed=9), "stand for other tokens"),
-    ],
-)
-def test_a_dataset_to_mix_in_that_the_model_does_not_fit_is_refused(
-    other: TinyConfig, message: str, tmp_path: Path, tiny_version: Path
-) -> None:
-    dataset = str(write_tiny_dataset(tmp_path, "other", other))
-    mix = InputConfig.model_validate(
-        {"batch_size": 64, "mix": [{"dataset": dataset, "weight": 0.1}]}
-    )
-    with pytest.raises(InputDataError, match=message):
-        fit(configure(tiny_version, tmp_path / "runs", input=mix))
-    assert not (tmp_path / "runs").exists()
 
 
 def test_what_the_input_left_out_is_told_and_kept(tmp_path: Path) -> None:

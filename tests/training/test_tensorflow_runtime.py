@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from conf.errors import ConfigError, InternalError
+from conf.errors import InternalError
 from training.distribution.workers import (
     describe_error,
     disk_errors,
@@ -37,38 +37,6 @@ def test_what_tensorflow_writes_around_a_message_is_left_out() -> None:
     text = "{{function_node __wrapped__SaveV2_CPU:0}} a/state; No space left on device [Op:SaveV2]"
     error = tf.errors.ResourceExhaustedError(None, None, text)
     assert describe_error(error) == "a/state; No space left on device"
-
-
-def test_other_errors_pass() -> None:
-    with pytest.raises(ConfigError), disk_errors("cannot write it", "free space"):
-        raise ConfigError("wrong")
-
-
-def test_an_error_without_a_message_is_named_by_its_type() -> None:
-    assert describe_error(AssertionError()) == "AssertionError"
-
-
-def test_devices_are_named_and_asked_by_names_that_tensorflow_knows() -> None:
-    found = peak_device_memory_bytes("CPU")
-    assert set(found) == {
-        f"cpu {number}" for number, _ in enumerate(tf.config.list_logical_devices("CPU"))
-    }
-    # TensorFlow counts the memory of CPUs only once something has asked it to, such as a profile.
-    assert all(held >= 0 for held in found.values())
-
-
-def test_the_peak_is_told_and_not_what_is_held_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    def get(name: str) -> dict[str, int]:
-        return {"current": 5, "peak": 7 if name == "CPU:0" else 9}
-
-    monkeypatch.setattr(tf.config.experimental, "get_memory_info", get)
-    assert peak_device_memory_bytes("CPU")["cpu 0"] == 7
-
-
-def test_without_a_gpu_there_is_nothing_to_tell() -> None:
-    if tf.config.list_physical_devices("GPU"):
-        pytest.skip("there is a GPU")
-    assert peak_device_memory_bytes() == {}
 
 
 @pytest.mark.gpu

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import tensorflow as tf
+from pydantic import BaseModel, Field, ValidationError
 
 # TensorFlow has no public name for these.
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
@@ -24,26 +24,29 @@ WORKER = "worker"
 TF_CONFIG_EXAMPLE = (
     '{"cluster": {"worker": ["host0:port", "host1:port"]}, "task": {"type": "worker", "index": 0}}'
 )
-_FIX = (
-    f"set {VARIABLE} in each process, or start them by --launcher spark; for one process set "
-    "devices.strategy=auto"
-)
-_SERVER = "ps"
-_LAST_PORT = 65535
 _MILLISECONDS = 1000
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """All workers and which of them this process is.
-
-    Attributes:
-        workers: `host:port` of each; the first is the chief, which writes the run.
-        index: Number of this process.
-    """
+    """`host:port` of all workers, the chief first, and the number of this process."""
 
     workers: tuple[str, ...]
     index: int
+
+
+class _Job(BaseModel, extra="forbid"):
+    worker: list[Annotated[str, Field(pattern=r"^.+:[0-9]{1,5}$")]] = Field(min_length=1)
+
+
+class _Task(BaseModel, strict=True):
+    type: Literal["worker"]
+    index: int = Field(ge=0)
+
+
+class _TFConfig(BaseModel):
+    cluster: _Job
+    task: _Task
 
 
 def read_cluster(environment: Mapping[str, str] | None = None) -> Cluster:
@@ -52,56 +55,30 @@ def read_cluster(environment: Mapping[str, str] | None = None) -> Cluster:
     Raises:
         ConfigError: It is missing, or is not what multi-worker training needs.
     """
-    text = (os.environ if environment is None else environment).get(VARIABLE)
-    if not text:
-        raise _refuse("is not set", "nothing")
+    text = (os.environ if environment is None else environment).get(VARIABLE) or ""
     try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise _refuse(f"is not JSON ({error})", text) from error
-    if not isinstance(content, dict):
-        raise _refuse("must be a JSON object", text)
-    task = content.get("task")
-    workers = _read_workers(content.get("cluster"), task, text)
-    if not isinstance(task, dict) or task.get("type") != WORKER:
-        raise _refuse(f"must give this process the task type {WORKER!r}", text)
-    index = task.get("index")
-    if type(index) is not int or not 0 <= index < len(workers):
-        raise _refuse(f"must give this process an index from 0 to {len(workers) - 1}", text)
-    return Cluster(workers, index)
+        found = _TFConfig.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise _refuse(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", text) from error
+    workers, index = found.cluster.worker, found.task.index
+    if index >= len(workers):
+        raise _refuse(f"task.index: there are {len(workers)} workers", text)
+    if len(set(workers)) < len(workers):
+        raise _refuse("cluster.worker: a worker is named twice", text)
+    return Cluster(tuple(workers), index)
 
 
-def _refuse(what: str, received: str, fix: str = _FIX) -> ConfigError:
+def _refuse(why: str, text: str) -> ConfigError:
     return ConfigError(
-        f"devices.strategy=multi_worker: the environment variable {VARIABLE} {what}",
-        received=received,
+        f"devices.strategy=multi_worker: the environment variable {VARIABLE} does not fit ({why})",
+        received=text or "nothing",
         allowed=TF_CONFIG_EXAMPLE,
-        fix=fix,
+        fix=PARAMETER_SERVER_FIX
+        if '"ps"' in text
+        else f"set {VARIABLE} in each process, or start them by --launcher spark; for one process "
+        "set devices.strategy=auto",
     )
-
-
-def _read_workers(cluster: Any, task: Any, text: str) -> tuple[str, ...]:
-    jobs = set(cluster) if isinstance(cluster, dict) else set()
-    if _SERVER in jobs or (isinstance(task, dict) and task.get("type") == _SERVER):
-        fix = f"name workers alone; {PARAMETER_SERVER_FIX}"
-        raise _refuse("names parameter servers ('ps'), which are gone", text, fix)
-    if jobs != {WORKER}:
-        raise _refuse("must have a cluster of 'worker' alone (the first one is the chief)", text)
-    addresses = cluster[WORKER]
-    if not isinstance(addresses, list) or not addresses:
-        raise _refuse(f"must list its {WORKER} processes", text)
-    wrong = [address for address in addresses if not _is_address(address)]
-    if wrong:
-        raise _refuse(f"has a {WORKER} that is not host:port: {wrong[0]!r}", text)
-    if len(set(addresses)) < len(addresses):
-        raise _refuse("names a worker twice", text)
-    return tuple(addresses)
-
-
-def _is_address(address: Any) -> bool:
-    host, _, port = str(address).rpartition(":")
-    is_port = port.isdecimal() and 0 < int(port) <= _LAST_PORT
-    return isinstance(address, str) and bool(host) and is_port
 
 
 def build_strategy(config: DevicesConfig) -> tf.distribute.Strategy:
@@ -205,12 +182,8 @@ def _cpu_devices(replicas: int) -> list[str]:
 class Devices:
     """The devices that a run computes on.
 
-    Attributes:
-        strategy: `none`, `mirrored` or `multi_worker`.
-        workers: Processes that compute steps.
-        replicas: Devices, of all processes, that compute a step together.
-        devices: Names of this process's devices.
-        batch_size: Rows of a step over all replicas.
+    `strategy` is `none`, `mirrored` or `multi_worker`; `devices` are this process's, `replicas`
+    those of all, and `batch_size` the rows of a step over all of them.
     """
 
     strategy: str

@@ -154,14 +154,7 @@ class EpochBatches:
 
 
 class EpochInput:
-    """Opens the batches of a run's epochs, in the form that the steps read.
-
-    Args:
-        config: The run's config.
-        data: The dataset version.
-        strategy: Devices to train on.
-        inputs: The features that a step reads.
-    """
+    """Opens the batches of a run's epochs, in the form that the steps read."""
 
     def __init__(
         self,
@@ -178,11 +171,7 @@ class EpochInput:
 
     @contextmanager
     def open(self, position: Position) -> Iterator[EpochBatches]:
-        """Opens an epoch's batches from a position on.
-
-        Raises:
-            InputDataError: A record is damaged.
-        """
+        """Opens an epoch's batches from a position on."""
         counts = InputCounts()
         dataset = self.build_dataset(position, counts)
         if self.inputs.keyed:
@@ -207,11 +196,7 @@ class EpochInput:
         self._counts = {batches.epoch: batches.counts}
 
     def compare_begun(self) -> None:
-        """Compares shards that were read in part with their checksums, once a run.
-
-        Raises:
-            InputDataError: One is not the file that was written.
-        """
+        """Compares shards that were read in part with their checksums, once a run."""
         compare_begun(DamagePolicy(self.config.input.on_corrupt, checks=self._checks))
 
     def read_batch(self, position: Position) -> Batch:
@@ -319,12 +304,7 @@ class EpochRunner:
         """Trains from a resume state to the end of its epoch and returns the state there.
 
         The epoch ends with its batches, with the run's last step, or where validations between
-        steps say so.
-
-        Args:
-            state: Where to begin.
-            metric: Name and value of the last epoch's validation that the progress shows.
-            validations: Validations between steps, or None.
+        steps say so. `metric` is what the progress shows of the last epoch's validation.
         """
         mark = time.monotonic()
         with self._input.open(state.position) as batches:
@@ -348,18 +328,14 @@ class EpochRunner:
         return state
 
     def save(self, state: ResumeState, *, best: bool = False) -> None:
-        """Saves the variables and the resume state.
-
-        Raises:
-            TrainingDivergedError: A number of this state or of the one before is not finite.
-        """
+        """Saves the variables and the resume state; refuses numbers that are not finite."""
         self.context.step_log.sync()
         with self._divergence_errors():
             self.context.checkpoints.save(state, best=best)
         self._saved_at = time.monotonic()
 
     def wait(self) -> None:
-        """Waits until all that was saved is on the disk; raises what `save` does."""
+        """Waits until all that was saved is on the disk."""
         with self._divergence_errors():
             self.context.checkpoints.wait()
 
@@ -379,11 +355,7 @@ class EpochRunner:
         self.wait()
 
     def require_finite(self, done: Position, variables: Mapping[str, tf.Variable]) -> None:
-        """Ends training at a position where a variable is not finite, on any process.
-
-        Raises:
-            TrainingDivergedError: One is not finite.
-        """
+        """Ends training at a position where a variable is not finite, on any process."""
         name = find_non_finite(variables.items())
         if self.context.workers.any(name is not None):
             self._diverge_after(done, f"{name or 'a row of another worker'} is not finite")

@@ -44,18 +44,8 @@ from training.reader.mixing import check_mixed_ids, find_mixed
 class TrainingParts:
     """What a run is made of.
 
-    Attributes:
-        plan: The checked config and the dataset version.
-        strategy: Devices to train on.
-        progress: Shows how it goes.
-        model: The model.
-        optimizers: Its optimizers.
-        epoch_input: Opens the batches of its epochs.
-        run_steps: Runs compiled steps.
-        validate_steps: Validates between epochs; None: that is not done.
-        steps: How many steps there are.
-        memory: What a softmax over the catalogue takes; None: there is no such.
-        profile: Steps to profile, or None.
+    `validate_steps` validates between epochs, `memory` is what a softmax over the catalogue takes,
+    `profile` are the steps to profile; None: not asked for.
     """
 
     plan: TrainPlan
@@ -79,11 +69,7 @@ def build(
 ) -> TrainingParts:
     """Builds what a run is made of, and tries it on the devices and the data; nothing is written.
 
-    Args:
-        plan: From `check`.
-        strategy: Devices to train on; None: those of the config.
-        progress: Shows how it goes.
-        profile: Steps to profile, or None.
+    The devices are those of the config where no strategy is given.
 
     Raises:
         SluiceError: The plan does not fit the devices, the shards or the user's code.

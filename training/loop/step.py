@@ -38,13 +38,8 @@ _PartResult: TypeAlias = tuple[tf.Tensor, list[Gradient], list[tf.Tensor], list[
 class TrainStep:
     """One step on one replica: loss, gradients, update.
 
-    Args:
-        model: The model.
-        objective: Loss per row.
-        optimizers: Update rules; they say in how many parts a batch is computed.
-        options: How it is computed.
-        lookups: The lookups that `add_distinct_ids` has added to the batches; None: none.
-        keyed: Features whose keys `map_keys` has replaced by rows.
+    `add_distinct_ids` has added `lookups` to the batches, `map_keys` replaced the keys of `keyed`
+    by rows.
     """
 
     def __init__(

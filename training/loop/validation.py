@@ -57,10 +57,7 @@ def build_validate(
     The metrics are those of `evaluate_full`; or, of held-out rows with labels, `loss` (log loss)
     and, where both classes occur, `auc`.
 
-    Args:
-        config: The run's config.
-        data: The dataset version.
-        batches: How many batches are read, the first ones; None: all.
+    Where `batches` is given, so many are read, the first ones.
     """
     if not is_validated(config, data.manifest):
         return None
@@ -73,11 +70,7 @@ def build_validate(
 
 
 def build_step_validate(config: TrainConfig, data: TrainingData) -> Validate | None:
-    """Returns the validation of `fit.validation`; None: there is none between epochs.
-
-    Raises:
-        ConfigError: There are no rows to validate on.
-    """
+    """Returns the validation of `fit.validation`; None: there is none between epochs."""
     asked = config.fit.validation
     if asked is None:
         return None
@@ -96,10 +89,6 @@ def check_validation(config: TrainConfig, data: TrainingData) -> str | None:
     """Refuses an `input.validation` that holds out nothing, and a filter that leaves nothing.
 
     Returns which rows validation is of, in words, where `evaluation.filter` leaves some out.
-
-    Raises:
-        TooFewRowsError: No key hashes into the share, or no row passes the filter.
-        SluiceError: A shard is damaged, or the filter or a user's metric does not fit.
     """
     held_out = config.input.validation
     if held_out is not None and not data.held_out_rows(config.input):
@@ -163,14 +152,7 @@ def read_validation(
     features: Sequence[str],
     evaluation_filter: tuple[FilterConfig, ...] = (),
 ) -> Iterator[Batch]:
-    """Yields the rows to validate on: those of the validation split, or held out of train.
-
-    Args:
-        config: The run's config.
-        data: The dataset version.
-        features: Names to read.
-        evaluation_filter: What rows must pass.
-    """
+    """Yields the rows to validate on: those of the validation split, or held out of train."""
     where, size = (data.version_dir, data.manifest), config.evaluation.batch_size
     if config.input.validation is None:
         split = "validation"
@@ -264,12 +246,8 @@ def should_stop(
 class StepValidations:
     """Validations every some steps: when they are due, and what they have found.
 
-    Args:
-        every_steps: Steps between them, counted over the run.
-        stopping: Early stopping by these validations, its metric set; None: they choose nothing.
-        records: What they found before the run was resumed.
-        logs: `validations.jsonl` and TensorBoard; unwritten by all processes but the chief.
-        measure: Returns the metrics of the model at a state.
+    `records` are those before the run was resumed; `stopping`, its metric set, says how they end
+    training (None: they choose nothing); `measure` gives the metrics of the model at a state.
     """
 
     def __init__(

@@ -257,14 +257,13 @@ def measure_beside_torch(
 def measure_variants(
     report: BenchReport, console: Console, shape: SequenceShape, arguments: argparse.Namespace
 ) -> None:
-    """Steps with fewer negatives, in half precision and compiled by XLA, in turns."""
+    """Steps with fewer negatives, and in half precision, in turns."""
     columns, plain = shape.draw(), "softmax over all items"
     shared = f"{arguments.negatives:,} shared negatives"
     trainings = {
         plain: build_sequence(shape, columns),
         shared: build_sequence(shape, columns, arguments.negatives),
         "bfloat16": build_sequence(shape, columns, options=StepOptions(1, tf.bfloat16)),
-        "XLA": build_sequence(shape, columns, options=StepOptions(1, xla=True)),
     }
     found = time_in_turns(
         "variants",

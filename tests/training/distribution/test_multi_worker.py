@@ -46,12 +46,6 @@ def test_two_workers_train_what_one_process_does(
         np.testing.assert_allclose(theirs, mine, rtol=1e-4, atol=1e-6)
 
 
-def test_the_workers_hold_the_same_weights(two: list[Ended]) -> None:
-    assert two[0].weights
-    for chief, other in zip(two[0].weights, two[1].weights, strict=True):
-        np.testing.assert_array_equal(chief, other)
-
-
 def test_keys_get_and_lose_rows_as_in_one_process(
     runs: Path, one: list[np.ndarray], two: list[Ended]
 ) -> None:
@@ -94,21 +88,6 @@ def test_a_run_that_a_worker_ends_goes_on(tiny_version: Path, runs: Path, two: l
     for whole, *parts in zip(two[0].weights, *(worker.weights for worker in resumed), strict=True):
         np.testing.assert_array_equal(parts[0], parts[1])
         np.testing.assert_allclose(parts[0], whole, rtol=1e-4, atol=1e-6)
-
-
-def test_a_ranking_network_with_batch_normalization_trains_as_in_one_process(
-    tiny_version: Path, tmp_path: Path
-) -> None:
-    params = {"hidden_units": [8], "batch_normalization": True}
-    model = {"kind": "ranking", "network": "deepfm", "params": params, "embedding_dim": 4}
-    changes = {"model": model}
-    alone = run_alone(tiny_version, tmp_path / "alone", changes)
-    ended = run(tiny_version, tmp_path / "two", changes=changes)
-    assert [worker.code for worker in ended] == [0, 0], ended
-    np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "alone"), rtol=1e-4)
-    for mine, theirs, other_worker in zip(alone, ended[0].weights, ended[1].weights, strict=True):
-        np.testing.assert_array_equal(theirs, other_worker)
-        np.testing.assert_allclose(theirs, mine, atol=2e-4)
 
 
 def test_all_that_a_step_can_be_asked_for_trains_on_two_workers_as_in_one_process(

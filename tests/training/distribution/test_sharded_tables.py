@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
-from conf.artefacts.export import ExportOptions
-from jobs.cli import main
 from tests.training.worker_cluster import (
     KEYED,
     Ended,
@@ -27,8 +24,6 @@ from tests.training.worker_cluster import (
 from training.checkpoint.checkpoint_files import list_checkpoints, read_checkpoint
 from training.checkpoint.restore import load_run
 from training.checkpoint.saved_tensors import MODEL, collect_state, copy_state
-from training.export.delta import apply_delta, find_base, write_delta
-from training.export.saved_model import write_export
 
 pytestmark = pytest.mark.slow
 
@@ -159,17 +154,6 @@ def test_a_run_goes_on_with_another_number_of_workers(
 
 
 @pytest.mark.exhaustive
-def test_workers_may_own_no_row(tiny_version: Path, tmp_path: Path) -> None:
-    few = change(SHARDED, max_rows=2)
-    run_alone(tiny_version, tmp_path / "alone", change(few, shard=None))
-    ended = run_sharded(tiny_version, tmp_path / "run", workers=4, changes=few)
-    assert [worker.code for worker in ended] == [0] * 4, ended
-    assert_same(tmp_path / "run", tmp_path / "alone")
-    epochs = json.loads((find_run(tmp_path / "run") / "history.json").read_text())
-    assert epochs[-1]["tables"]["items"]["keys"] == 2
-
-
-@pytest.mark.exhaustive
 def test_a_day_goes_on_from_the_day_before(
     tiny_version: Path, tmp_path: Path, one: Path, two: Path
 ) -> None:
@@ -218,76 +202,6 @@ def test_a_checkpoint_without_a_workers_rows_is_refused(
     resumed = run_sharded(tiny_version, where, resume=True)
     assert [worker.code for worker in resumed] == [0, 0], resumed
     assert_same(where, two)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("workers", [3])
-def test_a_delta_leads_to_the_rows_of_the_full_export(
-    tiny_version: Path, tmp_path: Path, two: Path, workers: int
-) -> None:
-    """Also where the run that it is of has another number of workers than the one before."""
-    day_2 = {
-        **change(SHARDED, max_rows=45, eviction={"when_full": "least_recent"}),
-        "seed": 5,  # Other batches: some keys are new, and some lose their rows.
-        "fit": {"epochs": 1, "warm_start": {"path": str(find_run(two)), "moments": "transfer"}},
-        "input": {"batch_size": 60},  # Also for three workers.
-    }
-    ended = run_sharded(tiny_version, tmp_path / "run", changes=day_2, workers=workers)
-    assert [worker.code for worker in ended] == [0] * workers, ended
-    write_export(load_run(find_run(two)), ExportOptions(tmp_path / "models", "t", tables=True))
-    trained = load_run(find_run(tmp_path / "run"))
-    write_delta(trained, find_base(trained, "start"), ExportOptions(tmp_path / "deltas", "t"))
-    served = apply_delta(tmp_path / "deltas" / "t", tmp_path / "models" / "t")
-    again = load_run(find_run(tmp_path / "run"))
-    full = write_export(again, ExportOptions(tmp_path / "full", "t", tables=True))
-    delta = json.loads((tmp_path / "deltas" / "t" / "1" / "delta.json").read_text())["tables"]
-    assert delta["items"]["changed"] > 0
-    assert delta["items"]["removed"] + delta["user_id"]["removed"] > 0
-    for name in ("items", "user_id"):
-        mine, theirs = (
-            pq.read_table(path / "tables" / f"{name}.parquet") for path in (served, full)
-        )
-        assert mine.num_rows == delta[name]["rows"] > 0
-        assert mine.equals(theirs), name
-
-
-def read_tree(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("what", ["missing", "earlier checkpoint", "other number", "renamed"])
-def test_files_of_workers_that_do_not_belong_together_are_refused(
-    tmp_path: Path, two: Path, what: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(two, tmp_path / "copy")
-    run = find_run(tmp_path / "copy")
-    entries = [e for d in ("last", "best") for e in list_checkpoints(run / "checkpoints" / d)]
-    parts = {
-        e.position: next(e.path.glob("rows-00001-of-00002.data*")).read_bytes() for e in entries
-    }
-    for entry in entries:
-        first, second = (
-            next(entry.path.glob(f"rows-0000{index}-of-00002.data*")) for index in (0, 1)
-        )
-        content = first.read_bytes()
-        if what == "earlier checkpoint":
-            other = next(e for e in reversed(entries) if e.position != entry.position)
-            content = parts[other.position]
-        second.unlink()  # Checkpoints share files by links.
-        if what == "other number":
-            second.with_name(second.name.replace("of-00002", "of-00003")).write_bytes(content)
-        elif what != "missing":
-            second.write_bytes(content)
-    before = read_tree(tmp_path / "copy")
-    for command in (["export", "--to", str(tmp_path / "models")], ["evaluate"]):
-        assert main([command[0], "--run", str(run), *command[1:]]) == 3
-        told = capsys.readouterr().err
-        assert "rows-00001-of-00002.data" in told
-        assert "Traceback" not in told
-    assert read_tree(tmp_path / "copy") == before
-    assert not (tmp_path / "models").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import random
-
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -14,7 +11,7 @@ from training.distribution.strategy import (
     check_devices,
     describe_devices,
 )
-from training.distribution.workers import Workers, lost_worker_errors, seed_everything
+from training.distribution.workers import Workers, lost_worker_errors
 
 no_gpu = pytest.mark.skipif(
     bool(tf.config.list_physical_devices("GPU")), reason="this machine has a GPU"
@@ -33,25 +30,6 @@ def test_one_and_two_cpu_replicas() -> None:
     ]
     assert "64 rows, 32 per replica" in described[1].render()
     assert described[1].to_json()["rows_per_replica"] == 32
-
-
-@no_gpu
-def test_a_kind_of_strategy_can_be_chosen() -> None:
-    none = build_strategy(DevicesConfig(strategy="none"))
-    assert describe_devices(none, 8).strategy == "none"
-    mirrored = build_strategy(DevicesConfig(strategy="mirrored", cpu_replicas=2))
-    assert describe_devices(mirrored, 8).strategy == "mirrored"
-
-
-@no_gpu
-def test_a_gpu_split_into_logical_ones_is_mirrored_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The CPU, which the fixtures split, stands for a GPU: TensorFlow refuses both the same way.
-    for name in ("list_physical_devices", "list_logical_devices"):
-        found = getattr(tf.config, name)
-        monkeypatch.setattr(tf.config, name, lambda _kind, found=found: found("CPU"))
-    strategy = build_strategy(DevicesConfig())
-    assert describe_devices(strategy, 8).strategy == "mirrored"
-    assert strategy.num_replicas_in_sync == 2
 
 
 @pytest.mark.parametrize(
@@ -78,7 +56,7 @@ def test_lists_of_several_lengths_are_for_one_process() -> None:
 
 def test_several_workers_need_to_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    with pytest.raises(ConfigError, match="TF_CONFIG is not set"):
+    with pytest.raises(ConfigError, match="TF_CONFIG"):
         build_strategy(DevicesConfig(strategy="multi_worker"))
 
 
@@ -87,14 +65,6 @@ def test_more_replicas_than_tensorflow_started_with_are_refused() -> None:
     tf.config.list_logical_devices("CPU")  # starts the runtime
     with pytest.raises(ConfigError, match="at most 2"):
         build_strategy(DevicesConfig(cpu_replicas=3))
-
-
-def test_seeding_repeats_every_generator() -> None:
-    def draw() -> list[float]:
-        seed_everything(-7)
-        return [random.random(), np.random.rand(), float(tf.random.uniform([]))]
-
-    assert draw() == draw()
 
 
 LOST = tf.errors.UnavailableError(None, None, "Graph\nCollective ops is aborted by: task 1\nmore")
@@ -121,12 +91,6 @@ def test_a_lost_worker_says_what_to_do(alone: Workers) -> None:
     message = r"aborted by: task 1\n.*--resume"
     with pytest.raises(InternalError, match=message), lost_worker_errors(alone):
         raise LOST
-
-
-def test_errors_of_training_pass(alone: Workers) -> None:
-    alone.count = 2
-    with pytest.raises(InternalError, match=r"^full$"), lost_worker_errors(alone):
-        raise InternalError("full")
 
 
 @pytest.mark.parametrize(

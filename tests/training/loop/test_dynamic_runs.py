@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import signal
 from pathlib import Path
 
@@ -12,12 +11,10 @@ import tensorflow as tf
 
 from conf.errors import ConfigError, InputDataError
 from conf.training.tables import NormalConfig
-from conf.training.train import FitConfig
 from tests.training import dynamic_replicas, dynamic_runs
 from tests.training.dynamic_runs import (
     DSSM,
     FIT,
-    MF,
     RULED,
     build_config,
     build_ruled_config,
@@ -109,47 +106,6 @@ def test_a_checkpoint_holds_the_keys_of_its_steps_alone(version: Path, tmp_path:
         position = json.loads((entry / "checkpoint.json").read_text())["standing"]["position"]
         done = position["batch"] or len(counts)
         assert keys.tolist() == met[: counts[done]]
-
-
-def test_another_row_length_is_refused(version: Path, whole, tmp_path: Path) -> None:
-    run = shutil.copytree(whole[0], tmp_path / "run")
-    trainer = build_trainer(build_config({**DSSM, "embedding_dim": 6}), version)
-    before = read_state(trainer)
-    with pytest.raises(InputDataError, match=r"items/rows is float32 \[\d+, 4\], not .* 6\]"):
-        trainer.fit(run, None)
-    after = read_state(trainer)
-    assert all(np.array_equal(before[name], after[name]) for name in before)
-
-
-def test_fewer_rows_than_were_saved_are_refused(version: Path, whole, tmp_path: Path) -> None:
-    run = shutil.copytree(whole[0], tmp_path / "run")
-    tables = {**dynamic_runs.TABLES, "user_id": {"max_rows": 9}}
-    trainer = build_trainer(build_config({**DSSM, "embeddings": tables}), version)
-    with pytest.raises(InputDataError, match="60 keys, and max_rows is 9"):
-        trainer.fit(run, None)
-
-
-def test_a_damaged_checkpoint_is_refused(version: Path, whole, tmp_path: Path) -> None:
-    run = shutil.copytree(whole[0], tmp_path / "run")
-    for entry in (run / "checkpoints" / "last").iterdir():
-        data = next(entry.glob("state.data*"))
-        content = bytearray(data.read_bytes())
-        content[len(content) // 2] ^= 1
-        data.write_bytes(content)
-    with pytest.raises(InputDataError, match="damaged"):
-        build_trainer(build_config(DSSM), version).fit(run, None)
-
-
-def test_mf_trains_its_bias_by_the_same_keys(version: Path, tmp_path: Path) -> None:
-    config = build_config(MF, fit=FitConfig(epochs=3, early_stopping=None))
-    trainer = build_trainer(config, version)
-    trainer.fit(tmp_path, None)
-    losses = [entry["loss"] for entry in json.loads((tmp_path / "history.json").read_text())]
-    assert losses[-1] < losses[0]
-    bias, items = trainer.parts.model.tables["items_bias"], trainer.parts.model.tables["items"]
-    assert bias.keys is items.keys
-    assert bias.rows.numpy()[2:].all()
-    assert bias.vocabulary_size == items.vocabulary_size == 42
 
 
 @pytest.mark.parametrize(
@@ -259,20 +215,6 @@ def test_sigkill_changes_nothing_under_rules(
 
 
 # With and without tiers by turns.
-@pytest.mark.exhaustive
-def test_sigkill_and_tiers_change_nothing(timed: Path, ruled, tmp_path: Path) -> None:
-    for kill in [(1, 15, True), (1, 31, False), (2, 21, True)]:
-        *at, tiered = kill
-        where = (str(timed), str(tmp_path), *at, True, tiered)
-        process = start_forked(dynamic_runs.train_and_die, *where)
-        process.join()
-        assert process.exitcode == -signal.SIGKILL
-    told = Told()
-    trainer = build_trainer(build_ruled_config(tiered=True), timed, told)
-    resume_and_compare(trainer, tmp_path, ruled)
-    assert any(line.startswith("table past: 37 rows on the device") for line in told.lines)
-
-
 def resume_and_compare(trainer: Trainer, run: Path, expected: tuple[Path, Trainer, object]) -> None:
     trainer.fit(run, None)
     assert steps_of(run) == steps_of(expected[0])

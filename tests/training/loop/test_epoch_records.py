@@ -16,7 +16,6 @@ from conf.training.input import InputConfig
 from conf.training.models import DSSMConfig, MFConfig, RankingConfig
 from conf.training.objectives import BinaryConfig, SampledSoftmaxConfig
 from conf.training.train import EarlyStoppingConfig, EvaluationConfig, FitConfig, TrainConfig
-from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.fit import fit_run
 from training.input.batches import build_eval_dataset, build_held_out_dataset
 from training.loop.plan import is_validated, read_plan, selection_metric
@@ -24,7 +23,6 @@ from training.loop.validation import build_validate, check_validation, find_best
 from training.models.registry import build_model
 from training.monitoring.epoch_records import (
     EpochRecord,
-    read_history,
     read_resumed_history,
     write_history,
 )
@@ -69,17 +67,8 @@ def test_an_epoch_without_a_value_of_ones_own_metric_is_never_better(
     assert find_best_epoch(given, "own_f1") == best
 
 
-def test_without_a_metric_the_last_epoch_is_kept() -> None:
-    assert find_best_epoch(records([0.3, 0.1]), None) == 2
-
-
 def test_a_lower_loss_is_better() -> None:
     assert find_best_epoch(records([0, 0, 0], [3.0, 1.0, 2.0]), "loss") == 2
-
-
-def test_an_unknown_metric_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"ndcg@10"):
-        find_best_epoch(records([0.1]), "ndcg@5")
 
 
 @pytest.mark.parametrize(
@@ -97,22 +86,6 @@ def test_patience(values: list[float], stop: bool) -> None:
     assert not should_stop(records(values), None)
 
 
-def test_round_trip(tmp_path: Path) -> None:
-    history = records([0.1, 0.2, 0.3])
-    assert read_history(tmp_path) == []
-    write_history(tmp_path, history)
-    assert read_history(tmp_path) == history
-
-
-@pytest.mark.parametrize(("finished", "newest"), [(3, 3), (2, 2), (1, 2)])
-def test_a_resumed_history_ends_where_the_weights_do(
-    tmp_path: Path, finished: int, newest: int
-) -> None:
-    history = records([0.1, 0.2, 0.3])
-    write_history(tmp_path, history)
-    assert read_resumed_history(tmp_path, finished, newest) == history[:finished]
-
-
 @pytest.mark.parametrize(
     ("epochs", "checkpoint"), [([], 2), ([1], 2), ([1, 2], 0), ([1, 3], 3), ([2, 3], 2)]
 )
@@ -123,12 +96,6 @@ def test_a_history_that_does_not_fit_the_checkpoint_is_refused(
     write_history(tmp_path, [every[epoch - 1] for epoch in epochs])
     with pytest.raises(InputDataError, match="does not fit its checkpoints"):
         read_resumed_history(tmp_path, checkpoint, checkpoint)
-
-
-def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "history.json").write_text('[{"epoch": 1')
-    with pytest.raises(InputDataError, match=r"history\.json"):
-        read_history(tmp_path)
 
 
 HELD_OUT = {"hash_of": "user_id", "share": 0.3}
@@ -257,15 +224,6 @@ def test_metrics_that_are_not_measured_are_refused_before_training(
     with pytest.raises(ConfigError, match=r"early_stopping\.metric") as caught:
         selection_metric(config)
     assert allowed in caught.value.render()
-
-
-def test_without_rows_to_validate_on(tmp_path: Path) -> None:
-    version = write_tiny_dataset(tmp_path, config=TinyConfig(users=20, validation=False))
-    data = TrainingData(version, Manifest.loads((version / "manifest.json").read_text()))
-    config = configure(version)
-    assert build_validate(config, data) is not None
-    empty = configure(version, input=InputConfig(batch_size=32))
-    assert (build_validate(empty, data) is None) == (not data.manifest.has_split("validation"))
 
 
 def test_a_share_that_holds_out_nothing_is_refused(

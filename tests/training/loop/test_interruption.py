@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -46,13 +45,6 @@ def test_the_first_signal_is_a_request_and_the_second_is_as_before(number: int) 
         signal.signal(number, before)
 
 
-def test_handlers_are_put_back() -> None:
-    before = [signal.getsignal(number) for number in KINDS]
-    with stop_on_signals():
-        assert [signal.getsignal(number) for number in KINDS] != before
-    assert [signal.getsignal(number) for number in KINDS] == before
-
-
 def test_work_that_changes_nothing_ends_at_once() -> None:
     stop = StopRequest()
     with stop.immediate():
@@ -64,20 +56,6 @@ def test_work_that_changes_nothing_ends_at_once() -> None:
         reached.append("too far")
     assert reached == []
     stop.request(signal.SIGTERM)  # elsewhere it is taken note of
-
-
-def test_outside_the_main_thread_signals_are_left_alone() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    seen = []
-
-    def work() -> None:
-        with stop_on_signals() as stop:
-            seen.append((signal.getsignal(signal.SIGTERM), stop.requested))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [(before, False)]
 
 
 class Signalling(NoProgress):

@@ -205,12 +205,6 @@ def test_training_ends_with_the_last_step_within_an_epoch(by_steps: Trained) -> 
     check_moving_statistics(by_steps)
 
 
-def test_checkpoints_are_saved_at_the_start_and_by_steps(by_steps: Trained) -> None:
-    found = {entry.position for entry in list_checkpoints(by_steps.run / "checkpoints/last")}
-    due = {Position(0, 0), Position(0, 7), Position(1, 0), Position(1, 2), Position(2, 0)}
-    assert due <= found
-
-
 def test_validations_between_epochs_choose_the_weights(by_steps: Trained) -> None:
     records = read_step_validations(by_steps.run)
     assert [(record.step, record.epoch) for record in records] == [
@@ -224,16 +218,6 @@ def test_validations_between_epochs_choose_the_weights(by_steps: Trained) -> Non
     epoch = read_history(by_steps.run)[0].validation
     assert epoch.keys() == records[2].validation.keys()
     assert epoch != records[2].validation
-
-
-def test_validations_between_epochs_are_scalars_of_their_steps(by_steps: Trained) -> None:
-    (events,) = (by_steps.run / "logs").glob("events.*")
-    tags = [
-        (value.tag, event.step)
-        for event in tf.compat.v1.train.summary_iterator(str(events))
-        for value in event.summary.value
-    ]
-    assert [step for tag, step in tags if tag == "step_validation/auc"] == [4, 8, 12, 16]
 
 
 @pytest.mark.exhaustive
@@ -357,29 +341,6 @@ def test_validation_without_rows_is_refused(tmp_path: Path) -> None:
     version = write_tiny_dataset(tmp_path, config=TinyConfig(validation=False))
     with pytest.raises(ConfigError, match="no rows to validate on"):
         build_trainer(configure(fit={"validation": {"every_steps": 4}}), version)
-
-
-@pytest.mark.exhaustive
-def test_two_replicas_train_as_one(tiny_version: Path, tmp_path: Path) -> None:
-    """Batch normalization is that of the whole batch; dropout would draw by replica."""
-    config = configure(
-        {"hidden_units": [8], "batch_normalization": True},
-        optimizer={"epsilon": 1e-4},
-        fit={"epochs": 1},
-    )
-    states, runs = [], []
-    for replicas in (1, 2):
-        run = tmp_path / str(replicas)
-        run.mkdir()
-        trainer = build_trainer(config, tiny_version, replicas=replicas)
-        trainer.fit(run, None)
-        states.append(read_state(trainer))
-        runs.append(read_steps(run))
-    for one, two in zip(*runs, strict=True):
-        assert two.loss == pytest.approx(one.loss, rel=1e-5)
-    assert states[0].keys() == states[1].keys()
-    for name, value in states[0].items():
-        np.testing.assert_allclose(states[1][name], value, atol=2e-4, err_msg=name)
 
 
 def test_each_replica_and_step_draws_its_own_dropout() -> None:

@@ -132,7 +132,6 @@ SAVES = {
     "calls of several steps": (EVERY_STEP, 5, CheckpointConfig(every_steps=7)),
     "each step": (SOME_STEPS, 1, CheckpointConfig(every_steps=1, asynchronous=False)),
     "calls cut by saves": (SOME_STEPS, 4, CheckpointConfig(every_steps=3, keep_last=1)),
-    "epochs alone": (SOME_STEPS, 5, CheckpointConfig()),
 }
 
 
@@ -239,30 +238,6 @@ def test_a_sequence_model_of_shared_negatives_goes_all_the_way(
         np.testing.assert_allclose(found_scores, items @ users[row], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.exhaustive
-def test_killed_twice_and_in_validation(data: TrainingData, tmp_path: Path) -> None:
-    config = with_fit(steps_per_loop=4, checkpoint=CheckpointConfig(every_steps=4))
-    twins = Twins(config, data, Recorded())
-    whole_weights = twins.run(twins.killed, tmp_path / "whole")
-    run = tmp_path / "part"
-    with pytest.raises(KilledError):
-        twins.run(twins.killed, run, 4)
-    with pytest.raises(KilledError):
-        twins.run(twins.killed, run, 20)
-
-    def die(model) -> dict[str, float]:
-        raise KilledError
-
-    twins.progress.after = None
-    twins.restart(twins.resumed)
-    with pytest.raises(KilledError):
-        twins.resumed.fit(run, die)
-    assert list_checkpoints(run / "checkpoints" / "last")[-1].position.batch == STEPS
-    weights = twins.run(twins.killed, run)
-    assert all(np.array_equal(a, b) for a, b in zip(weights, whole_weights, strict=True))
-    assert steps_of(run) == steps_of(tmp_path / "whole")
-
-
 def test_checkpoints_by_the_clock(data: TrainingData, tmp_path: Path) -> None:
     config = with_fit(
         epochs=1,
@@ -354,9 +329,3 @@ def test_sigkill(
     merged |= again.rows
     assert merged == rows.rows
     check_rows(merged, train_rows)
-
-
-def test_the_config_of_these_tests_draws_all_there_is_to_draw() -> None:
-    assert CONFIG.model.dropout
-    assert CONFIG.model.objective.negatives.source == "adaptive"
-    assert CONFIG.optimizer.schedule.kind == "cosine"

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from conf.artefacts.dataset import read_manifest
-from conf.errors import ConfigError, ExitCode, InputDataError, TrainingDivergedError
+from conf.errors import ExitCode, InputDataError, TrainingDivergedError
 from conf.manifest import Manifest
 from conf.training.input import InputConfig
 from conf.training.models import DSSMConfig, MFConfig
@@ -66,10 +66,6 @@ RANDOM_DSSM = DSSM.model_copy(
         "objective": SampledSoftmaxConfig(uniform_negatives=8),
     }
 )
-
-
-class KilledError(Exception):
-    """Stands for the process being killed in the middle of an epoch."""
 
 
 class Messages(LineProgress):
@@ -148,49 +144,6 @@ def test_learns_what_popularity_cannot(
     # Nine of ten events stay in the user's group of ten items: 0.9 is as good as it gets.
     assert hit_rate_at_10(scores, targets) > 0.65
     assert hit_rate_at_10(popularity, targets) < 0.5
-
-
-@pytest.mark.exhaustive
-def test_a_seed_fixes_the_result(fit) -> None:
-    first, _, _ = fit(configure(RANDOM_DSSM), "a")
-    again, _, _ = fit(configure(RANDOM_DSSM), "b")
-    other, _, _ = fit(configure(RANDOM_DSSM, seed=1), "c")
-    assert all(np.array_equal(a, b) for a, b in zip(weights(first), weights(again), strict=True))
-    assert not np.allclose(weights(first)[0], weights(other)[0], atol=1e-3)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("clip_norm", [None, 0.5])
-def test_two_replicas_train_as_one(fit, clip_norm) -> None:
-    """Plain gradient steps would hide nothing: Adam blows up any difference in the gradient."""
-    model = DSSM.model_copy(update={"objective": SampledSoftmaxConfig(uniform_negatives=8)})
-    optimizer = OptimizerConfig(learning_rate=0.01, clip_norm=clip_norm, epsilon=1e-4)
-    config = configure(model, epochs=1, optimizer=optimizer)
-    one, _, run_one = fit(config, "one")
-    two, _, run_two = fit(config, "two", replicas=2)
-    np.testing.assert_allclose(losses(run_one), losses(run_two), rtol=1e-5)
-    for a, b in zip(weights(one), weights(two), strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-4)
-
-
-@pytest.mark.exhaustive
-def test_a_resumed_run_equals_an_uninterrupted_one(fit) -> None:
-    config = configure(RANDOM_DSSM, epochs=3)
-    whole, whole_result, whole_run = fit(config, "whole")
-
-    def kill_in_second_epoch(model: RetrievalModel) -> dict[str, float]:
-        if (whole_run.parent / "part" / "history.json").exists():
-            raise KilledError
-        return {"ndcg@10": 0.0}
-
-    with pytest.raises(KilledError):
-        fit(config, "part", validate=kill_in_second_epoch)
-    messages = Messages()
-    part, part_result, part_run = fit(config, "part", progress=messages)
-    assert "resuming after epoch 1" in messages.texts
-    assert (part_result.steps, part_result.epochs) == (whole_result.steps, whole_result.epochs)
-    assert losses(part_run) == losses(whole_run)
-    assert all(np.array_equal(a, b) for a, b in zip(weights(part), weights(whole), strict=True))
 
 
 def test_the_number_of_steps_per_loop_changes_nothing(fit) -> None:
@@ -275,27 +228,6 @@ def test_a_damaged_shard_stops_training_and_is_named(tmp_path: Path, tiny_versio
     trainer = Trainer(configure(model), data, tf.distribute.get_strategy(), Messages())
     with pytest.raises(InputDataError, match="part-00001"):
         trainer.fit(tmp_path, None)
-
-
-def test_configs_that_do_not_fit_are_refused_before_anything_is_written(
-    tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    data = TrainingData(tiny_version, tiny_manifest)
-    uneven = configure(input=InputConfig(batch_size=63))
-    with pytest.raises(ConfigError, match="62 or 64"):
-        Trainer(uneven, data, build_strategy(DevicesConfig(cpu_replicas=2)), Messages())
-    metric = configure(fit=FitConfig(early_stopping=EarlyStoppingConfig(metric="ndcg@7")))
-    with pytest.raises(ConfigError, match=r"evaluation\.ks"):
-        Trainer(metric, data, tf.distribute.get_strategy(), Messages())
-
-
-def test_a_train_split_smaller_than_a_batch_is_refused_at_once(
-    tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    data = TrainingData(tiny_version, tiny_manifest)
-    config = configure(input=InputConfig(batch_size=781))
-    with pytest.raises(InputDataError, match="smaller than one batch"):
-        Trainer(config, data, tf.distribute.get_strategy(), Messages())
 
 
 @pytest.mark.parametrize("lost", ["history.json", "checkpoints/last"])
