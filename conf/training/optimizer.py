@@ -96,6 +96,7 @@ class OptimizerConfig(StrictFinite):
     learning_rate: float = Field(
         1e-3, gt=0, description="Rate of tables and dense weights, where theirs is not set."
     )
+    epsilon: float = Field(1e-7, gt=0, description="Of Adam, on tables and dense weights.")
     sparse: SparseOptimizerConfig = Field(
         SparseAdamConfig(), description="Optimizer of embedding tables."
     )

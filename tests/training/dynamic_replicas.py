@@ -26,7 +26,7 @@ def train(version: str, replicas: int, result: str, ruled: bool, tiered: bool = 
         [tf.config.LogicalDeviceConfiguration()] * replicas,
     )
     # What drops out differs from replica to replica.
-    optimizer = {"learning_rate": 0.02}
+    optimizer = {"learning_rate": 0.02, "epsilon": 1e-4}
     config = build_config({**DSSM, "dropout": None}, optimizer=optimizer)
     if ruled:
         config = build_ruled_config(tiered=tiered, dropout=None)

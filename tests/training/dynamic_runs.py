@@ -76,7 +76,7 @@ def build_ruled_config(*, tiered: bool = False, **model: Any) -> TrainConfig:
         {**DSSM, "embeddings": TIERED if tiered else RULED, **model},
         input=InputConfig(batch_size=8, shuffle_buffer=300),
         # Sums of two replicas differ in the last bit; many small steps must not widen that.
-        optimizer=OptimizerConfig(learning_rate=0.005),
+        optimizer=OptimizerConfig(learning_rate=0.005, epsilon=1e-3),
     )
 
 

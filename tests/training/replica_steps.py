@@ -68,7 +68,7 @@ def train_objective(model_config: dict[str, Any], version: Path, replicas: int) 
     strategy = build_strategy(DevicesConfig(cpu_replicas=replicas))
     # Normalization cancels the bias before it: Adam would blow up what is left of its gradient.
     dense = {"kind": "sgd"}
-    optimizer = {"learning_rate": 0.02, "accumulate_steps": parts, "dense": dense}
+    optimizer = {"learning_rate": 0.02, "epsilon": 1e-4, "accumulate_steps": parts, "dense": dense}
     with strategy.scope():
         model = build_model(config, manifest, 1)
         optimizers = Optimizers(OptimizerConfig.model_validate(optimizer), model, STEPS)

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from conf.training.optimizer import (
+    OptimizerConfig,
     SparseAdagradConfig,
     SparseAdamConfig,
     SparseFTRLConfig,
@@ -187,13 +188,21 @@ class LazyFTRL:
         return tf.pow(accumulator, -self.learning_rate_power)
 
 
-def build_lazy_rule(config: SparseOptimizerConfig) -> LazyRule:
-    """Returns the rule that a config asks for."""
-    if isinstance(config, SparseAdagradConfig):
-        return LazyAdagrad(config.initial_accumulator)
-    if isinstance(config, SparseFTRLConfig):
-        return LazyFTRL(initial_accumulator=config.initial_accumulator, l1=config.l1, l2=config.l2)
-    return LazyAdam() if isinstance(config, SparseAdamConfig) else LazySGD()
+def build_lazy_rule(config: OptimizerConfig, sparse: SparseOptimizerConfig) -> LazyRule:
+    """Returns the rule that a config asks for.
+
+    Args:
+        config: What the rule takes over where it does not say.
+        sparse: The rule of all tables, or of one.
+    """
+    if isinstance(sparse, SparseAdagradConfig):
+        return LazyAdagrad(sparse.initial_accumulator)
+    if isinstance(sparse, SparseFTRLConfig):
+        sums = sparse.initial_accumulator
+        return LazyFTRL(initial_accumulator=sums, l1=sparse.l1, l2=sparse.l2)
+    if isinstance(sparse, SparseAdamConfig):
+        return LazyAdam(epsilon=config.epsilon)
+    return LazySGD()
 
 
 LearningRate = float | Callable[[tf.Tensor], tf.Tensor]
@@ -269,7 +278,11 @@ class LazyOptimizer(tf.Module):
         slots: State by name, for each table; None for one whose rule keeps no such state.
     """
 
-    def __init__(self, tables: Sequence[TableRows], rules: TableRule | Sequence[TableRule]) -> None:
+    def __init__(
+        self,
+        tables: Sequence[TableRows],
+        rules: TableRule | Sequence[TableRule],
+    ) -> None:
         super().__init__(name="lazy_optimizer")
         each = [rules] * len(tables) if isinstance(rules, TableRule) else list(rules)
         self._rules = each

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Sequence
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import TypeAlias, assert_never
 
 import keras
 import numpy as np
@@ -13,7 +13,12 @@ import tensorflow as tf
 from keras.optimizers.schedules import CosineDecay, LearningRateSchedule
 
 from conf.errors import ConfigError, did_you_mean
-from conf.training.optimizer import CosineSchedule, OptimizerConfig, SparseOptimizerConfig
+from conf.training.optimizer import (
+    ConstantSchedule,
+    CosineSchedule,
+    OptimizerConfig,
+    SparseOptimizerConfig,
+)
 from training.embedding.lazy_optimizer import (
     LazyFTRL,
     LazyOptimizer,
@@ -75,9 +80,14 @@ def build_learning_rate(
     """
     after = rate = config.learning_rate if learning_rate is None else learning_rate
     warmup_steps, schedule = config.warmup_steps or 0, config.schedule
-    if isinstance(schedule, CosineSchedule):
-        steps = max(1, (schedule.steps or total_steps) - warmup_steps)
-        after = CosineDecay(rate, steps, schedule.final_share)
+    match schedule:
+        case ConstantSchedule():
+            pass
+        case CosineSchedule():
+            steps = max(1, (schedule.steps or total_steps) - warmup_steps)
+            after = CosineDecay(rate, steps, schedule.final_share)
+        case _:
+            assert_never(schedule)
     return WarmupSchedule(after, warmup_steps) if warmup_steps else after
 
 
@@ -204,13 +214,16 @@ def build_dense_optimizer(
             fix=f"leave it out; {_SET_ELSEWHERE[name]} stands for it",
         )
     rate = build_learning_rate(config, total_steps, dense.learning_rate)
+    arguments = (
+        {"epsilon": config.epsilon, **dense.arguments} if kind == "adam" else dense.arguments
+    )
     try:
-        optimizer = classes[kind](rate, **dense.arguments)
+        optimizer = classes[kind](rate, **arguments)
         optimizer.build(variables)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"Keras refuses the arguments of optimizer.dense (kind {kind})",
-            received=f"{dense.arguments}: {error}",
+            received=f"{arguments}: {error}",
         ) from error
     return optimizer
 
@@ -252,7 +265,7 @@ class Optimizers(tf.Module):
 
         def plan(sparse: SparseOptimizerConfig) -> TableRule:
             rate = build_learning_rate(self._config, total_steps, sparse.learning_rate)
-            return TableRule(build_lazy_rule(sparse), rate)
+            return TableRule(build_lazy_rule(self._config, sparse), rate)
 
         of_all, own = plan(self._config.sparse), [updates.optimizer for updates in self._updates]
         return [of_all if each is None else plan(each) for each in own]

@@ -101,7 +101,7 @@ def test_all_that_a_step_can_be_asked_for_trains_on_two_workers_as_in_one_proces
     changes: dict[str, Any] = {
         "model": {"objective": {"kind": "binary"}},
         "compute": {"mixed_precision": True},
-        "optimizer": {"accumulate_steps": 2, "sparse": {"kind": "sgd"}, "dense": {"kind": "sgd"}},
+        "optimizer": {"accumulate_steps": 2, "epsilon": 1e-3},
         "input": {"mix": [{"dataset": str(other), "weight": 0.25}]},
         "fit": {
             "epochs": 1,

@@ -14,14 +14,9 @@ from tests.training.replica_steps import train_all, train_objectives
 CASES: dict[str, dict[str, Any]] = {
     "sgd": {"sparse": {"kind": "sgd"}, "dense": {"kind": "sgd"}, "learning_rate": 0.1},
     "adagrad": {"sparse": {"kind": "adagrad"}, "dense": {"kind": "adagrad"}},
-    "adam": {
-        "dense": {"kind": "adam", "epsilon": 1e-4},
-        "clip_norm": 0.3,
-        "schedule": "cosine",
-        "warmup_steps": 2,
-    },
+    "adam": {"epsilon": 1e-4, "clip_norm": 0.3, "schedule": "cosine", "warmup_steps": 2},
     "ftrl": {"sparse": {"kind": "ftrl", "l1": 1e-3}, "dense": {"kind": "ftrl"}},
-    "parts": {"dense": {"kind": "adam", "epsilon": 1e-4}, "accumulate_steps": 2},
+    "parts": {"epsilon": 1e-4, "accumulate_steps": 2},
     # Rules that do not blow up what products of half precision differ by.
     "bfloat16": {"dense": {"kind": "sgd"}, "sparse": {"kind": "sgd"}, "dtype": "bfloat16"},
 }

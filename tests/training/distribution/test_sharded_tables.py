@@ -166,7 +166,7 @@ def test_a_day_goes_on_from_the_day_before(
             "compute": {
                 "mixed_precision": True,
             },
-            "optimizer": {"accumulate_steps": 2},
+            "optimizer": {"accumulate_steps": 2, "epsilon": 1e-3},
             "fit": {
                 "epochs": 1,
                 "warm_start": {"path": str(find_run(earlier)), "moments": "transfer"},

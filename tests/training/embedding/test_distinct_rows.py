@@ -48,7 +48,7 @@ def train(
 @pytest.mark.parametrize(
     ("optimizer", "more"),
     [
-        ({}, {}),
+        ({"epsilon": 1e-3}, {}),
         ({"sparse": {"kind": "adagrad"}, "clip_norm": 0.3}, {}),
         ({"sparse": {"kind": "ftrl"}, "clip_norm": 0.02}, {}),
         ({"sparse": {"kind": "sgd"}}, {"kind": OtherRows}),

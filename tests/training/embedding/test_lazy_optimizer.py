@@ -190,13 +190,13 @@ def test_l1_makes_exact_zeros() -> None:
 
 def test_a_config_names_the_rule() -> None:
     def rule(**sparse: object) -> LazyRule:
-        config = OptimizerConfig.model_validate({"sparse": sparse})
-        return build_lazy_rule(config.sparse)
+        config = OptimizerConfig.model_validate({"epsilon": 1e-3, "sparse": sparse})
+        return build_lazy_rule(config, config.sparse)
 
-    assert rule() == LazyAdam()
+    assert rule() == rule(kind="adam") == LazyAdam(0.9, 0.999, 1e-3)
     assert rule(kind="sgd") == LazySGD()
     assert rule(kind="adagrad", initial_accumulator=0.4) == LazyAdagrad(0.4, 1e-7)
-    assert rule(kind="ftrl", l1=0.2, l2=0.3) == LazyFTRL(l1=0.2, l2=0.3)
+    assert rule(kind="ftrl", l1=0.2, l2=0.3) == LazyFTRL(-0.5, 0.1, 0.2, 0.3, 0.0)
 
 
 @pytest.mark.parametrize("power", [-0.5, -0.7, 0.0])

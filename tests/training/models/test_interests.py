@@ -287,7 +287,7 @@ def test_every_objective_trains_it_alike_on_two_replicas(
     sections = {
         "model": model,
         "input": {"batch_size": 64, "shuffle_buffer": 1000},
-        "optimizer": {"learning_rate": 0.01},
+        "optimizer": {"learning_rate": 0.01, "epsilon": 1e-4},
         "fit": {"epochs": 1, "steps_per_loop": 4, "early_stopping": None},
     }
     config = TrainConfig.model_validate({"dataset": "tiny", "name": "t", **sections})

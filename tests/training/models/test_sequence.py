@@ -514,7 +514,7 @@ def test_a_served_tower_gives_the_model_s_vectors(trained: TrainedModel, tmp_pat
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", MODELS)
 def test_two_replicas_train_as_one(name: str, tiny_version: Path, tmp_path: Path) -> None:
-    config = configure(name, epochs=1, optimizer={"learning_rate": 0.01})
+    config = configure(name, epochs=1, optimizer={"learning_rate": 0.01, "epsilon": 1e-4})
     one, two = train_on_replicas(config, tiny_version, tmp_path)
     for variable, value in one.items():
         np.testing.assert_allclose(two[variable], value, atol=2e-4, err_msg=variable)
