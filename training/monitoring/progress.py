@@ -85,7 +85,7 @@ class NoProgress:
 
 
 def build_progress(
-    log_format: LogFormat, every_seconds: float, stream: TextIO | None = None
+    log_format: LogFormat, every_seconds: float = 10.0, stream: TextIO | None = None
 ) -> TrainingProgress:
     """Returns the progress for an output stream (None: standard error)."""
     stream = stream or sys.stderr
