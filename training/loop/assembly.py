@@ -30,7 +30,7 @@ from training.loop.step_validation import StepPlan
 from training.loop.validation import Validate, build_step_validate, check_validation
 from training.models.model import Model
 from training.models.registry import build_model, list_model_notes, undo_balance
-from training.models.sequence_rows import require_held_out
+from training.models.sequence import require_held_out
 from training.monitoring.progress import TrainingProgress
 from training.objectives.objective import (
     Objective,
