@@ -393,8 +393,7 @@ class Manifest:
     def find_label_mean(self, label: str, split: str) -> float | None:
         """Returns the mean of a label in a split, rows counted by their weights.
 
-        It is what a constant learns that is trained as models are. Versions of earlier releases
-        do not know it where rows have weights: see `lacks_weighted_mean`.
+        It is what a constant learns that is trained as models are.
 
         Args:
             label: Feature of numbers.
@@ -410,11 +409,6 @@ class Manifest:
         if mean is None and self.find_weight() is None:
             mean = self.find_label_rate(label).get(split)
         return None if mean is None else float(mean)
-
-    def lacks_weighted_mean(self, label: str) -> bool:
-        """Whether rows of train have weights, and the label's mean by them was not kept."""
-        statistics = self.statistics.get("train", {}).get(label, {})
-        return self.find_weight() is not None and WEIGHTED_MEAN not in statistics
 
     def has_split(self, name: str) -> bool:
         """Whether the version has that split with at least one record."""

@@ -255,14 +255,14 @@ _Own = TypeVar("_Own", bound=Callable[..., Any])
 
 
 class Executions(Generic[_Execution]):
-    """What one side does for each kind: declared there, in the file named like the family.
+    """What one side does for each kind: declared there.
 
     Args:
-        package: Where the side's families lie.
+        module: Where; `{family}` stands for the name of the file that declares the kind here.
     """
 
-    def __init__(self, package: str) -> None:
-        self._package = package
+    def __init__(self, module: str) -> None:
+        self._module = module
         self._known: dict[str, Any] = {}
 
     def declare(self, *kinds: type[Operation] | type[Encoding]) -> Callable[[_Own], _Own]:
@@ -280,7 +280,7 @@ class Executions(Generic[_Execution]):
 
     def find(self, declared: Operation | Encoding) -> _Execution | None:
         """Returns what is done for an operation or an encoding, or None."""
-        import_module(f"{self._package}.{declared.family}")
+        import_module(self._module.format(family=declared.family))
         found: _Execution | None = self._known.get(declared.kind)
         return found
 
@@ -292,6 +292,6 @@ class Executions(Generic[_Execution]):
         """
         found = self.find(declared)
         if found is None:
-            place = f"{self._package.replace('.', '/')}/{declared.family}.py"
-            raise NotImplementedError(f"{place} declares nothing for {declared.kind!r}")
+            place = self._module.format(family=declared.family).replace(".", "/")
+            raise NotImplementedError(f"{place}.py declares nothing for {declared.kind!r}")
         return found

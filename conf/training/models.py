@@ -41,12 +41,6 @@ class PoolingConfig(StrictFinite):
     weights: str | None = Field(
         None, description="List feature that the positions' rows are multiplied by."
     )
-    softmax: bool = Field(False, description="Weights by softmax over the list's tokens.")
-    ids: str | None = Field(
-        None,
-        description="Of a list of numbers: the list of ids beside it, whose padding is its own; "
-        "None: zeros at its end are padding.",
-    )
 
 
 class VectorConfig(StrictFinite):
@@ -54,32 +48,6 @@ class VectorConfig(StrictFinite):
 
     decode: Literal["float64", "float32"] = Field(description="Little-endian.")
     length: int = Field(ge=1, description="Numbers in a vector.")
-
-
-Poolings = dict[str, PoolingConfig]
-Vectors = dict[str, VectorConfig]
-
-
-class MFConfig(StrictFinite):
-    """Matrix factorization: dot product of a user's and an item's embedding, plus item bias."""
-
-    kind: Literal["retrieval"] = "retrieval"
-    name: Literal["mf"] = "mf"
-    embedding_dim: int = Field(64, ge=1, description="Length of the vectors.")
-    item_bias: bool = Field(True, description="A learned bias per item.")
-    user_bias: bool = Field(
-        False,
-        description="A bias per user and one for all: they move all items alike, and make scores "
-        "the logits of `binary`.",
-    )
-    normalize: bool = Field(False, description="Vectors of length one: the score is a cosine.")
-    embedding_stddev: float = Field(0.1, gt=0, description="Of the tables' first values.")
-    embeddings: EmbeddingsConfig = Field(
-        default_factory=dict, description="Settings of tables, by name."
-    )
-    embedding_l2: float | None = Field(None, gt=0, description="`l2` of tables without one.")
-    temperature: float = Field(1.0, gt=0, description="Scores are divided by it.")
-    objective: ObjectiveConfig = Field(SampledSoftmaxConfig(), description="What is learned.")
 
 
 class OwnTowerConfig(StrictFinite):
@@ -98,10 +66,67 @@ class OwnTowerConfig(StrictFinite):
         return keep_apart(params, "inputs", "output_dim")
 
 
-class TowerSettings(StrictFinite):
-    """What models with a user tower over pooled features have in common."""
+class EmbeddingSettings(StrictFinite):
+    """Tables of all models."""
+
+    embedding_dim: int = Field(
+        64, ge=1, description="Length of a table's rows, where `embeddings` sets no other."
+    )
+    embedding_stddev: float = Field(0.05, gt=0, description="Of the tables' first values.")
+    embeddings: EmbeddingsConfig = Field(
+        default_factory=dict, description="Settings of tables, by name."
+    )
+    embedding_l2: float | None = Field(None, gt=0, description="`l2` of tables without one.")
+
+
+class FeatureSettings(EmbeddingSettings):
+    """Lists and vectors of models that read more than ids."""
+
+    pooling: dict[str, PoolingConfig] = Field(
+        default_factory=dict,
+        description="Of list features, by name; left out: as the network reads them, else mean.",
+    )
+    vectors: dict[str, VectorConfig] = Field(
+        default_factory=dict, description="How features of bytes are read, by name."
+    )
+
+
+class RetrievalSettings(EmbeddingSettings):
+    """Users and items as vectors of one space."""
 
     kind: Literal["retrieval"] = "retrieval"
+    normalize: bool = Field(False, description="Vectors of length one: the score is a cosine.")
+    temperature: float = Field(1.0, gt=0, description="Scores are divided by it.")
+    objective: ObjectiveConfig = Field(SampledSoftmaxConfig(), description="What is learned.")
+
+
+class ItemTowerSettings(StrictFinite):
+    """An item tower."""
+
+    item_features: tuple[str, ...] | None = Field(
+        None, description="None: all of role item. The id alone is a row of its table."
+    )
+    item_hidden_units: tuple[int, ...] = Field(
+        (), description="Sizes of the item tower's hidden layers."
+    )
+
+
+class MFConfig(RetrievalSettings):
+    """Matrix factorization: dot product of a user's and an item's embedding, plus item bias."""
+
+    name: Literal["mf"] = "mf"
+    embedding_stddev: float = Field(0.1, gt=0, description="Of the tables' first values.")
+    item_bias: bool = Field(True, description="A learned bias per item.")
+    user_bias: bool = Field(
+        False,
+        description="A bias per user and one for all: they move all items alike, and make scores "
+        "the logits of `binary`.",
+    )
+
+
+class TowerSettings(RetrievalSettings, FeatureSettings):
+    """A user tower over pooled features."""
+
     embedding_dim: int = Field(
         32, ge=1, description="Length of a table's rows, where `embeddings` sets no other."
     )
@@ -111,70 +136,39 @@ class TowerSettings(StrictFinite):
     user_tower: OwnTowerConfig | None = Field(
         None, description="A tower of one's own in the place of the user's layers."
     )
-    user_features: tuple[str, ...] | None = Field(None, description="None: all of role user.")
-    activation: str = Field("relu", description="dice, prelu or one of Keras'.")
+    user_features: tuple[str, ...] | None = Field(
+        None, description="None: all of role user; of youtube_dnn but the user's id."
+    )
     batch_normalization: bool = Field(
         False, description="Before the activation of hidden layers, by the rows of all replicas."
-    )
-    kernel_l2: float | None = Field(
-        None, gt=0, description="Weight of the squared norms of the layers' kernels."
     )
     dropout: float | None = Field(None, gt=0, lt=1, description="Behind each hidden layer.")
     history_pooling: Literal["mean", "position_weighted"] = Field(
         "mean", description="position_weighted learns how much the k-th latest item counts."
     )
-    pooling: Poolings = Field(
-        default_factory=dict, description="Of list features, by name; left out: mean."
-    )
-    vectors: Vectors = Field(
-        default_factory=dict, description="How features of bytes are read, by name."
-    )
-    embedding_stddev: float = Field(0.05, gt=0, description="Of the tables' first values.")
-    embeddings: EmbeddingsConfig = Field(
-        default_factory=dict, description="Settings of tables, by name."
-    )
-    embedding_l2: float | None = Field(None, gt=0, description="`l2` of tables without one.")
-    normalize: bool = Field(True, description="Vectors of length one: the score is a cosine.")
-    temperature: float = Field(0.07, gt=0, description="Scores are divided by it.")
-    objective: ObjectiveConfig = Field(SampledSoftmaxConfig(), description="What is learned.")
 
     @model_validator(mode="after")
-    def _has_one_tower_a_side(self) -> Self:
-        for side in ("user", "item"):
-            if getattr(self, f"{side}_tower", None) and getattr(self, f"{side}_hidden_units"):
-                raise ValueError(
-                    f"{side}_tower stands in the place of the layers of {side}_hidden_units: leave "
-                    "one of them out"
-                )
+    def _has_one_user_tower(self) -> Self:
+        if self.user_tower and self.user_hidden_units:
+            raise ValueError(
+                "user_tower stands in the place of the layers of user_hidden_units: leave one of "
+                "them out"
+            )
         return self
 
 
-class DSSMConfig(TowerSettings):
+class DSSMConfig(ItemTowerSettings, TowerSettings):
     """Two towers over pooled embeddings, L2-normalised, compared by a scaled cosine."""
 
     name: Literal["dssm"] = "dssm"
-    item_tower: OwnTowerConfig | None = Field(
-        None, description="A tower of one's own in the place of the item's layers."
-    )
-    item_hidden_units: tuple[int, ...] = Field(
-        (),
-        description="Sizes of the item tower's hidden layers.",
-    )
-    item_features: tuple[str, ...] | None = Field(None, description="None: all of role item.")
-    item_dropout: float | None = Field(
-        None, ge=0, lt=1, description="Of the item tower; None: `dropout`."
-    )
+    normalize: bool = Field(True, description="Vectors of length one: the score is a cosine.")
+    temperature: float = Field(0.07, gt=0, description="Scores are divided by it.")
 
 
 class YouTubeDNNConfig(TowerSettings):
     """A tower over what the user did, without the user's id, against a vector per item."""
 
     name: Literal["youtube_dnn"] = "youtube_dnn"
-    user_features: tuple[str, ...] | None = Field(
-        None, description="None: all of role user but the user's id."
-    )
-    normalize: bool = Field(False, description="Vectors of length one: the score is a cosine.")
-    temperature: float = Field(1.0, gt=0, description="Scores are divided by it.")
     objective: ObjectiveConfig = Field(
         SampledSoftmaxConfig(
             negatives=NegativesConfig(source="uniform", count=800), mask="user_items"
@@ -183,11 +177,9 @@ class YouTubeDNNConfig(TowerSettings):
     )
 
 
-class SequenceSettings(StrictFinite):
+class SequenceSettings(ItemTowerSettings, RetrievalSettings, FeatureSettings):
     """A network that reads the user's sequence, in the place of the user tower."""
 
-    kind: Literal["retrieval"] = "retrieval"
-    embedding_dim: int = Field(64, ge=1, description="Length of a position's vector.")
     sequence: tuple[Name, ...] | None = Field(
         None,
         min_length=1,
@@ -197,15 +189,8 @@ class SequenceSettings(StrictFinite):
     user_features: tuple[str, ...] = Field(
         (), description="Joined to what the network makes of the sequence, before a projection."
     )
-    item_features: tuple[str, ...] | None = Field(
-        None,
-        description="None: all of role item. The id alone is looked up in the sequence's table.",
-    )
     hidden_units: tuple[int, ...] = Field(
         (), description="Hidden layers behind the network, and a projection."
-    )
-    item_hidden_units: tuple[int, ...] = Field(
-        (), description="Sizes of the item tower's hidden layers."
     )
     dropout: float | None = Field(
         0.2,
@@ -213,20 +198,16 @@ class SequenceSettings(StrictFinite):
         lt=1,
         description="Share of values that a training step sets to zero; None: none.",
     )
-    normalize: bool = Field(False, description="Vectors of length one: the score is a cosine.")
-    pooling: Poolings = Field(
-        default_factory=dict, description="Of other list features, by name; left out: mean."
-    )
-    vectors: Vectors = Field(
-        default_factory=dict, description="How features of bytes are read, by name."
-    )
     embedding_stddev: float = Field(0.02, gt=0, description="Of the tables' first values.")
-    embeddings: EmbeddingsConfig = Field(
-        default_factory=dict, description="Settings of tables, by name."
-    )
-    embedding_l2: float | None = Field(None, gt=0, description="`l2` of tables without one.")
-    temperature: float = Field(1.0, gt=0, description="Scores are divided by it.")
     objective: ObjectiveConfig = Field(SoftmaxConfig(), description="What is learned.")
+
+
+class EveryPositionSettings(SequenceSettings):
+    """Positions that look back: each has a vector of the user."""
+
+    every_position: bool = Field(
+        True, description="Each item of the sequence is a target; false: the row's own alone."
+    )
 
 
 class AttentionSettings(SequenceSettings):
@@ -242,7 +223,7 @@ class AttentionSettings(SequenceSettings):
         return self
 
 
-class SASRecConfig(AttentionSettings):
+class SASRecConfig(AttentionSettings, EveryPositionSettings):
     """Self-attention that looks back, trained at every position of the sequence."""
 
     name: Literal["sasrec"] = "sasrec"
@@ -250,15 +231,9 @@ class SASRecConfig(AttentionSettings):
         "transformer",
         description="ligr: gated residuals and a SwiGLU feed-forward layer, as in eSASRec.",
     )
-    feed_forward_units: int | None = Field(
-        None, ge=1, description="None: embedding_dim; of ligr four times embedding_dim."
-    )
-    every_position: bool = Field(
-        True, description="Each item of the sequence is a target; false: the row's own alone."
-    )
 
 
-class HSTUConfig(AttentionSettings):
+class HSTUConfig(AttentionSettings, EveryPositionSettings):
     """Pointwise attention that looks back, with biases of positions and times."""
 
     name: Literal["hstu"] = "hstu"
@@ -274,9 +249,6 @@ class HSTUConfig(AttentionSettings):
     )
     normalize: bool = Field(True, description="Vectors of length one: the score is a cosine.")
     temperature: float = Field(0.05, gt=0, description="Scores are divided by it.")
-    every_position: bool = Field(
-        True, description="Each item of the sequence is a target; false: the row's own alone."
-    )
 
     @model_validator(mode="after")
     def _request_beside_times(self) -> Self:
@@ -285,14 +257,10 @@ class HSTUConfig(AttentionSettings):
         return self
 
 
-class GRUConfig(SequenceSettings):
+class GRUConfig(EveryPositionSettings):
     """Gated recurrent units, trained at every position of the sequence."""
 
     name: Literal["gru"] = "gru"
-    layers: int = Field(1, ge=1, description="Recurrent layers, one behind the other.")
-    every_position: bool = Field(
-        True, description="Each item of the sequence is a target; false: the row's own alone."
-    )
 
 
 class BSTConfig(AttentionSettings):
@@ -301,9 +269,6 @@ class BSTConfig(AttentionSettings):
     name: Literal["bst"] = "bst"
     blocks: int = Field(1, ge=1, description="Blocks, one behind the other.")
     heads: int = Field(8, ge=1, description="Heads of attention; they divide embedding_dim.")
-    feed_forward_units: int | None = Field(
-        None, ge=1, description="None: four times embedding_dim."
-    )
 
 
 class ComiRecConfig(SequenceSettings):
@@ -313,9 +278,6 @@ class ComiRecConfig(SequenceSettings):
     interests: int = Field(
         4, ge=1, description="Vectors of a user; not more than the sequence has positions."
     )
-    attention_units: int | None = Field(
-        None, ge=1, description="Hidden units of the attention; None: four times embedding_dim."
-    )
     dropout: float | None = Field(
         None,
         gt=0,
@@ -324,10 +286,13 @@ class ComiRecConfig(SequenceSettings):
     )
 
 
-class RankingConfig(StrictFinite):
+class RankingConfig(FeatureSettings):
     """A score per task from every feature of a row, by a built-in network or one of one's own."""
 
     kind: Literal["ranking"] = "ranking"
+    embedding_dim: int = Field(
+        16, ge=1, description="Length of a table's rows, where `embeddings` sets no other."
+    )
     network: str = Field(
         "deepfm", description="A built-in network, or `package.module:function` of one's own."
     )
@@ -337,27 +302,12 @@ class RankingConfig(StrictFinite):
     features: tuple[str, ...] | None = Field(
         None, description="None: all but labels, weights of rows and features of role id."
     )
-    pooling: Poolings = Field(
-        default_factory=dict,
-        description="Of list features, by name; left out: as the network reads them, else mean.",
-    )
-    vectors: Vectors = Field(
-        default_factory=dict, description="How features of bytes are read, by name."
-    )
     biases: bool | None = Field(
         None, description="A weight per id beside its vector; None: as the network needs."
     )
     tasks: dict[Name, TaskConfig] = Field(
         default_factory=dict, description="Empty: one binary task of the dataset's label."
     )
-    embedding_dim: int = Field(
-        16, ge=1, description="Length of a table's rows, where `embeddings` sets no other."
-    )
-    embedding_stddev: float = Field(0.05, gt=0, description="Of the tables' first values.")
-    embeddings: EmbeddingsConfig = Field(
-        default_factory=dict, description="Settings of tables, by name."
-    )
-    embedding_l2: float | None = Field(None, gt=0, description="`l2` of tables without one.")
     calibration: Literal["isotonic"] | None = Field(
         None,
         description="isotonic: probabilities of binary tasks follow the rates of the rows to "

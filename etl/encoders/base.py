@@ -147,7 +147,7 @@ class IdentityEncoder:
         return cast_values(cast_values(values, self.raw_type), self.output_type)
 
 
-FAMILIES = "etl.encoders"
+FAMILIES = "etl.encoders.{family}"
 value_encoders: Executions[Callable[[pa.DataType, Any], Encoder]] = Executions(FAMILIES)
 """By operation on single values: what makes its encoder of the raw type and the operation."""
 row_encoders: Executions[Callable[[Any, FeatureSpec, ColumnEncoding, Fitted], RowEncoder]] = (

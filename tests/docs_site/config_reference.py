@@ -12,7 +12,8 @@ import json
 import pkgutil
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic_core import to_jsonable_python
@@ -38,32 +39,26 @@ LONGEST_DEFAULT = 60
 
 @dataclass(frozen=True)
 class Key:
-    """One key of a model.
-
-    Attributes:
-        name: As it is written in a config.
-        description: What it means; empty where the code does not say.
-        type: Its type in words, with links to the models that it may hold.
-        default: As it would be written in YAML; None: it must be given.
-        allowed: Its bounds and values, in words.
-    """
+    """One key of a model, in words; `type` links to the models that it may hold."""
 
     name: str
-    description: str
+    description: str  # empty where the code does not say
     type: str
-    default: str | None
+    default: str | None  # as it would be written in YAML; None: it must be given
     allowed: str
 
 
 @dataclass(frozen=True)
 class Model:
-    """A group of keys.
+    """A group of keys, of a class or of what several classes derive from.
 
     Attributes:
         name: Name of its class.
         title: Where it stands in a config, and what chooses it there.
         summary: What it is for, from the docstring.
-        keys: Its keys, in the order of the code.
+        keys: Those that no other group holds, in the order of the code.
+        shared: Names of the groups that hold the others.
+        defaults: Of these, the defaults that are other ones here, by key.
         place: File and class, for messages.
     """
 
@@ -71,6 +66,8 @@ class Model:
     title: str
     summary: str
     keys: tuple[Key, ...]
+    shared: tuple[str, ...]
+    defaults: dict[str, str]
     place: str
 
 
@@ -113,12 +110,41 @@ def _classes(annotation: Any, path: str) -> Iterator[tuple[type[Strict], str]]:
 
 
 def describe_tree(root: type[Strict]) -> list[Model]:
-    """Returns a config's models: itself, then those that it holds, in the order of their use."""
-    schema = root.model_json_schema()
-    definitions = schema.get("$defs", {})
-    # A class that holds itself is a reference into its own definitions.
-    definitions.setdefault(root.__name__, schema)
-    return [_describe(cls, path, definitions) for cls, path in _list_models(root).items()]
+    """Returns a config's models: itself, then those that it holds, in the order of their use.
+
+    Keys that several models inherit are those of what they derive from, which stands before them.
+    """
+    found = _list_models(root)
+    users: dict[type[Strict], list[type[Strict]]] = {}
+    for cls in found:
+        for base in _bases(cls):
+            users.setdefault(base, []).append(cls)
+    shared = {base for base, of in users.items() if len(of) > 1 or base in found}
+    models: dict[type[Strict], Model] = {}
+    for cls, path in found.items():
+        for base in reversed(_bases(cls)):
+            if base in shared - models.keys() - found.keys():
+                names = [_find_name(user) for user in users[base]]
+                title = f"`{path}`, all of {', '.join(names)}"
+                models[base] = _describe(base, title, shared)
+        models[cls] = _describe(cls, _find_title(cls, path), shared)
+    named = {model.name for model in models.values() if model.keys}
+    return [
+        replace(model, shared=tuple(name for name in model.shared if name in named))
+        for cls, model in models.items()
+        if model.keys or cls in found
+    ]
+
+
+def _bases(cls: type[Strict]) -> list[type[Strict]]:
+    """The classes that a model inherits keys from, the nearest first."""
+    return [c for c in cls.__mro__[1:] if issubclass(c, Strict) and inspect.get_annotations(c)]
+
+
+def _find_home(cls: type[Strict], name: str, shared: set[type[Strict]]) -> type[Strict]:
+    """The class furthest up that declares a key and is a group of its own."""
+    homes = [c for c in _bases(cls) if c in shared and name in inspect.get_annotations(c)]
+    return homes[-1] if homes else cls
 
 
 def _references(node: Any) -> list[str]:
@@ -134,15 +160,41 @@ def _references(node: Any) -> list[str]:
     return list(dict.fromkeys(parts))
 
 
-def _describe(cls: type[Strict], path: str, definitions: dict[str, Any]) -> Model:
-    schema = definitions[cls.__name__]
+def _describe(cls: type[Strict], title: str, shared: set[type[Strict]]) -> Model:
+    schema, own, defaults = cls.model_json_schema(), [], {}
+    # A class that holds itself is a reference into its own definitions.
+    schema = schema.get("$defs", {}).get(cls.__name__, schema)
+    for key in _list_keys(cls):
+        home = _find_home(cls, key.name, shared)
+        near = next((b for b in _bases(cls) if b in shared and key.name in b.model_fields), cls)
+        if home is cls or replace(key, default=None) != replace(_find_key(home, key), default=None):
+            own.append(key)
+        elif key.default != _find_key(near, key).default:
+            defaults[key.name] = str(key.default)
+    place = f"{cls.__module__.replace('.', '/')}.py: {cls.__name__}"
+    above = [base for base in reversed(_bases(cls)) if base in shared]
+    covered = {further for base in above for further in _bases(base)}
+    bases = tuple(base.__name__ for base in above if base not in covered)
+    return Model(cls.__name__, title, _summary(schema), tuple(own), bases, defaults, place)
+
+
+def _find_key(cls: type[Strict], key: Key) -> Key:
+    return next(one for one in _list_keys(cls) if one.name == key.name)
+
+
+@cache
+def _list_keys(cls: type[Strict]) -> tuple[Key, ...]:
+    """The keys of a class, but for those of one value, which its title names."""
+    whole = cls.model_json_schema()
+    definitions = whole.get("$defs", {})
+    schema = definitions.get(cls.__name__, whole)
     attributes = {
         name: " ".join(text.split())
         for parent in reversed(cls.__mro__)
         for name, text in ATTRIBUTE.findall(inspect.cleandoc(parent.__doc__ or ""))
     }
     required = set(schema.get("required", ()))
-    keys = tuple(
+    return tuple(
         Key(
             name=name,
             description=value.get("description")
@@ -153,9 +205,8 @@ def _describe(cls: type[Strict], path: str, definitions: dict[str, Any]) -> Mode
             allowed=_allowed_in_words(value),
         )
         for name, value in schema.get("properties", {}).items()
+        if "const" not in value
     )
-    place = f"{cls.__module__.replace('.', '/')}.py: {cls.__name__}"
-    return Model(cls.__name__, _find_title(cls, path), _summary(schema), keys, place)
 
 
 def _summary(schema: dict[str, Any]) -> str:
@@ -165,8 +216,6 @@ def _summary(schema: dict[str, Any]) -> str:
 
 def _describe_by_type(value: dict[str, Any], definitions: dict[str, Any]) -> str:
     """What a key without words of its own says by its type."""
-    if "const" in value:
-        return "Chooses these keys."
     held = _references(value)
     if len(held) == 1:
         return _summary(definitions[held[0]]).partition("\n\n")[0].replace("\n", " ")
@@ -176,6 +225,12 @@ def _describe_by_type(value: dict[str, Any], definitions: dict[str, Any]) -> str
 def _find_title(cls: type[Strict], path: str) -> str:
     tags = [f"`{key}: {value}`" for key, value in _find_tags(cls).items()]
     return ", ".join([f"`{path}`" if path else "Top level", *tags])
+
+
+def _find_name(cls: type[Strict]) -> str:
+    """What chooses a model, or what it is called."""
+    tags = list(_find_tags(cls).values())
+    return f"`{tags[-1]}`" if tags else _title(cls.__name__)
 
 
 def _find_tags(cls: type[Strict]) -> dict[str, str]:
@@ -206,7 +261,7 @@ def _type_in_words(value: dict[str, Any]) -> str:
 
 
 def _title(name: str) -> str:
-    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name.removesuffix("Config"))
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name.strip("_").removesuffix("Config"))
     return " ".join(word if word.isupper() else word.lower() for word in words.split())
 
 
@@ -268,8 +323,12 @@ def _render_page(root: type[Strict]) -> str:
 def _render_model(model: Model) -> str:
     heading = f'<a id="{model.name.lower()}"></a>\n\n## {model.title}'
     header = ("key", "meaning", "type", "default", "allowed")
-    table = render_table(header, map(_render_key, model.keys))
-    return "\n\n".join([heading, _as_yaml(model.summary), table])
+    table = render_table(header, map(_render_key, model.keys)) if model.keys else ""
+    links = ", ".join(f"[{_title(name)}](#{name.lower()})" for name in model.shared)
+    above = f"And the keys of {links}" + ("; other defaults: " if model.defaults else ".")
+    above += ", ".join(f"`{name}` {value}" for name, value in model.defaults.items())
+    parts = (heading, _as_yaml(model.summary), table, above if links else "")
+    return "\n\n".join(filter(None, parts))
 
 
 def _render_key(key: Key) -> tuple[str, ...]:

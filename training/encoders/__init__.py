@@ -1,1 +1,1 @@
-"""Encoders on tensors, a file per family; `etl.encoders` executes the same on Arrow."""
+"""Encoders on tensors; `etl.encoders` executes the same on Arrow."""

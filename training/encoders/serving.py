@@ -30,9 +30,13 @@ from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.schema import OOV_ID, PAD_ID, FeatureSpec
-from training.encoders.bags import scale_weights
-from training.encoders.execution import RawValues, Resources, apply_operation
-from training.encoders.hashing import hash_text
+from training.encoders.operations import (
+    RawValues,
+    Resources,
+    apply_operation,
+    hash_text,
+    scale_weights,
+)
 from training.encoders.source import SourceFacts, read_source_facts
 from training.encoders.vocabularies import (
     Vocabulary,

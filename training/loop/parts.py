@@ -25,7 +25,7 @@ from training.loop.step import StepOptions, TrainStep
 from training.loop.validation import Validate, build_step_validate, check_validation
 from training.models.model import Model
 from training.models.registry import build_model, list_model_notes, undo_balance
-from training.models.sequence_rows import require_held_out
+from training.models.sequence import require_held_out
 from training.monitoring.progress import NoProgress, TrainingProgress
 from training.objectives.objective import (
     Objective,

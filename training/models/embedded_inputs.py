@@ -33,7 +33,6 @@ from training.networks.layers import (
     combine_positions,
     gather_positions,
     may_cut,
-    normalize_weights,
     pool_rows,
     sum_elements,
     sum_squared_norms,
@@ -79,7 +78,6 @@ class InputFeature:
 
     @property
     def name(self) -> str:
-        """Name of the feature."""
         return self.spec.name
 
     @property
@@ -108,22 +106,17 @@ class InputFeature:
 
     @property
     def combiner(self) -> str:
-        """How the positions of a list are combined."""
         return self.pooling.combiner or "mean"
 
     @property
     def reads(self) -> tuple[str, ...]:
         """Features of a batch that are read for it."""
-        beside = (self.pooling.weights, self.pooling.ids)
-        return (self.name, *(name for name in beside if name is not None))
+        weights = self.pooling.weights
+        return (self.name,) if weights is None else (self.name, weights)
 
     @property
     def shapes(self) -> dict[str, tuple[int | None, ...]]:
-        """Shapes of its inputs of a network, the batch aside, by name.
-
-        Raises:
-            ConfigError: The feature is neither ids nor numbers.
-        """
+        """Shapes of its inputs of a network, the batch aside, by name."""
         if self.dim is None and not self.pools_numbers:
             return {self.name: (self._count_numbers(),)}
         shapes: dict[str, tuple[int | None, ...]] = {}
@@ -191,7 +184,6 @@ class EmbeddedInputs(tf.Module):
         return found
 
     def build_keras_inputs(self) -> NetworkInputs:
-        """Returns the inputs of a network, by name."""
         return build_keras_inputs(self.features)
 
     def __call__(
@@ -228,7 +220,7 @@ class EmbeddedInputs(tf.Module):
             return self._read_list(feature, batch)[0]
         pad = float(feature.spec.pad_value or 0)
         values = _pad(_bound(batch[feature.name], feature), _longest(feature), pad)
-        return _find_values(feature, batch, values, pad)
+        return _find_values(feature, values, pad)
 
     def _embed(
         self, feature: InputFeature, batch: Features, width: tf.Tensor | None
@@ -293,10 +285,9 @@ class EmbeddedInputs(tf.Module):
         name, pad = feature.name, float(feature.spec.pad_value or 0)
         length = _longest(feature, width)
         values = _pad(_bound(batch[name], feature), length, pad)
-        tokens = _find_values(feature, batch, values, pad)
-        weights = None
+        tokens, weights = _find_values(feature, values, pad), None
         if feature.pooling.weights is not None:
-            weights = self._fit_weights(feature, batch[feature.pooling.weights], tokens, length)
+            weights = _fit_weights(batch[feature.pooling.weights], tokens, length)
         each = tf.cast(values, tf.float32)[..., tf.newaxis]
         inputs = {name: combine_positions(each, tokens, weights, feature.combiner)}
         if feature.keeps_positions:
@@ -304,12 +295,7 @@ class EmbeddedInputs(tf.Module):
         return inputs
 
     def read_ids(self, name: str, batch: Features) -> tf.Tensor:
-        """Returns the ids of a list as its positions are read, int `[batch, length]`, 0 padding.
-
-        Args:
-            name: A list feature of ids.
-            batch: Features by name.
-        """
+        """Returns the ids of a list as its positions are read, int `[batch, length]`, 0 padding."""
         feature = next(feature for feature in self.features if feature.name == name)
         return self._read_list(feature, batch, self._find_width(batch, self.features))[0]
 
@@ -343,27 +329,11 @@ class EmbeddedInputs(tf.Module):
             weights = _bound(batch[feature.pooling.weights], feature)
         length = _longest(feature, width)
         ids = _pad(values, length)
-        if weights is None:
-            return ids, None
-        return ids, self._fit_weights(feature, weights, ids, length)
-
-    def _fit_weights(
-        self,
-        feature: InputFeature,
-        weights: tf.Tensor,
-        ids: tf.Tensor,
-        length: int | tf.Tensor | None,
-    ) -> tf.Tensor:
-        weights = _fit_width(tf.cast(_pad(weights, length), tf.float32), tf.shape(ids)[1])
-        return normalize_weights(weights, ids) if feature.pooling.softmax else weights
+        return ids, None if weights is None else _fit_weights(weights, ids, length)
 
 
 def build_keras_inputs(features: Sequence[InputFeature]) -> NetworkInputs:
-    """Returns the inputs of a network over features, by name.
-
-    Raises:
-        ConfigError: A feature is neither ids nor numbers, or two inputs have one name.
-    """
+    """Returns the inputs of a network over features, by name."""
     tensors: dict[str, keras.KerasTensor] = {}
     for feature in features:
         for name, shape in feature.shapes.items():
@@ -388,10 +358,9 @@ def build_keras_inputs(features: Sequence[InputFeature]) -> NetworkInputs:
 
 
 def find_longest(tokens: tf.Tensor) -> tf.Tensor:
-    """Returns the length of the longest list, int32 scalar; 0 of no list.
+    """Returns the length of the longest list of int `[batch, length]`, int32 scalar; 0 of no list.
 
-    Args:
-        tokens: int `[batch, length]`, 0 padding; what stands before the last token counts.
+    0 is padding; what stands before the last token counts.
     """
     is_met = tf.reduce_any(tf.not_equal(tokens, PAD_ID), axis=0)
     ends = tf.where(is_met, tf.range(1, tf.size(is_met) + 1), 0)
@@ -441,16 +410,14 @@ def _fit_width(values: tf.Tensor, width: tf.Tensor | int, pad: float = PAD_ID) -
     return tf.pad(values, [[0, 0], [0, missing]], constant_values=fill)[:, :width]
 
 
-def _find_values(
-    feature: InputFeature, batch: Features, values: tf.Tensor, pad: float
+def _fit_weights(
+    weights: tf.Tensor, tokens: tf.Tensor, length: int | tf.Tensor | None
 ) -> tf.Tensor:
+    return _fit_width(tf.cast(_pad(weights, length), tf.float32), tf.shape(tokens)[1])
+
+
+def _find_values(feature: InputFeature, values: tf.Tensor, pad: float) -> tf.Tensor:
     """Returns 1 where a list of numbers holds a value and 0 behind its end, int32."""
-    if feature.pooling.ids is not None:
-        ids = batch[feature.pooling.ids]
-        if isinstance(ids, tf.SparseTensor):
-            ids = _ragged(ids.indices[:, 1], ids.indices[:, 0], ids.dense_shape)
-        ids = _fit_width(_pad(ids, None), tf.shape(values)[1])
-        return tf.cast(tf.not_equal(ids, PAD_ID), tf.int32)
     if not feature.spec.is_ragged:
         return tf.ones_like(values, tf.int32)
     is_value = tf.cast(tf.not_equal(values, tf.cast(pad, values.dtype)), tf.int32)
@@ -460,13 +427,7 @@ def _find_values(
 def decode_vectors(name: str, values: tf.Tensor, vector: VectorConfig) -> tf.Tensor:
     """Reads vectors from bytes, as numpy's `tobytes` writes them.
 
-    Args:
-        name: Name of the feature, for the error.
-        values: Strings `[batch]`; an empty one is a missing vector.
-        vector: Type and length.
-
-    Returns:
-        float32 `[batch, length]`; zeros where there is none.
+    float32 `[batch, length]` of strings `[batch]`; zeros where a string is empty.
     """
     dtype = tf.as_dtype(vector.decode)
     size, found = vector.length * dtype.size, tf.strings.length(values)
@@ -480,11 +441,7 @@ def decode_vectors(name: str, values: tf.Tensor, vector: VectorConfig) -> tf.Ten
 
 @contextmanager
 def vector_errors() -> Iterator[None]:
-    """Says in words what `decode_vectors` refuses while a compiled function runs in the block.
-
-    Raises:
-        InputDataError: A vector has another length than the model reads.
-    """
+    """Says in words what `decode_vectors` refuses while a compiled function runs in the block."""
     try:
         yield
     except tf.errors.InvalidArgumentError as error:

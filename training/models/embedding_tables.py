@@ -1,4 +1,4 @@
-"""Embedding tables that a model's config asks for: static or dynamic, each with its settings."""
+"""How the features of a model enter it: tables, static or dynamic, and pooling of lists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import tensorflow as tf
 
 from conf.encoders import KEY_PREFIX
-from conf.errors import ConfigError, did_you_mean
+from conf.errors import ConfigError
 from conf.manifest import Manifest, bound_list, bound_row_list
 from conf.schema import FeatureSpec
 from conf.training.models import ModelConfig, PoolingConfig, VectorConfig
@@ -21,18 +21,13 @@ from training.embedding.placement.row_exchange import RowExchange, find_owners
 from training.embedding.ruled_key_space import RuledKeySpace
 from training.embedding.static_table import EmbeddingTable, RowUpdates
 from training.models.embedded_inputs import BIAS_SUFFIX, EmbeddedInputs, InputFeature
+from training.models.model import find_feature, unknown_name
 from training.networks.layers import PositionWeights
 
 
 @dataclass(frozen=True)
 class _Dynamic:
-    """A table that grows.
-
-    Attributes:
-        name: Its name.
-        config: Its config.
-        features: Names of the features that read it.
-    """
+    """A table that grows, and the features that read it."""
 
     name: str
     config: DynamicTableConfig
@@ -41,11 +36,7 @@ class _Dynamic:
 
 @dataclass(frozen=True)
 class BuiltTables:
-    """Tables of a model.
-
-    Attributes:
-        tables: By name, those of biases among them.
-    """
+    """Tables of a model by name, those of biases among them."""
 
     tables: dict[str, EmbeddingTable]
 
@@ -68,16 +59,6 @@ class TableBuilder:
     """Plans how the features that a model reads enter it, and builds their tables.
 
     Tables are static where nothing is said.
-
-    Args:
-        config: The model's config.
-        manifest: The dataset version.
-        specs: The features.
-        seed: Seed of the first values.
-
-    Raises:
-        ConfigError: `model.embeddings` names tables or features that there are not, or keys that
-            have nothing to do with each other; `model.vectors` names what holds no bytes.
     """
 
     def __init__(
@@ -123,7 +104,6 @@ class TableBuilder:
         bound = bound_list if asked.combiner == "none" else bound_row_list
         spec = bound(self._manifest, spec)
         if self.is_embedded(spec):
-            _refuse_ids(spec, asked)
             return self.plan_rows(spec, asked, bias=bias)
         self._refuse_keys(spec)
         # Whole numbers without a vocabulary are keys, unless the config pools them.
@@ -139,41 +119,17 @@ class TableBuilder:
 
     def _refuse_keys(self, spec: FeatureSpec) -> None:
         """Refuses to read keys as numbers: their values say nothing."""
-        if not self._is_bare_key(spec):
-            return
-        bare = [other for other in self._specs if self._is_bare_key(other)]
-        tables = dict.fromkeys(other.table for other in bare)
-        dynamic = " ".join(f"--set model.embeddings.{table}.kind=dynamic" for table in tables)
-        raise ConfigError(
-            f"the model cannot read feature {spec.name!r}",
-            received="keys of 64 bits: " + ", ".join(f"{s.name} ({s.encoding})" for s in bare),
-            allowed="keys with a dynamic table, ids with a vocabulary, numbers",
-            fix=f"give the keys a dynamic table: {dynamic}; or encode them with a vocabulary"
-            + self._leave_out(spec),
-        )
-
-    def _is_bare_key(self, spec: FeatureSpec) -> bool:
-        """Whether a feature holds keys that no table is found by."""
         keys = self._manifest.keys
         is_key = spec.name in (keys.user, keys.item, keys.history, *self._manifest.histories)
         is_key = is_key or spec.encoding.startswith((KEY_PREFIX, "hash:"))
-        return spec.dtype == "int64" and is_key and not self.is_embedded(spec)
-
-    def _leave_out(self, spec: FeatureSpec) -> str:
-        """Returns how a feature is left out; nothing where the model cannot do without it."""
-        by_role = not hasattr(self._config, "features")
-        setting = f"{spec.role}_features" if by_role else "features"
-        named = getattr(self._config, setting, ())
-        if named is not None:
-            return f"; or leave them out of model.{setting}" if spec.name in named else ""
-        vectors = getattr(self._config, "vectors", {})
-        others = [
-            other.name
-            for other in self._specs
-            if not (self._is_bare_key(other) or (by_role and other.role != spec.role))
-            and (other.dtype != "bytes" or other.name in vectors)
-        ]
-        return f"; or leave them out: --set 'model.{setting}=[{', '.join(others)}]'"
+        if spec.dtype == "int64" and is_key:
+            raise ConfigError(
+                f"the model cannot read feature {spec.name!r}",
+                received=f"keys of 64 bits ({spec.encoding})",
+                allowed="keys with a dynamic table, ids with a vocabulary, numbers",
+                fix=f"set model.embeddings.{spec.table}.kind=dynamic, encode it with a vocabulary, "
+                "or leave it out of the model's features",
+            )
 
     def plan_rows(
         self, spec: FeatureSpec, pooling: PoolingConfig | None = None, *, bias: bool = False
@@ -185,12 +141,7 @@ class TableBuilder:
         return InputFeature(self.resolve(spec), dim, pooling or PoolingConfig(), has_bias=bias)
 
     def build_tables(self, features: Sequence[InputFeature]) -> BuiltTables:
-        """Builds the tables of features, one for those that share it, and those of biases.
-
-        Raises:
-            ConfigError: A feature has neither a vocabulary nor a dynamic table, or two tables
-                would have one name.
-        """
+        """Builds the tables of features, one for those that share it, and those of biases."""
         tables: dict[str, EmbeddingTable] = {}
         usual = NormalConfig(stddev=self._config.embedding_stddev)
         for feature in features:
@@ -307,16 +258,6 @@ class TableBuilder:
                 )
 
 
-def _refuse_ids(spec: FeatureSpec, pooling: PoolingConfig) -> None:
-    """Refuses to look for the end of a list of ids in another list."""
-    if pooling.ids is not None:
-        raise ConfigError(
-            f"model.pooling.{spec.name}.ids is for lists of numbers",
-            received=f"{spec.name} holds ids, whose padding is their own",
-            fix="leave `ids` out",
-        )
-
-
 def _require_vocabulary(name: str, specs: Sequence[FeatureSpec]) -> None:
     lacking = [spec.name for spec in specs if spec.vocabulary_size is None]
     if lacking:
@@ -336,12 +277,8 @@ def _find_vectors(
     of_bytes = [spec.name for spec in specs.values() if spec.dtype == "bytes" and not spec.is_list]
     for name in vectors:
         if name not in of_bytes:
-            raise ConfigError(
-                "model.vectors names no feature of bytes that the model reads",
-                received=name,
-                allowed=", ".join(of_bytes) or "the model reads none",
-                fix=did_you_mean(name, of_bytes),
-            )
+            problem = "model.vectors names no feature of bytes that the model reads"
+            raise unknown_name(problem, name, of_bytes)
     return vectors
 
 
@@ -350,21 +287,13 @@ def _find_features(name: str, table: object, specs: Mapping[str, FeatureSpec]) -
     named = table.features if isinstance(table, DynamicTableConfig) else None
     for feature in named or ():
         if feature not in specs:
-            raise ConfigError(
-                f"model.embeddings.{name}.features names a feature that the model does not read",
-                received=feature,
-                allowed=", ".join(specs),
-                fix=did_you_mean(feature, specs),
-            )
+            problem = f"model.embeddings.{name}.features names a feature that the model does not"
+            raise unknown_name(f"{problem} read", feature, specs)
     names = named or tuple(spec.name for spec in specs.values() if spec.table == name)
     if not names:
-        tables = list(dict.fromkeys(s.table for s in specs.values() if s.dtype == "int64"))
-        raise ConfigError(
-            "model.embeddings names a table that the model does not have",
-            received=name,
-            allowed=f"{', '.join(tables)}; or any name, with `features`",
-            fix=did_you_mean(name, tables),
-        )
+        tables = dict.fromkeys(s.table for s in specs.values() if s.dtype == "int64")
+        problem = "model.embeddings names a table that the model does not have, without `features`"
+        raise unknown_name(problem, name, tables)
     return names
 
 
@@ -376,12 +305,7 @@ def _describe_keys(spec: FeatureSpec) -> str:
 
 
 def table_size(manifest: Manifest, spec: FeatureSpec) -> int:
-    """Returns the number of ids of the table that a feature reads.
-
-    Raises:
-        ConfigError: The feature has no vocabulary, or shares its table with a feature that has
-            another one.
-    """
+    """Returns the number of ids of the table that a feature reads; all that share it have one."""
     sizes = {
         other.name: other.vocabulary_size
         for other in manifest.schema.features
@@ -396,3 +320,61 @@ def table_size(manifest: Manifest, spec: FeatureSpec) -> int:
             f"for keys of any value, set model.embeddings.{spec.table}.kind=dynamic",
         )
     return int(sizes[spec.name] or 0)
+
+
+def complete_pooling(
+    pooling: Mapping[str, PoolingConfig], manifest: Manifest, specs: Mapping[str, FeatureSpec]
+) -> dict[str, PoolingConfig]:
+    """Returns how lists are pooled that the config or the build say something of, by name.
+
+    Args:
+        pooling: As configured.
+        manifest: The dataset version; it may hold weights of lists.
+        specs: The features that the model reads, by name.
+    """
+    for name, asked in pooling.items():
+        _check_pooling(name, asked, manifest, specs)
+    of_build = _find_weights(manifest)
+    completed = {}
+    for name in specs:
+        if name in pooling or name in of_build:
+            asked = pooling.get(name) or PoolingConfig()
+            combiner = asked.combiner or ("sum" if name in of_build else "mean")
+            changes = {"combiner": combiner, "weights": asked.weights or of_build.get(name)}
+            completed[name] = asked.model_copy(update=changes)
+    return completed
+
+
+def _check_pooling(
+    name: str, asked: PoolingConfig, manifest: Manifest, specs: Mapping[str, FeatureSpec]
+) -> None:
+    key = f"model.pooling.{name}"
+    if name not in specs or not specs[name].is_list:
+        lists = [spec.name for spec in specs.values() if spec.is_list]
+        raise unknown_name(f"{key} names no list that the model reads", name, lists)
+    if asked.weights is None:
+        return
+    spec = find_feature(manifest, asked.weights, key)
+    if not spec.is_list or spec.dtype == "bytes" or spec.vocabulary_size is not None:
+        raise ConfigError(
+            f"{key}.weights must be a list of numbers, one for each position",
+            received=f"{spec.name}: {spec.dtype}, shape {spec.shape}",
+            fix=f"name a list feature of numbers, as long as {name}",
+        )
+
+
+def list_weights(pooling: Mapping[str, PoolingConfig], manifest: Manifest) -> set[str | None]:
+    """Returns the features that are weights of lists, which nothing reads by themselves."""
+    return {own.weights for own in pooling.values()} | set(_find_weights(manifest).values())
+
+
+def _find_weights(manifest: Manifest) -> dict[str, str]:
+    """Returns the feature that holds the weights of each sparse list, as the build says it."""
+    features = manifest.source.config.get("features") or []
+    found: dict[str, str] = {}
+    for feature in features:
+        encoding = feature.get("encoding") or {}
+        of = encoding.get("of")
+        if encoding.get("kind") == "weights" and of in manifest.schema:
+            found[str(of)] = str(feature["name"])
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import keras
 import tensorflow as tf
@@ -22,12 +22,10 @@ class Model(tf.Module):
 
     Variables are made in the constructor, so that a checkpoint restores into a fresh model and a
     SavedModel needs no build call.
-
-    Attributes:
-        tables: Embedding tables by name; updated lazily.
     """
 
     tables: dict[str, EmbeddingTable]
+    """By name; updated lazily."""
 
     @property
     @abstractmethod
@@ -36,7 +34,7 @@ class Model(tf.Module):
 
     @abstractmethod
     def describe_inputs(self) -> dict[str, list[str]]:
-        """Returns the names of the features by what reads them."""
+        """Returns these names by what reads them."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -131,26 +129,21 @@ class Model(tf.Module):
         return found
 
     def penalize_rows(self, features: Features) -> tf.Tensor | None:
-        """Weighted squared norms of the rows that a batch looks up, summed; None: no weights.
-
-        Args:
-            features: Features of the batch.
-        """
+        """Weighted squared norms of the rows that a batch looks up, summed; None: no weights."""
         terms = [term for part in self.embedded_inputs for term in part.penalize_rows(features)]
         return tf.add_n(terms) if terms else None
 
 
-def find_feature(manifest: Manifest, name: str) -> FeatureSpec:
-    """Returns a feature that a model's config names.
-
-    Raises:
-        ConfigError: The dataset has no such feature.
-    """
+def find_feature(manifest: Manifest, name: str, key: str = "the model") -> FeatureSpec:
+    """Returns a feature that a key of a model's config names."""
     if name not in manifest.schema:
-        raise ConfigError(
-            "the model names a feature that the dataset does not have",
-            received=name,
-            allowed=", ".join(manifest.schema.names),
-            fix=did_you_mean(name, manifest.schema.names),
-        )
+        problem = f"{key} names a feature that the dataset does not have"
+        raise unknown_name(problem, name, manifest.schema.names)
     return manifest.schema[name]
+
+
+def unknown_name(problem: str, name: str, known: Collection[str]) -> ConfigError:
+    """Returns the error of a name that a config spells and nothing has."""
+    return ConfigError(
+        problem, received=name, allowed=", ".join(known) or "none", fix=did_you_mean(name, known)
+    )

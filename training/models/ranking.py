@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import tensorflow as tf
 
-from conf.errors import ConfigError, did_you_mean
+from conf.errors import ConfigError
 from conf.manifest import Manifest, bound_list
 from conf.schema import FeatureSpec
 from conf.training.input import InputConfig
@@ -25,12 +25,17 @@ from training.models.embedded_inputs import (
     InputFeature,
     build_keras_inputs,
 )
-from training.models.embedding_tables import TableBuilder
-from training.models.length_groups import call_in_groups, plan_groups
-from training.models.model import Model, find_feature
-from training.models.pooling import complete_pooling, find_weights
-from training.networks.network import Network, TrainingPass, build_keras_model, building_layers
-from training.networks.registry import NETWORKS, NetworkKind, build_logits, find_network
+from training.models.embedding_tables import TableBuilder, complete_pooling, list_weights
+from training.models.model import Model, find_feature, unknown_name
+from training.networks.network import (
+    Network,
+    TrainingPass,
+    build_keras_model,
+    building_layers,
+    call_in_groups,
+    plan_groups,
+)
+from training.networks.registry import NetworkKind, build_logits, find_network
 
 NO_INPUTS = ("label", "weight", "id")
 """Roles of features that say something of a row that is not known when it is scored."""
@@ -38,13 +43,9 @@ NO_INPUTS = ("label", "weight", "id")
 
 @dataclass(frozen=True)
 class Task:
-    """A score and the label that it is learned from.
+    """A score and the label, a feature, that it is learned from.
 
-    Attributes:
-        name: Its name.
-        label: Feature of the label.
-        kind: `binary`: the score is the log-odds of label 1; `squared_error`: the label itself.
-        weight: Of its loss.
+    Of kind `binary` the score is the log-odds of label 1, of `squared_error` the label itself.
     """
 
     name: str
@@ -54,23 +55,14 @@ class Task:
 
     @property
     def is_binary(self) -> bool:
-        """Whether the label is 0 or 1."""
         return self.kind == "binary"
 
 
 class RankingModel(Model):
-    """One score for each task, from everything in a row.
-
-    Args:
-        name: Its name.
-        tasks: What it scores.
-
-    Attributes:
-        tasks: What it scores.
-        calibrations: By task, what its log-odds go through outside of training.
-    """
+    """One score for each task, from everything in a row."""
 
     calibrations: Mapping[str, Calibration] = MappingProxyType({})
+    """By task, what its log-odds go through outside of training."""
 
     def __init__(self, name: str, tasks: tuple[Task, ...]) -> None:
         super().__init__(name=name)
@@ -108,18 +100,9 @@ class RankingModel(Model):
 class NetworkRankingModel(RankingModel):
     """A network over the embedded features of a row; one score for each task.
 
-    Args:
-        config: The model's config.
-        manifest: The dataset version whose features it reads.
-        seed: Seed of the first weights.
-        dtype: Type that the network computes in.
-
     Attributes:
         network: The network.
         left_out: Features of the dataset that the network does not read.
-
-    Raises:
-        ConfigError: The config names features, labels or a network that do not fit.
     """
 
     def __init__(
@@ -146,8 +129,6 @@ class NetworkRankingModel(RankingModel):
         features = _drop_unread(config, planned, self.network)
         kept = {feature.name for feature in features}
         self.left_out = tuple(feature.name for feature in planned if feature.name not in kept)
-        labels = dict.fromkeys(task.label for task in self.tasks)
-        self._unweighted = tuple(name for name in labels if manifest.lacks_weighted_mean(name))
         self._lone_field = _find_lone_field(features) if kind.sums_fields else None
         built = builder.build_tables(features)
         self.tables = built.tables
@@ -155,11 +136,9 @@ class NetworkRankingModel(RankingModel):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the features that the network reads."""
         return self._inputs.names
 
     def describe_inputs(self) -> dict[str, list[str]]:
-        """Returns the names of the features, of the tasks' labels and of what is not read."""
         left_out = {"left_out": list(self.left_out)} if self.left_out else {}
         labels = [task.label for task in self.tasks]
         return {"row": list(self.inputs), "labels": labels, **left_out}
@@ -176,27 +155,35 @@ class NetworkRankingModel(RankingModel):
                 f"network {self._name} multiplies pairs of fields, and {self._lone_field} is the "
                 "only one: these products are 0"
             )
-        for label in self._unweighted:
-            notes.append(
-                f"the dataset version does not hold the mean of {label} by the rows' weights (an "
-                "earlier release built it): the network starts at the mean without weights; build "
-                "the dataset again"
-            )
         return tuple(notes)
 
     @property
     def embedded_inputs(self) -> Sequence[EmbeddedInputs]:
-        """Those of the network."""
         return (self._inputs,)
 
     @property
     def networks(self) -> Sequence[Network]:
-        """The network."""
         return (self.network,)
 
     def calibrate(self, calibrations: Mapping[str, Calibration]) -> None:
         """Sets what log-odds go through, by task; before anything is compiled of the model."""
         self.calibrations = MappingProxyType(dict(calibrations))
+
+    def undo_balance(self, config: InputConfig, manifest: Manifest) -> list[str]:
+        """Calibrates what a balance of classes does to log-odds, and returns what is not undone."""
+        balance = config.class_balance
+        binary = [task for task in self.tasks if task.is_binary]
+        rates = {task.name: find_keep_rate(config, manifest, task.label) for task in binary}
+        known = {name: rate for name, rate in rates.items() if rate is not None}
+        self.calibrate({name: Calibration.of_keep_rate(rate) for name, rate in known.items()})
+        others = [task.name for task in binary if task.name not in known]
+        if balance is None or not others:
+            return []
+        return [
+            f"input.class_balance draws rows by {balance.feature}: probabilities of "
+            f"{', '.join(others)} are those of the rows that are drawn, as nothing tells the share "
+            "before; model.calibration=isotonic fits them to the rows to validate on"
+        ]
 
     def compute_logits(
         self, features: Features, training: TrainingPass | None = None
@@ -208,7 +195,7 @@ class NetworkRankingModel(RankingModel):
         return logits if training is not None else self._apply_calibrations(logits)
 
     def compute_uncalibrated_logits(self, features: Features) -> dict[str, tf.Tensor]:
-        """Returns what the network says of each task, as `compute_logits`."""
+        """As `compute_logits`, before calibration."""
         return self._name_logits(self.network(self._inputs(features)))
 
     def predict_candidates(
@@ -251,11 +238,7 @@ class NetworkRankingModel(RankingModel):
 
 
 def plan_tasks(config: RankingConfig, manifest: Manifest) -> tuple[Task, ...]:
-    """Returns the tasks of a model.
-
-    Raises:
-        ConfigError: The dataset lacks a label, or it is no number.
-    """
+    """Returns the tasks of a model, whose labels are numbers of the dataset."""
     asked = dict(config.tasks)
     if not asked:
         label = manifest.keys.label
@@ -271,12 +254,8 @@ def plan_tasks(config: RankingConfig, manifest: Manifest) -> tuple[Task, ...]:
     for name, task in asked.items():
         found = task.label or name
         if found not in labels:
-            raise ConfigError(
-                f"model.tasks.{name} learns from a label that the dataset does not have",
-                received=found,
-                allowed=", ".join(labels) or "the dataset has no label",
-                fix=did_you_mean(found, labels) or f"set model.tasks.{name}.label",
-            )
+            problem = f"model.tasks.{name} learns from a label that the dataset does not have"
+            raise unknown_name(problem, found, labels)
         spec = manifest.schema[found]
         if spec.dtype == "bytes" or spec.is_list:
             raise ConfigError(
@@ -288,16 +267,6 @@ def plan_tasks(config: RankingConfig, manifest: Manifest) -> tuple[Task, ...]:
     return tuple(tasks)
 
 
-def find_balance_calibrations(
-    tasks: Sequence[Task], config: InputConfig, manifest: Manifest
-) -> dict[str, Calibration]:
-    """Returns what undoes a balance of classes in training, by task; see `find_keep_rate`."""
-    rates = {
-        task.name: find_keep_rate(config, manifest, task.label) for task in tasks if task.is_binary
-    }
-    return {n: Calibration.of_keep_rate(rate) for n, rate in rates.items() if rate is not None}
-
-
 def find_base_scores(tasks: Sequence[Task], manifest: Manifest) -> dict[str, float]:
     """Returns what a constant would score for each task, by name; 0 where it is not known.
 
@@ -305,9 +274,7 @@ def find_base_scores(tasks: Sequence[Task], manifest: Manifest) -> dict[str, flo
     """
     scores = {}
     for task in tasks:
-        mean = manifest.find_label_mean(task.label, "train")
-        if mean is None:  # Better than 0; `NetworkRankingModel.notes` says it.
-            mean = manifest.statistics.get("train", {}).get(task.label, {}).get("mean") or 0.0
+        mean = manifest.find_label_mean(task.label, "train") or 0.0
         if task.is_binary:
             mean = math.log(mean / (1.0 - mean)) if 0.0 < mean < 1.0 else 0.0
         scores[task.name] = mean
@@ -344,8 +311,7 @@ def _find_features(config: RankingConfig, manifest: Manifest) -> list[FeatureSpe
         raise ConfigError(
             "the model has no input feature", allowed=", ".join(manifest.schema.names)
         )
-    weights = {pooling.weights for pooling in config.pooling.values()}
-    weights |= set(find_weights(manifest).values())
+    weights = list_weights(config.pooling, manifest)
     return [spec for spec in specs if spec.name not in weights]
 
 
@@ -355,43 +321,26 @@ def _plan_pooling(
     specs: Sequence[FeatureSpec],
     positions: Sequence[str],
 ) -> dict[str, PoolingConfig]:
-    """Returns how each feature is pooled that is a list, by name.
-
-    Args:
-        config: The model's config.
-        manifest: The dataset version.
-        specs: The features.
-        positions: Lists whose positions the network reads.
-
-    Raises:
-        ConfigError: The config pools what is no list, or a list whose positions are read.
-    """
+    """Returns how each feature is pooled that is a list, by name; positions are read of some."""
     by_name = {spec.name: spec for spec in specs}
     completed = complete_pooling(config.pooling, manifest, by_name)
     planned = {spec.name: completed.get(spec.name, MEAN) for spec in specs}
     for name in positions:
         if name in planned:
-            _check_positions(name, config.pooling.get(name))
+            _require_combiner(config, name, None, "none")
             planned[name] = planned[name].model_copy(update={"combiner": "none"})
     return planned
 
 
-def _check_positions(name: str, asked: PoolingConfig | None) -> None:
-    if asked and asked.combiner not in (None, "none"):
-        raise ConfigError(
-            f"the network reads each position of {name}, and model.pooling combines them",
-            received=f"model.pooling.{name}.combiner = {asked.combiner}",
-            fix="leave the combiner out",
-        )
-
-
-def _check_sums(config: RankingConfig, name: str) -> None:
+def _require_combiner(config: RankingConfig, name: str, *allowed: str | None) -> None:
+    """Refuses a combiner that the network would not follow."""
     asked = config.pooling.get(name)
-    if asked and asked.combiner not in (None, "sum", "none"):
+    if asked and asked.combiner not in allowed:
         raise ConfigError(
-            f"network {config.network} sums the weights of a list's ids",
+            f"network {config.network} reads {name} in another way than model.pooling says",
             received=f"model.pooling.{name}.combiner = {asked.combiner}",
-            fix="leave the combiner out, or choose a network that reads vectors",
+            allowed=" or ".join(one for one in allowed if one is not None),
+            fix="leave the combiner out",
         )
 
 
@@ -410,7 +359,7 @@ def _plan_inputs(
         # Numbers of a fixed length are a vector, unless something is asked for.
         is_asked = name in config.pooling or pooling != MEAN
         if not kind.has_vectors and builder.is_embedded(spec):
-            _check_sums(config, name)
+            _require_combiner(config, name, None, "sum", "none")
         feature = builder.plan_input(spec, pooling if is_asked else None, bias=has_biases)
         elements = _combine_elements(config.pooling.get(name)) if kind.sums_fields else None
         planned.append(
@@ -444,12 +393,7 @@ def _find_lone_field(features: Sequence[InputFeature]) -> str | None:
 def _drop_unread(
     config: RankingConfig, planned: Sequence[InputFeature], network: Network
 ) -> list[InputFeature]:
-    """Returns the features that the network reads, without vectors and weights that it does not.
-
-    Raises:
-        ConfigError: It ignores a feature that the config names, or all weights of ids that it asks
-            for.
-    """
+    """Returns the features that the network reads, without vectors and weights that it does not."""
     read = set(network.input_names)
     kept = [feature for feature in planned if read & set(feature.shapes)]
     ignored = [feature.name for feature in planned if feature not in kept]
@@ -458,15 +402,6 @@ def _drop_unread(
             f"network {config.network} does not read every feature of model.features",
             received=f"it ignores {', '.join(ignored)}",
             fix="leave these out of model.features, or connect them to the output",
-        )
-    with_bias = [feature.name + BIAS_SUFFIX for feature in planned if feature.has_bias]
-    if config.biases and with_bias and not read & set(with_bias):
-        raise ConfigError(
-            f"network {config.network} reads no weights of ids, which model.biases asks for",
-            received="model.biases = true",
-            allowed=", ".join(name for name, kind in NETWORKS.items() if kind.has_biases)
-            + ", or one's own that reads inputs.biases",
-            fix="leave model.biases out, or choose another model.network",
         )
     return [
         replace(

@@ -13,12 +13,11 @@ from conf.training.models import (
     SequenceConfig,
     YouTubeDNNConfig,
 )
-from training.models.dssm import DSSM, build_youtube_dnn
-from training.models.mf import MatrixFactorization
 from training.models.model import Model
-from training.models.ranking import NetworkRankingModel, find_balance_calibrations
+from training.models.ranking import NetworkRankingModel
 from training.models.retrieval import tell_later_items
 from training.models.sequence import SequenceModel
+from training.models.two_towers import DSSM, MatrixFactorization, build_youtube_dnn
 
 
 def build_model(
@@ -31,9 +30,6 @@ def build_model(
         manifest: The dataset version whose features the model reads.
         seed: Seed of the first weights.
         dtype: Type that its networks compute in; weights are float32 in any case.
-
-    Raises:
-        ConfigError: The model names features that it cannot read.
     """
     if isinstance(config, RankingConfig):
         return NetworkRankingModel(config, manifest, seed, dtype)
@@ -49,40 +45,16 @@ def build_model(
 def undo_balance(model: Model, config: InputConfig, manifest: Manifest) -> list[str]:
     """Sets what undoes a balance of classes outside of training.
 
-    Args:
-        model: The model; one that retrieves stays as it is.
-        config: How its train split is read.
-        manifest: The dataset version.
-
-    Returns:
-        What to tell of probabilities that stay those of balanced rows.
+    Returns what to tell of probabilities that stay those of balanced rows.
     """
-    balance = config.class_balance
-    if balance is None:
+    if config.class_balance is None:
         return []
-    if not isinstance(model, NetworkRankingModel):
-        return [
-            "input.class_balance is not undone of a retrieval model: where it gives probabilities, "
-            "they, their log loss and their calibration are those of the rows that are drawn"
-        ]
-    model.calibrate(find_balance_calibrations(model.tasks, config, manifest))
-    binary = [one for one in model.tasks if one.is_binary and one.name not in model.calibrations]
-    tasks = [one.name for one in binary if one.label == balance.feature]
-    others = [one.name for one in binary if one.label != balance.feature]
-    advice = "model.calibration=isotonic fits them to the rows to validate on"
-    notes = []
-    if tasks:
-        notes.append(
-            "input.class_balance changes the share of label 1, and nothing says what it was in the "
-            f"rows that input.filter, take and mix leave: probabilities of {', '.join(tasks)} are "
-            f"those of balanced rows; {advice}"
-        )
-    if others:
-        notes.append(
-            f"input.class_balance draws rows by {balance.feature}: probabilities of "
-            f"{', '.join(others)} are those of the rows that are drawn; {advice}"
-        )
-    return notes
+    if isinstance(model, NetworkRankingModel):
+        return model.undo_balance(config, manifest)
+    return [
+        "input.class_balance is not undone of a retrieval model: where it gives probabilities, "
+        "they, their log loss and their calibration are those of the rows that are drawn"
+    ]
 
 
 def copy_calibrations(source: Model, target: Model) -> None:

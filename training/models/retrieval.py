@@ -34,14 +34,9 @@ def score_rows(users: tf.Tensor, items: tf.Tensor) -> tf.Tensor:
 
 
 def score_catalogue(users: tf.Tensor, items: tf.Tensor) -> tf.Tensor:
-    """Scores all items for each row, as `score_rows` scores one.
+    """Scores all items `[items, dim]` for each row, as `score_rows` does: float32 `[batch, items]`.
 
-    Args:
-        users: float32 `[batch, dim]` or `[batch, interests, dim]`.
-        items: float32 `[items, dim]`.
-
-    Returns:
-        float32 `[batch, items]`. One interest after the other: two such matrices are held.
+    One interest after the other: two such matrices are held.
     """
     each = [users] if users.shape.rank == 2 else tf.unstack(users, axis=1)
     scores = tf.matmul(each[0], items, transpose_b=True)
@@ -97,13 +92,8 @@ class Queries:
         """Returns the loss of each row of the batch: the weighted sum of its queries' losses.
 
         The step divides the sum over rows by their number. That is the same for any number of
-        replicas and parts of a batch, as weights depend on no other row.
-
-        Args:
-            losses: float32 `[n]`, of each query; finite where the weight is 0.
-
-        Returns:
-            float32 `[row_count]`.
+        replicas and parts of a batch, as weights depend on no other row. Losses, float32 `[n]`, are
+        finite where the weight is 0.
         """
         if self.per_row == 1:
             return losses
@@ -127,8 +117,6 @@ class Queries:
 class RetrievalModel(Model):
     """Maps users and items to vectors; the score of a pair is their dot product.
 
-    A model whose users have several vectors, its interests, scores a pair by the nearest of them.
-
     Attributes:
         user_inputs: Names of the features that `embed_users` reads.
         item_inputs: Names of the features that `embed_items` reads.
@@ -145,11 +133,9 @@ class RetrievalModel(Model):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the features that either side reads."""
         return tuple(dict.fromkeys((*self.user_inputs, *self.item_inputs)))
 
     def describe_inputs(self) -> dict[str, list[str]]:
-        """Returns the names of the features of each side."""
         return {"user": list(self.user_inputs), "item": list(self.item_inputs)}
 
     @abstractmethod
@@ -171,11 +157,6 @@ class RetrievalModel(Model):
 
         Of a user's several vectors the one nearest to the target is the query. Models that learn at
         every position of a sequence return one for each position.
-
-        Args:
-            batch: Features, the item's id among them.
-            item_key: Name of the item's id.
-            training: The pass of a training step.
         """
         vectors = self.embed_users(batch, training)
         if vectors.shape.rank == 3:
@@ -186,11 +167,7 @@ class RetrievalModel(Model):
 
 
 def require_retrieval(model: Model) -> RetrievalModel:
-    """Returns a model that embeds users and items.
-
-    Raises:
-        ConfigError: It scores rows, and has no vectors to compare.
-    """
+    """Returns a model that embeds users and items; one that scores rows is refused."""
     if not isinstance(model, RetrievalModel):
         raise ConfigError(
             "this needs a retrieval model: users and items as vectors",
@@ -201,12 +178,7 @@ def require_retrieval(model: Model) -> RetrievalModel:
 
 
 def tell_later_items(model: Model, manifest: Manifest) -> tuple[str, ...]:
-    """Says that held-out rows are ranked by what the catalogue knows of the time behind them.
-
-    Args:
-        model: Any model.
-        manifest: The dataset version that it trains on.
-    """
+    """Says that held-out rows are ranked by what the catalogue knows of the time behind them."""
     later = list_later_inputs(model, manifest) if isinstance(model, RetrievalModel) else []
     if not later:
         return ()
@@ -221,10 +193,6 @@ def list_later_inputs(model: RetrievalModel, manifest: Manifest) -> list[str]:
 
     Rolling counts and dictionaries as of a time change; a catalogue has them as they stand at the
     end of the log, and train rows as they stood before their events.
-
-    Args:
-        model: The model that reads them.
-        manifest: The dataset version that it trains on.
     """
     build = manifest.source.config
     changing = {rolling["name"] for rolling in build.get("rolling") or ()}

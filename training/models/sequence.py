@@ -9,64 +9,50 @@ ComiRec makes several vectors of a user, of which the one nearest to an item cou
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import keras
 import tensorflow as tf
 
 from conf.errors import ConfigError
-from conf.manifest import Manifest
+from conf.manifest import Manifest, bound_list, has_sequences
 from conf.schema import FIRST_TOKEN_ID, FeatureSpec
-from conf.training.models import ComiRecConfig, HSTUConfig, PoolingConfig, SequenceConfig
-from training.input.batches import Batch, Features
-from training.models.dssm import plan_pooling, select_features
-from training.models.embedded_inputs import MASK_SUFFIX, EmbeddedInputs, InputFeature
-from training.models.embedding_tables import TableBuilder
-from training.models.item_times import ItemTimes, find_item_times
-from training.models.length_groups import call_in_groups, plan_groups
-from training.models.model import find_feature
-from training.models.retrieval import Queries, RetrievalModel
-from training.models.sequence_rows import (
-    compare_rows,
-    count_queries,
-    find_lists,
-    require_length,
-    trains_everywhere,
+from conf.training.input import HeldOutConfig
+from conf.training.models import (
+    ComiRecConfig,
+    HSTUConfig,
+    ModelConfig,
+    PoolingConfig,
+    SequenceConfig,
 )
+from training.input.batches import Batch, Features
+from training.models.embedded_inputs import MASK_SUFFIX, EmbeddedInputs
+from training.models.embedding_tables import TableBuilder
+from training.models.model import find_feature
+from training.models.retrieval import Queries
+from training.models.two_towers import TwoTowers, build_side, plan_pooling, select_features
 from training.networks.factorization import flatten_each
-from training.networks.hstu import SequenceTimes
-from training.networks.layers import normalize_rows
 from training.networks.network import (
     Network,
-    NetworkInputs,
     TrainingPass,
     build_keras_model,
     building_layers,
+    call_in_groups,
+    plan_groups,
 )
-from training.networks.sequence_registry import SEQUENCE_NETWORKS
-from training.networks.sequences import read_sequence
-from training.networks.tower import build_mlp, build_tower, concatenate
+from training.networks.sequences import SEQUENCE_NETWORKS, SequenceTimes, read_sequence
+from training.networks.tower import HiddenLayers, concatenate
+from training.reader.feature_columns import list_length
+
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+UNKNOWN_AGE = -1.0
 
 
-class SequenceModel(RetrievalModel):
+class SequenceModel(TwoTowers):
     """A network over the user's sequence, and the item's row or tower.
 
     The vectors of the sequence's items are rows of the item's table where the build encodes both by
     one vocabulary.
-
-    Args:
-        config: The model's config.
-        manifest: The dataset version whose features it reads.
-        seed: Seed of the first weights.
-        dtype: Type that the networks compute in.
-
-    Attributes:
-        network: Makes user vectors of sequences.
-        item_tower: Network of the item tower; None: the item's row.
-
-    Raises:
-        ConfigError: The config names features that the model cannot read, the sequence has no known
-            length, or its items are not those of the item's id.
     """
 
     def __init__(
@@ -92,9 +78,9 @@ class SequenceModel(RetrievalModel):
         sides[0] = [replace(one, is_cut=one.spec in lists) for one in sides[0]]
         self._sequence, self._every_position = lists[0].name, trains_everywhere(config)
         self.queries_per_row = count_queries(config, manifest)
-        self._rows_note = compare_rows(config, manifest)
+        self._rows_note = _compare_rows(config, manifest)
         if isinstance(config, ComiRecConfig):
-            self.interests = require_length(config.interests, lists[0])
+            self.interests = _require_length(config.interests, lists[0])
         is_grouped = SEQUENCE_NETWORKS[config.name].is_grouped
         self._groups = plan_groups(manifest, lists[0]) if is_grouped else 1
         if self._every_position:
@@ -107,8 +93,11 @@ class SequenceModel(RetrievalModel):
         with building_layers(config.name, seed, dtype):
             names = [spec.name for spec in lists]
             self.network = _build_network(self._users, config, names, self._times)
+            layers, units = HiddenLayers(dropout=config.dropout), config.item_hidden_units
             first = self.network.random_layers
-            self.item_tower = _build_item_tower(self._items, config, first)
+            self.item_tower = build_side(
+                "item", self._items, units, config.embedding_dim, layers, first
+            )
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -116,30 +105,17 @@ class SequenceModel(RetrievalModel):
         return super().notes + self._rows_note
 
     @property
-    def embedded_inputs(self) -> Sequence[EmbeddedInputs]:
-        """Users and items."""
-        return self._users, self._items
-
-    @property
     def networks(self) -> Sequence[Network]:
         """The sequence's network, and the item tower if it has layers."""
         return [net for net in (self.network, self.item_tower) if net is not None]
 
     def embed_users(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
-        """Returns user vectors, those of the latest item's position, or those of the interests.
+        """Returns the vectors of the latest item's position, or those of the interests.
 
-        Returns:
-            `[batch, embedding_dim]`, of interests `[batch, interests, embedding_dim]`.
+        `[batch, embedding_dim]`, of interests `[batch, interests, embedding_dim]`.
         """
         vectors = self._encode(features, training)
         return self._scale(vectors[:, 0] if self._every_position else vectors)
-
-    def embed_items(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
-        """Returns item vectors `[batch, embedding_dim]`."""
-        inputs = self._items(features)
-        tower = self.item_tower
-        vectors = next(iter(inputs.values())) if tower is None else tower(inputs, training)
-        return self._scale(vectors)
 
     def embed_queries(self, batch: Batch, item_key: str, training: TrainingPass) -> Queries:
         """Returns a query for each position of each row, or one a row.
@@ -173,9 +149,6 @@ class SequenceModel(RetrievalModel):
         vectors: tf.Tensor = call_in_groups(self.network, inputs, training, mask, self._groups)
         return vectors
 
-    def _scale(self, vectors: tf.Tensor) -> tf.Tensor:
-        return normalize_rows(vectors) if self._normalize else vectors
-
 
 def _select_others(
     config: SequenceConfig, manifest: Manifest, names: Collection[str]
@@ -196,14 +169,29 @@ def _require_items(sequence: FeatureSpec, builder: TableBuilder, manifest: Manif
     item = builder.resolve(find_feature(manifest, manifest.require_key("item")))
     is_keyed = builder.is_keyed(item) or builder.is_keyed(sequence)
     if is_keyed or sequence.encoding != item.encoding or sequence.table != item.table:
-        build = f", or build {sequence.name} with the encoding of {item.name}"
         raise ConfigError(
-            "each item of the sequence is a target, so it needs the ids of the item itself"
-            + (", by a vocabulary and in a static table: keys are no targets" if is_keyed else ""),
+            "each item of the sequence is a target, so it needs the ids of the item itself, by a "
+            "vocabulary and in a static table",
             received=f"{sequence.name}: {sequence.encoding} in table {sequence.table}; "
             f"{item.name}: {item.encoding} in table {item.table}",
-            fix="set model.every_position=false" + ("" if is_keyed else build),
+            fix="set model.every_position=false, or build both with one vocabulary",
         )
+
+
+def _require_length(interests: int, sequence: FeatureSpec) -> int:
+    """Returns the number of interests, which the sequence has as many positions for.
+
+    Of more, some would always be alike.
+    """
+    length = list_length(sequence)
+    if length is not None and interests > length:
+        raise ConfigError(
+            "each interest is made of items of the sequence, and there are more of them",
+            received=f"model.interests = {interests}, {sequence.name}: {length} items at most",
+            allowed=f"1 to {length}",
+            fix="lower model.interests, or build the sequence with a larger max_len",
+        )
+    return interests
 
 
 def _build_network(
@@ -220,8 +208,7 @@ def _build_network(
     encoded = network.build(sequence, of_items, config)
     if network.looks_back and not trains_everywhere(config):
         encoded = encoded[:, 0]
-    others = flatten_each(tensors, without=names)
-    output = _project(encoded, others, config)
+    output = _project(encoded, flatten_each(tensors, without=names), config)
     return Network(build_keras_model("user_tower", tensors, output))
 
 
@@ -235,33 +222,224 @@ def _project(
     if len(encoded.shape) == 3:
         each = keras.ops.zeros_like(encoded[:, :, :1])
         others = [each + keras.ops.expand_dims(other, 1) for other in others]
-    joined = concatenate([encoded, *others])
-    hidden = build_mlp(joined, config.hidden_units, dropout=config.dropout)
+    layers = HiddenLayers(dropout=config.dropout)
+    hidden = layers.stack(concatenate([encoded, *others]), config.hidden_units)
     return keras.layers.Dense(dim)(hidden)
 
 
-def _build_item_tower(
-    inputs: EmbeddedInputs, config: SequenceConfig, first_seed: int
-) -> Network | None:
-    """Builds the network of the item tower, None where the only input is the vector."""
-    if not inputs.features:
-        raise ConfigError(
-            "the item tower has no input feature",
-            allowed="one or more features of role item",
-            fix="leave model.item_features out, or name features",
+def find_lists(config: SequenceConfig, manifest: Manifest) -> list[FeatureSpec]:
+    """Returns the lists of the sequence, that of the items first, with their bounds."""
+    names = config.sequence
+    if names is None:
+        history, several = manifest.find_history(), manifest.histories
+        if history is None:
+            raise ConfigError(
+                "the model reads a sequence, and the dataset has no history, or several",
+                received=", ".join(several) or None,
+                allowed="keys.history, or model.sequence",
+                fix=f"set model.sequence=[{several[0]}]"
+                if several
+                else "build the dataset with a history, or name a list in model.sequence",
+            )
+        names = (history,)
+    found = select_features(manifest, config, names, "user", "model.sequence")
+    return [bound_list(manifest, spec) for spec in found]
+
+
+def trains_everywhere(config: SequenceConfig) -> bool:
+    """Whether each item of a history is a target, not the row's item alone."""
+    return bool(getattr(config, "every_position", False))
+
+
+def count_queries(config: SequenceConfig, manifest: Manifest) -> int:
+    """Returns how many positions of a row are trained, padding included."""
+    if not trains_everywhere(config):
+        return 1
+    return list_length(find_lists(config, manifest)[0]) or 1
+
+
+def _compare_rows(config: SequenceConfig, manifest: Manifest) -> tuple[str, ...]:
+    """Says that targets are lost, or repeat; nothing where the build did not make the histories."""
+    build = manifest.source.config
+    makes_histories = build.get("history") or build.get("histories")
+    if not makes_histories:
+        return ()
+    if trains_everywhere(config) is has_sequences(build):
+        return _compare_lengths(config, manifest)
+    if not has_sequences(build):
+        return (
+            f"{config.name} learns each item of a history, and each event has a row with those "
+            "before it: an item is a target many times in an epoch; build with train_samples, or "
+            "set model.every_position=false",
         )
-    if _is_row(inputs.features, config) and not config.item_hidden_units:
-        return None
-    tensors: NetworkInputs = inputs.build_keras_inputs()
-    output = build_tower(
-        tensors,
-        hidden_units=config.item_hidden_units,
-        output_dim=config.embedding_dim,
-        dropout=config.dropout,
+    return (
+        f"{config.name} learns the item of a row alone, and rows stand for whole sequences "
+        f"(train_samples: {build['train_samples']}): their other items are no targets; build with "
+        "a row for each event (train_samples: all)",
     )
-    return Network(build_keras_model("item_tower", tensors, output), first_seed)
 
 
-def _is_row(features: Sequence[InputFeature], config: SequenceConfig) -> bool:
-    only = features[0]
-    return len(features) == 1 and only.dim == config.embedding_dim and not only.spec.is_list
+def _compare_lengths(config: SequenceConfig, manifest: Manifest) -> tuple[str, ...]:
+    """Says that pieces of sequences overlap, or leave events between them."""
+    samples = manifest.source.config.get("train_samples")
+    length = list_length(find_lists(config, manifest)[0])
+    if not isinstance(samples, int) or length in (None, samples):
+        return ()
+    what = "the others are no targets" if samples > length else "events are targets of several rows"
+    return (
+        f"a sequence holds {length} events (max_len), and begins anew every {samples} "
+        f"(train_samples): {what}; build with the same number for both",
+    )
+
+
+def require_held_out(
+    model: ModelConfig, held_out: HeldOutConfig | None, manifest: Manifest
+) -> None:
+    """Refuses held-out rows that later rows' histories would train on, position by position."""
+    if held_out is None or not isinstance(model, SequenceConfig) or not trains_everywhere(model):
+        return
+    if set(held_out.key) == {manifest.keys.user} or not _reaches_back(model, held_out, manifest):
+        return
+    samples = manifest.source.config.get("train_samples", "all")
+    raise ConfigError(
+        f"{model.name} trains on every item of a history: a held-out row whose user has later "
+        "ones is trained on all the same",
+        received=f"input.validation.hash_of: {held_out.hash_of!r}, model.every_position: true, "
+        f"rows by train_samples: {samples}",
+        allowed="whole users: hash_of the user's feature; or rows that share no target: "
+        "train_samples of the sequence's max_len or more",
+        fix="hold users out, or set model.every_position=false",
+    )
+
+
+def _reaches_back(model: SequenceConfig, held_out: HeldOutConfig, manifest: Manifest) -> bool:
+    """Whether rows have the targets of other rows of their user in their histories."""
+    build = manifest.source.config
+    made = [*(build.get("histories") or ()), *filter(None, [build.get("history")])]
+    if all(history.get("within_session") for history in made):  # Or the rows bring their own.
+        return manifest.keys.item in held_out.key
+    samples = build.get("train_samples", "all")
+    if not isinstance(samples, int):
+        return not has_sequences(build)
+    return samples < (list_length(find_lists(model, manifest)[0]) or 0)
+
+
+@dataclass(frozen=True)
+class ItemTimes:
+    """Where the times of a sequence's items stand.
+
+    Attributes:
+        name: List of gaps to the row's event (float32), or of times (int64).
+        request: Feature with the time of the row's event; None: there is none, or gaps say it.
+        seconds: How many a unit of the list has.
+        are_gaps: Whether the list holds gaps.
+    """
+
+    name: str
+    request: str | None
+    seconds: float
+    are_gaps: bool
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Features of a batch that are read."""
+        return (self.name,) if self.request is None else (self.name, self.request)
+
+    @property
+    def of_targets(self) -> bool:
+        """Whether ages count back from the row's event, not from its latest item."""
+        return self.are_gaps or self.request is not None
+
+    def read_ages(self, batch: Features, ids: tf.Tensor) -> tf.Tensor:
+        """Returns how old each item was at the row's event, or at its latest item.
+
+        Not known is an age below 0: of an item after the event, or without a time; a time of 0 or
+        less is none. A list that is shorter than that of the items is gaps of 0 behind its end.
+
+        Args:
+            batch: Features by name, `names` among them.
+            ids: Ids of the items, int `[batch, length]`, 0 padding.
+
+        Returns:
+            Seconds, float32 `[batch, length]`; `UNKNOWN_AGE` where they are not known.
+        """
+        values = batch[self.name]
+        if isinstance(values, tf.RaggedTensor):
+            values = values.to_tensor(0)
+        width, latest = tf.shape(ids)[1], self._read_reference(batch, values)
+        missing = tf.maximum(width - tf.shape(values)[1], 0)
+        values = tf.pad(values[:, :width], [[0, 0], [0, missing]])
+        known = tf.not_equal(ids, 0)
+        if self.are_gaps:
+            ages = tf.cast(values, tf.float32)
+        else:
+            known &= values > 0
+            # Whole numbers, as float32 tells neighbouring seconds of our time no longer apart.
+            ages = tf.cast(latest[:, tf.newaxis] - values, tf.float32)
+        ages *= self.seconds
+        ages = tf.where(known & (ages >= 0), ages, UNKNOWN_AGE)  # NaN is not known either.
+        return tf.ensure_shape(ages, ids.shape)
+
+    def _read_reference(self, batch: Features, values: tf.Tensor) -> tf.Tensor:
+        if self.request is None:
+            return tf.reduce_max(values, axis=1)
+        return tf.cast(tf.reshape(batch[self.request], [-1]), values.dtype)
+
+
+def find_item_times(
+    config: HSTUConfig, manifest: Manifest, sequence: FeatureSpec
+) -> ItemTimes | None:
+    """Returns where the times of a sequence's items stand; None: the config names none."""
+    if config.times is None:
+        return None
+    spec = bound_list(manifest, find_feature(manifest, config.times))
+    _require_times("model.times", spec, is_list=True)
+    if list_length(spec) != list_length(sequence):
+        raise ConfigError(
+            "times and items of a sequence stand in lists of one length",
+            received=f"{spec.name}: {list_length(spec)}, {sequence.name}: {list_length(sequence)}",
+            fix="build both with one max_len",
+        )
+    are_gaps, request = spec.dtype == "float32", config.request_time
+    if request is not None:
+        if are_gaps:
+            raise ConfigError(
+                "gaps count back from the row's event: its time is not read beside them",
+                received=f"model.times = {spec.name}, model.request_time = {request}",
+                fix="leave model.request_time out",
+            )
+        _require_times("model.request_time", find_feature(manifest, request), is_list=False)
+    unit = _find_unit(spec.name, manifest, are_gaps)
+    return ItemTimes(spec.name, request, _SECONDS[unit], are_gaps)
+
+
+def _require_times(key: str, spec: FeatureSpec, *, is_list: bool) -> None:
+    dtypes = ("float32", "int64") if is_list else ("int64",)
+    is_number = spec.vocabulary_size is None and spec.dtype in dtypes
+    is_plain = spec.encoding == "identity"
+    if not (is_number and is_plain and spec.is_list == is_list and spec.role == "user"):
+        raise ConfigError(
+            f"{key} names no times",
+            received=f"{spec.name}: {spec.dtype} of shape {spec.shape}, role {spec.role}, encoding "
+            f"{spec.encoding}",
+            allowed="of role user, encoding identity: "
+            + ("a list of gaps (float32) or times (int64)" if is_list else "a whole number"),
+        )
+
+
+def _find_unit(name: str, manifest: Manifest, are_gaps: bool) -> str:
+    """Returns the unit that a build wrote times in; seconds where no build says it."""
+    config = manifest.source.config
+    if not are_gaps:
+        return str((config.get("events") or {}).get("time_unit") or "s")
+    features = {feature["name"]: feature for feature in config.get("features") or []}
+    column = features.get(name, {}).get("column", name)
+    made = [history.get("gaps") or {} for history in config.get("histories") or []]
+    gaps = next((gaps for gaps in made if gaps.get("name") == column), {})
+    if gaps.get("log"):
+        raise ConfigError(
+            "model.times reads gaps as they are: it buckets their logs itself",
+            received=f"{name}: log(1 + gap)",
+            fix=f"build {column} with log: false",
+        )
+    return str(gaps.get("unit", "s"))

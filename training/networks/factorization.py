@@ -1,12 +1,18 @@
-"""Linear models, factorization machines, cross layers, and MLPs beside them.
+"""Networks that read no order: linear models, factorization machines, cross layers, MLPs.
 
-lr         w0 + Σ w x                                   weights of ids, numbers
-fm         lr + ½ ((Σ v x)² - (Σ (v x)²))               Rendle 2010, equations 1 and 5
-wide_deep  lr + an MLP                              Cheng et al. 2016, section 3
-deepfm     fm + an MLP                              Guo et al. 2017, equations 1 to 4
-dcn        cross layers beside an MLP               Wang et al. 2021, equations 1 and 2
-final_net  two stacks of layers that multiply halves    Zhu et al. 2023, section 2
-mf         w0 + b_user + b_item + user · item           Koren et al. 2009, equation 4
+lr             w0 + Σ w x                                 weights of ids, numbers
+fm             lr + ½ ((Σ v x)² - (Σ (v x)²))             Rendle 2010, equations 1 and 5
+wide_deep      lr + an MLP                                Cheng et al. 2016, section 3
+deepfm         fm + an MLP                                Guo et al. 2017, equations 1 to 4
+dcn            cross layers beside an MLP                 Wang et al. 2021, equations 1 and 2
+final_net      two stacks of layers that multiply halves  Zhu et al. 2023, section 2
+mf             w0 + b_user + b_item + user · item         Koren et al. 2009, equation 4
+shared_bottom  an MLP for all tasks, one for each         Caruana 1997
+mmoe           a mixture of experts for each task         Ma et al. 2018, equations 6 and 7
+
+Each returns logits `[batch, 1]`, those of several tasks by name. `base_scores` is the score of a
+constant for each task, where training starts; `activation`, `dropout` and `batch_normalization` are
+those of `HiddenLayers`.
 """
 
 from __future__ import annotations
@@ -19,24 +25,16 @@ import keras_rs
 
 from conf.errors import ConfigError
 from training.networks.network import NetworkInputs
-from training.networks.tower import build_mlp, build_output, concatenate, finish_layer, first_score
+from training.networks.tower import HiddenLayers, build_output, concatenate, first_score
 
 HIDDEN_UNITS = (256, 128)
 SECOND_UNITS = (128,)
+TASK_UNITS = (64,)
+BaseScores = Mapping[str, float] | None
 
 
-def build_lr(
-    inputs: NetworkInputs, *, base_scores: Mapping[str, float] | None = None
-) -> keras.KerasTensor:
-    """Builds logistic regression.
-
-    Args:
-        inputs: Biases and numbers.
-        base_scores: Score of a constant for each task, where training starts; Sluice sets it.
-
-    Returns:
-        Logits `[batch, 1]`.
-    """
+def build_lr(inputs: NetworkInputs, *, base_scores: BaseScores = None) -> keras.KerasTensor:
+    """Builds logistic regression over biases and numbers."""
     terms = [inputs[name] for name in inputs.biases]
     if inputs.numbers:
         numbers = concatenate([inputs[name] for name in inputs.numbers])
@@ -45,21 +43,9 @@ def build_lr(
 
 
 def build_fm(
-    inputs: NetworkInputs,
-    *,
-    dropout: float | None = None,
-    base_scores: Mapping[str, float] | None = None,
+    inputs: NetworkInputs, *, dropout: float | None = None, base_scores: BaseScores = None
 ) -> keras.KerasTensor:
-    """Builds a factorization machine of second order.
-
-    Args:
-        inputs: Biases, numbers and vectors; each element of a list is a field.
-        dropout: Share of the interactions' numbers dropped in training, or None.
-        base_scores: Score of a constant for each task, where training starts; Sluice sets it.
-
-    Returns:
-        Logits `[batch, 1]`.
-    """
+    """Builds a factorization machine of second order; dropout is of the products of pairs."""
     pairs = build_interactions(inputs)
     if dropout is not None:
         pairs = keras.layers.Dropout(dropout)(pairs)
@@ -74,28 +60,11 @@ def build_wide_deep(
     activation: str = "relu",
     dropout: float | None = None,
     batch_normalization: bool = False,
-    base_scores: Mapping[str, float] | None = None,
+    base_scores: BaseScores = None,
 ) -> keras.KerasTensor:
-    """Builds Wide & Deep: a linear model beside an MLP.
-
-    Args:
-        inputs: Biases, numbers and vectors.
-        hidden_units: Lengths of the hidden layers.
-        activation: `dice`, `prelu` or the name of a Keras activation.
-        dropout: Share of hidden units dropped in training, or None.
-        batch_normalization: Whether layers normalize before the activation.
-        base_scores: Score of a constant for each task, where training starts; Sluice sets it.
-
-    Returns:
-        Logits `[batch, 1]`.
-    """
-    hidden = build_mlp(
-        flatten_inputs(inputs),
-        hidden_units,
-        activation=activation,
-        dropout=dropout,
-        batch_normalization=batch_normalization,
-    )
+    """Builds Wide & Deep: a linear model beside an MLP."""
+    layers = HiddenLayers(activation, dropout, batch_normalization)
+    hidden = layers.stack(flatten_inputs(inputs), hidden_units)
     linear = build_lr(inputs, base_scores=base_scores)
     return keras.layers.Add()([linear, keras.layers.Dense(1, use_bias=False)(hidden)])
 
@@ -107,21 +76,9 @@ def build_deepfm(
     activation: str = "relu",
     dropout: float | None = None,
     batch_normalization: bool = False,
-    base_scores: Mapping[str, float] | None = None,
+    base_scores: BaseScores = None,
 ) -> keras.KerasTensor:
-    """Builds DeepFM: a factorization machine and an MLP over the same vectors.
-
-    Args:
-        inputs: As for `build_fm`.
-        hidden_units: As for `build_wide_deep`, like the arguments behind it.
-        activation: `dice`, `prelu` or the name of a Keras activation.
-        dropout: Share of hidden units dropped in training, or None.
-        batch_normalization: Whether layers normalize before the activation.
-        base_scores: Score of a constant for each task, where training starts; Sluice sets it.
-
-    Returns:
-        Logits `[batch, 1]`.
-    """
+    """Builds DeepFM: a factorization machine and an MLP over the same vectors."""
     pairs = keras.ops.sum(build_interactions(inputs), axis=1, keepdims=True)
     deep = build_wide_deep(
         inputs,
@@ -135,24 +92,9 @@ def build_deepfm(
 
 
 def build_mf(
-    inputs: NetworkInputs,
-    *,
-    user: str,
-    item: str,
-    base_scores: Mapping[str, float] | None = None,
+    inputs: NetworkInputs, *, user: str, item: str, base_scores: BaseScores = None
 ) -> keras.KerasTensor:
-    """Builds matrix factorization; Koren, Bell & Volinsky 2009, eq. 4.
-
-    Args:
-        inputs: Vectors, and biases where the model has them; without any, the score is the product
-            alone (eq. 1).
-        user: The feature of the user.
-        item: The feature of the item.
-        base_scores: Score of a constant for each task, where training starts; Sluice sets it.
-
-    Returns:
-        Scores `[batch, 1]`: the rating, or its log-odds where the task is binary.
-    """
+    """Builds matrix factorization; without biases the score is the product alone (eq. 1)."""
     product = keras.layers.Dot(axes=1)([inputs[user], inputs[item]])
     if not inputs.biases:
         return product
@@ -169,38 +111,22 @@ def build_dcn(
     activation: str = "relu",
     dropout: float | None = None,
     batch_normalization: bool = False,
-    base_scores: Mapping[str, float] | None = None,
+    base_scores: BaseScores = None,
 ) -> keras.KerasTensor:
     """Builds a deep & cross network: both side by side, joined by a linear layer.
 
-    Args:
-        inputs: Vectors and numbers.
-        cross_layers: Layers `x0 * (W x + b) + x`, 1 or more.
-        projection_dim: Rank of W = U V, or None for the whole matrix.
-        hidden_units: Lengths of the MLP's layers; empty: cross layers alone.
-        activation: `dice`, `prelu` or the name of a Keras activation.
-        dropout: Share of hidden units dropped in training, or None.
-        batch_normalization: Whether layers normalize before the activation.
-        base_scores: Score of a constant for each task, where training starts; Sluice sets it.
-
-    Returns:
-        Logits `[batch, 1]`.
+    A cross layer is `x0 * (W x + b) + x`, `projection_dim` the rank of W = U V (None: the whole
+    matrix). Without `hidden_units` cross layers stand alone.
     """
     first = flatten_inputs(inputs)
     crossed = first
     for _ in range(cross_layers):
         crossed = keras_rs.layers.FeatureCross(projection_dim=projection_dim)(first, crossed)
-    joined = crossed
-    if hidden_units:
-        hidden = build_mlp(
-            first,
-            hidden_units,
-            activation=activation,
-            dropout=dropout,
-            batch_normalization=batch_normalization,
-        )
-        joined = keras.layers.Concatenate()([crossed, hidden])
-    return build_output(joined, first_score(base_scores))
+    if not hidden_units:
+        return build_output(crossed, base_scores)
+    layers = HiddenLayers(activation, dropout, batch_normalization)
+    hidden = layers.stack(first, hidden_units)
+    return build_output(keras.layers.Concatenate()([crossed, hidden]), base_scores)
 
 
 def build_final_net(
@@ -211,29 +137,15 @@ def build_final_net(
     activation: str = "relu",
     dropout: float | None = None,
     batch_normalization: bool = False,
-    base_scores: Mapping[str, float] | None = None,
+    base_scores: BaseScores = None,
 ) -> keras.KerasTensor:
     """Builds FINAL of two blocks, whose logits are averaged.
 
     Zhu et al. 2023, "FINAL: Factorized Interaction Layer for CTR Prediction", sections 2.1, 2.2;
-    without the distillation of section 2.2, by which each block also learns their mean.
-
-    Args:
-        inputs: Vectors and numbers.
-        hidden_units: Lengths of the first block's layers, even numbers, one or more.
-        second_units: Lengths of the second block's layers, likewise; other lengths than the first's
-            let the two learn different things.
-        activation: `dice`, `prelu` or the name of a Keras activation.
-        dropout: Share of hidden units dropped in training, or None.
-        batch_normalization: Whether layers normalize before the activation.
-        base_scores: Score of a constant for each task, where training starts; Sluice sets it.
-
-    Returns:
-        Logits `[batch, 1]`.
-
-    Raises:
-        ConfigError: A block has no layer, or a length that has no halves.
+    without the distillation of section 2.2, by which each block also learns their mean. Lengths of
+    layers are even numbers; other ones in the second block let the two learn different things.
     """
+    layers = HiddenLayers(activation, dropout, batch_normalization)
     row, logits = flatten_inputs(inputs), []
     for name, units in (("hidden_units", hidden_units), ("second_units", second_units)):
         if not units or any(size < 2 or size % 2 for size in units):
@@ -244,45 +156,79 @@ def build_final_net(
             )
         hidden = row
         for size in units:
-            hidden = FactorizedInteraction(size)(hidden)
-            hidden = finish_layer(hidden, activation, dropout, batch_normalization)
-        logits.append(build_output(hidden, first_score(base_scores)))
+            hidden = layers.finish(FactorizedInteraction(size)(hidden))
+        logits.append(build_output(hidden, base_scores))
     return keras.layers.Average()(logits)
+
+
+def build_shared_bottom(
+    inputs: NetworkInputs,
+    *,
+    tasks: Sequence[str],
+    hidden_units: Sequence[int] = HIDDEN_UNITS,
+    task_units: Sequence[int] = TASK_UNITS,
+    activation: str = "relu",
+    dropout: float | None = None,
+    batch_normalization: bool = False,
+    base_scores: BaseScores = None,
+) -> dict[str, keras.KerasTensor]:
+    """Builds an MLP that all tasks share, and a smaller one for each."""
+    layers = HiddenLayers(activation, dropout, batch_normalization)
+    shared = layers.stack(flatten_inputs(inputs), hidden_units)
+    return {
+        task: build_output(layers.stack(shared, task_units), base_scores, task) for task in tasks
+    }
+
+
+def build_mmoe(
+    inputs: NetworkInputs,
+    *,
+    tasks: Sequence[str],
+    experts: int = 4,
+    hidden_units: Sequence[int] = HIDDEN_UNITS,
+    task_units: Sequence[int] = TASK_UNITS,
+    activation: str = "relu",
+    dropout: float | None = None,
+    batch_normalization: bool = False,
+    base_scores: BaseScores = None,
+) -> dict[str, keras.KerasTensor]:
+    """Builds a multi-gate mixture of experts.
+
+    Each task mixes the experts' outputs by a softmax over a linear map of the inputs.
+    """
+    layers = HiddenLayers(activation, dropout, batch_normalization)
+    row = flatten_inputs(inputs)
+    outputs = keras.ops.stack([layers.stack(row, hidden_units) for _ in range(experts)], axis=1)
+    logits = {}
+    for task in tasks:
+        gate = keras.layers.Dense(experts, activation="softmax", use_bias=False)(row)
+        mixed = keras.ops.einsum("be,bew->bw", gate, outputs)
+        logits[task] = build_output(layers.stack(mixed, task_units), base_scores, task)
+    return logits
 
 
 @keras.saving.register_keras_serializable("sluice")
 class Bias(keras.layers.Layer):
-    """Adds one trained number.
-
-    Args:
-        start: Its first value.
-    """
+    """Adds one trained number, which begins at `start`."""
 
     def __init__(self, start: float = 0.0, **options: Any) -> None:
         super().__init__(**options)
         self.start = start
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Makes the number."""
         first = keras.initializers.Constant(self.start)
         self.bias = self.add_weight(shape=(1,), initializer=first, name="bias")
 
     def get_config(self) -> dict[str, Any]:
-        """Returns what the layer was made from."""
         return {**super().get_config(), "start": self.start}
 
     def call(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
-        """Returns `inputs + b`, of the same shape."""
         return inputs + self.bias
 
 
 @keras.saving.register_keras_serializable("sluice")
 class FactorizedInteraction(keras.layers.Layer):
-    """A linear map to `u` beside `v`, as `u` beside `u * v`; Zhu et al. 2023, section 2.1.
-
-    Args:
-        units: Length of the output, an even number.
-    """
+    """A linear map to `u` beside `v`, as `u` beside `u * v`; Zhu et al. 2023, section 2.1."""
 
     def __init__(self, units: int, **options: Any) -> None:
         super().__init__(**options)
@@ -290,11 +236,9 @@ class FactorizedInteraction(keras.layers.Layer):
         self.linear = keras.layers.Dense(units)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Makes the linear map."""
         self.linear.build(input_shape)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns what the layer was made from."""
         return {**super().get_config(), "units": self.units}
 
     def call(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
@@ -322,9 +266,6 @@ def build_interactions(inputs: NetworkInputs) -> keras.KerasTensor:
 
     A vector is a field, and so is each position of a list that keeps them. Of other lists each
     element is one: their sums and sums of squares add up with those of the vectors.
-
-    Raises:
-        ConfigError: There are no vectors, or they differ in length.
     """
     dims = {name: inputs[name].shape[-1] for name in inputs.vectors}
     if len(set(dims.values())) != 1:
@@ -355,20 +296,12 @@ def _add(tensors: Sequence[keras.KerasTensor]) -> keras.KerasTensor:
 
 
 def flatten_inputs(inputs: NetworkInputs) -> keras.KerasTensor:
-    """Returns vectors and numbers one beside the other, `[batch, width]`.
-
-    Raises:
-        ConfigError: The positions of a list of unknown length are kept.
-    """
+    """Returns vectors and numbers one beside the other, `[batch, width]`."""
     return concatenate(flatten_each(inputs))
 
 
 def flatten_each(inputs: NetworkInputs, without: Sequence[str] = ()) -> list[keras.KerasTensor]:
-    """Returns vectors and numbers as `[batch, width]` each, but for some of them.
-
-    Raises:
-        ConfigError: The positions of a list of unknown length are kept.
-    """
+    """Returns vectors and numbers as `[batch, width]` each, but for some of them."""
     names = [name for name in (*inputs.vectors, *inputs.numbers) if name not in without]
     return [_flatten(name, inputs[name]) for name in names]
 

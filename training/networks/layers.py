@@ -1,20 +1,21 @@
-"""Layers: pooling of lists, row normalization, products in half precision."""
+"""What models compute with rows: pooling of lists, norms, products in half precision."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import get_args
 
 import tensorflow as tf
 
 from conf.schema import PAD_ID
-from conf.training.models import Combiner
 from training.embedding.distinct_rows import spread_rows
 from training.embedding.static_table import EmbeddingTable
 
 _compute_dtype: ContextVar[tf.DType] = ContextVar("compute_dtype", default=tf.float32)
+_has_fixed_shapes: ContextVar[bool] = ContextVar("has_fixed_shapes", default=False)
+
+GRADIENT_FLOOR = 1e-2
 
 
 def compute_dtype() -> tf.DType:
@@ -24,29 +25,12 @@ def compute_dtype() -> tf.DType:
 
 @contextmanager
 def computing_in(dtype: tf.DType) -> Iterator[None]:
-    """Lets the layers that are traced in the block compute in a type.
-
-    Args:
-        dtype: float32, float16 or bfloat16.
-    """
+    """Lets the layers that are traced in the block compute in float32, float16 or bfloat16."""
     token = _compute_dtype.set(dtype)
     try:
         yield
     finally:
         _compute_dtype.reset(token)
-
-
-_has_fixed_shapes: ContextVar[bool] = ContextVar("has_fixed_shapes", default=False)
-
-
-def may_cut() -> bool:
-    """Returns whether padding may be left out where a step is traced: shapes then depend on data.
-
-    XLA compiles shapes that are known, and collectives between replicas need equal ones.
-    """
-    context = tf.distribute.get_replica_context()
-    is_alone = context is None or context.num_replicas_in_sync == 1
-    return is_alone and not has_fixed_shapes()
 
 
 def has_fixed_shapes() -> bool:
@@ -64,41 +48,33 @@ def keeping_shapes() -> Iterator[None]:
         _has_fixed_shapes.reset(token)
 
 
-def matmul_rows(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
-    """Dot product of each row of one matrix with each of the other, as float32.
+def may_cut() -> bool:
+    """Returns whether padding may be left out where a step is traced: shapes then depend on data.
 
-    Args:
-        left: float32 `[rows, dim]`.
-        right: float32 `[columns, dim]`.
-
-    Returns:
-        float32 `[rows, columns]`.
+    XLA compiles shapes that are known, and collectives between replicas need equal ones.
     """
+    context = tf.distribute.get_replica_context()
+    is_alone = context is None or context.num_replicas_in_sync == 1
+    return is_alone and not has_fixed_shapes()
+
+
+def matmul_rows(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
+    """Dot products of rows, float32 `[rows, columns]` of `[rows, dim]` and `[columns, dim]`."""
     dtype = compute_dtype()
     product = tf.matmul(tf.cast(left, dtype), tf.cast(right, dtype), transpose_b=True)
     return tf.cast(product, tf.float32)
-
-
-GRADIENT_FLOOR = 1e-2
-COMBINERS: tuple[str, ...] = get_args(Combiner)
 
 
 @tf.custom_gradient
 def normalize_rows(
     vectors: tf.Tensor,
 ) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-    """Divides each row by its L2 norm; a row of zeros stays zeros.
+    """Divides each row of `[…, dim]` by its L2 norm; a row of zeros stays zeros.
 
     The gradient of `v / |v|` is the part of the upstream gradient at right angles to `v`, divided
     by `|v|`. Near zero, where a user has no history or an id has no trained row, that division
     would blow one row up a millionfold and drown the rest of the batch, so the norm is not taken
     below `GRADIENT_FLOOR` there. It is not cut to zero: such rows could then never be trained.
-
-    Args:
-        vectors: float32 `[…, dim]`.
-
-    Returns:
-        The same shape.
     """
     unit = tf.math.l2_normalize(vectors, axis=-1)
     norms = tf.norm(vectors, axis=-1, keepdims=True)
@@ -113,15 +89,12 @@ def normalize_rows(
 def pool_mean(
     embeddings: tf.Tensor, ids: tf.Tensor, position_weights: tf.Tensor | None = None
 ) -> tf.Tensor:
-    """Weighted mean over the positions that hold a token.
+    """Weighted mean over the positions that hold a token; zeros for rows without one.
 
     Args:
         embeddings: float32 `[batch, length, dim]`; what stands at padded positions is ignored.
         ids: int `[batch, length]`, 0 for padding.
         position_weights: float32 `[length]`, above 0; None weights all positions alike.
-
-    Returns:
-        float32 `[batch, dim]`, zeros for rows without a token.
     """
     is_token = tf.not_equal(ids, PAD_ID)
     weights = tf.cast(is_token, embeddings.dtype)
@@ -135,13 +108,7 @@ def pool_mean(
 def pool_rows(
     table: EmbeddingTable, ids: tf.Tensor, position_weights: tf.Tensor | None = None
 ) -> tf.Tensor:
-    """As `pool_mean` of a table's rows, without a copy of a row for each position if possible.
-
-    Args:
-        table: Embeds the ids.
-        ids: int `[batch, length]`, 0 for padding.
-        position_weights: As for `pool_mean`.
-    """
+    """As `pool_mean` of a table's rows, without a copy of a row for each position if possible."""
     found = None if position_weights is not None else table.find_rows(ids)
     if found is None:
         return pool_mean(table.gather(ids), ids, position_weights)
@@ -197,12 +164,7 @@ def gather_positions(
 
 
 def sum_squared_norms(table: EmbeddingTable, ids: tf.Tensor) -> tf.Tensor:
-    """Returns the squared norms of the rows of ids, summed over all that are no padding; scalar.
-
-    Args:
-        table: Embeds the ids.
-        ids: int, any shape.
-    """
+    """Returns the squared norms of the rows of ids, summed over all that are no padding; scalar."""
     found = table.find_rows(ids)
     if found is None:
         return tf.reduce_sum(tf.square(table.lookup(ids)))
@@ -222,15 +184,10 @@ def combine_positions(
         combiner: `sum`, `mean` (of the tokens, whatever their weights), `max`, `last` (token), or
             `none`.
 
-    Raises:
-        ValueError: There is no such combiner.
-
     Returns:
         float32 `[batch, dim]`, zeros for lists without a token; for `none` `[batch, length, dim]`,
         zeros at padded positions.
     """
-    if combiner not in COMBINERS:
-        raise ValueError(f"combiner {combiner!r} is none of {', '.join(COMBINERS)}")
     is_token = tf.not_equal(ids, PAD_ID)
     if combiner == "last":
         tokens = tf.cast(is_token, tf.int32)
@@ -274,12 +231,6 @@ def sum_elements(
     return tf.reduce_sum(rows, axis=1), tf.reduce_sum(tf.square(rows), axis=1)
 
 
-def normalize_weights(weights: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-    """Softmax of the weights over the positions that hold a token, `[batch, length]`."""
-    padding = tf.constant(-(2.0**32) + 1.0)
-    return tf.nn.softmax(tf.where(tf.not_equal(ids, PAD_ID), weights, padding), axis=1)
-
-
 def _keep(mask: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     """Returns values where a mask is true and zeros elsewhere, even where a value is NaN."""
     if len(values.shape) > len(mask.shape):
@@ -291,10 +242,6 @@ class PositionWeights(tf.Module):
     """Learned weights of list positions: how much the k-th latest item of a history counts.
 
     Weights are `exp(logit)`, so they stay above 0, and start alike.
-
-    Args:
-        name: Name of the weights.
-        max_len: Longest list.
     """
 
     def __init__(self, name: str, max_len: int) -> None:

@@ -3,7 +3,8 @@
 A network is a functional Keras model from named inputs to its outputs. In training its layers read
 their moving statistics and seeds from a `TrainingPass` and leave new statistics there: so a step
 can be compiled by XLA and computed in parts, and one that is repeated after a resume draws the same
-numbers.
+numbers. Rows of like length may be computed together, so that short lists are not padded to long
+ones.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 import random
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import keras
@@ -20,6 +22,10 @@ import numpy as np
 import tensorflow as tf
 
 from conf.errors import ConfigError, did_you_mean
+from conf.manifest import Manifest
+from conf.schema import FeatureSpec
+from training.networks.layers import may_cut
+from training.reader.feature_columns import list_length
 
 _REPLICA_STRIDE = 1 << 20
 _POLICIES = {tf.float16: "mixed_float16", tf.bfloat16: "mixed_bfloat16"}
@@ -61,11 +67,6 @@ class NetworkInputs(dict[str, keras.KerasTensor]):
         return length
 
     def __missing__(self, name: str) -> keras.KerasTensor:
-        """Refuses a name that a network asks for.
-
-        Raises:
-            ConfigError: There is no such input.
-        """
         raise ConfigError(
             "the network reads an input that the model does not have",
             received=name,
@@ -78,9 +79,7 @@ class NetworkInputs(dict[str, keras.KerasTensor]):
             return f"set model.pooling.{name.removesuffix('_mask')}.combiner=none: it has a mask"
         if name.removesuffix("_bias") in self.vectors:
             return "set model.biases=true: each feature of ids has one"
-        advice = did_you_mean(name, self)
-        is_close = advice.startswith("did you mean")
-        return advice if is_close else "name one of these, or add the feature to model.features"
+        return did_you_mean(name, self)
 
 
 class TrainingPass:
@@ -92,7 +91,6 @@ class TrainingPass:
         values: Their values before the pass.
 
     Attributes:
-        seed: As given.
         penalty: Sum of what layers add to the loss of a batch, such as L2 of kernels; scalar.
     """
 
@@ -160,7 +158,6 @@ class _PassScope(keras.StatelessScope):
     """
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
-        """Sets what a variable is from here on."""
         variable, value = update
         before = self.get_current_value(variable)
         value = tf.stop_gradient(value)
@@ -191,7 +188,6 @@ class Network(tf.Module):
 
     @property
     def keras_model(self) -> keras.Model:
-        """The Keras model."""
         return self._get_model()
 
     @property
@@ -217,18 +213,12 @@ class Network(tf.Module):
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """Names of the inputs."""
         return tuple(self.keras_model.input)
 
     def __call__(
         self, inputs: Mapping[str, tf.Tensor], training: TrainingPass | None = None
     ) -> Any:
-        """Returns the outputs, as float32.
-
-        Args:
-            inputs: At least `input_names`, `[batch, …]` each.
-            training: The pass of a training step; None elsewhere.
-        """
+        """Returns the outputs, as float32; of inputs at least `input_names`, `[batch, …]` each."""
         model = self.keras_model
         # What is looked up inside a served graph has lost its shape.
         known = {
@@ -265,15 +255,12 @@ class Network(tf.Module):
 def building_layers(name: str, seed: int, dtype: tf.DType = tf.float32) -> Iterator[None]:
     """Lets Keras layers that are built in the block begin alike in every process.
 
-    Args:
-        name: Name of the network: networks of other names begin otherwise.
-        seed: Seed of the first weights.
-        dtype: Type that they compute in; weights are float32 in any case.
+    Networks of other names begin otherwise. Layers compute in `dtype`; weights are float32.
     """
     state, policy = random.getstate(), keras.config.dtype_policy()
     numbers = np.random.get_state()
     random.seed(f"{name} {seed}")  # Keras draws the seeds of its initializers from here.
-    np.random.seed(zlib.crc32(f"{name} {seed}".encode()))  # Networks of one's own may draw here.
+    np.random.seed(zlib.crc32(f"{name} {seed}".encode()))  # User networks may draw here.
     keras.config.set_dtype_policy(_POLICIES.get(dtype, "float32"))
     try:
         yield
@@ -292,11 +279,7 @@ def build_keras_model(
 
 
 def find_read_inputs(inputs: Mapping[str, keras.KerasTensor], outputs: Any) -> tuple[str, ...]:
-    """Returns the names of the inputs that outputs depend on.
-
-    Raises:
-        ConfigError: They depend on another `keras.Input`.
-    """
+    """Returns the names of the inputs that outputs depend on; another `keras.Input` is refused."""
     names = {id(tensor): name for name, tensor in inputs.items()}
     found: set[str] = set()
     seen: set[int] = set()
@@ -340,7 +323,7 @@ def name_weights(model: keras.Model) -> dict[str, Any]:
     return named
 
 
-def _number(part: str, taken: Any) -> str:
+def _number(part: str, taken: Collection[str]) -> str:
     """Returns a name without Keras' number, and with one where others have the same."""
     match = _NUMBERED.fullmatch(part)
     base = match[1] if match else part
@@ -349,3 +332,103 @@ def _number(part: str, taken: Any) -> str:
         count += 1
         name = f"{base}_{count}"
     return name
+
+
+GROUPS, MIN_GROUP_ROWS = 4, 16
+"""More of them have less padding, and more calls of small operations."""
+FULL_SHARE = 0.6
+"""Lists that are fuller in the mean are not worth the groups."""
+FIRST_GROUP_STREAM = 16
+"""Groups of rows drop numbers by streams of their own, from this one on."""
+
+Encode = Callable[[Mapping[str, tf.Tensor], int], Any]
+
+
+def plan_groups(manifest: Manifest, spec: FeatureSpec) -> int:
+    """Returns how many groups a batch is computed in, by the lengths of a list in train."""
+    found = manifest.statistics.get("train", {}).get(spec.name, {}).get("length", {})
+    mean, longest = found.get("mean"), list_length(spec) if spec.is_list else None
+    if mean is None or not longest or mean > FULL_SHARE * longest:
+        return 1
+    return GROUPS
+
+
+def call_in_groups(
+    network: Network,
+    inputs: Mapping[str, tf.Tensor],
+    training: TrainingPass | None,
+    mask: str,
+    count: int,
+) -> Any:
+    """Returns what a network makes of a batch; in training, its rows are computed in groups.
+
+    What the network makes of a row depends neither on others nor on padding behind a list. `mask`
+    names the mask of the list that tells the lengths.
+    """
+    if training is None or count == 1 or not may_cut():
+        return network(inputs, training)
+    tensors = network.keras_model.input
+    lists = [name for name, tensor in tensors.items() if tensor.shape[1] is None]
+
+    def encode(group: Mapping[str, tf.Tensor], number: int) -> Any:
+        with training.drawing_from(FIRST_GROUP_STREAM + number):
+            return network(group, training)
+
+    read = {name: inputs[name] for name in (*tensors, mask)}
+    return encode_in_groups(encode, read, lists, mask, count)
+
+
+def encode_in_groups(
+    encode: Encode, inputs: Mapping[str, tf.Tensor], lists: Collection[str], mask: str, count: int
+) -> Any:
+    """Encodes the rows of a batch in groups of like length; their order stays as it is.
+
+    Args:
+        encode: Returns `[rows, dim]` or `[rows, width, dim]` of the inputs of a group, and of its
+            number, or several by name.
+        inputs: Of the whole batch.
+        lists: Names of those that have a position for each column: `[batch, width, …]`.
+        mask: Name of the mask of the list that tells the lengths, bool `[batch, width]`.
+        count: Groups; a batch of fewer than `MIN_GROUP_ROWS` rows for each has fewer.
+
+    Returns:
+        What `encode` does, of the whole batch; zeros behind the width of a group.
+    """
+    known = inputs[mask].shape[0]
+    if known is not None:
+        count = max(1, min(count, known // MIN_GROUP_ROWS))
+    if count == 1:
+        return encode(inputs, 0)
+    rows, width = tf.shape(inputs[mask])[0], tf.shape(inputs[mask])[1]
+    lengths = tf.reduce_max(tf.where(inputs[mask], tf.range(1, width + 1), 0), axis=1)
+    order = tf.argsort(lengths, stable=True)
+    back = tf.math.invert_permutation(order)
+    ordered = {name: _permute_rows(value, order, back) for name, value in inputs.items()}
+    lengths, outputs = tf.gather(lengths, order), []
+    for number in range(count):
+        first, last = rows * number // count, rows * (number + 1) // count
+        longest = tf.reduce_max(tf.concat([[0], lengths[first:last]], axis=0))
+        own = tf.minimum(longest + 1, width)
+        output = encode(
+            {n: v[first:last, :own] if n in lists else v[first:last] for n, v in ordered.items()},
+            number,
+        )
+        outputs.append(tf.nest.map_structure(partial(_pad_width, missing=width - own), output))
+    return tf.nest.map_structure(
+        lambda *parts: _permute_rows(tf.concat(parts, axis=0), back, order), *outputs
+    )
+
+
+def _pad_width(output: tf.Tensor, missing: tf.Tensor) -> tf.Tensor:
+    return tf.pad(output, [[0, 0], [0, missing], [0, 0]]) if output.shape.rank == 3 else output
+
+
+def _permute_rows(values: tf.Tensor, order: tf.Tensor, back: tf.Tensor) -> tf.Tensor:
+    """Returns the rows in another order; its gradient takes them back, without a sum over rows."""
+
+    @tf.custom_gradient
+    def permute(rows: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        return tf.gather(rows, order), lambda upstream: tf.gather(upstream, back)
+
+    permuted: tf.Tensor = permute(values)
+    return permuted

@@ -1,4 +1,4 @@
-"""Networks of ranking models: the built-in ones by name, and one's own by its path."""
+"""Networks of ranking models: the built-in ones by name, and users' own by their path."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import keras
 
 from conf.errors import ConfigError, did_you_mean
 from conf.manifest import DatasetKeys
-from training.networks.attention import build_bst, build_din, list_names
 from training.networks.factorization import (
     build_dcn,
     build_deepfm,
@@ -18,11 +17,13 @@ from training.networks.factorization import (
     build_fm,
     build_lr,
     build_mf,
+    build_mmoe,
+    build_shared_bottom,
     build_wide_deep,
 )
-from training.networks.multitask import build_mmoe, build_shared_bottom
 from training.networks.network import NetworkInputs, find_read_inputs
 from training.networks.own_code import OwnCode, call_build, import_function
+from training.networks.target_attention import build_bst, build_din, list_names
 
 
 @dataclass(frozen=True)
@@ -88,17 +89,13 @@ NETWORKS: dict[str, NetworkKind] = {
     "mmoe": NetworkKind(build_mmoe),
 }
 
-GIVEN_PARAMS = ("tasks", "base_scores")
-"""Parameters that Sluice sets where a network's function has them."""
-_OWN_NETWORK = OwnCode("network", "model.network", "model.params", ("inputs",), GIVEN_PARAMS)
+_OWN_NETWORK = OwnCode(
+    "network", "model.network", "model.params", ("inputs",), ("tasks", "base_scores")
+)
 
 
 def find_network(name: str) -> NetworkKind:
-    """Returns a built-in network, or the one at `package.module:function`.
-
-    Raises:
-        ConfigError: There is no such network, module or function, or importing it fails.
-    """
+    """Returns a built-in network, or the one at `package.module:function`."""
     if ":" in name:
         return NetworkKind(import_function(name, _OWN_NETWORK, NETWORKS))
     if name not in NETWORKS:
@@ -118,22 +115,7 @@ def build_logits(
     params: Mapping[str, Any],
     base_scores: Mapping[str, float],
 ) -> dict[str, keras.KerasTensor]:
-    """Builds a network and checks what comes out.
-
-    Args:
-        name: The network's name.
-        kind: The network.
-        inputs: Its inputs.
-        params: Its parameters.
-        base_scores: Score of a constant, log-odds or a value, of each task by name.
-
-    Returns:
-        The logits of each task, `[batch, 1]`.
-
-    Raises:
-        ConfigError: It takes other parameters, fails, returns something else than logits, or
-            reads none of the inputs.
-    """
+    """Builds a network and checks what comes out: the logits of each task, `[batch, 1]`."""
     tasks = tuple(base_scores)
     given = {"tasks": tasks, "base_scores": dict(base_scores)}
     outputs = call_build(name, _OWN_NETWORK, kind.build, inputs, params, given)

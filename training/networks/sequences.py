@@ -1,25 +1,33 @@
-"""Networks over a user's sequence alone: SASRec, BST's transformer, recurrent units, ComiRec.
+"""Networks over a user's sequence: SASRec, HSTU, GRU, BST's transformer, ComiRec.
 
 A sequence is read as a history holds it, the latest item first: position k is the item k before the
 latest, so trained positions stand for how long ago an item was, however long the sequence is. The
 position behind the oldest item stands for the beginning: it is read like an item whose vector is
 zero. So the first item of a sequence is a target too, and a user without a history has a vector.
+
+A network that looks back gives `[batch, length, dim]`: at position k what follows from the items
+from k on; what stands at positions that are not read is not defined. Others give `[batch, dim]`, or
+`[batch, interests, dim]`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import keras
 
 from conf.errors import ConfigError
-from training.networks.attention import AddPositions, build_transformer_block, check_positions
+from conf.training.models import BSTConfig, ComiRecConfig, GRUConfig, HSTUConfig, SASRecConfig
 from training.networks.network import NetworkInputs
 
 _EPSILON = 1e-6
 _MASKED_SCORE = -1e4
 """Vanishes in a softmax; float16 holds it."""
+TIME_BUCKETS = 128
+"""Buckets of the time between two items; one more stands for a time that is not known."""
+LOG_BUCKET_WIDTH = 0.301
 
 
 @dataclass(frozen=True)
@@ -40,28 +48,53 @@ class UserSequence:
     is_item: keras.KerasTensor
 
 
+@dataclass(frozen=True)
+class SequenceTimes:
+    """When the items of a sequence were met.
+
+    Attributes:
+        ages: Seconds from each item to the row's event, or to the latest item; float32
+            `[batch, length]`, below 0 where it is not known.
+        of_targets: Whether ages count back from the row's event. A position then knows when its
+            target was met, the item after it; else when its own item was.
+    """
+
+    ages: keras.KerasTensor
+    of_targets: bool
+
+
+def check_positions(inputs: NetworkInputs, name: str) -> None:
+    """Refuses what is no list of a known length whose positions are read."""
+    tensor = inputs[name]
+    if name not in inputs.masks or inputs.find_length(name) is None:
+        raise ConfigError(
+            "the network reads the positions of a list of ids whose length is known",
+            received=f"{name}: inputs of shape {tensor.shape[1:]}",
+            allowed="a list feature with a vocabulary and a max_len",
+            fix="name such a feature in model.params, or build it with a max_len",
+        )
+
+
+def check_alike(inputs: NetworkInputs, names: Sequence[str]) -> None:
+    """Refuses lists whose lengths, or those of their vectors, differ."""
+    shapes = {name: (inputs.find_length(name), inputs[name].shape[2]) for name in names}
+    if len(set(shapes.values())) > 1:
+        raise ConfigError(
+            "lists whose vectors are added up need one length, and vectors of one length",
+            received=", ".join(f"{name}: {shape}" for name, shape in shapes.items()),
+            fix="build them with one max_len, and give their tables one dim",
+        )
+
+
 def read_sequence(inputs: NetworkInputs, names: Sequence[str]) -> UserSequence:
     """Returns a sequence whose vectors are those of several lists, added up at each position.
 
     They are multiplied by the root of their length, as trained positions are added to them
-    (Vaswani et al. 2017, section 3.4).
-
-    Args:
-        inputs: Vectors of lists whose positions are kept.
-        names: The lists, that of the items first.
-
-    Raises:
-        ConfigError: Something is no such list, or their lengths or those of their vectors differ.
+    (Vaswani et al. 2017, section 3.4). The list of the items is the first.
     """
     for name in names:
         check_positions(inputs, name)
-    shapes = {name: (inputs.find_length(name), inputs[name].shape[2]) for name in names}
-    if len(set(shapes.values())) > 1:
-        raise ConfigError(
-            "the lists of a sequence need one length, and vectors of one length",
-            received=", ".join(f"{name}: {shape}" for name, shape in shapes.items()),
-            fix="build them with one max_len, and give their tables one dim",
-        )
+    check_alike(inputs, names)
     lists = [inputs[name] for name in names]
     total = keras.layers.Add()(lists) if len(lists) > 1 else lists[0]
     is_item = inputs[inputs.masks[names[0]]]
@@ -73,13 +106,7 @@ def read_sequence(inputs: NetworkInputs, names: Sequence[str]) -> UserSequence:
 
 
 def build_sasrec(
-    sequence: UserSequence,
-    *,
-    blocks: int = 2,
-    heads: int = 1,
-    feed_forward_units: int | None = None,
-    dropout: float | None = None,
-    is_gated: bool = False,
+    sequence: UserSequence, _times: SequenceTimes | None, config: SASRecConfig
 ) -> keras.KerasTensor:
     """Builds self-attention in which each position reads itself and what came before.
 
@@ -91,144 +118,23 @@ def build_sasrec(
     attention or a feed-forward layer adds to its input x is multiplied by `sigmoid(x W + b)`, and
     the feed-forward layer is `(silu(x W1) * x W2) W3`, without biases (Shazeer 2020, "GLU variants
     improve transformer", equation 6).
-
-    Args:
-        sequence: The sequence.
-        blocks: Blocks of attention and feed-forward layer.
-        heads: Heads of attention; they divide the length of a vector.
-        feed_forward_units: Length of the hidden layer in a block; None: that of a vector, of gated
-            blocks four times that.
-        dropout: Share of numbers dropped in training: inputs, attention, hidden units and outputs
-            of layers; or None.
-        is_gated: Whether the blocks are those of LiGR.
-
-    Returns:
-        `[batch, length, dim]`: at position k what follows from the items from k on; what stands at
-        positions that are not read is not defined.
     """
-    positions = AddPositions(draw_normal(), length=sequence.max_len)
-    hidden = drop(positions(sequence.vectors), dropout)
+    dropout, is_gated = config.dropout, config.block == "ligr"
+    hidden = drop(add_positions(sequence, sequence.vectors), dropout)
     mask = LooksBack()(sequence.is_read)
-    for _ in range(blocks):
+    for _ in range(config.blocks):
         attended = normalize(hidden)
         attention = keras.layers.MultiHeadAttention(
-            heads,
-            hidden.shape[-1] // heads,
+            config.heads,
+            hidden.shape[-1] // config.heads,
             dropout=dropout or 0.0,
             kernel_initializer=draw_normal(),
         )
         attended = attention(attended, attended, attention_mask=mask)
         hidden = _add(hidden, drop(attended, dropout), is_gated)
-        units = feed_forward_units or (4 if is_gated else 1) * hidden.shape[-1]
         feed_forward = _swiglu if is_gated else _feed_forward
-        hidden = _add(hidden, feed_forward(hidden, units, dropout), is_gated)
+        hidden = _add(hidden, feed_forward(hidden, dropout), is_gated)
     return normalize(hidden)
-
-
-def build_gru(
-    sequence: UserSequence, *, layers: int = 1, dropout: float | None = None
-) -> keras.KerasTensor:
-    """Builds gated recurrent units that read a sequence from its beginning.
-
-    Hidasi et al. 2016, "Session-based recommendations with recurrent neural networks".
-
-    Args:
-        sequence: The sequence.
-        layers: Layers, one over the other.
-        dropout: Share of the inputs of each layer dropped in training, or None.
-
-    Returns:
-        `[batch, length, dim]`, as `build_sasrec` does.
-    """
-    hidden = sequence.vectors
-    for _ in range(layers):
-        units = keras.layers.GRU(hidden.shape[-1], return_sequences=True, go_backwards=True)
-        outputs = units(drop(hidden, dropout), mask=sequence.is_read)
-        hidden = keras.ops.flip(outputs, axis=1)
-    return hidden
-
-
-def build_bst_encoder(
-    sequence: UserSequence,
-    *,
-    blocks: int = 1,
-    heads: int = 8,
-    feed_forward_units: int | None = None,
-    dropout: float | None = None,
-) -> keras.KerasTensor:
-    """Builds the transformer of BST (Chen et al. 2019, section 2.2) over a sequence alone.
-
-    Every position reads all others: the one that stands for the user is that of the latest item.
-
-    Args:
-        sequence: The sequence.
-        blocks: Transformer blocks.
-        heads: Heads of attention; they divide the length of a vector.
-        feed_forward_units: Length of the hidden layer in a block; None: four times that of a
-            vector.
-        dropout: Share of the outputs of layers dropped in training, or None.
-
-    Returns:
-        `[batch, dim]`.
-    """
-    hidden = AddPositions(draw_normal(), length=sequence.max_len)(sequence.vectors)
-    for _ in range(blocks):
-        units = feed_forward_units or 4 * hidden.shape[-1]
-        hidden = build_transformer_block(hidden, sequence.is_read, heads, units, dropout)
-    return hidden[:, 0]
-
-
-@keras.saving.register_keras_serializable("sluice")
-class LooksBack(keras.layers.Layer):
-    """Which positions each one reads: itself, and those of items before, which stand behind it."""
-
-    def call(self, is_read: keras.KerasTensor) -> keras.KerasTensor:
-        """Returns bool `[batch, width, width]`.
-
-        Args:
-            is_read: As of `UserSequence`.
-        """
-        places = keras.ops.arange(keras.ops.shape(is_read)[1])
-        return keras.ops.logical_and(is_read[:, None, :], places[None, :] >= places[:, None])
-
-    def compute_output_shape(self, shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        """Returns the shape."""
-        return (shape[0], shape[1], shape[1])
-
-
-def build_comirec(
-    sequence: UserSequence,
-    *,
-    interests: int = 4,
-    attention_units: int | None = None,
-    dropout: float | None = None,
-) -> keras.KerasTensor:
-    """Builds several vectors of a user, each a weighted mean of the items' vectors.
-
-    Cen et al. 2020, "Controllable multi-interest framework for recommendation", section 3.2.2: with
-    the items' vectors as columns of H, `A = softmax(W2' tanh(W1 (H + P)))'` over the items, and the
-    interests are the columns of `H A`. P are trained vectors of positions; in the attention H is
-    scaled as in all networks of sequences. The beginning is no item, and is not read.
-
-    Args:
-        sequence: The sequence.
-        interests: Number of vectors.
-        attention_units: Rows of W1; None: four times the length of a vector.
-        dropout: Share of the numbers of H dropped in training, or None.
-
-    Returns:
-        `[batch, interests, dim]`; zeros of a user without an item.
-    """
-    dim = sequence.vectors.shape[-1]
-    items = drop(sequence.vectors, dropout)
-    placed = AddPositions(draw_normal(), length=sequence.max_len)(items)
-    # Values as Keras draws them: those of `draw_normal` would make all interests nearly one.
-    units = keras.layers.Dense(attention_units or 4 * dim, activation="tanh", use_bias=False)
-    scores = keras.layers.Dense(interests, use_bias=False)(units(placed))
-    is_item = keras.ops.expand_dims(sequence.is_item, 2)
-    weights = keras.ops.softmax(keras.ops.where(is_item, scores, _MASKED_SCORE), axis=1)
-    vectors = keras.ops.einsum("blk,bld->bkd", weights, items)
-    return keras.layers.Rescaling(dim**-0.5)(vectors)
 
 
 def _add(hidden: keras.KerasTensor, added: keras.KerasTensor, is_gated: bool) -> keras.KerasTensor:
@@ -241,24 +147,154 @@ def _add(hidden: keras.KerasTensor, added: keras.KerasTensor, is_gated: bool) ->
     return keras.layers.Add()([hidden, added])
 
 
-def _swiglu(hidden: keras.KerasTensor, units: int, dropout: float | None) -> keras.KerasTensor:
+def _swiglu(hidden: keras.KerasTensor, dropout: float | None) -> keras.KerasTensor:
     def project(length: int, activation: str | None = None) -> keras.layers.Layer:
         return keras.layers.Dense(
             length, activation=activation, use_bias=False, kernel_initializer=draw_normal()
         )
 
-    normed = normalize(hidden)
-    product = keras.layers.Multiply()([project(units, "silu")(normed), project(units)(normed)])
-    return drop(project(hidden.shape[-1])(drop(product, dropout)), dropout)
-
-
-def _feed_forward(
-    hidden: keras.KerasTensor, units: int, dropout: float | None
-) -> keras.KerasTensor:
     dim = hidden.shape[-1]
-    first = keras.layers.Dense(units, activation="relu", kernel_initializer=draw_normal())
+    normed = normalize(hidden)
+    product = keras.layers.Multiply()([project(4 * dim, "silu")(normed), project(4 * dim)(normed)])
+    return drop(project(dim)(drop(product, dropout)), dropout)
+
+
+def _feed_forward(hidden: keras.KerasTensor, dropout: float | None) -> keras.KerasTensor:
+    dim = hidden.shape[-1]
+    first = keras.layers.Dense(dim, activation="relu", kernel_initializer=draw_normal())
     last = keras.layers.Dense(dim, kernel_initializer=draw_normal())
     return drop(last(drop(first(normalize(hidden)), dropout)), dropout)
+
+
+def build_hstu(
+    sequence: UserSequence, times: SequenceTimes | None, config: HSTUConfig
+) -> keras.KerasTensor:
+    """Builds hierarchical sequential transduction units in which each position looks back.
+
+    Zhai et al. 2024, "Actions speak louder than words: trillion-parameter sequential transducers
+    for generative recommendations", section 3. With `x` the normalized input of a block:
+    `u, v, q, k = silu(x W)`; `a = silu(q k' + b) / n`, masked, where n is the longest length of a
+    sequence and b the bias of positions plus that of times; the output is
+    `input + drop(norm(a v) * u) W'` (equations 1 to 3). Trained positions are added to the first
+    input, as the authors' code does; the biases and their buckets are as there too.
+    """
+    hidden = drop(add_positions(sequence, sequence.vectors), config.dropout)
+    buckets = [] if times is None else [TimeBuckets(times.of_targets)(times.ages)]
+    for _ in range(config.blocks):
+        dim = hidden.shape[-1]
+        parts = keras.layers.Dense(
+            4 * dim, activation="silu", use_bias=False, kernel_initializer=draw_normal()
+        )(normalize(hidden))
+        gates, values, queries, keys = keras.ops.split(parts, 4, axis=-1)
+        attention = PointwiseAttention(config.heads, sequence.max_len)
+        attended = attention([queries, keys, values, sequence.is_read, *buckets])
+        gated = keras.layers.Multiply()([normalize(attended), gates])
+        hidden = keras.layers.Add()([hidden, keras.layers.Dense(dim)(drop(gated, config.dropout))])
+    return hidden
+
+
+def build_gru(
+    sequence: UserSequence, _times: SequenceTimes | None, config: GRUConfig
+) -> keras.KerasTensor:
+    """Builds gated recurrent units that read a sequence from its beginning.
+
+    Hidasi et al. 2016, "Session-based recommendations with recurrent neural networks".
+    """
+    hidden = sequence.vectors
+    units = keras.layers.GRU(hidden.shape[-1], return_sequences=True, go_backwards=True)
+    outputs = units(drop(hidden, config.dropout), mask=sequence.is_read)
+    return keras.ops.flip(outputs, axis=1)
+
+
+def build_bst_encoder(
+    sequence: UserSequence, _times: SequenceTimes | None, config: BSTConfig
+) -> keras.KerasTensor:
+    """Builds the transformer of BST (Chen et al. 2019, section 2.2) over a sequence alone.
+
+    Every position reads all others: the one that stands for the user is that of the latest item.
+    """
+    hidden = add_positions(sequence, sequence.vectors)
+    for _ in range(config.blocks):
+        units = 4 * hidden.shape[-1]
+        hidden = build_transformer_block(
+            hidden, sequence.is_read, config.heads, units, config.dropout
+        )
+    return hidden[:, 0]
+
+
+def build_comirec(
+    sequence: UserSequence, _times: SequenceTimes | None, config: ComiRecConfig
+) -> keras.KerasTensor:
+    """Builds several vectors of a user, each a weighted mean of the items' vectors.
+
+    Cen et al. 2020, "Controllable multi-interest framework for recommendation", section 3.2.2: with
+    the items' vectors as columns of H, `A = softmax(W2' tanh(W1 (H + P)))'` over the items, and the
+    interests are the columns of `H A`. P are trained vectors of positions; in the attention H is
+    scaled as in all networks of sequences. The beginning is no item, and is not read: a user
+    without an item has zeros.
+    """
+    dim = sequence.vectors.shape[-1]
+    items = drop(sequence.vectors, config.dropout)
+    placed = add_positions(sequence, items)
+    # Values as Keras draws them: those of `draw_normal` would make all interests nearly one.
+    units = keras.layers.Dense(4 * dim, activation="tanh", use_bias=False)
+    scores = keras.layers.Dense(config.interests, use_bias=False)(units(placed))
+    is_item = keras.ops.expand_dims(sequence.is_item, 2)
+    weights = keras.ops.softmax(keras.ops.where(is_item, scores, _MASKED_SCORE), axis=1)
+    vectors = keras.ops.einsum("blk,bld->bkd", weights, items)
+    return keras.layers.Rescaling(dim**-0.5)(vectors)
+
+
+@dataclass(frozen=True)
+class SequenceNetwork:
+    """A network over a user's sequence.
+
+    Attributes:
+        build: From the sequence, when its items were met (None: that is not read) and the model's
+            config to what the head of this module says.
+        looks_back: Whether a position reads itself and what came before alone, so that each has a
+            vector of the user. The config then says by `every_position` if each is trained.
+        is_grouped: Whether rows of like length are worth a computation of their own.
+    """
+
+    build: Callable[..., keras.KerasTensor]
+    looks_back: bool = True
+    is_grouped: bool = True
+
+
+SEQUENCE_NETWORKS: dict[str, SequenceNetwork] = {
+    "sasrec": SequenceNetwork(build_sasrec),
+    "hstu": SequenceNetwork(build_hstu),
+    # A GRU goes over positions one after the other, in each group anew; ComiRec is quick.
+    "gru": SequenceNetwork(build_gru, is_grouped=False),
+    "bst": SequenceNetwork(build_bst_encoder, looks_back=False),
+    "comirec": SequenceNetwork(build_comirec, looks_back=False, is_grouped=False),
+}
+
+
+def build_transformer_block(
+    sequence: keras.KerasTensor,
+    mask: keras.KerasTensor,
+    heads: int,
+    units: int,
+    dropout: float | None,
+) -> keras.KerasTensor:
+    """Builds attention and a feed-forward layer, each added to its input and normalized.
+
+    What stands at positions that `mask`, bool `[batch, length]`, leaves out is not defined.
+    """
+    dim = sequence.shape[-1]
+    attention = keras.layers.MultiHeadAttention(heads, max(1, dim // heads))
+    attended = attention(sequence, sequence, attention_mask=keras.ops.expand_dims(mask, 1))
+    sequence = _add_and_normalize(sequence, attended, dropout)
+    hidden = keras.layers.Dense(units, activation="leaky_relu")(sequence)
+    return _add_and_normalize(sequence, keras.layers.Dense(dim)(hidden), dropout)
+
+
+def _add_and_normalize(
+    inputs: keras.KerasTensor, outputs: keras.KerasTensor, dropout: float | None
+) -> keras.KerasTensor:
+    return normalize(keras.layers.Add()([inputs, drop(outputs, dropout)]))
 
 
 def normalize(hidden: keras.KerasTensor) -> keras.KerasTensor:
@@ -274,3 +310,143 @@ def drop(hidden: keras.KerasTensor, dropout: float | None) -> keras.KerasTensor:
 def draw_normal() -> keras.initializers.Initializer:
     """Returns an initializer of its own for each layer: one that is shared repeats its values."""
     return keras.initializers.RandomNormal(stddev=0.02)
+
+
+def add_positions(sequence: UserSequence, vectors: keras.KerasTensor) -> keras.KerasTensor:
+    return AddPositions(draw_normal(), length=sequence.max_len)(vectors)
+
+
+@keras.saving.register_keras_serializable("sluice")
+class AddPositions(keras.layers.Layer):
+    """Adds a trained vector to each position of a sequence; a shorter one has the first vectors.
+
+    Args:
+        initializer: Of the vectors, as Keras names it.
+        length: Longest length of a sequence.
+        has_target: Whether the last position is that of a target, however long the sequence is:
+            it has the last vector.
+    """
+
+    def __init__(
+        self,
+        initializer: Any = "uniform",
+        *,
+        length: int,
+        has_target: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.initializer = keras.initializers.get(initializer)
+        self.length, self.has_target = length, has_target
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        self.positions = self.add_weight(
+            shape=(self.length, input_shape[-1]), initializer=self.initializer, name="positions"
+        )
+
+    def call(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
+        """Returns inputs `[batch, width, dim]` plus the vectors."""
+        width, positions = keras.ops.shape(inputs)[1], self.positions
+        if not self.has_target:
+            return inputs + positions[:width]
+        return inputs + keras.ops.concatenate([positions[: width - 1], positions[-1:]])
+
+    def get_config(self) -> dict[str, Any]:
+        own = {"length": self.length, "has_target": self.has_target}
+        initializer = keras.initializers.serialize(self.initializer)
+        return {**super().get_config(), "initializer": initializer, **own}
+
+
+@keras.saving.register_keras_serializable("sluice")
+class LooksBack(keras.layers.Layer):
+    """Which positions each one reads: itself, and those of items before, which stand behind it."""
+
+    def call(self, is_read: keras.KerasTensor) -> keras.KerasTensor:
+        """Returns bool `[batch, width, width]`."""
+        places = keras.ops.arange(keras.ops.shape(is_read)[1])
+        return keras.ops.logical_and(is_read[:, None, :], places[None, :] >= places[:, None])
+
+    def compute_output_shape(self, shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        return (shape[0], shape[1], shape[1])
+
+
+@keras.saving.register_keras_serializable("sluice")
+class TimeBuckets(keras.layers.Layer):
+    """Buckets of the time that lies between each two positions of a sequence.
+
+    The bucket of s seconds is `floor(ln(max(s, 1)) / 0.301)`. Times that run backwards count as
+    equal ones: bucket 0. `of_targets` is that of `SequenceTimes`.
+    """
+
+    def __init__(self, of_targets: bool, **options: Any) -> None:
+        # Ages do not fit into half precision.
+        super().__init__(**{**options, "dtype": "float32", "autocast": False})
+        self.of_targets = of_targets
+
+    def call(self, ages: keras.KerasTensor) -> keras.KerasTensor:
+        """Returns int32 `[batch, length, length]`; `TIME_BUCKETS` where a time is not known."""
+        known, asked = ages >= 0, ages
+        if self.of_targets:  # The target of position 0 is the row's event itself: 0 seconds ago.
+            asked = keras.ops.concatenate([keras.ops.zeros_like(ages[:, :1]), ages[:, :-1]], axis=1)
+        between = ages[:, None, :] - asked[:, :, None]
+        logs = keras.ops.log(keras.ops.maximum(between, 1.0)) / LOG_BUCKET_WIDTH
+        found = keras.ops.minimum(keras.ops.cast(logs, "int32"), TIME_BUCKETS - 1)
+        both = keras.ops.logical_and(known[:, None, :], (asked >= 0)[:, :, None])
+        return keras.ops.where(both, found, TIME_BUCKETS)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "of_targets": self.of_targets}
+
+
+@keras.saving.register_keras_serializable("sluice")
+class PointwiseAttention(keras.layers.Layer):
+    """Attention whose weights are `silu(q k' + bias) / max_len`; they do not sum to one.
+
+    So the strength of an interest is kept: how much a history holds of it. What is computed of a
+    sequence does not depend on the padding behind it. `heads` divide the length of a vector.
+    """
+
+    def __init__(self, heads: int, max_len: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.heads, self.max_len = heads, max_len
+
+    def build(self, shapes: Sequence[tuple[int | None, ...]]) -> None:
+        """Makes the biases: of positions, and of times where there are buckets of them."""
+        self.positions = self.add_weight(
+            shape=(self.max_len,), initializer=draw_normal(), name="positions"
+        )
+        self.times = None
+        if len(shapes) > 4:
+            self.times = self.add_weight(
+                shape=(TIME_BUCKETS,), initializer=draw_normal(), name="times"
+            )
+
+    def call(self, inputs: Sequence[keras.KerasTensor]) -> keras.KerasTensor:
+        """Returns `[batch, length, dim]`.
+
+        Args:
+            inputs: Queries, keys and values `[batch, length, dim]`, which positions are read, bool
+                `[batch, length]`, and, if there are times, buckets int32 `[batch, length, length]`.
+        """
+        queries, keys, values, is_read, *buckets = inputs
+        ops, width = keras.ops, keras.ops.shape(queries)[1]
+        each = (-1, width, self.heads, queries.shape[-1] // self.heads)
+        queries, keys, values = (ops.reshape(part, each) for part in (queries, keys, values))
+        logits = ops.einsum("bnhd,bmhd->bhnm", queries, keys)
+        places = ops.arange(width)
+        distances = places[None, :] - places[:, None]  # How many items before.
+        bias = ops.take(self.positions, ops.maximum(distances, 0))[None]
+        if self.times is not None:
+            none = ops.zeros([1], self.times.dtype)
+            bias = bias + ops.take(ops.concatenate([self.times, none]), buckets[0])
+        weights = ops.silu(logits + ops.cast(bias, logits.dtype)[:, None]) / self.max_len
+        kept = ops.logical_and(is_read[:, None, :], (distances >= 0)[None])[:, None]
+        weights = ops.where(kept, weights, ops.zeros_like(weights))
+        found = ops.einsum("bhnm,bmhd->bnhd", weights, values)
+        return ops.reshape(found, (-1, width, self.heads * each[-1]))
+
+    def compute_output_shape(self, shapes: Sequence[tuple[int | None, ...]]) -> Any:
+        return shapes[2]
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "heads": self.heads, "max_len": self.max_len}

@@ -1,19 +1,206 @@
-"""DIN's scores of a history by its target, computed for tokens alone (Zhou et al. 2018, 4.3).
+"""Networks that read the positions of a history beside a target: DIN and BST.
 
 Lists of a batch have different lengths: with 9 tokens of 50 a row, four fifths of the positions are
-padding. The tokens of all rows are laid one behind the other, so that padding costs no product.
+padding. For DIN's scores the tokens of all rows are laid one behind the other, so that padding
+costs no product.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from conf.errors import ConfigError
+from training.networks.factorization import flatten_each
 from training.networks.layers import has_fixed_shapes
-from training.networks.tower import activate, build_mlp, concatenate
+from training.networks.network import NetworkInputs
+from training.networks.sequences import (
+    AddPositions,
+    build_transformer_block,
+    check_alike,
+    check_positions,
+)
+from training.networks.tower import HiddenLayers, activate, build_output, concatenate
+
+Names = str | Sequence[str]
+
+
+@dataclass(frozen=True)
+class History:
+    """A history and the target that it is compared with.
+
+    Attributes:
+        vectors: `[batch, length, dim]`, zeros at padded positions.
+        mask: Where a token stands, bool `[batch, length]`.
+        target: `[batch, dim]`.
+        max_len: Longest length of a history; a batch may be narrower.
+    """
+
+    vectors: keras.KerasTensor
+    mask: keras.KerasTensor
+    target: keras.KerasTensor
+    max_len: int
+
+
+def build_din(
+    inputs: NetworkInputs,
+    *,
+    history: Names,
+    target: Names,
+    attention_units: Sequence[int] = (80, 40),
+    attention_activation: str = "dice",
+    softmax: bool = False,
+    hidden_units: Sequence[int] = (200, 80),
+    activation: str = "dice",
+    dropout: float | None = None,
+    batch_normalization: bool = False,
+    base_scores: Mapping[str, float] | None = None,
+) -> keras.KerasTensor:
+    """Builds a deep interest network (Zhou et al. 2018, sections 4.3 and 5.3).
+
+    An MLP over `[h, t, h - t, h * t]` scores each position h of the history by the target t;
+    the history enters as the sum of its positions, weighted by their scores.
+
+    Args:
+        inputs: Vectors and numbers.
+        history: A list of ids, or several of one length whose vectors are joined.
+        target: The feature that the history is compared with, or as many as `history` names.
+        attention_units: Lengths of the hidden layers of the MLP that scores positions.
+        attention_activation: Of these layers.
+        softmax: Whether the scores of a row sum to one; the paper leaves them as they are, so
+            that the sum says how strong the interest is.
+        hidden_units: Lengths of the hidden layers over the whole row.
+        activation: As the next two, that of `HiddenLayers`.
+        dropout: See there.
+        batch_normalization: See there.
+        base_scores: Score of a constant for each task, where training starts.
+    """
+    read = read_history(inputs, history, target)
+    layers = (attention_units, attention_activation)
+    scores = score_tokens(read.vectors, read.mask, read.target, *layers)
+    if softmax:
+        scale = read.vectors.shape[-1] ** -0.5
+        scores = keras.layers.Softmax()(scores * scale, mask=read.mask)
+    weights = keras.ops.where(read.mask, scores, 0.0)
+    interest = keras.ops.einsum("bt,btd->bd", weights, read.vectors)
+    row = concatenate([*flatten_each(inputs, without=list_names(history)), interest])
+    hidden = HiddenLayers(activation, dropout, batch_normalization).stack(row, hidden_units)
+    return build_output(hidden, base_scores)
+
+
+def build_bst(
+    inputs: NetworkInputs,
+    *,
+    history: Names,
+    target: Names,
+    gaps: str | None = None,
+    blocks: int = 1,
+    heads: int = 8,
+    feed_forward_units: int | None = None,
+    pooling: str = "concat",
+    hidden_units: Sequence[int] = (1024, 512, 256),
+    activation: str = "leaky_relu",
+    dropout: float | None = None,
+    batch_normalization: bool = False,
+    base_scores: Mapping[str, float] | None = None,
+) -> keras.KerasTensor:
+    """Builds a behaviour sequence transformer (Chen et al. 2019, sections 2.1 to 2.3).
+
+    The target is appended to the history; each position is the item's vector plus a learned one
+    of the position; transformer blocks follow, and an MLP over their outputs and the other
+    features.
+
+    Args:
+        inputs: Vectors and numbers.
+        history: A list of ids of a known length, or several whose vectors are joined.
+        target: The feature that is appended, or as many as `history` names.
+        gaps: A list of ids as long as the history, such as buckets of the time to the event;
+            their vectors are added to those of the history.
+        blocks: Transformer blocks.
+        heads: Heads of attention.
+        feed_forward_units: Length of the hidden layer in a block; None: four times that of a
+            position.
+        pooling: `concat`: the outputs of all positions; `target`: that of the target; `mean`.
+        hidden_units: Lengths of the hidden layers over the whole row.
+        activation: As the next two, that of `HiddenLayers`; dropout is of the blocks too.
+        dropout: See there.
+        batch_normalization: See there.
+        base_scores: Score of a constant for each task, where training starts.
+    """
+    read = read_history(inputs, history, target, gaps)
+    last = keras.ops.expand_dims(read.target, 1)
+    sequence = keras.layers.Concatenate(axis=1)([read.vectors, last])
+    sequence = AddPositions(length=read.max_len + 1, has_target=True)(sequence)
+    always = keras.ops.ones_like(read.mask[:, :1])
+    mask = keras.ops.concatenate([read.mask, always], axis=1)
+    units = feed_forward_units or 4 * sequence.shape[-1]
+    for _ in range(blocks):
+        sequence = build_transformer_block(sequence, mask, heads, units, dropout)
+    without = [*list_names(history), *list_names(target), *([gaps] if gaps else [])]
+    others = flatten_each(inputs, without=without)
+    row = concatenate([*others, _pool_outputs(sequence, mask, pooling, read.max_len)])
+    hidden = HiddenLayers(activation, dropout, batch_normalization).stack(row, hidden_units)
+    return build_output(hidden, base_scores)
+
+
+def _pool_outputs(
+    sequence: keras.KerasTensor, mask: keras.KerasTensor, pooling: str, max_len: int
+) -> keras.KerasTensor:
+    """Returns the outputs of a history and of the target behind it as one vector."""
+    if pooling == "target":
+        return sequence[:, -1]
+    kept = keras.ops.where(keras.ops.expand_dims(mask, 2), sequence, 0.0)
+    if pooling == "concat":
+        history = PadPositions(max_len)(kept[:, :-1])
+        last = keras.ops.expand_dims(kept[:, -1], 1)
+        return keras.layers.Flatten()(keras.layers.Concatenate(axis=1)([history, last]))
+    if pooling == "mean":
+        counts = keras.ops.sum(keras.ops.cast(mask, kept.dtype), axis=1, keepdims=True)
+        return keras.ops.sum(kept, axis=1) / counts
+    raise ConfigError(
+        "model.params.pooling is not known",
+        received=pooling,
+        allowed="concat, target, mean",
+    )
+
+
+def read_history(
+    inputs: NetworkInputs, history: Names, target: Names, gaps: str | None = None
+) -> History:
+    """Returns the vectors of a history and its target, which are of one length."""
+    lists, targets = list_names(history), list_names(target)
+    added = [gaps] if gaps else []
+    for name in (*lists, *added):
+        check_positions(inputs, name)
+    widths = {name: inputs.find_length(name) for name in lists}
+    if len(set(widths.values())) > 1:
+        raise ConfigError(
+            "the lists of a history need one length",
+            received=", ".join(f"{name}: {width}" for name, width in widths.items()),
+            fix="build them with one max_len",
+        )
+    vectors = concatenate([inputs[name] for name in lists])
+    goal = concatenate([inputs[name] for name in targets])
+    if len(goal.shape) != 2 or vectors.shape[-1] != goal.shape[-1]:
+        raise ConfigError(
+            "a history is compared with its target by vectors of one length",
+            received=f"history {', '.join(lists)}: {vectors.shape[-1]} numbers; "
+            f"target {', '.join(targets)}: {goal.shape[-1]} numbers",
+            fix="name as many targets as lists in model.params, of one embedding dim",
+        )
+    if gaps:
+        check_alike(inputs, [lists[0], gaps])
+        vectors = keras.layers.Add()([vectors, inputs[gaps]])
+    mask, length = inputs[inputs.masks[lists[0]]], inputs.find_length(lists[0])
+    return History(vectors, mask, goal, int(length or 0))
+
+
+def list_names(names: Names) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
 
 
 def score_tokens(
@@ -30,7 +217,7 @@ def score_tokens(
         mask: Where a token stands, bool `[batch, length]`.
         target: `[batch, dim]`.
         units: Lengths of the hidden layers.
-        activation: `dice`, `prelu` or the name of a Keras activation, of these layers.
+        activation: Of these layers.
 
     Returns:
         Scores `[batch, length]`, 0 where no token stands.
@@ -42,12 +229,33 @@ def score_tokens(
         first = keras.layers.Dense(units[0])
         first.build((None, 4 * target.shape[-1]))  # Here, so that it has a name of its own.
         hidden = activate(CompareWithTarget(first)([tokens, target, rows]), activation, every)
-        hidden = build_mlp(hidden, units[1:], activation=activation, mask=every)
+        hidden = HiddenLayers(activation).stack(hidden, units[1:], every)
     else:
         each = keras.ops.expand_dims(keras.ops.take(target, rows, axis=0), 0)
         hidden = concatenate([tokens, each, tokens - each, tokens * each])
     scores = keras.layers.Dense(1)(hidden)
     return UnpackTokens()([scores, places, mask])
+
+
+@keras.saving.register_keras_serializable("sluice")
+class PadPositions(keras.layers.Layer):
+    """Fills sequences of any width with zeros up to one length."""
+
+    def __init__(self, length: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.length = length
+
+    def call(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
+        """Returns `[batch, length, dim]` of `[batch, width, dim]`."""
+        missing = self.length - keras.ops.shape(inputs)[1]
+        padded = keras.ops.pad(inputs, ((0, 0), (0, missing), (0, 0)))
+        return keras.ops.reshape(padded, (-1, self.length, inputs.shape[2]))
+
+    def compute_output_shape(self, shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        return (shape[0], self.length, shape[2])
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "length": self.length}
 
 
 @keras.saving.register_keras_serializable("sluice")
@@ -83,7 +291,6 @@ class UnpackTokens(keras.layers.Layer):
     def compute_output_shape(
         self, shapes: Sequence[tuple[int | None, ...]]
     ) -> tuple[int | None, ...]:
-        """Returns the shape."""
         return shapes[2]
 
 
@@ -93,10 +300,7 @@ class CompareWithTarget(keras.layers.Layer):
 
     With the kernel in four parts of equal height, `W [h, t, h - t, h * t]` is
     `(W1 + W3) h + W4 (h * t) + (W2 - W3) t`: half of the product, and the last part once a row.
-
-    Args:
-        dense: The layer; it is built, for inputs four times as long as a vector.
-        options: Those of a Keras layer.
+    The dense layer is built, for inputs four times as long as a vector.
     """
 
     def __init__(self, dense: keras.layers.Dense, **options: Any) -> None:
@@ -120,7 +324,6 @@ class CompareWithTarget(keras.layers.Layer):
     def compute_output_shape(
         self, shapes: Sequence[tuple[int | None, ...]]
     ) -> tuple[int | None, ...]:
-        """Returns the shape."""
         return (*shapes[0][:2], self.dense.units)
 
     def build(self, shapes: Sequence[tuple[int | None, ...]]) -> None:
@@ -129,25 +332,19 @@ class CompareWithTarget(keras.layers.Layer):
             self.dense.build((None, 4 * int(shapes[1][-1] or 0)))
 
     def get_config(self) -> dict[str, Any]:
-        """Returns what the layer is made of."""
         return {**super().get_config(), "dense": keras.saving.serialize_keras_object(self.dense)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> CompareWithTarget:
-        """Returns the layer of what it is made of."""
         dense = keras.saving.deserialize_keras_object(config["dense"])
         return cls(**{**config, "dense": dense})
 
 
 def take_rows(values: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """Returns the row that each token belongs to, `[tokens, dim]`.
+    """Returns the row that each token belongs to, `[tokens, dim]` of values `[batch, dim]`.
 
-    The gradient sums up the tokens of each row. As rows ascend, this takes a third of the time of a
-    sum in any order. XLA compiles the latter alone.
-
-    Args:
-        values: `[batch, dim]`.
-        rows: The row of each token, ascending, `[tokens]`.
+    The gradient sums up the tokens of each row. As `rows`, `[tokens]`, ascend, this takes a third
+    of the time of a sum in any order. XLA compiles the latter alone.
     """
 
     @tf.custom_gradient

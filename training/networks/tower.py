@@ -1,170 +1,68 @@
-"""MLPs, their activations, and the tower of a two-tower model."""
+"""Hidden layers with their activations, towers of two-tower models, and users' own towers."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
+import tensorflow as tf
 
-from conf.errors import ConfigError, did_you_mean
+from conf.errors import ConfigError
 from conf.training.models import OwnTowerConfig
-from training.networks.dice import Dice
 from training.networks.network import NetworkInputs, find_read_inputs
 from training.networks.own_code import OwnCode, call_build, import_function
 
-
-def build_tower(
-    inputs: Mapping[str, keras.KerasTensor],
-    *,
-    hidden_units: Sequence[int],
-    output_dim: int,
-    l2: float | None = None,
-    **layers: Any,
-) -> keras.KerasTensor:
-    """Builds an MLP over the inputs, one beside the other.
-
-    Args:
-        inputs: Inputs `[batch, width]` by name.
-        hidden_units: Lengths of the hidden layers.
-        output_dim: Length of the vector.
-        l2: Weight of the squared norms of all kernels in the loss, or None.
-        layers: What `build_mlp` takes: activation, batch normalization, dropout.
-
-    Returns:
-        The vector, `[batch, output_dim]`.
-    """
-    hidden = build_mlp(concatenate(list(inputs.values())), hidden_units, l2=l2, **layers)
-    return keras.layers.Dense(output_dim, kernel_regularizer=build_regularizer(l2))(hidden)
+EPSILON = 1e-8
+"""Added to the variance of Dice."""
 
 
-def build_own_tower(
-    config: OwnTowerConfig, side: str, inputs: NetworkInputs, output_dim: int
-) -> keras.KerasTensor:
-    """Builds a tower of one's own and checks what comes out.
+@dataclass(frozen=True)
+class HiddenLayers:
+    """Dense layers: batch normalization if asked for, activation, dropout behind each.
 
-    Args:
-        config: The function and its parameters.
-        side: user or item.
-        inputs: Its inputs.
-        output_dim: Length of the vector; what a parameter of that name is given.
-
-    Returns:
-        The vector, `[batch, output_dim]`.
-
-    Raises:
-        ConfigError: There is no such function; it takes other parameters, fails, returns something
-            else than a vector, or does not read all features of its side.
-    """
-    path, key = config.function, f"model.{side}_tower"
-    code = OwnCode(f"{side} tower", key, f"{key}.params", ("inputs",), ("output_dim",))
-    build = import_function(path, code)
-    output = call_build(path, code, build, inputs, config.params, {"output_dim": output_dim})
-    shape = getattr(output, "shape", None)
-    if not isinstance(output, keras.KerasTensor) or shape != (None, output_dim):
-        raise ConfigError(
-            f"{side} tower {path} returns something else than a vector for each row",
-            received=f"{type(output).__name__} of shape {shape}",
-            allowed=f"a Keras tensor of shape (None, {output_dim}), after model.embedding_dim",
-            fix="end the tower with keras.layers.Dense(output_dim)",
-        )
-    read = set(find_read_inputs(inputs, output))
-    features = [name for name in inputs if name not in inputs.masks.values()]
-    unread = [name for name in features if name not in read]
-    if unread:
-        kept = ", ".join(name for name in features if name in read)
-        raise ConfigError(
-            f"{side} tower {path} does not read every feature of its side",
-            received=f"it ignores {', '.join(unread)}",
-            fix=f"set model.{side}_features=[{kept}], or connect them to the output",
-        )
-    return output
-
-
-def build_mlp(
-    hidden: keras.KerasTensor,
-    units: Sequence[int],
-    *,
-    activation: str = "relu",
-    dropout: float | None = None,
-    batch_normalization: bool = False,
-    l2: float | None = None,
-    mask: keras.KerasTensor | None = None,
-) -> keras.KerasTensor:
-    """Builds hidden layers: dense, batch normalization if asked for, activation, dropout.
-
-    Args:
-        hidden: `[batch, width]`, or `[batch, length, width]`, of which each position is mapped.
-        units: Lengths of the layers.
+    Attributes:
         activation: `dice`, `prelu` or the name of a Keras activation.
         dropout: Share of units dropped in training, in (0, 1), or None.
         batch_normalization: Normalizes before the activation, by the batch of all replicas.
-        l2: Weight of the kernels' squared norms in the loss, or None.
-        mask: Positions whose statistics count, bool `[batch, length]`; with it each replica
-            normalizes by its own rows.
-
-    Returns:
-        `[batch, units[-1]]`, or `[batch, length, units[-1]]`; `hidden` where there are no layers.
     """
-    for size in units:
-        hidden = keras.layers.Dense(size, kernel_regularizer=build_regularizer(l2))(hidden)
-        hidden = finish_layer(hidden, activation, dropout, batch_normalization, mask)
-    return hidden
+
+    activation: str = "relu"
+    dropout: float | None = None
+    batch_normalization: bool = False
+
+    def stack(
+        self,
+        hidden: keras.KerasTensor,
+        units: Sequence[int],
+        mask: keras.KerasTensor | None = None,
+    ) -> keras.KerasTensor:
+        """Builds layers of these lengths over `[batch, width]`, or `[batch, length, width]`.
+
+        `mask`, bool `[batch, length]`, tells the positions whose statistics count; with it each
+        replica normalizes by its own rows.
+        """
+        for size in units:
+            hidden = self.finish(keras.layers.Dense(size)(hidden), mask)
+        return hidden
+
+    def finish(
+        self, hidden: keras.KerasTensor, mask: keras.KerasTensor | None = None
+    ) -> keras.KerasTensor:
+        """Builds what follows the map of a layer."""
+        if self.batch_normalization:
+            hidden = keras.layers.BatchNormalization(synchronized=True)(hidden, mask=mask)
+        hidden = activate(hidden, self.activation, mask)
+        return hidden if self.dropout is None else keras.layers.Dropout(self.dropout)(hidden)
 
 
-def finish_layer(
-    hidden: keras.KerasTensor,
-    activation: str,
-    dropout: float | None,
-    batch_normalization: bool,
-    mask: keras.KerasTensor | None = None,
-) -> keras.KerasTensor:
-    """Builds what follows the map of a hidden layer; arguments are those of `build_mlp`."""
-    if batch_normalization:
-        hidden = keras.layers.BatchNormalization(synchronized=True)(hidden, mask=mask)
-    hidden = activate(hidden, activation, mask)
-    return hidden if dropout is None else keras.layers.Dropout(dropout)(hidden)
-
-
-def build_output(hidden: keras.KerasTensor, start: float) -> keras.KerasTensor:
-    """Builds a linear map to one number, `[batch, 1]`, whose bias starts at `start`."""
-    first = keras.initializers.Constant(start)
-    return keras.layers.Dense(1, bias_initializer=first)(hidden)
-
-
-def first_score(base_scores: Mapping[str, float] | None) -> float:
-    """Returns the score that the output of a network of one task starts at."""
-    return next(iter((base_scores or {}).values()), 0.0)
-
-
-def check_activation(name: str) -> None:
-    """Refuses an activation that there is not.
-
-    Raises:
-        ConfigError: Keras has none of that name.
-    """
-    own = ("dice", "prelu")
-    known = [key for key, value in vars(keras.activations).items() if inspect.isfunction(value)]
-    names = sorted({*own, *known} - {"get", "serialize", "deserialize"})
-    if name not in names:
-        raise ConfigError(
-            "model.activation is none that there is",
-            received=name,
-            allowed=", ".join(names),
-            fix=did_you_mean(name, names),
-        )
-
-
-def build_regularizer(l2: float | None) -> keras.regularizers.Regularizer | None:
-    """Returns what adds a kernel's squared norm to the loss, or None."""
-    return None if l2 is None else keras.regularizers.L2(l2)
+PLAIN_LAYERS = HiddenLayers()
 
 
 def activate(
     hidden: keras.KerasTensor, activation: str, mask: keras.KerasTensor | None = None
 ) -> keras.KerasTensor:
-    """Applies an activation by its name; arguments as in `build_mlp`."""
     if activation == "dice":
         return Dice()(hidden, tokens=mask)
     if activation == "prelu":  # A slope for each unit, not for each position too.
@@ -172,6 +70,147 @@ def activate(
     return keras.layers.Activation(activation)(hidden)
 
 
+def build_tower(
+    inputs: Mapping[str, keras.KerasTensor],
+    hidden_units: Sequence[int],
+    output_dim: int,
+    layers: HiddenLayers = PLAIN_LAYERS,
+) -> keras.KerasTensor:
+    """Builds layers and a linear map to `[batch, output_dim]` over inputs `[batch, width]`."""
+    hidden = layers.stack(concatenate(list(inputs.values())), hidden_units)
+    return keras.layers.Dense(output_dim)(hidden)
+
+
+def build_own_tower(
+    config: OwnTowerConfig, inputs: NetworkInputs, output_dim: int
+) -> keras.KerasTensor:
+    """Builds the user tower that a user has written, `[batch, output_dim]`."""
+    path = config.function
+    code = OwnCode(
+        "user tower", "model.user_tower", "model.user_tower.params", ("inputs",), ("output_dim",)
+    )
+    build = import_function(path, code)
+    output = call_build(path, code, build, inputs, config.params, {"output_dim": output_dim})
+    shape = getattr(output, "shape", None)
+    if not isinstance(output, keras.KerasTensor) or shape != (None, output_dim):
+        raise ConfigError(
+            f"user tower {path} returns something else than a vector for each row",
+            received=f"{type(output).__name__} of shape {shape}",
+            allowed=f"a Keras tensor of shape (None, {output_dim}), after model.embedding_dim",
+            fix="end the tower with keras.layers.Dense(output_dim)",
+        )
+    read = find_read_inputs(inputs, output)
+    unread = [name for name in inputs if name not in (*read, *inputs.masks.values())]
+    if unread:
+        raise ConfigError(
+            f"user tower {path} does not read every feature of its side",
+            received=f"it ignores {', '.join(unread)}",
+            fix="leave them out of model.user_features, or connect them to the output",
+        )
+    return output
+
+
+def build_output(
+    hidden: keras.KerasTensor, base_scores: Mapping[str, float] | None, task: str | None = None
+) -> keras.KerasTensor:
+    """Builds a linear map to one number, `[batch, 1]`, whose bias is a constant's score."""
+    first = keras.initializers.Constant(first_score(base_scores, task))
+    return keras.layers.Dense(1, bias_initializer=first)(hidden)
+
+
+def first_score(base_scores: Mapping[str, float] | None, task: str | None = None) -> float:
+    """Returns the score that an output starts at: of a task, or of the only one."""
+    scores = base_scores or {}
+    return next(iter(scores.values()), 0.0) if task is None else scores.get(task, 0.0)
+
+
 def concatenate(tensors: Sequence[keras.KerasTensor]) -> keras.KerasTensor:
     """Joins tensors along their last axis; one alone stays as it is."""
     return tensors[0] if len(tensors) == 1 else keras.layers.Concatenate()(list(tensors))
+
+
+@keras.saving.register_keras_serializable("sluice")
+class Dice(keras.layers.Layer):
+    """`p x + (1 - p) a x`: p the sigmoid of x normalized by the batch, a trained.
+
+    Zhou et al. 2018, "Deep interest network", equation 4: a PReLU whose kink moves to where the
+    batch's mean is. Over the positions of histories it takes most of a step of DIN, as each of its
+    many small operations reads and writes every position; there its gradient is written out.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.normalize = keras.layers.BatchNormalization(
+            center=False, scale=False, epsilon=EPSILON, synchronized=True
+        )
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        self.normalize.build(input_shape)
+        self.slope = self.add_weight(shape=(input_shape[-1],), initializer="zeros", name="slope")
+
+    def call(
+        self,
+        inputs: keras.KerasTensor,
+        training: bool | None = None,
+        tokens: keras.KerasTensor | None = None,
+    ) -> keras.KerasTensor:
+        """Returns the activation of `[batch, …, units]`; `tokens` is the mask of `HiddenLayers`."""
+        if tokens is None or not training:
+            gate = keras.ops.sigmoid(self.normalize(inputs, training=training))
+            return inputs * (gate + (1.0 - gate) * self.slope)
+        rows = tf.reshape(inputs, [-1, inputs.shape[-1]])
+        weights = tf.cast(tf.reshape(tokens, [1, -1]), rows.dtype)
+        outputs, mean, variance = apply_dice(rows, weights, tf.convert_to_tensor(self.slope))
+        self._keep(mean, variance)
+        return tf.reshape(outputs, tf.shape(inputs))
+
+    def _keep(self, mean: tf.Tensor, variance: tf.Tensor) -> None:
+        """Moves the statistics for evaluation towards those of the batch, as Keras' layer does."""
+        kept = self.normalize
+        for variable, value in ((kept.moving_mean, mean), (kept.moving_variance, variance)):
+            old = keras.ops.cast(variable, value.dtype)
+            variable.assign(old * kept.momentum + value * (1.0 - kept.momentum))
+
+
+@tf.custom_gradient
+def apply_dice(
+    rows: tf.Tensor, weights: tf.Tensor, slope: tf.Tensor
+) -> tuple[tuple[tf.Tensor, tf.Tensor, tf.Tensor], Callable[..., Any]]:
+    """Dice of rows, normalized by those that count.
+
+    With z the normalized x and p its sigmoid, y = x (a + (1 - a) p). The gradient through z is that
+    of batch normalization (Ioffe & Szegedy 2015, section 3), whose mean and variance are of the
+    rows that count alone. Sums over rows are products with a row of weights.
+
+    Args:
+        rows: x, float `[n, units]`.
+        weights: 1 for a row that counts in mean and variance, else 0; `[1, n]`.
+        slope: a, `[units]`.
+
+    Returns:
+        y `[n, units]`, and the mean and the variance, `[units]`, which have no gradient.
+    """
+    share = weights / tf.maximum(tf.reduce_sum(weights), 1.0)
+    mean = tf.matmul(share, rows)
+    centred = rows - mean
+    variance = tf.matmul(share, tf.square(centred))
+    scale = tf.math.rsqrt(variance + EPSILON)
+    normalized = centred * scale
+    gate = tf.sigmoid(normalized)
+    factor = slope + (1.0 - slope) * gate
+
+    def differentiate(
+        upstream: tf.Tensor, _mean: tf.Tensor, _variance: tf.Tensor
+    ) -> tuple[tf.Tensor, None, tf.Tensor]:
+        each = tf.ones_like(weights)
+        through = upstream * rows
+        of_gate = through * gate
+        of_slope = tf.matmul(each, through) - tf.matmul(each, of_gate)
+        of_normalized = of_gate - of_gate * factor  # 1 - factor is (1 - a) (1 - p).
+        total = tf.matmul(each, of_normalized) * scale
+        along = tf.matmul(each, of_normalized * normalized) * scale
+        correction = (normalized * along + total) * tf.transpose(share)
+        gradient = upstream * factor + of_normalized * scale - correction
+        return gradient, None, tf.squeeze(of_slope, 0)
+
+    return (rows * factor, tf.squeeze(mean, 0), tf.squeeze(variance, 0)), differentiate

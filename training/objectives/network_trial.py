@@ -15,10 +15,10 @@ import tensorflow as tf
 from conf.errors import ConfigError
 from conf.training.models import ModelConfig, RankingConfig
 from training.input.batches import Batch
-from training.models.dssm import DSSM
 from training.models.embedded_inputs import EmbeddedInputs, vector_errors
 from training.models.model import Model
 from training.models.ranking import RankingModel
+from training.models.two_towers import DSSM
 from training.networks.network import Network
 from training.networks.own_code import Fault, call_reported
 from training.networks.probabilities import draw_inputs

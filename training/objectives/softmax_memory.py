@@ -17,8 +17,8 @@ from training.distribution.workers import free_memory_bytes
 from training.models.embedded_inputs import InputFeature
 from training.models.model import Model
 from training.models.retrieval import RetrievalModel
-from training.models.sequence_rows import count_queries
-from training.networks.dice import Dice
+from training.models.sequence import count_queries
+from training.networks.tower import Dice
 from training.objectives.catalog_softmax import BLOCK_ITEMS
 from training.reader.feature_columns import list_length
 

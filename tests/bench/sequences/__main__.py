@@ -65,10 +65,9 @@ from tests.bench.train_step.products import report_products
 from tests.bench.train_step.sections import time_in_turns
 from tests.bench.train_step.trainings import ModelTraining
 from training.loop.step import StepOptions
-from training.models.dssm import DSSM
-from training.models.mf import MatrixFactorization
 from training.models.retrieval import RetrievalModel
 from training.models.sequence import SequenceModel
+from training.models.two_towers import DSSM, MatrixFactorization
 from training.objectives.item_catalog import ItemFeatures
 from training.objectives.item_objectives import CatalogSoftmax, ItemData, SampledSoftmax
 from training.objectives.objective import Objective

@@ -35,7 +35,7 @@ from etl.encoders.target import build_statistic_table, write_statistic_table
 from etl.encoders.vocabulary import write_vocabulary
 from tests.contract.skew.encoder_plans import plan_feature, write_tokens
 from tests.machine import examples
-from training.encoders.execution import executions as tensor_executions
+from training.encoders.operations import executions as tensor_executions
 from training.encoders.serving import FLOAT_NULL_TOKEN, build_serving_encoders
 
 MAX_LEN = 5

@@ -14,10 +14,15 @@ from hypothesis import strategies as st
 from conf.encoders.bags import SparseIndices, Weights
 from conf.encoders.hashing import Cross, Hash
 from conf.encoders.numbers import Bucketize
-from training.encoders.bags import scale_weights
-from training.encoders.dates import pick_date_part
-from training.encoders.execution import RawValues, Resources, apply_operation
-from training.encoders.hashing import multiply_lists, pick_values
+from training.encoders.operations import (
+    RawValues,
+    Resources,
+    apply_operation,
+    multiply_lists,
+    pick_date_part,
+    pick_values,
+    scale_weights,
+)
 
 EPOCH = dt.datetime(1970, 1, 1)
 EXPECTED = {

@@ -11,10 +11,10 @@ from conf.manifest import Manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.models import DSSMConfig, YouTubeDNNConfig
 from training.embedding.static_table import EmbeddingTable
-from training.models.dssm import DSSM, build_youtube_dnn
 from training.models.embedded_inputs import EmbeddedInputs, InputFeature
 from training.models.registry import build_model
 from training.models.retrieval import tell_later_items
+from training.models.two_towers import DSSM, build_youtube_dnn
 from training.networks.network import Network, TrainingPass, build_keras_model
 from training.networks.tower import build_tower
 

@@ -27,9 +27,8 @@ from training.checkpoint.saved_tensors import collect_state
 from training.evaluation.item_index import build_item_index
 from training.export.saved_model import write_export
 from training.input.batches import build_eval_dataset
-from training.models.item_times import UNKNOWN_AGE, ItemTimes, find_item_times
 from training.models.registry import build_model
-from training.models.sequence import SequenceModel
+from training.models.sequence import UNKNOWN_AGE, ItemTimes, SequenceModel, find_item_times
 from training.monitoring.run_logs import read_steps
 from training.serving.app import build_app
 from training.serving.server import Server

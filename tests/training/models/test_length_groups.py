@@ -17,10 +17,9 @@ from conf.schema import FeatureSpec
 from tests.training.models.test_batch_width import MODELS, compute, rank, read_short_histories
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.input.batches import Batch
-from training.models import length_groups
-from training.models.length_groups import GROUPS, encode_in_groups, plan_groups
 from training.models.registry import build_model
-from training.networks.network import TrainingPass
+from training.networks import network as networks
+from training.networks.network import GROUPS, TrainingPass, encode_in_groups, plan_groups
 
 LENGTHS = [3, 0, 5, 1, 1, 2, 5]
 WIDTH = 6
@@ -28,7 +27,7 @@ WIDTH = 6
 
 @pytest.fixture(autouse=True)
 def groups_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(length_groups, "MIN_GROUP_ROWS", 1)
+    monkeypatch.setattr(networks, "MIN_GROUP_ROWS", 1)
 
 
 def draw() -> dict[str, tf.Tensor]:
@@ -74,7 +73,7 @@ def test_groups_give_each_row_what_it_gives_alone(count: int, keeps_positions: b
 
 
 def test_a_batch_of_few_rows_is_computed_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(length_groups, "MIN_GROUP_ROWS", 4)
+    monkeypatch.setattr(networks, "MIN_GROUP_ROWS", 4)
     numbers = []
 
     def encode(group: Mapping[str, tf.Tensor], number: int) -> tf.Tensor:
@@ -130,7 +129,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         calls.append(arguments[-1])
         return encode_in_groups(*arguments)
 
-    monkeypatch.setattr(length_groups, "encode_in_groups", encode)
+    monkeypatch.setattr(networks, "encode_in_groups", encode)
     return calls
 
 

@@ -17,9 +17,9 @@ from training.embedding.dynamic_table import DynamicTable
 from training.embedding.static_table import EmbeddingTable
 from training.input.batches import Batch, build_eval_dataset
 from training.models.embedding_tables import TableBuilder, table_size
-from training.models.mf import MatrixFactorization
 from training.models.model import find_feature
 from training.models.registry import build_model, undo_balance
+from training.models.two_towers import MatrixFactorization
 
 CONFIGS = [
     MFConfig(embedding_dim=4),

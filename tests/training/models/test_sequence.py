@@ -43,8 +43,7 @@ from training.evaluation.item_index import build_item_index
 from training.export.saved_model import write_export
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
-from training.models.sequence import SequenceModel
-from training.models.sequence_rows import require_held_out, trains_everywhere
+from training.models.sequence import SequenceModel, require_held_out, trains_everywhere
 from training.networks.network import (
     Network,
     NetworkInputs,
@@ -52,8 +51,8 @@ from training.networks.network import (
     build_keras_model,
     building_layers,
 )
-from training.networks.sequence_registry import SEQUENCE_NETWORKS
 from training.networks.sequences import (
+    SEQUENCE_NETWORKS,
     UserSequence,
     build_bst_encoder,
     build_gru,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from training.networks.dice import EPSILON, Dice, apply_dice
+from training.networks.tower import EPSILON, Dice, apply_dice
 
 ROWS, LENGTH, UNITS = 5, 4, 3
 

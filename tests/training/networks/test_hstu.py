@@ -10,15 +10,15 @@ import pytest
 import tensorflow as tf
 
 from tests.training.networks.test_networks import Array, Weights, norm, sigmoid
-from training.networks.hstu import (
+from training.networks.network import Network, build_keras_model, building_layers
+from training.networks.sequences import (
     TIME_BUCKETS,
     PointwiseAttention,
     SequenceTimes,
     TimeBuckets,
+    UserSequence,
     build_hstu,
 )
-from training.networks.network import Network, build_keras_model, building_layers
-from training.networks.sequences import UserSequence
 
 LENGTH, DIM, HEADS, ROWS = 6, 4, 2, 3
 LENGTHS = np.array([6, 3, 0])

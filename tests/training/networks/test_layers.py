@@ -7,14 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.networks.layers import (
-    COMBINERS,
     PositionWeights,
     combine_positions,
     compute_dtype,
     computing_in,
     matmul_rows,
     normalize_rows,
-    normalize_weights,
     pool_mean,
 )
 
@@ -172,7 +170,7 @@ def combine_by_hand(
 
 
 @pytest.mark.parametrize("combiner", ["sum", "mean", "max", "last"])
-@pytest.mark.parametrize("weighted", ["plain", "weights", "softmax"])
+@pytest.mark.parametrize("weighted", ["plain", "weights"])
 def test_combiners_and_their_gradients_are_those_by_hand(combiner: str, weighted: str) -> None:
     rng = np.random.default_rng(1)
     ids = np.array([[3, 1, 2, 5], [7, 4, 0, 0], [0, 0, 0, 0], [0, 9, 0, 2]])
@@ -183,8 +181,6 @@ def test_combiners_and_their_gradients_are_those_by_hand(combiner: str, weighted
     given = [tf.Variable(embeddings), tf.Variable(weights)]
     with tf.GradientTape() as tape:
         factors = None if weighted == "plain" else tf.convert_to_tensor(given[1])
-        if weighted == "softmax":
-            factors = normalize_weights(factors, tf.constant(ids))
         pooled = combine_positions(given[0], tf.constant(ids), factors, combiner)
         target = tf.reduce_sum(pooled * upstream)
     by_rows, by_weights = tape.gradient(target, given)
@@ -192,16 +188,12 @@ def test_combiners_and_their_gradients_are_those_by_hand(combiner: str, weighted
     expected_rows, expected_weights = np.zeros((4, 4, 3)), np.zeros((4, 4))
     for row, tokens in enumerate(ids != 0):
         own = weights[row, tokens].astype(np.float64)
-        shares = np.exp(own) / np.exp(own).sum() if len(own) else own
-        factors = {"plain": None, "weights": own, "softmax": shares}[weighted]
+        factors = {"plain": None, "weights": own}[weighted]
         found = combine_by_hand(
             embeddings[row, tokens].astype(np.float64), factors, combiner, upstream[row]
         )
         expected[row], expected_rows[row, tokens] = found[:2]
-        by_factor = found[2]
-        if weighted == "softmax":
-            by_factor = shares * (by_factor - (shares * by_factor).sum())
-        expected_weights[row, tokens] = by_factor
+        expected_weights[row, tokens] = found[2]
     np.testing.assert_allclose(pooled, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(by_rows, expected_rows, rtol=1e-5, atol=1e-6)
     if weighted != "plain":
@@ -214,9 +206,3 @@ def test_positions_are_kept_without_what_pads_them() -> None:
     weights = tf.constant([[3.0, np.nan], [np.inf, 1.0]])
     found = combine_positions(garbage, ids, weights, "none")
     assert found.numpy().tolist() == [[[6.0], [0.0]], [[0.0], [0.0]]]
-
-
-def test_an_unknown_combiner_is_refused() -> None:
-    assert COMBINERS == ("mean", "sum", "max", "last", "none")
-    with pytest.raises(ValueError, match="combiner 'avg' is none of mean, sum"):
-        combine_positions(tf.zeros([1, 1, 1]), tf.constant([[1]]), None, "avg")

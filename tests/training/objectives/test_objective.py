@@ -21,9 +21,9 @@ from training.encoders.vocabularies import Vocabulary
 from training.input.batches import Batch, build_eval_dataset, build_train_dataset
 from training.loop.optimizers import Optimizers
 from training.loop.step import StepOptions, TrainStep
-from training.models.mf import MatrixFactorization
 from training.models.registry import build_model
 from training.models.retrieval import Queries
+from training.models.two_towers import MatrixFactorization
 from training.networks.network import TrainingPass
 from training.objectives import item_catalog
 from training.objectives.item_catalog import ItemFeatures, read_drawable_items, read_item_events
