@@ -201,7 +201,6 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
     check_calibration(config, data, trainer.parts.model)
     splits = {split.name: split.rows for split in data.manifest.splits}
     warm = trainer.warm_start()
-    memory = trainer.parts.memory
     return {
         "config": config.resolved(),
         "dataset": str(data.version_dir),
@@ -210,7 +209,7 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
         "steps": trainer.plan.total,
         "parameters": trainer.parts.model.parameter_count,
         "tables": describe_tables(trainer.parts.model),
-        "catalogue_softmax": None if memory is None else memory.to_json(),
+        "catalogue_softmax_bytes": trainer.parts.softmax_bytes,
         "warm_start": None if warm is None else asdict(warm),
         "features": trainer.parts.model.describe_inputs(),
         "selected_by": find_used_metric(config, data.manifest),

@@ -17,6 +17,7 @@ from training.distribution.run_steps import (
     find_prefetch_device,
 )
 from training.distribution.strategy import check_batch_size
+from training.distribution.tensorflow_runtime import free_memory_bytes
 from training.embedding.key_mapping import plan_keyed_features, prepare_rules
 from training.loop.epoch_input import EpochInput, StepInputs
 from training.loop.optimizers import Optimizers
@@ -34,13 +35,11 @@ from training.models.sequence_rows import require_held_out
 from training.monitoring.progress import TrainingProgress
 from training.objectives.objective import (
     Objective,
-    SoftmaxMemory,
     build_objective,
-    complete_memory,
     list_notes,
     list_state,
-    plan_memory,
 )
+from training.objectives.softmax_memory import count_softmax_bytes, require_memory
 from training.reader.batch_plan import find_sparse_pairs
 from training.reader.mixing import check_mixed_ids, find_mixed
 from training.reader.training_data import TrainingData
@@ -75,7 +74,7 @@ class TrainingParts:
         run_steps: Runs compiled steps.
         validate_steps: Validates between epochs; None: that is not done.
         steps_per_epoch: Whole batches of an epoch.
-        memory: What a softmax over the catalogue takes; None: there is no such.
+        softmax_bytes: What a softmax over the catalogue takes; None: there is no such.
     """
 
     model: Model
@@ -85,7 +84,7 @@ class TrainingParts:
     run_steps: RunSteps
     validate_steps: Validate | None
     steps_per_epoch: int
-    memory: SoftmaxMemory | None = None
+    softmax_bytes: int | None = None
 
 
 def assemble(task: TrainingTask, profile: StepRange | None = None) -> TrainingParts:
@@ -110,10 +109,11 @@ def assemble(task: TrainingTask, profile: StepRange | None = None) -> TrainingPa
         profile.require_within(total_steps)
     options = build_step_options(config, strategy)
     part_size = config.input.batch_size // (config.optimizer.accumulate_steps or 1)
-    memory = plan_memory(config.model, data.manifest, part_size)
+    softmax_bytes = count_softmax_bytes(config.model, data.manifest, part_size)
+    if softmax_bytes is not None and not tf.config.list_physical_devices("GPU"):
+        require_memory(softmax_bytes, free_memory_bytes())
     with strategy.scope():
         model = build_model(config.model, data.manifest, config.seed, options.dtype)
-        memory = complete_memory(memory, model, data.manifest)
         loss_scale = build_loss_scale(config.compute)
         optimizers = Optimizers(config.optimizer, model, total_steps, loss_scale)
     objective = _build_objective(task, model, optimizers)
@@ -128,7 +128,14 @@ def assemble(task: TrainingTask, profile: StepRange | None = None) -> TrainingPa
     step = TrainStep(model, objective, optimizers, options, inputs.lookups, inputs.keyed)
     run_steps = _compile(strategy, step)
     return TrainingParts(
-        model, optimizers, epoch_input, step, run_steps, validate_steps, steps_per_epoch, memory
+        model,
+        optimizers,
+        epoch_input,
+        step,
+        run_steps,
+        validate_steps,
+        steps_per_epoch,
+        softmax_bytes,
     )
 
 

@@ -25,7 +25,7 @@ from training.loop.interruption import StopRequest
 from training.loop.step_validation import StepPlan, StepValidations
 from training.monitoring.progress import StepStatus, TrainingProgress
 from training.monitoring.run_logs import EpochLog, StepLog, StepRecord, StepValidationLog
-from training.networks.own_code import own_errors
+from training.networks.user_code import user_errors
 
 SECONDS_PER_MINUTE = 60
 
@@ -200,7 +200,7 @@ class EpochRunner:
     def _run_call(self, batches: EpochBatches, position: Position) -> CallOutcome:
         """Runs the steps of one compiled call, and reads the tail after the epoch's last one."""
         steps = self._plan.count_steps_of_call(position)
-        with own_errors(), self._input.step_errors(position, steps):
+        with user_errors(), self._input.step_errors(position, steps):
             result = self._run_steps(batches.iterator, tf.constant(steps))
         if position.batch + steps == self._steps:
             self._input.finish(batches)

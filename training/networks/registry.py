@@ -22,7 +22,7 @@ from training.networks.factorization import (
 )
 from training.networks.multitask import build_mmoe, build_shared_bottom
 from training.networks.network import NetworkInputs, find_read_inputs
-from training.networks.own_code import OwnCode, call_build, import_function
+from training.networks.user_code import call_function, import_function, pick_parameters
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,6 @@ NETWORKS: dict[str, NetworkKind] = {
     "mmoe": NetworkKind(build_mmoe),
 }
 
-GIVEN_PARAMS = ("tasks", "base_scores")
-"""Parameters that Sluice sets where a network's function has them."""
-_OWN_NETWORK = OwnCode("network", "model.network", "model.params", ("inputs",), GIVEN_PARAMS)
-
 
 def find_network(name: str) -> NetworkKind:
     """Returns a built-in network, or the one at `package.module:function`.
@@ -100,7 +96,7 @@ def find_network(name: str) -> NetworkKind:
         ConfigError: There is no such network, module or function, or importing it fails.
     """
     if ":" in name:
-        return NetworkKind(import_function(name, _OWN_NETWORK, NETWORKS))
+        return NetworkKind(import_function("network", name))
     if name not in NETWORKS:
         raise ConfigError(
             "model.network is no built-in network",
@@ -135,8 +131,9 @@ def build_logits(
             reads none of the inputs.
     """
     tasks = tuple(base_scores)
-    given = {"tasks": tasks, "base_scores": dict(base_scores)}
-    outputs = call_build(name, _OWN_NETWORK, kind.build, inputs, params, given)
+    given = pick_parameters(kind.build, {"tasks": tasks, "base_scores": dict(base_scores)})
+    fault = f"network {name} cannot be built"
+    outputs = call_function(fault, kind.build, inputs, **params, **given)
     logits = _check_outputs(name, outputs, tasks)
     if not find_read_inputs(inputs, logits):
         raise ConfigError(

@@ -12,7 +12,7 @@ from conf.errors import ConfigError, did_you_mean
 from conf.training.models import OwnTowerConfig
 from training.networks.dice import Dice
 from training.networks.network import NetworkInputs, find_read_inputs
-from training.networks.own_code import OwnCode, call_build, import_function
+from training.networks.user_code import call_function, import_function, pick_parameters
 
 
 def build_tower(
@@ -57,10 +57,11 @@ def build_own_tower(
         ConfigError: There is no such function; it takes other parameters, fails, returns something
             else than a vector, or does not read all features of its side.
     """
-    path, key = config.function, f"model.{side}_tower"
-    code = OwnCode(f"{side} tower", key, f"{key}.params", ("inputs",), ("output_dim",))
-    build = import_function(path, code)
-    output = call_build(path, code, build, inputs, config.params, {"output_dim": output_dim})
+    path = config.function
+    build = import_function(f"{side} tower", path)
+    given = pick_parameters(build, {"output_dim": output_dim})
+    fault = f"{side} tower {path} cannot be built"
+    output = call_function(fault, build, inputs, **config.params, **given)
     shape = getattr(output, "shape", None)
     if not isinstance(output, keras.KerasTensor) or shape != (None, output_dim):
         raise ConfigError(

@@ -15,9 +15,9 @@ from typing import Any
 import tensorflow as tf
 
 from training.networks.layers import compute_dtype
+from training.objectives.softmax_memory import BLOCK_ITEMS
 
 Sums = tuple[Any, ...]
-BLOCK_ITEMS = 2048
 MASKED_SCORE = -1e9
 """Low enough to vanish in a float32 softmax, high enough to stay finite."""
 
@@ -69,16 +69,7 @@ def compute_catalog_softmax(
 
 @dataclass(frozen=True)
 class _Catalog:
-    """The blocks of a catalogue; arguments are those of `compute_catalog_softmax`.
-
-    Attributes:
-        positions: Of the targets.
-        masked: As there.
-        rows: Row of each query.
-        size: Items.
-        scale: What products are multiplied by.
-        dtype: What products are computed in.
-    """
+    """The blocks of a catalogue; see `compute_catalog_softmax`. `dtype` is that of products."""
 
     positions: tf.Tensor
     masked: tf.Tensor | None

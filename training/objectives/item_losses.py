@@ -1,13 +1,19 @@
-"""Losses over items: softmax over candidates or the catalogue, pairs of items, single items."""
+"""Losses over items: softmax over candidates, pairs of items, single items, a user's formula."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from conf.training.objectives import OwnLossConfig
 from training.networks.layers import matmul_rows
+from training.networks.user_code import call_function, import_function, user_errors
+
+RowLoss = Callable[..., tf.Tensor]
 
 
 def count_replicas() -> int:
@@ -19,8 +25,7 @@ def count_replicas() -> int:
 def gather_replicas(values: tf.Tensor) -> tf.Tensor:
     """Concatenates the replicas' values along the first axis, in replica order.
 
-    Gradients flow back to the replica that a row came from, summed over all replicas. Outside a
-    strategy, or with one replica, returns the values themselves.
+    Gradients flow back to the replica that a row came from, summed over all replicas.
 
     Args:
         values: `[local_batch, ...]`; the other axes equal on all replicas.
@@ -112,7 +117,7 @@ def score_candidates(
 
 
 def keep_hardest(logits: tf.Tensor, counted: tf.Tensor, hardest: int | None) -> tf.Tensor:
-    """Returns which candidates count for a query: those of the highest scores.
+    """Returns which candidates count for a query: the `hardest` of the highest scores.
 
     After the dynamic sampling of Zhang et al. 2013, "Optimizing top-N collaborative filtering via
     dynamic negative item sampling". Of equal scores the first are taken.
@@ -123,7 +128,7 @@ def keep_hardest(logits: tf.Tensor, counted: tf.Tensor, hardest: int | None) -> 
         hardest: How many of them, 1 or more; None: all.
 
     Returns:
-        bool `[n, candidates]`, `hardest` of each row at most.
+        bool `[n, candidates]`.
     """
     if hardest is None:
         return counted
@@ -159,3 +164,24 @@ def compute_drawn_loss(
         return tf.nn.softplus(-own) + tf.reduce_sum(weights * tf.nn.softplus(drawn), axis=1)
     each = weights * tf.nn.softplus(drawn - own[:, tf.newaxis])
     return tf.math.divide_no_nan(tf.reduce_sum(each, axis=1), tf.reduce_sum(weights, axis=1))
+
+
+def build_user_loss(config: OwnLossConfig | None) -> RowLoss | None:
+    """Builds a user's formula, from scores to the loss of each row, float32 `[n]`; or None.
+
+    It is given labels and logits, `[n]` each; or the scores of rows' items `[n]`, those of other
+    items `[n, count]`, and which of these count, bool `[n, count]`. Weights of rows and tasks are
+    applied to what it returns: a mean over the batch would count once for every row.
+    """
+    if config is None:
+        return None
+    name, params = f"loss {config.function}", config.params
+    function = import_function("loss", config.function)
+
+    def compute(*scores: Any) -> tf.Tensor:
+        losses = call_function(f"{name} fails", function, *scores, **params)
+        advice = "return a float for each row, shape [rows]: no mean over rows"
+        with user_errors(f"{name} does not give one value for each row", advice):
+            return tf.cast(tf.reshape(losses, tf.shape(scores[0])), tf.float32)
+
+    return compute

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -25,16 +25,9 @@ from training.input.batches import Batch
 from training.input.train_counts import read_train_pairs
 from training.reader.mixing import find_mixed
 
-PAIR_BYTES = 8
-
 
 class RowItems(NamedTuple):
-    """Items of the rows of a batch, which repeat where several sources have them.
-
-    Attributes:
-        rows: int64 `[n]`, row of the batch.
-        items: int64 `[n]`, item id.
-    """
+    """Items of the rows of a batch, int64 `[n]` each; an item may be there twice."""
 
     rows: tf.Tensor
     items: tf.Tensor
@@ -57,6 +50,11 @@ class TrainRows:
     manifest: Manifest
     batch_size: int
     config: InputConfig | None = None
+
+    def count_ids(self, part: Literal["user", "item"]) -> int:
+        """Returns the size of a key's vocabulary; 0: it has none."""
+        spec = self.manifest.schema[self.manifest.require_key(part)]
+        return int(spec.vocabulary_size or 0)
 
     @cached_property
     def parts(self) -> tuple[TrainRows, ...]:
@@ -85,41 +83,13 @@ class UserItems:
     @property
     def bytes(self) -> int:
         """Memory that they take."""
-        return PAIR_BYTES * (len(self.users) + len(self.starts) + len(self.items))
-
-    def find(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the items of some users.
-
-        Args:
-            users: int64 `[rows]`, ids; those that train does not have have no items.
-
-        Returns:
-            int64 `[n]` each: position in `users`, and item.
-        """
-        if not len(self.users):
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        place = np.minimum(np.searchsorted(self.users, users), len(self.users) - 1)
-        counts = self.starts[place + 1] - self.starts[place]
-        counts = np.where(self.users[place] == users, counts, 0)
-        rows = np.repeat(np.arange(len(users)), counts)
-        offsets = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return rows, self.items[self.starts[place][rows] + offsets]
+        return 8 * (len(self.users) + len(self.starts) + len(self.items))
 
 
 def read_user_items(
     version_dir: ReadablePath, manifest: Manifest, config: InputConfig | None = None
 ) -> UserItems:
-    """Reads the train split through, once: the items that each user has, those of histories too.
-
-    Args:
-        version_dir: Directory of the dataset version.
-        manifest: Its manifest; the dataset has users and items.
-        config: How the train split is read; None: all rows.
-
-    Raises:
-        ConfigError: The dataset has no users, or no items.
-        InputDataError: Their ids are no numbers, or a record is damaged.
-    """
+    """Reads the train split through, once: the items that each user has, those of histories too."""
     return group_pairs(_read_pairs(version_dir, manifest, config))
 
 
@@ -135,11 +105,7 @@ def _read_pairs(
 
 
 def group_pairs(pairs: np.ndarray) -> UserItems:
-    """Groups pairs by user, each pair once; ids below the first token stand for nobody.
-
-    Args:
-        pairs: int64 `[n, 2]`, user and item.
-    """
+    """Groups int64 `[n, 2]` by user, each pair once; ids below the first token stand for nobody."""
     known = (pairs[:, 1] >= FIRST_TOKEN_ID) & ~np.isin(pairs[:, 0], np.arange(FIRST_TOKEN_ID))
     pairs = pairs[known]
     pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
@@ -194,11 +160,7 @@ class KnownItems:
                 )
 
     def find(self, batch: Batch) -> RowItems:
-        """Returns the items of each row of a batch.
-
-        Args:
-            batch: Features, `inputs` among them.
-        """
+        """Returns the items of each row of a batch, which has the features `inputs`."""
         own = tf.cast(read_keys(batch, self._item_key), tf.int64)
         parts = [RowItems(tf.range(tf.size(own, tf.int64)), own)]
         parts += [_list_items(read_keys(batch, history)) for history in self._histories]
@@ -216,15 +178,7 @@ class KnownItems:
         return RowItems(tf.gather(rows, items.value_rowids()), items.values)
 
     def contains(self, known: RowItems, ids: tf.Tensor) -> tf.Tensor:
-        """Returns whether items are among those of their row.
-
-        Args:
-            known: Items of the rows.
-            ids: int64 `[rows, n]`.
-
-        Returns:
-            bool `[rows, n]`.
-        """
+        """Returns whether items are those of their row, bool `[rows, n]` of int64 `[rows, n]`."""
         codes = tf.sort(known.rows * self._size + known.items)
         rows = tf.range(tf.shape(ids, tf.int64)[0])[:, tf.newaxis]
         asked = tf.reshape(rows * self._size + ids, [-1])
@@ -272,14 +226,8 @@ def _list_items(values: tf.Tensor | tf.RaggedTensor) -> RowItems:
 def build_known_items(train: TrainRows, features: Sequence[str]) -> KnownItems:
     """Reads what `KnownItems` needs of the datasets that are trained on.
 
-    Args:
-        train: The rows that are trained on; their datasets have items.
-        features: Features that the model reads. Where there are users, a history that is none of
-            them is not read for this alone; a list of other ids than the item's is no history.
-
-    Raises:
-        ConfigError: The dataset has neither users nor a history.
-        InputDataError: A record is damaged.
+    Where there are users, a history that is none of the model's `features` is not read for this
+    alone; a list of other ids than the item's is no history.
     """
     manifest = train.manifest
     item, user, histories = manifest.require_key("item"), manifest.keys.user, manifest.histories

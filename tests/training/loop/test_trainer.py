@@ -69,7 +69,7 @@ DSSM = DSSMConfig(
 RANDOM_DSSM = DSSM.model_copy(
     update={
         "dropout": 0.2,
-        "objective": SampledSoftmaxConfig(uniform_negatives=8),
+        "objective": SampledSoftmaxConfig(negatives={"source": "mixed", "count": 8}),
     }
 )
 
@@ -169,7 +169,9 @@ def test_a_seed_fixes_the_result(fit) -> None:
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
 def test_two_replicas_train_as_one(fit, clip_norm) -> None:
     """Plain gradient steps would hide nothing: Adam blows up any difference in the gradient."""
-    model = DSSM.model_copy(update={"objective": SampledSoftmaxConfig(uniform_negatives=8)})
+    model = DSSM.model_copy(
+        update={"objective": SampledSoftmaxConfig(negatives={"source": "mixed", "count": 8})}
+    )
     optimizer = OptimizerConfig(learning_rate=0.01, clip_norm=clip_norm, epsilon=1e-4)
     config = configure(model, epochs=1, optimizer=optimizer)
     one, _, run_one = fit(config, "one")
