@@ -31,7 +31,7 @@ def compute_catalog_softmax(
     *,
     temperature: float = 1.0,
 ) -> tf.Tensor:
-    """Cross-entropy of each query's target among all items.
+    """Cross-entropy of each query's target among all items, float32 `[n]`; 0 where it is none.
 
     Args:
         queries: float32 `[n, dim]`.
@@ -41,9 +41,6 @@ def compute_catalog_softmax(
             or None.
         rows: int32 `[n]`, the row of `masked` that each query is of; None: they are the rows.
         temperature: Above 0.
-
-    Returns:
-        float32 `[n]`, 0 where the target is none of the items.
     """
     of_queries = tf.range(tf.shape(queries)[0]) if rows is None else rows
     size = tf.shape(items)[0] if items.shape[0] is None else int(items.shape[0])

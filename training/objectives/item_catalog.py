@@ -23,21 +23,16 @@ _log = logging.getLogger("sluice.training.input")
 
 
 def read_item_events(train: TrainRows) -> np.ndarray:
-    """Reads what items are drawn by: events of the rows that train, whatever their label.
-
-    Returns:
-        int64 `[vocabulary_size]`, by id; id 1 (OOV) holds those of unknown items.
-    """
+    """Reads events of the rows that train, whatever their label, int64 `[vocabulary_size]`."""
     counts = read_train_counts(train.version_dir, train.manifest, "item", train.config)
     return counts.place(counts.events, np.arange(train.count_ids("item")))
 
 
 def read_drawable_items(version_dir: ReadablePath, manifest: Manifest) -> np.ndarray:
-    """Reads which item ids stand for an item that can be recommended.
+    """Reads which ids stand for an item that can be recommended, int64 `[items]`, ascending.
 
-    Returns:
-        int64 `[items]`, ascending: neither padding, nor OOV and its buckets, which stand for many
-        unknown items each, nor tokens that are retired.
+    Neither padding, nor OOV and its buckets, which stand for many unknown items each, nor tokens
+    that are retired.
     """
     key = manifest.require_key("item")
     vocabulary = read_key_vocabulary(version_dir, manifest, key)
@@ -63,12 +58,6 @@ def read_catalog(
 
     They are the split `catalog`. An imported dataset need not have one: its items are those of the
     train rows then, each with the features of its first row.
-
-    Args:
-        version_dir: Directory that holds the manifest.
-        manifest: The version's manifest.
-        names: Features of role item, the item's id among them.
-        batch_size: Rows that are read at a time.
     """
     split = CATALOG
     if all(part.name != split for part in manifest.splits):

@@ -23,15 +23,9 @@ def count_replicas() -> int:
 
 
 def gather_replicas(values: tf.Tensor) -> tf.Tensor:
-    """Concatenates the replicas' values along the first axis, in replica order.
+    """Concatenates the replicas' `[local_batch, ...]` in replica order, `[global_batch, ...]`.
 
     Gradients flow back to the replica that a row came from, summed over all replicas.
-
-    Args:
-        values: `[local_batch, ...]`; the other axes equal on all replicas.
-
-    Returns:
-        `[global_batch, ...]`.
     """
     if count_replicas() == 1:
         return values
@@ -77,7 +71,7 @@ def compute_sampled_softmax(
     temperature: float = 1.0,
     hardest: int | None = None,
 ) -> tf.Tensor:
-    """Cross-entropy of each query's target among the candidates.
+    """Cross-entropy of each query's target among the candidates, float32 `[n]`.
 
     With `s(q, j) = <q, v_j> / temperature - log_counts[j]`, the loss of query i with target t is
     `log(exp s(i, t) + sum_j exp s(i, j)) - s(i, t)` over the candidates j that are not masked.
@@ -90,9 +84,6 @@ def compute_sampled_softmax(
             among them; bool `[n, candidates]`.
         temperature: Above 0.
         hardest: Candidates that count for a query, see `keep_hardest`.
-
-    Returns:
-        float32 `[n]`.
     """
     own, logits = score_candidates(queries, targets, candidates, temperature)
     masked = ~keep_hardest(logits, ~masked, hardest)
@@ -117,18 +108,10 @@ def score_candidates(
 
 
 def keep_hardest(logits: tf.Tensor, counted: tf.Tensor, hardest: int | None) -> tf.Tensor:
-    """Returns which candidates count for a query: the `hardest` of the highest scores.
+    """Returns which candidates count for a query: those of the highest scores (None: all).
 
     After the dynamic sampling of Zhang et al. 2013, "Optimizing top-N collaborative filtering via
-    dynamic negative item sampling". Of equal scores the first are taken.
-
-    Args:
-        logits: float32 `[n, candidates]`.
-        counted: Candidates that may count, bool `[n, candidates]`.
-        hardest: How many of them, 1 or more; None: all.
-
-    Returns:
-        bool `[n, candidates]`.
+    dynamic negative item sampling". Of equal scores the first are taken. All `[n, candidates]`.
     """
     if hardest is None:
         return counted
@@ -144,7 +127,7 @@ def keep_hardest(logits: tf.Tensor, counted: tf.Tensor, hardest: int | None) -> 
 def compute_drawn_loss(
     kind: str, own: tf.Tensor, drawn: tf.Tensor, counted: tf.Tensor
 ) -> tf.Tensor:
-    """Loss of each query whose item is compared with items drawn for it.
+    """Loss of each query whose item is compared with items drawn for it, float32 `[n]`.
 
     `bpr` is the mean over the drawn items of `-log sigmoid(own - drawn)` (Rendle et al. 2009, "BPR:
     Bayesian personalized ranking from implicit feedback", section 4.1). `binary` is `-log
@@ -155,9 +138,6 @@ def compute_drawn_loss(
         own: Logits of the queries' own items, float32 `[n]`.
         drawn: Logits of the drawn ones, float32 `[n, count]`.
         counted: Whether a drawn item counts, bool `[n, count]`.
-
-    Returns:
-        float32 `[n]`.
     """
     weights = tf.cast(counted, tf.float32)
     if kind == "binary":

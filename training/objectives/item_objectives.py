@@ -74,16 +74,6 @@ class ItemData:
     known: KnownItems | None
     later: tuple[str, ...] = ()
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Says what differs from the rows of the dataset, and what memory is taken."""
-        of_later = (
-            f"items of train rows are embedded with {', '.join(self.later)} as of the end of the "
-            "log, as the items that they are compared with",
-        )
-        of_known = () if self.known is None else self.known.notes
-        return (of_later if self.later else ()) + of_known
-
     def embed(self, model: RetrievalModel, ids: tf.Tensor, training: TrainingPass) -> tf.Tensor:
         """Embeds catalogue items, `[n, dim]`; with dropout that is the same on all replicas."""
         if self.features is None:
@@ -122,7 +112,12 @@ class ItemObjective:
     ) -> None:
         self.inputs = (items.key,) if items.known is None else items.known.inputs
         self.state_variables = () if sampler is None else tuple(sampler.state_variables)
-        self.notes: tuple[str, ...] = items.notes
+        self.notes: tuple[str, ...] = ()
+        if items.later:
+            self.notes = (
+                f"items of train rows are embedded with {', '.join(items.later)} as of the end of "
+                "the log, as the items that they are compared with",
+            )
         self._items, self._sampler, self._loss = items, sampler, loss
 
     def _learn(self, queries: Queries, training: TrainingPass) -> None:
@@ -133,14 +128,7 @@ class ItemObjective:
 
 
 class SampledSoftmax(ItemObjective):
-    """Softmax over items of the global batch, drawn items, or both.
-
-    Args:
-        config: Negatives and corrections.
-        items: What is known of the items.
-        sampler: What draws negatives; None: those of the batch alone.
-        logq: What is subtracted from logits; None: nothing.
-    """
+    """Softmax over items of the global batch, drawn items, or both."""
 
     def __init__(
         self,
@@ -228,13 +216,7 @@ class SampledSoftmax(ItemObjective):
 
 
 class CatalogSoftmax(ItemObjective):
-    """Softmax over the whole catalogue, which is embedded once in each step, in blocks of items.
-
-    Args:
-        items: What is known of the items.
-        catalog: int64 `[items]`, ids, ascending.
-        vocabulary_size: Number of ids.
-    """
+    """Softmax over the whole catalogue, int64 `[items]`, which is embedded once in each step."""
 
     def __init__(self, items: ItemData, catalog: np.ndarray, vocabulary_size: int) -> None:
         super().__init__(items)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -24,50 +25,28 @@ from training.objectives.trial import try_user_code
 from training.objectives.user_items import TrainRows
 
 
-def compute_binary_loss(
-    user_vectors: tf.Tensor,
-    item_vectors: tf.Tensor,
-    labels: tf.Tensor,
-    *,
-    temperature: float = 1.0,
-) -> tf.Tensor:
-    """Cross-entropy of `sigmoid(<u_i, v_i> / temperature)` against the label, see `score_rows`.
-
-    Args:
-        user_vectors: float32 `[batch, dim]` or `[batch, interests, dim]`.
-        item_vectors: float32 `[batch, dim]`.
-        labels: `[batch]`, each in `[0, 1]`.
-        temperature: Above 0.
-
-    Returns:
-        float32 `[batch]`.
-    """
-    logits = score_rows(user_vectors, item_vectors) / temperature
-    return tf.nn.sigmoid_cross_entropy_with_logits(
-        labels=tf.cast(labels, logits.dtype), logits=logits
-    )
-
-
-def compute_task_loss(kind: str, logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """Loss of each row of a task, float32 `[batch]`: `binary` cross-entropy or `squared_error`."""
+def compute_binary_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    """Sigmoid cross-entropy of rows, float32 `[batch]`; labels in `[0, 1]`."""
     labels = tf.cast(tf.reshape(labels, tf.shape(logits)), logits.dtype)
-    if kind == "squared_error":
-        return tf.square(logits - labels)
     return tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
 
 
+def compute_squared_error(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    """Squared difference of rows, float32 `[batch]`."""
+    return tf.square(logits - tf.cast(tf.reshape(labels, tf.shape(logits)), logits.dtype))
+
+
+LABEL_LOSSES: Mapping[str, RowLoss] = {
+    "binary": compute_binary_loss,
+    "squared_error": compute_squared_error,
+}
+
+
 class Objective(Protocol):
-    """Loss of a batch.
+    """Loss of a batch; it may have `state_variables`, which passes set, and `notes` to tell."""
 
-    Attributes:
-        inputs: Features that it reads beside the model's own.
-        binary_labels: Those of them whose values must be 0 or 1.
-        state_variables: What its passes set, such as counts of items; none if left out.
-        notes: What to tell those who train; nothing if left out.
-    """
-
-    inputs: tuple[str, ...]
-    binary_labels: tuple[str, ...]
+    inputs: tuple[str, ...]  # Features that it reads beside the model's own.
+    binary_labels: tuple[str, ...]  # Those of them whose values must be 0 or 1.
 
     def __call__(self, model: Any, batch: Batch, training: TrainingPass) -> tf.Tensor:
         """Returns the loss of each row of this replica's part of the batch, `[local_batch]`."""
@@ -84,52 +63,35 @@ def list_notes(objective: Any) -> tuple[str, ...]:
     return tuple(getattr(objective, "notes", ()))
 
 
-class BinaryCrossEntropy:
-    """Sigmoid cross-entropy on the label.
+def compute_where_known(loss: RowLoss, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    """Returns losses of rows, 0 where a row lacks the label (NaN): it weighs nothing."""
+    labels, is_known = mask_unlabelled(labels)
+    losses = loss(labels, logits)
+    return tf.where(tf.reshape(is_known, tf.shape(losses)), losses, tf.zeros_like(losses))
 
-    Args:
-        label: Name of the label feature.
-        loss: A user's formula in its place, or None.
-        may_lack: Whether rows may lack the label (NaN): they weigh 0.
+
+class BinaryCrossEntropy:
+    """Sigmoid cross-entropy of a label by `score_rows`, or a user's formula in its place.
+
+    Rows that lack the label weigh 0 where some may.
     """
 
     def __init__(self, label: str, loss: RowLoss | None = None, may_lack: bool = False) -> None:
         self.inputs: tuple[str, ...] = (label,)
         self.binary_labels: tuple[str, ...] = (label,)
-        self._label, self._loss, self._may_lack = label, loss, may_lack
+        loss = loss or compute_binary_loss
+        self._loss = partial(compute_where_known, loss) if may_lack else loss
 
     def __call__(self, model: RetrievalModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
         """Returns the loss of each row, `[local_batch]`."""
-        if self._may_lack:
-            return compute_where_known(
-                lambda labelled: self._compute(model, labelled, training), batch, self._label
-            )
-        return self._compute(model, batch, training)
-
-    def _compute(self, model: RetrievalModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
         users, items = model.embed_users(batch, training), model.embed_items(batch, training)
-        labels, temperature = batch[self._label], model.temperature
-        if self._loss is not None:
-            return self._loss(labels, score_rows(users, items) / temperature)
-        return compute_binary_loss(users, items, labels, temperature=temperature)
-
-
-def compute_where_known(
-    compute: Callable[[Batch], tf.Tensor], batch: Batch, label: str
-) -> tf.Tensor:
-    """Returns losses of rows, 0 where a row lacks the label: it weighs nothing."""
-    labels, is_known = mask_unlabelled(batch[label])
-    losses = compute({**batch, label: labels})
-    return tf.where(tf.reshape(is_known, tf.shape(losses)), losses, tf.zeros_like(losses))
+        return self._loss(batch[self.inputs[0]], score_rows(users, items) / model.temperature)
 
 
 class TaskLosses:
-    """Sum of the losses of a ranking model's tasks, each by its weight.
+    """Sum of the losses of a ranking model's tasks, each by its weight; users' formulas by task.
 
-    Args:
-        tasks: The tasks.
-        losses: Users' formulas, by task.
-        may_lack: Labels that rows may lack (NaN): they weigh 0 in their task, as `Weighted` has it.
+    Rows that lack a label of `may_lack` weigh 0 in its task.
     """
 
     def __init__(
@@ -138,29 +100,24 @@ class TaskLosses:
         losses: Mapping[str, RowLoss] | None = None,
         may_lack: Collection[str] = (),
     ) -> None:
-        self._tasks, self._losses = tuple(tasks), dict(losses or {})
-        self._may_lack = frozenset(may_lack)
+        own, self._tasks = dict(losses or {}), tuple(tasks)
+        each = {task.name: own.get(task.name) or LABEL_LOSSES[task.kind] for task in tasks}
+        lacking = {task.name for task in tasks if task.label in may_lack}
+        self._losses = {
+            name: partial(compute_where_known, loss) if name in lacking else loss
+            for name, loss in each.items()
+        }
         self.inputs: tuple[str, ...] = tuple(dict.fromkeys(task.label for task in tasks))
         self.binary_labels = tuple(task.label for task in tasks if task.is_binary)
 
     def __call__(self, model: RankingModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
         """Returns the loss of each row, `[local_batch]`."""
         logits = model.compute_logits(batch, training)
-        losses = [task.weight * self._weigh(task, logits[task.name], batch) for task in self._tasks]
+        losses = [
+            task.weight * self._losses[task.name](batch[task.label], logits[task.name])
+            for task in self._tasks
+        ]
         return tf.add_n(losses)
-
-    def _weigh(self, task: Task, logits: tf.Tensor, batch: Batch) -> tf.Tensor:
-        if task.label not in self._may_lack:
-            return self._compute(task, logits, batch)
-        return compute_where_known(
-            lambda labelled: self._compute(task, logits, labelled), batch, task.label
-        )
-
-    def _compute(self, task: Task, logits: tf.Tensor, batch: Batch) -> tf.Tensor:
-        own = self._losses.get(task.name)
-        if own is None:
-            return compute_task_loss(task.kind, logits, batch[task.label])
-        return own(batch[task.label], logits)
 
 
 class Weighted:
@@ -192,16 +149,7 @@ def build_objective(
 ) -> Objective:
     """Builds the objective that a model's config asks for, and tries the user code in both.
 
-    Rows with weights weigh the loss. Call it under the strategy's scope.
-
-    Args:
-        config: The model's config.
-        version_dir: Directory that holds the manifest.
-        manifest: The version's manifest.
-        model: The model.
-        batch_size: Rows that are ranked together: those of a step over all replicas, or of one
-            of its parts where gradients are accumulated.
-        source: How the train split is read; None: all rows.
+    Call it under the strategy's scope. The last arguments are those of `TrainRows`.
     """
     train = TrainRows(version_dir, manifest, batch_size, source)
     built: Objective

@@ -31,17 +31,9 @@ NEGATIVES_STREAM = 1
 
 
 class Sampler(tf.Module):
-    """Draws items.
+    """Draws items among `drawable`, int64 `[items]`, ascending."""
 
-    Args:
-        drawable: int64 `[items]`, ascending: ids to draw from.
-        vocabulary_size: Number of ids.
-
-    Attributes:
-        state_variables: What passes of training set: counts of what they have met.
-    """
-
-    state_variables: Sequence[tf.Variable] = ()
+    state_variables: Sequence[tf.Variable] = ()  # What passes of training set.
 
     def __init__(self, drawable: np.ndarray, vocabulary_size: int) -> None:
         super().__init__(name="sampler")
@@ -105,10 +97,8 @@ class FrequencySampler(Sampler):
 class AdaptiveSampler(Sampler):
     """Draws items by how often steps have met them so far; each counts as met once before.
 
-    A step costs time in proportion to the items, beside that of its draws.
-
-    Attributes:
-        counts: float64 `[items]`, whole numbers; part of checkpoints.
+    A step costs time in proportion to the items, beside that of its draws. The counts, float64
+    `[items]`, are part of checkpoints.
     """
 
     def __init__(self, drawable: np.ndarray, vocabulary_size: int, distortion: float) -> None:
@@ -156,11 +146,7 @@ def build_sampler(
 ) -> Sampler:
     """Builds the sampler of a source that draws items; call it under the strategy's scope.
 
-    Args:
-        config: Source and distortion.
-        drawable: int64 `[items]`, ascending: ids to draw from.
-        counts: int64 `[vocabulary_size]`, events of train by id; needed where they are drawn by.
-        vocabulary_size: Number of ids.
+    `counts`, int64 `[vocabulary_size]`, are events of train by id, where they are drawn by.
     """
     distortion = find_distortion(config)
     if config.source == "adaptive":
@@ -180,8 +166,7 @@ class LogQCorrection:
 
     Args:
         strength: Above 0; 1 is the correction of the paper.
-        batch_counts: float32 `[vocabulary_size]`, how often each item is expected among a batch's
-            rows; None: these are no candidates.
+        batch_counts: As of `count_in_batch`; None: the batch's items are no candidates.
         sampler: What draws further candidates, or None.
         drawn: How many it draws.
     """
@@ -216,12 +201,7 @@ def build_logq_correction(
 def count_in_batch(item_counts: np.ndarray, batch_size: int) -> np.ndarray:
     """How often each item is expected among a batch's rows: `batch_size` times its share of train.
 
-    Args:
-        item_counts: `[vocabulary_size]`, rows that train by item id.
-        batch_size: Rows that are ranked together, over all replicas.
-
-    Returns:
-        float32 `[vocabulary_size]`, above 0: an item without a row counts as one.
+    float32 `[vocabulary_size]` of the rows that train by item; one without a row counts as one.
     """
     counts = np.where(item_counts > 0, item_counts, 1).astype(np.float64)
     return (batch_size * counts / max(1.0, float(item_counts.sum()))).astype(np.float32)

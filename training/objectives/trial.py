@@ -54,16 +54,7 @@ def try_user_code(
 ) -> None:
     """Tries networks, towers and losses of the user on a batch of train; there may be none.
 
-    Args:
-        config: The model's config.
-        model: The model, with its first weights.
-        objective: Its loss per row, which has `inputs`.
-        state: What passes of both set; they stay as they are.
-        train: The rows that are trained on.
-
-    Raises:
-        OwnCodeError: User code fails.
-        ConfigError: It is silently wrong.
+    `state` is what passes of the model and the objective set; it stays as it is.
     """
     networks = list(_find_networks(config, model))
     if not networks and not _names_loss(config):

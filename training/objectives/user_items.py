@@ -35,15 +35,10 @@ class RowItems(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainRows:
-    """The rows that a run trains on.
+    """The rows that a run trains on: a version, and how its train split is read (None: all rows).
 
-    Attributes:
-        version_dir: Directory of the dataset version.
-        manifest: Its manifest.
-        batch_size: Rows that are ranked together: those of a step over all replicas, or of one of
-            its parts where gradients are accumulated.
-        config: How the train split is read: rows that it leaves out or keeps apart for validation
-            are not trained on. None: all rows.
+    `batch_size` rows are ranked together: those of a step over all replicas, or of one of its parts
+    where gradients are accumulated.
     """
 
     version_dir: ReadablePath
@@ -79,11 +74,6 @@ class UserItems:
     users: np.ndarray
     starts: np.ndarray
     items: np.ndarray
-
-    @property
-    def bytes(self) -> int:
-        """Memory that they take."""
-        return 8 * (len(self.users) + len(self.starts) + len(self.items))
 
 
 def read_user_items(
@@ -124,11 +114,6 @@ class KnownItems:
         users: Name of the user's id, and what users have in train; None: there are no users.
         histories: Names of the lists of items before the row.
         vocabulary_size: Number of item ids.
-
-    Attributes:
-        inputs: Features of a batch that it reads.
-        notes: What to tell those who train: the memory that it takes.
-        users: int64 `[users]`, ids of those who have items in train, ascending; none without users.
     """
 
     def __init__(
@@ -139,20 +124,12 @@ class KnownItems:
         vocabulary_size: int,
     ) -> None:
         self._item_key, self._histories = item_key, tuple(histories)
-        self._size = vocabulary_size
-        self._user = None if users is None else users[0]
-        self.notes: tuple[str, ...] = ()
-        self.users = tf.zeros([0], tf.int64)
+        self._size, self._user = vocabulary_size, None if users is None else users[0]
         user = () if self._user is None else (self._user,)
         self.inputs = (item_key, *user, *self._histories)
         if users is not None:
-            pairs, size = len(users[1].items), users[1].bytes
-            self.notes = (
-                f"the items of {len(users[1].users):,} users are no negatives of theirs: {pairs:,} "
-                f"pairs of train, {size / 1e6:,.1f} MB",
-            )
             with tf.device("CPU:0"):
-                self.users = tf.constant(users[1].users, tf.int64)
+                self._users = tf.constant(users[1].users, tf.int64)
                 self._items = tf.RaggedTensor.from_row_splits(
                     tf.constant(users[1].items, tf.int64),
                     tf.constant(users[1].starts, tf.int64),
@@ -169,11 +146,11 @@ class KnownItems:
         return RowItems(*(tf.concat(columns, axis=0) for columns in zip(*parts, strict=True)))
 
     def _find_of_users(self, users: tf.Tensor) -> RowItems:
-        if not int(self.users.shape[0]):
+        if not int(self._users.shape[0]):
             return RowItems(users[:0], users[:0])
-        found = tf.searchsorted(self.users, users, out_type=tf.int64)
-        found = tf.minimum(found, tf.size(self.users, tf.int64) - 1)
-        rows = tf.where(tf.gather(self.users, found) == users)[:, 0]
+        found = tf.searchsorted(self._users, users, out_type=tf.int64)
+        found = tf.minimum(found, tf.size(self._users, tf.int64) - 1)
+        rows = tf.where(tf.gather(self._users, found) == users)[:, 0]
         items = tf.gather(self._items, tf.gather(found, rows))
         return RowItems(tf.gather(rows, items.value_rowids()), items.values)
 
@@ -186,17 +163,9 @@ class KnownItems:
         return tf.reshape(tf.gather(codes, found) == asked, tf.shape(ids))
 
     def mark(self, known: RowItems, row_count: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-        """Returns which of some items are among those of each row.
+        """Returns which of some items, int64 `[n]`, are among those of each row, bool `[rows, n]`.
 
         The work grows with the items of the rows, not with their product with the vocabulary.
-
-        Args:
-            known: Items of the rows.
-            row_count: Number of rows, int32 scalar.
-            ids: int64 `[n]`, which may repeat.
-
-        Returns:
-            bool `[rows, n]`.
         """
         distinct, place_of, counts = tf.unique_with_counts(ids)
         places = tf.tensor_scatter_nd_update(
@@ -233,11 +202,8 @@ def build_known_items(train: TrainRows, features: Sequence[str]) -> KnownItems:
     item, user, histories = manifest.require_key("item"), manifest.keys.user, manifest.histories
     if user is None and not histories:
         raise ConfigError(
-            "the items of a row's user are those of train or of its history, and the dataset has "
-            "neither users nor a history of the item's ids",
-            received="model.objective.mask = user_items"
-            + (f", keys.history = {manifest.keys.history}" if manifest.keys.history else ""),
-            allowed="none, target",
+            "model.objective.mask = user_items needs users, or a history of the item's ids",
+            received="a dataset with neither",
             fix="set model.objective.mask=target, or declare events.user or a history in the build",
         )
     users = None

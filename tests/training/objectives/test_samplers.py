@@ -233,7 +233,6 @@ def test_without_users_the_history_tells(tiny_version: Path, tiny_manifest: Mani
     manifest = replace(tiny_manifest, keys=replace(tiny_manifest.keys, user=None))
     known = build_known_items(TrainRows(tiny_version, manifest, 32), ())
     assert known.inputs == ("movie_id", "history")
-    assert not known.notes
     unnamed = replace(manifest, keys=replace(manifest.keys, history=None))
     assert build_known_items(TrainRows(tiny_version, unnamed, 32), ()).inputs == known.inputs
     # Ids of something else than items tell nothing of items.
