@@ -14,17 +14,14 @@ from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.training.models import DSSMConfig
 from conf.training.optimizer import OptimizerConfig
-from conf.training.train import DevicesConfig
 from tests.machine import some_of
 from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
 from training.distribution.run_steps import build_run_steps
-from training.distribution.strategy import build_strategy
 from training.loop.gradients import (
     LossScale,
     add_parts,
     are_finite,
     as_slices,
-    clip_dense_values,
     clip_global_norm,
 )
 from training.loop.optimizers import Optimizers, build_dense_optimizer, dense_optimizer_classes
@@ -55,18 +52,6 @@ def test_clips_weights_of_several_types_together() -> None:
     np.testing.assert_allclose(
         tf.concat([tf.cast(c, tf.float32) for c in clipped], 0), [0.6, 0.8, 0.0], rtol=1e-6
     )
-
-
-def test_values_are_clipped_after_the_sum_over_replicas() -> None:
-    strategy = build_strategy(DevicesConfig(cpu_replicas=2))
-
-    def step() -> tf.Tensor:
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        share = tf.where(replica == 0, [3.0, 0.25, -9.0], [-2.5, 0.25, 1.0])
-        return clip_dense_values([share], 1.0)[0]
-
-    shares = strategy.experimental_local_results(tf.function(lambda: strategy.run(step))())
-    np.testing.assert_allclose(sum(shares), [0.5, 0.5, -1.0])
 
 
 @settings(deadline=None, max_examples=20)
