@@ -196,12 +196,20 @@ def build_lazy_rule(config: OptimizerConfig, sparse: SparseOptimizerConfig) -> L
         sparse: The rule of all tables, or of one.
     """
     if isinstance(sparse, SparseAdagradConfig):
-        return LazyAdagrad(sparse.initial_accumulator)
+        return LazyAdagrad(sparse.initial_accumulator, sparse.epsilon)
     if isinstance(sparse, SparseFTRLConfig):
-        sums = sparse.initial_accumulator
-        return LazyFTRL(initial_accumulator=sums, l1=sparse.l1, l2=sparse.l2)
+        return LazyFTRL(
+            sparse.learning_rate_power,
+            sparse.initial_accumulator,
+            sparse.l1,
+            sparse.l2,
+            sparse.beta,
+        )
     if isinstance(sparse, SparseAdamConfig):
-        return LazyAdam(epsilon=config.epsilon)
+        own = {"beta_1": sparse.beta_1, "beta_2": sparse.beta_2, "epsilon": sparse.epsilon}
+        return LazyAdam(
+            **{k: getattr(config, k) if value is None else value for k, value in own.items()}
+        )
     return LazySGD()
 
 
@@ -273,6 +281,7 @@ class LazyOptimizer(tf.Module):
     Args:
         tables: Variables `[vocabulary_size, dim]`.
         rules: The update of each table's rows, or of all of them.
+        clip_value: Largest absolute value of a number of the summed gradient, or None.
 
     Attributes:
         slots: State by name, for each table; None for one whose rule keeps no such state.
@@ -282,10 +291,12 @@ class LazyOptimizer(tf.Module):
         self,
         tables: Sequence[TableRows],
         rules: TableRule | Sequence[TableRule],
+        *,
+        clip_value: float | None = None,
     ) -> None:
         super().__init__(name="lazy_optimizer")
         each = [rules] * len(tables) if isinstance(rules, TableRule) else list(rules)
-        self._rules = each
+        self._clip_value, self._rules = clip_value, each
         # No dict: what looks for variables would look into it.
         self._sharded = MappingProxyType(
             {number: rows for number, rows in enumerate(tables) if isinstance(rows, ShardedRows)}
@@ -402,6 +413,8 @@ class LazyOptimizer(tf.Module):
         if not are_unique:
             slices = sum_repeated_rows(slices)
         ids, gradient = slices.indices, slices.values
+        if self._clip_value is not None:
+            gradient = tf.clip_by_value(gradient, -self._clip_value, self._clip_value)
         slots = {name: read_rows(variable, ids) for name, variable in state.items()}
         before = read_rows(table, ids) if before is None else before
         rows, new = rule.update(before, gradient, slots, rate, step)

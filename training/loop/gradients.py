@@ -100,6 +100,23 @@ def square_rows(slices: tf.IndexedSlices, *, are_unique: bool) -> tf.Tensor:
     return tf.reduce_sum(tf.square(merged.values))
 
 
+def clip_dense_values(gradients: Sequence[tf.Tensor], clip_value: float) -> list[tf.Tensor]:
+    """Limits each number of the gradient that is summed over replicas.
+
+    Args:
+        gradients: This replica's shares.
+        clip_value: Largest absolute value, above 0.
+
+    Returns:
+        Shares, equal on all replicas, that sum to the limited gradient.
+    """
+    context = tf.distribute.get_replica_context()
+    return [
+        tf.clip_by_value(gradient, -clip_value, clip_value) / context.num_replicas_in_sync
+        for gradient in _sum_replicas(gradients)
+    ]
+
+
 def _add(gradients: list[tf.Tensor | tf.IndexedSlices]) -> Gradient:
     if not gradients:
         return None

@@ -26,6 +26,7 @@ from training.loop.gradients import (
     LossScale,
     are_finite,
     as_slices,
+    clip_dense_values,
     clip_global_norm,
     widen_slices,
 )
@@ -36,7 +37,7 @@ from training.models.model import Model
 _SET_ELSEWHERE = {
     "clipnorm": "optimizer.clip_norm",
     "global_clipnorm": "optimizer.clip_norm",
-    "clipvalue": None,
+    "clipvalue": "optimizer.clip_value",
     "gradient_accumulation_steps": "optimizer.accumulate_steps",
     "loss_scale_factor": "compute.mixed_precision",
     "use_ema": None,
@@ -146,7 +147,8 @@ def build_dense_optimizer(
     arguments = dense.arguments
     _check_arguments(kind, classes[kind], arguments)
     if kind == "adam":
-        arguments = {"epsilon": config.epsilon, **arguments}
+        of_adam = {"beta_1": config.beta_1, "beta_2": config.beta_2, "epsilon": config.epsilon}
+        arguments = {**of_adam, **arguments}
     try:
         optimizer = classes[kind](
             build_learning_rate(config, total_steps, dense.learning_rate), **arguments
@@ -230,7 +232,7 @@ class Optimizers(tf.Module):
         loss_scale: LossScale | None = None,
     ) -> None:
         super().__init__(name="optimizers")
-        self._clip_norm = config.clip_norm
+        self._clip_norm, self._clip_value = config.clip_norm, config.clip_value
         self.accumulate_steps = config.accumulate_steps or 1
         self.loss_scale = loss_scale
         self.objective_state: list[tf.Variable] = []
@@ -242,7 +244,7 @@ class Optimizers(tf.Module):
         self._dense = model.dense_variables
         # No dict: what looks for variables would look into it.
         self._constrained = MappingProxyType({id(w.value): w for w in model.constrained_weights})
-        self.sparse = LazyOptimizer(rows, rules)
+        self.sparse = LazyOptimizer(rows, rules, clip_value=config.clip_value)
         self.dense: keras.optimizers.Optimizer | None = None
         if self._dense:
             self.dense = build_dense_optimizer(config, self._dense, total_steps)
@@ -377,6 +379,8 @@ class Optimizers(tf.Module):
         moved, dense = [weight for weight, _ in pairs], [gradient for _, gradient in pairs]
         if self._clip_norm is not None:
             tables, dense = clip_global_norm(tables, dense, self._clip_norm, are_unique=is_alone)
+        elif self._clip_value is not None:
+            dense = clip_dense_values(dense, self._clip_value)
         self.sparse.apply(tables, self._tables, are_unique=is_alone, known=known)
         if self.dense is not None:
             self.dense.apply(dense, moved)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import tensorflow as tf
-from keras.optimizers.schedules import CosineDecay, LearningRateSchedule, PolynomialDecay
+from keras.optimizers.schedules import (
+    CosineDecay,
+    ExponentialDecay,
+    LearningRateSchedule,
+    PolynomialDecay,
+)
 
 from conf.training.optimizer import (
     ConstantSchedule,
     CosineSchedule,
+    ExponentialSchedule,
+    InverseSqrtSchedule,
     OptimizerConfig,
+    PolynomialSchedule,
     ScheduleConfig,
 )
 
@@ -41,6 +49,26 @@ class WarmupSchedule(LearningRateSchedule):
         return rate * tf.minimum((done + 1.0) / self._warmup_steps, 1.0)
 
 
+class InverseSqrtDecay(LearningRateSchedule):
+    """Falls with the square root of the steps, after steps of the full rate.
+
+    Vaswani et al. 2017, "Attention is all you need", equation 3, for a given peak rate; Keras has
+    none.
+
+    Args:
+        learning_rate: The full rate.
+        flat_steps: Steps before it falls.
+    """
+
+    def __init__(self, learning_rate: float, flat_steps: int) -> None:
+        self._learning_rate, self._flat_steps = learning_rate, float(flat_steps)
+
+    def __call__(self, step: tf.Tensor) -> tf.Tensor:
+        """Returns the rate of a zero-based step, float32 scalar."""
+        steps = tf.maximum(tf.cast(step, tf.float32) + 1.0, self._flat_steps)
+        return self._learning_rate * tf.sqrt(self._flat_steps / steps)
+
+
 def build_learning_rate(
     config: OptimizerConfig, total_steps: int, learning_rate: float | None = None
 ) -> float | LearningRateSchedule:
@@ -61,9 +89,16 @@ def _build_schedule(
     rate: float, schedule: ScheduleConfig, warmup_steps: int, total_steps: int
 ) -> tuple[float | LearningRateSchedule, int]:
     """Returns the rate after the warm-up, and the step that it counts from."""
-    steps = max(1, total_steps - warmup_steps)
-    if isinstance(schedule, ConstantSchedule):
-        return rate, 0
-    if isinstance(schedule, CosineSchedule):
-        return CosineDecay(rate, steps, schedule.final_share), warmup_steps
-    return PolynomialDecay(rate, steps, schedule.final_share * rate, 1.0), warmup_steps
+    own_steps = getattr(schedule, "steps", None)
+    steps = max(1, (own_steps or total_steps) - warmup_steps)
+    match schedule:
+        case ConstantSchedule():
+            return rate, 0
+        case InverseSqrtSchedule():
+            return InverseSqrtDecay(rate, schedule.flat_steps or max(1, warmup_steps)), 0
+        case CosineSchedule():
+            return CosineDecay(rate, steps, schedule.final_share), warmup_steps
+        case ExponentialSchedule(decay_steps=every, decay_rate=factor, staircase=stairs):
+            return ExponentialDecay(rate, every, factor, stairs), warmup_steps
+    power = schedule.power if isinstance(schedule, PolynomialSchedule) else 1.0
+    return PolynomialDecay(rate, steps, schedule.final_share * rate, power), warmup_steps

@@ -13,7 +13,7 @@ from conf.training.input import InputConfig
 from conf.training.models import DSSMConfig, MFConfig
 from conf.training.objectives import NegativesConfig, SampledSoftmaxConfig
 from conf.training.optimizer import (
-    CosineSchedule,
+    ExponentialSchedule,
     LinearSchedule,
     SparseAdamConfig,
     SparseFTRLConfig,
@@ -129,14 +129,12 @@ def test_the_largest_seed_is_taken() -> None:
 
 def test_a_schedule_is_given_by_its_name_or_with_its_arguments() -> None:
     assert load("optimizer.schedule=linear").optimizer.schedule == LinearSchedule()
-    decay = load("optimizer.schedule={kind: cosine, final_share: 0.5}")
-    assert decay.optimizer.schedule == CosineSchedule(final_share=0.5)
+    decay = load("optimizer.schedule={kind: exponential, decay_rate: 0.5, decay_steps: 9}")
+    assert decay.optimizer.schedule == ExponentialSchedule(decay_rate=0.5, decay_steps=9)
 
 
 def test_sparse_optimizers_have_their_own_keys() -> None:
-    assert load("optimizer.sparse.learning_rate=2").optimizer.sparse == SparseAdamConfig(
-        learning_rate=2
-    )
+    assert load("optimizer.sparse.beta_1=0.5").optimizer.sparse == SparseAdamConfig(beta_1=0.5)
     ftrl = load("optimizer.sparse={kind: ftrl, l1: 0.5}").optimizer.sparse
     assert ftrl == SparseFTRLConfig(l1=0.5)
     with pytest.raises(ConfigError, match="unknown key"):
@@ -169,7 +167,7 @@ def test_a_path_alone_is_a_warm_start() -> None:
         "optimizer.sparse.kind=rmsprop",
         "optimizer.accumulate_steps=1",
         "optimizer.warmup_steps=0",
-        "optimizer.clip_value=1",
+        "optimizer={clip_norm: 1.0, clip_value: 1.0}",
         "compute.half_dtype=float8",
     ],
 )

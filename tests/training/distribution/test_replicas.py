@@ -13,9 +13,9 @@ from tests.training.replica_steps import train_all, train_objectives
 
 CASES: dict[str, dict[str, Any]] = {
     "sgd": {"sparse": {"kind": "sgd"}, "dense": {"kind": "sgd"}, "learning_rate": 0.1},
-    "adagrad": {"sparse": {"kind": "adagrad"}, "dense": {"kind": "adagrad"}, "clip_norm": 0.1},
+    "adagrad": {"sparse": {"kind": "adagrad"}, "dense": {"kind": "adagrad"}, "clip_value": 0.02},
     "adam": {"epsilon": 1e-4, "clip_norm": 0.3, "schedule": "cosine", "warmup_steps": 2},
-    "ftrl": {"sparse": {"kind": "ftrl", "l1": 1e-3, "l2": 0.1}, "dense": {"kind": "ftrl"}},
+    "ftrl": {"sparse": {"kind": "ftrl", "l1": 1e-3, "beta": 0.1}, "dense": {"kind": "ftrl"}},
     "parts": {"epsilon": 1e-4, "accumulate_steps": 2},
     # Rules that do not blow up what products of float16 differ by.
     "float16": {"epsilon": 1e-3, "learning_rate": 0.03, "dtype": "float16"},

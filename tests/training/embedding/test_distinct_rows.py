@@ -53,7 +53,7 @@ def train(
     [
         ({"epsilon": 1e-3}, {}),
         ({"sparse": {"kind": "adagrad"}, "clip_norm": 0.3}, {}),
-        ({"sparse": {"kind": "ftrl"}}, {}),
+        ({"sparse": {"kind": "ftrl"}, "clip_value": 0.02}, {}),
         ({"sparse": {"kind": "sgd"}}, {"kind": OtherRows}),
         ({"epsilon": 1e-3}, {"scale": 8.0}),
     ],

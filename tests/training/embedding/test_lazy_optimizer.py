@@ -190,13 +190,14 @@ def test_l1_makes_exact_zeros() -> None:
 
 def test_a_config_names_the_rule() -> None:
     def rule(**sparse: object) -> LazyRule:
-        config = OptimizerConfig.model_validate({"epsilon": 1e-3, "sparse": sparse})
+        config = OptimizerConfig.model_validate({"beta_1": 0.5, "sparse": sparse})
         return build_lazy_rule(config, config.sparse)
 
-    assert rule() == rule(kind="adam") == LazyAdam(0.9, 0.999, 1e-3)
+    assert rule() == LazyAdam(0.5, 0.999, 1e-7)
+    assert rule(kind="adam", beta_1=0.7, epsilon=1e-3) == LazyAdam(0.7, 0.999, 1e-3)
     assert rule(kind="sgd") == LazySGD()
     assert rule(kind="adagrad", initial_accumulator=0.4) == LazyAdagrad(0.4, 1e-7)
-    assert rule(kind="ftrl", l1=0.2, l2=0.3) == LazyFTRL(-0.5, 0.1, 0.2, 0.3, 0.0)
+    assert rule(kind="ftrl", l1=0.2, beta=1.0) == LazyFTRL(-0.5, 0.1, 0.2, 0.0, 1.0)
 
 
 @pytest.mark.parametrize("power", [-0.5, -0.7, 0.0])
@@ -336,7 +337,7 @@ def test_the_cost_of_a_step_does_not_grow_with_the_vocabulary(rule, replicas: in
     strategy = build_strategy(DevicesConfig(cpu_replicas=replicas))
     with strategy.scope():
         table = tf.Variable(tf.zeros([vocabulary, 2]))
-        optimizer = LazyOptimizer([table], TableRule(rule, LAZY_OPTIMIZER_RATE))
+        optimizer = LazyOptimizer([table], TableRule(rule, LAZY_OPTIMIZER_RATE), clip_value=0.5)
 
     @tf.function
     def run(ids: tf.Tensor) -> None:
@@ -359,6 +360,16 @@ def test_the_cost_of_a_step_does_not_grow_with_the_vocabulary(rule, replicas: in
         for output in op.outputs
         if output.dtype != tf.resource and output.shape.rank and output.shape[0] == vocabulary
     ]
+
+
+def test_the_summed_gradient_is_clipped_not_its_parts() -> None:
+    start = np.zeros((LAZY_OPTIMIZER_ROWS, LAZY_OPTIMIZER_DIM), np.float32)
+    table = tf.Variable(start)
+    optimizer = LazyOptimizer([table], TableRule(LazySGD(), 1.0), clip_value=1.5)
+    values = np.array([[1, 1, -1, 0.5]] * 3, np.float32) * np.array([[1], [1], [0.25]], np.float32)
+    optimizer.apply([slices(np.array([4, 4, 7]), values)], [table])
+    np.testing.assert_array_equal(table.numpy()[4], [-1.5, -1.5, 1.5, -1.0])
+    np.testing.assert_array_equal(table.numpy()[7], [-0.25, -0.25, 0.25, -0.125])
 
 
 @pytest.mark.parametrize("power", [-0.5, -0.7])

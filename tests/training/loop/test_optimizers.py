@@ -14,14 +14,17 @@ from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.training.models import DSSMConfig
 from conf.training.optimizer import OptimizerConfig
+from conf.training.train import DevicesConfig
 from tests.machine import some_of
 from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
 from training.distribution.run_steps import build_run_steps
+from training.distribution.strategy import build_strategy
 from training.loop.gradients import (
     LossScale,
     add_parts,
     are_finite,
     as_slices,
+    clip_dense_values,
     clip_global_norm,
 )
 from training.loop.optimizers import Optimizers, build_dense_optimizer, dense_optimizer_classes
@@ -52,6 +55,18 @@ def test_clips_weights_of_several_types_together() -> None:
     np.testing.assert_allclose(
         tf.concat([tf.cast(c, tf.float32) for c in clipped], 0), [0.6, 0.8, 0.0], rtol=1e-6
     )
+
+
+def test_values_are_clipped_after_the_sum_over_replicas() -> None:
+    strategy = build_strategy(DevicesConfig(cpu_replicas=2))
+
+    def step() -> tf.Tensor:
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        share = tf.where(replica == 0, [3.0, 0.25, -9.0], [-2.5, 0.25, 1.0])
+        return clip_dense_values([share], 1.0)[0]
+
+    shares = strategy.experimental_local_results(tf.function(lambda: strategy.run(step))())
+    np.testing.assert_allclose(sum(shares), [0.5, 0.5, -1.0])
 
 
 @settings(deadline=None, max_examples=20)
@@ -203,9 +218,9 @@ def test_arguments_reach_keras() -> None:
     assert float(optimizer.learning_rate) == 0.5
 
 
-def test_adam_has_the_optimizers_epsilon_unless_it_has_its_own() -> None:
-    assert build({"beta_2": 0.5}, epsilon=1e-3).epsilon == 1e-3
-    assert build({"epsilon": 0.5}, epsilon=1e-3).epsilon == 0.5
+def test_adam_has_the_optimizers_betas_unless_it_has_its_own() -> None:
+    optimizer = build({"beta_2": 0.5}, beta_1=0.7, beta_2=0.8, epsilon=1e-3)
+    assert (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon) == (0.7, 0.5, 1e-3)
 
 
 def test_a_schedule_applies_to_a_rate_of_its_own() -> None:
@@ -307,6 +322,24 @@ def test_training_goes_on_from_a_checkpoint_bit_for_bit(kind, is_scaled, tmp_pat
         assert float(restored.loss_scale.scale) == float(optimizers.loss_scale.scale) == 32.0
 
 
+def test_dense_gradients_are_clipped_by_value_too() -> None:
+    config = OptimizerConfig.model_validate(
+        {
+            "learning_rate": 1.0,
+            "clip_value": 0.25,
+            "sparse": {"kind": "sgd"},
+            "dense": {"kind": "sgd"},
+        }
+    )
+    model = ToyModel()
+    optimizers = Optimizers(config, model, 8)
+    variables = optimizers.variables_in_step_order
+    before = [variable.numpy() for variable in variables]
+    optimizers.apply([tf.fill(variable.shape, -3.0) for variable in variables])
+    for old, variable in zip(before, variables, strict=True):
+        np.testing.assert_allclose(variable.numpy() - old, 0.25, rtol=1e-5)
+
+
 RATE, TOTAL = 0.5, 100
 
 
@@ -329,7 +362,10 @@ SCHEDULES: dict[str, tuple[object, Callable[[np.ndarray], np.ndarray]]] = {
         lambda p: 0.2 + 0.8 * (0.5 + 0.5 * np.cos(np.pi * p)),
     ),
     "linear": ("linear", lambda p: 1 - p),
-    "linear to a share": ({"kind": "linear", "final_share": 0.1}, lambda p: 1 - 0.9 * p),
+    "polynomial": (
+        {"kind": "polynomial", "power": 2.5, "final_share": 0.1},
+        lambda p: 0.1 + 0.9 * (1 - p) ** 2.5,
+    ),
 }
 
 
@@ -341,6 +377,15 @@ def test_a_schedule_falls_from_the_rate_to_its_share_over_the_run(name: str) -> 
     np.testing.assert_allclose(rates(steps, schedule=schedule), expected, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("staircase", [False, True])
+def test_an_exponential_schedule_falls_for_ever(staircase: bool) -> None:
+    schedule = {"kind": "exponential", "decay_rate": 0.8, "decay_steps": 7}
+    steps = np.array([0, 1, 6, 7, 13, 50, 99, 100, 130])
+    periods = steps // 7 if staircase else steps / 7
+    found = rates(steps.tolist(), schedule={**schedule, "staircase": staircase})
+    np.testing.assert_allclose(found, RATE * 0.8**periods, rtol=1e-5)
+
+
 def test_warm_up_rises_in_a_line_then_the_schedule_has_the_steps_that_are_left() -> None:
     found = rates([0, 1, 9, 10, 55, 100], schedule="linear", warmup_steps=10)
     np.testing.assert_allclose(found, RATE * np.array([0.1, 0.2, 1, 1, 0.5, 0]), atol=1e-6)
@@ -348,8 +393,17 @@ def test_warm_up_rises_in_a_line_then_the_schedule_has_the_steps_that_are_left()
     np.testing.assert_allclose(constant, RATE * np.array([0.25, 1, 1, 1]), rtol=1e-6)
 
 
+def test_inverse_sqrt_is_the_transformers_schedule() -> None:
+    steps = np.arange(1, 90)
+    vaswani = np.minimum(steps**-0.5, steps * 16**-1.5)
+    found = rates((steps - 1).tolist(), schedule="inverse_sqrt", warmup_steps=16)
+    np.testing.assert_allclose(found, RATE * vaswani / vaswani.max(), rtol=1e-5)
+    flat = rates([0, 8, 35], schedule={"kind": "inverse_sqrt", "flat_steps": 9})
+    np.testing.assert_allclose(flat, RATE * np.array([1, 1, 0.5]), rtol=1e-6)
+
+
 @pytest.mark.parametrize("warmup", [None, 5])
-@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "inverse_sqrt"])
 def test_a_compiled_step_reads_the_rate_of_its_counter_alone(
     schedule: str, warmup: int | None
 ) -> None:
@@ -376,7 +430,7 @@ def test_a_compiled_step_reads_the_rate_of_its_counter_alone(
 
 @settings(deadline=None, max_examples=40)
 @given(
-    kind=st.sampled_from(["constant", "cosine", "linear"]),
+    kind=st.sampled_from(["constant", "cosine", "linear", "inverse_sqrt"]),
     warmup=st.integers(1, 150),
     step=st.integers(0, 300),
 )

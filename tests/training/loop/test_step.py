@@ -301,7 +301,7 @@ def test_each_replica_answers_for_its_own_gradients(bad: int) -> None:
 
 CONFIGS = {
     "parts in half precision": {
-        "optimizer": {"accumulate_steps": 2, "clip_norm": 0.5},
+        "optimizer": {"accumulate_steps": 2, "clip_value": 0.5},
         "compute": {"mixed_precision": True},
     },
     "float16": {"compute": {"mixed_precision": True, "half_dtype": "float16"}},

@@ -185,7 +185,7 @@ def train(
     model = ToyModel(l2=l2)
     for name, own in updates.items():
         model.tables[name].updates = own
-    config = {"learning_rate": 0.05, "epsilon": 1e-3, **more}
+    config = {"learning_rate": 0.05, "epsilon": 1e-3, "beta_1": 0.8, "beta_2": 0.9, **more}
     optimizers = Optimizers(OptimizerConfig.model_validate(config), model, STEPS)
     lookups = plan_lookups(model.lookups) if shares else None
     step = TrainStep(model, squared_error, optimizers, StepOptions(seed=1), lookups)
@@ -200,7 +200,7 @@ def train_by_keras(l2: float) -> list[np.ndarray]:
     """The same steps with whole tables as dense weights and Keras' L2 of each."""
     model = ToyModel()
     variables = [*model.table_variables, *model.dense_variables]
-    optimizer = keras.optimizers.Adam(0.05, epsilon=1e-3)
+    optimizer = keras.optimizers.Adam(0.05, beta_1=0.8, beta_2=0.9, epsilon=1e-3)
     optimizer.build(variables)
     for batch in build_toy_batches(BATCH).take(STEPS):
         with tf.GradientTape() as tape:
@@ -228,7 +228,7 @@ def test_l2_of_a_table_is_that_of_the_rows_that_a_batch_looks_up(shares: bool) -
     )
     reference = ToyModel()
     rate = tf.constant(0.1)
-    dense = keras.optimizers.Adam(0.05, epsilon=1e-3)
+    dense = keras.optimizers.Adam(0.05, beta_1=0.8, beta_2=0.9, epsilon=1e-3)
     dense.build(reference.dense_variables)
     variables = [*reference.table_variables, *reference.dense_variables]
     for batch in build_toy_batches(BATCH).take(STEPS):
@@ -253,7 +253,7 @@ def test_a_table_may_have_an_optimizer_and_a_rate_of_its_own(shares: bool) -> No
     model, optimizers = train(tables, shares=shares, sparse={"kind": "sgd"})
     reference = ToyModel()
     adagrad = keras.optimizers.Adagrad(0.3, initial_accumulator_value=0.2)
-    rest = keras.optimizers.Adam(0.05, epsilon=1e-3)
+    rest = keras.optimizers.Adam(0.05, beta_1=0.8, beta_2=0.9, epsilon=1e-3)
     users, items = reference.tables["users"].rows, reference.tables["items"].rows
     adagrad.build([items])
     rest.build(reference.dense_variables)
