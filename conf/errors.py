@@ -115,10 +115,8 @@ class ConfigError(SluiceError):
     exit_code = ExitCode.CONFIG
 
 
-class OwnCodeError(SluiceError):
-    """Code of one's own has failed in a training that had begun, or after it."""
-
-    exit_code = ExitCode.CONFIG
+class OwnCodeError(ConfigError):
+    """User code has failed: as it was imported, built, tried, or later in a step."""
 
 
 class LaterLogError(ConfigError):

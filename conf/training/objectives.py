@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from conf.config_base import OWN_CODE_PATTERN, Name, StrictFinite, default_tag, keep_apart
+from conf.config_base import OWN_CODE_PATTERN, StrictFinite, default_tag
 
 NegativeSource = Literal["batch", "uniform", "frequency", "adaptive", "mixed"]
 
@@ -58,10 +57,6 @@ class NegativesConfig(StrictFinite):
         """Whether the items of the batch's rows are among them."""
         return self.source in ("batch", "mixed")
 
-    def count_compared(self, batch_size: int) -> int:
-        """Returns how many items a row is compared with; its own may be among them."""
-        return (batch_size if self.has_batch else 0) + (self.count or 0)
-
 
 class DrawnNegativesConfig(NegativesConfig):
     """As `NegativesConfig`, for losses that compare each row with items drawn for it alone."""
@@ -75,29 +70,21 @@ class DrawnNegativesConfig(NegativesConfig):
 
 
 class OwnLossConfig(StrictFinite):
-    """A loss of one's own in the place of the formula: a value for each row, in TensorFlow."""
+    """User code in the place of the formula: a value for each row, in TensorFlow."""
 
     function: str = Field(
         pattern=OWN_CODE_PATTERN,
-        description="`package.module:function` of one's own. From a label: `(labels, logits)`, "
+        description="`package.module:function`. From a label: `(labels, logits)`, "
         "else `(positives, negatives, counted)`.",
     )
     params: dict[str, Any] = Field(
         default_factory=dict, description="Further arguments of the function."
     )
-    features: tuple[Name, ...] = Field(
-        (), description="Features of the rows that its parameter `features` holds by name."
-    )
-
-    @field_validator("params")
-    @classmethod
-    def _keep_features_apart(cls, params: dict[str, Any]) -> dict[str, Any]:
-        return keep_apart(params, "features", advice="name them in `features` beside params")
 
 
 OwnLoss = Annotated[
     OwnLossConfig | None,
-    Field(description="A formula of one's own in the place of the built-in one."),
+    Field(description="User code in the place of the built-in formula."),
 ]
 
 
@@ -133,20 +120,6 @@ class SampledSoftmaxConfig(ItemSettings):
         description="Negatives that are left out: copies of the row's item; or all items that its "
         "user has in train, or its history holds.",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_earlier_names(cls, values: Any) -> Any:
-        """Reads configs of earlier runs, which every run keeps beside its checkpoints."""
-        if not isinstance(values, Mapping):
-            return values
-        values = dict(values)
-        count = values.pop("uniform_negatives", None)
-        if count is not None:
-            values["negatives"] = {"source": "mixed", "count": count}
-        if "mask_accidental_hits" in values:
-            values["mask"] = "target" if values.pop("mask_accidental_hits") else "none"
-        return values
 
 
 class SoftmaxConfig(ItemSettings):

@@ -114,10 +114,10 @@ def run_reported(call: Callable[[], object], json_lines: bool) -> int:
 
 
 def _explain_own_code(error: Exception) -> SluiceError | None:
-    """Returns what a network, tower, loss or metric of one's own did; None: none did it."""
-    if "training.networks.own_code" not in sys.modules:
+    """Returns what a network, tower, loss or metric of the user did; None: none did it."""
+    if "training.networks.user_code" not in sys.modules:
         return None
-    from training.networks.own_code import explain_error
+    from training.networks.user_code import explain_error
 
     return explain_error(error)
 

@@ -20,7 +20,7 @@ from jobs.cli import main
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
 from training.models.registry import build_model
-from training.objectives.logq_correction import read_batch_counts
+from training.objectives.samplers import read_batch_counts
 from training.objectives.user_items import TrainRows
 
 KS = (1, 3, 10)

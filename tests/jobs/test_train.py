@@ -206,7 +206,7 @@ def test_uniform_negatives_need_no_tags(dataset: Path, tmp_path: Path) -> None:
         f"root={tmp_path}",
         "name=t",
         "model.embedding_dim=4",
-        "model.objective.uniform_negatives=8",
+        "model.objective.negatives={source: mixed, count: 8}",
         "input.batch_size=64",
         "fit.epochs=1",
     ]

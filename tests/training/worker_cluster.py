@@ -41,7 +41,7 @@ def build_config(version: Path, root: Path, changes: dict[str, Any]) -> TrainCon
             "name": "dssm",
             "embedding_dim": 4,
             "user_hidden_units": [8],
-            "objective": {"kind": "sampled_softmax", "uniform_negatives": 4},
+            "objective": {"kind": "sampled_softmax", "negatives": {"source": "mixed", "count": 4}},
             "embeddings": {"user_id": KEYED},
         },
         "input": {"batch_size": 64, "shuffle_buffer": 300},

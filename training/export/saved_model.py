@@ -68,7 +68,7 @@ from training.export.signatures import (
 from training.export.stored_models import bring, describe, is_card, replace_file
 from training.models.ranking import NetworkRankingModel, Task
 from training.models.retrieval import require_retrieval
-from training.networks.own_code import own_errors
+from training.networks.user_code import user_errors
 
 WARMUP_ROWS = (1, 32)
 WARMUP_CANDIDATES, WARMUP_LENGTH, MOST_VALUES = 100, 10, 100
@@ -87,7 +87,7 @@ def write_export(trained: TrainedModel, options: ExportOptions | None = None) ->
     with (
         disk_errors(failure, "free some space (or check the permissions), then export again"),
         hold_numbers(base / name, EXPORT_FILE) as held,
-        own_errors(),
+        user_errors(),
     ):
         run = describe(trained.run_dir.resolve())
         if options.once and (found := find_exports(base / name, run)):

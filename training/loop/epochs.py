@@ -37,7 +37,7 @@ from training.loop.validation import StepValidations
 from training.models.embedded_inputs import vector_errors
 from training.monitoring.progress import StepStatus, TrainingProgress
 from training.monitoring.run_logs import EpochLog, StepLog, StepRecord, StepValidationLog
-from training.networks.own_code import own_errors
+from training.networks.user_code import user_errors
 from training.reader.damage import DamagePolicy, InputCounts, ShardChecks
 from training.reader.shards import compare_begun
 from training.reader.split_source import InputOptions
@@ -367,7 +367,7 @@ class EpochRunner:
         finite, and the seconds that they waited for batches.
         """
         steps = self._plan.count_steps_of_call(position)
-        with own_errors(), self._input.step_errors(position, steps):
+        with user_errors(), self._input.step_errors(position, steps):
             result = self._run_steps(batches.iterator, tf.constant(steps))
         if position.batch + steps == self._steps:
             self._input.finish(batches)

@@ -16,6 +16,7 @@ from training.distribution.strategy import (
     check_devices,
     compile_steps,
 )
+from training.distribution.workers import free_memory_bytes
 from training.embedding.distinct_rows import Lookups, plan_lookups
 from training.embedding.key_mapping import plan_keyed_features, prepare_rules
 from training.loop.epochs import EpochInput, StepInputs
@@ -29,13 +30,11 @@ from training.models.sequence import require_held_out
 from training.monitoring.progress import NoProgress, TrainingProgress
 from training.objectives.objective import (
     Objective,
-    SoftmaxMemory,
     build_objective,
-    complete_memory,
     list_notes,
     list_state,
-    plan_memory,
 )
+from training.objectives.softmax_memory import count_softmax_bytes, require_memory
 from training.reader.batch_plan import find_sparse_pairs
 from training.reader.mixing import check_mixed_ids, find_mixed
 
@@ -44,8 +43,8 @@ from training.reader.mixing import check_mixed_ids, find_mixed
 class TrainingParts:
     """What a run is made of.
 
-    `validate_steps` validates between epochs, `memory` is what a softmax over the catalogue takes,
-    `profile` are the steps to profile; None: not asked for.
+    `validate_steps` validates between epochs, `softmax_bytes` is what a softmax over the catalogue
+    takes, `profile` are the steps to profile; None: not asked for.
     """
 
     plan: TrainPlan
@@ -57,7 +56,7 @@ class TrainingParts:
     run_steps: RunSteps
     validate_steps: Validate | None
     steps: StepPlan
-    memory: SoftmaxMemory | None = None
+    softmax_bytes: int | None = None
     profile: StepRange | None = None
 
 
@@ -84,10 +83,11 @@ def build(
         profile.require_within(steps.total)
     dtype = tf.bfloat16 if config.compute.mixed_precision else tf.float32
     part_size = config.input.batch_size // (config.optimizer.accumulate_steps or 1)
-    memory = plan_memory(config.model, data.manifest, part_size)
+    softmax_bytes = count_softmax_bytes(config.model, data.manifest, part_size)
+    if softmax_bytes is not None and not tf.config.list_physical_devices("GPU"):
+        require_memory(softmax_bytes, free_memory_bytes())
     with strategy.scope():
         model = build_model(config.model, data.manifest, config.seed, dtype)
-        memory = complete_memory(memory, model, data.manifest)
         optimizers = Optimizers(config.optimizer, model, steps.total)
         objective = build_objective(
             config.model, data.version_dir, data.manifest, model, part_size, config.input
@@ -108,7 +108,7 @@ def build(
         compile_steps(strategy, step),
         validate_steps,
         steps,
-        memory,
+        softmax_bytes,
         profile,
     )
 

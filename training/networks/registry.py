@@ -22,8 +22,8 @@ from training.networks.factorization import (
     build_wide_deep,
 )
 from training.networks.network import NetworkInputs, find_read_inputs
-from training.networks.own_code import OwnCode, call_build, import_function
 from training.networks.target_attention import build_bst, build_din, list_names
+from training.networks.user_code import call_function, import_function, pick_parameters
 
 
 @dataclass(frozen=True)
@@ -89,15 +89,11 @@ NETWORKS: dict[str, NetworkKind] = {
     "mmoe": NetworkKind(build_mmoe),
 }
 
-_OWN_NETWORK = OwnCode(
-    "network", "model.network", "model.params", ("inputs",), ("tasks", "base_scores")
-)
-
 
 def find_network(name: str) -> NetworkKind:
     """Returns a built-in network, or the one at `package.module:function`."""
     if ":" in name:
-        return NetworkKind(import_function(name, _OWN_NETWORK, NETWORKS))
+        return NetworkKind(import_function("network", name))
     if name not in NETWORKS:
         raise ConfigError(
             "model.network is no built-in network",
@@ -117,8 +113,9 @@ def build_logits(
 ) -> dict[str, keras.KerasTensor]:
     """Builds a network and checks what comes out: the logits of each task, `[batch, 1]`."""
     tasks = tuple(base_scores)
-    given = {"tasks": tasks, "base_scores": dict(base_scores)}
-    outputs = call_build(name, _OWN_NETWORK, kind.build, inputs, params, given)
+    given = pick_parameters(kind.build, {"tasks": tasks, "base_scores": dict(base_scores)})
+    fault = f"network {name} cannot be built"
+    outputs = call_function(fault, kind.build, inputs, **params, **given)
     logits = _check_outputs(name, outputs, tasks)
     if not find_read_inputs(inputs, logits):
         raise ConfigError(

@@ -12,7 +12,7 @@ import tensorflow as tf
 from conf.errors import ConfigError
 from conf.training.models import OwnTowerConfig
 from training.networks.network import NetworkInputs, find_read_inputs
-from training.networks.own_code import OwnCode, call_build, import_function
+from training.networks.user_code import call_function, import_function, pick_parameters
 
 EPSILON = 1e-8
 """Added to the variance of Dice."""
@@ -86,11 +86,10 @@ def build_own_tower(
 ) -> keras.KerasTensor:
     """Builds the user tower that a user has written, `[batch, output_dim]`."""
     path = config.function
-    code = OwnCode(
-        "user tower", "model.user_tower", "model.user_tower.params", ("inputs",), ("output_dim",)
-    )
-    build = import_function(path, code)
-    output = call_build(path, code, build, inputs, config.params, {"output_dim": output_dim})
+    build = import_function("user tower", path)
+    given = pick_parameters(build, {"output_dim": output_dim})
+    fault = f"user tower {path} cannot be built"
+    output = call_function(fault, build, inputs, **config.params, **given)
     shape = getattr(output, "shape", None)
     if not isinstance(output, keras.KerasTensor) or shape != (None, output_dim):
         raise ConfigError(

@@ -15,9 +15,9 @@ from typing import Any
 import tensorflow as tf
 
 from training.networks.layers import compute_dtype
+from training.objectives.softmax_memory import BLOCK_ITEMS
 
 Sums = tuple[Any, ...]
-BLOCK_ITEMS = 2048
 MASKED_SCORE = -1e9
 """Low enough to vanish in a float32 softmax, high enough to stay finite."""
 
@@ -31,7 +31,7 @@ def compute_catalog_softmax(
     *,
     temperature: float = 1.0,
 ) -> tf.Tensor:
-    """Cross-entropy of each query's target among all items.
+    """Cross-entropy of each query's target among all items, float32 `[n]`; 0 where it is none.
 
     Args:
         queries: float32 `[n, dim]`.
@@ -41,9 +41,6 @@ def compute_catalog_softmax(
             or None.
         rows: int32 `[n]`, the row of `masked` that each query is of; None: they are the rows.
         temperature: Above 0.
-
-    Returns:
-        float32 `[n]`, 0 where the target is none of the items.
     """
     of_queries = tf.range(tf.shape(queries)[0]) if rows is None else rows
     size = tf.shape(items)[0] if items.shape[0] is None else int(items.shape[0])
@@ -69,16 +66,7 @@ def compute_catalog_softmax(
 
 @dataclass(frozen=True)
 class _Catalog:
-    """The blocks of a catalogue; arguments are those of `compute_catalog_softmax`.
-
-    Attributes:
-        positions: Of the targets.
-        masked: As there.
-        rows: Row of each query.
-        size: Items.
-        scale: What products are multiplied by.
-        dtype: What products are computed in.
-    """
+    """The blocks of a catalogue; see `compute_catalog_softmax`. `dtype` is that of products."""
 
     positions: tf.Tensor
     masked: tf.Tensor | None

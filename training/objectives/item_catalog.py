@@ -18,40 +18,21 @@ from training.input.batches import Batch, build_eval_dataset, read_batches
 from training.input.train_counts import read_train_counts
 from training.objectives.user_items import TrainRows
 
+CATALOG_ROWS = 4096
 _log = logging.getLogger("sluice.training.input")
 
 
 def read_item_events(train: TrainRows) -> np.ndarray:
-    """Reads what items are drawn by: events of the rows that train, whatever their label.
-
-    Objectives that draw items take every row for a positive.
-
-    Returns:
-        int64 `[vocabulary_size]`, by id; id 1 (OOV) holds those of unknown items.
-
-    Raises:
-        InputDataError: The counts or a record are damaged.
-    """
+    """Reads events of the rows that train, whatever their label, int64 `[vocabulary_size]`."""
     counts = read_train_counts(train.version_dir, train.manifest, "item", train.config)
-    key = train.manifest.require_key("item")
-    size = int(train.manifest.schema[key].vocabulary_size or 0)
-    return counts.place(counts.events, np.arange(size))
+    return counts.place(counts.events, np.arange(train.count_ids("item")))
 
 
 def read_drawable_items(version_dir: ReadablePath, manifest: Manifest) -> np.ndarray:
-    """Reads which item ids stand for an item that can be recommended.
+    """Reads which ids stand for an item that can be recommended, int64 `[items]`, ascending.
 
-    Args:
-        version_dir: Directory that holds the manifest.
-        manifest: The version's manifest.
-
-    Returns:
-        int64 `[items]`, ascending: neither padding, nor OOV and its buckets, which stand for many
-        unknown items each, nor tokens that are retired.
-
-    Raises:
-        ConfigError: No item is left.
-        InputDataError: The vocabulary is missing or damaged.
+    Neither padding, nor OOV and its buckets, which stand for many unknown items each, nor tokens
+    that are retired.
     """
     key = manifest.require_key("item")
     vocabulary = read_key_vocabulary(version_dir, manifest, key)
@@ -70,28 +51,13 @@ def read_drawable_items(version_dir: ReadablePath, manifest: Manifest) -> np.nda
     return ids.astype(np.int64)
 
 
-CATALOG_ROWS = 4096
-
-
 def read_catalog(
     version_dir: ReadablePath, manifest: Manifest, names: Sequence[str], batch_size: int
 ) -> Iterator[Batch]:
-    """Reads the items that can be ranked, with some of their features.
+    """Reads the items that can be ranked, a row each, with some of their features.
 
     They are the split `catalog`. An imported dataset need not have one: its items are those of the
     train rows then, each with the features of its first row.
-
-    Args:
-        version_dir: Directory that holds the manifest.
-        manifest: The version's manifest.
-        names: Features of role item, the item's id among them.
-        batch_size: Rows that are read at a time.
-
-    Yields:
-        A row per item; lists are padded, if at all, to one length.
-
-    Raises:
-        InputDataError: A record is damaged.
     """
     split = CATALOG
     if all(part.name != split for part in manifest.splits):
@@ -116,16 +82,7 @@ def _keep_first(batches: Iterator[Batch], manifest: Manifest) -> Iterator[Batch]
 
 
 class ItemFeatures:
-    """Looks up the features of items by id: what drawn items are embedded from.
-
-    Args:
-        version_dir: Directory that holds the manifest.
-        manifest: The version's manifest.
-        names: Features to hold.
-
-    Raises:
-        InputDataError: The catalogue is missing or damaged.
-    """
+    """Looks up the features of items by id: what drawn items are embedded from."""
 
     def __init__(self, version_dir: ReadablePath, manifest: Manifest, names: Sequence[str]) -> None:
         self._key = manifest.require_key("item")
@@ -136,11 +93,7 @@ class ItemFeatures:
             self._columns = _read_columns(version_dir, manifest, self._key, others, size)
 
     def lookup(self, ids: tf.Tensor) -> Batch:
-        """Returns the features of items, a batch with one row per id.
-
-        Args:
-            ids: int64 `[n]`.
-        """
+        """Returns the features of items, a batch with one row per id, int64 `[n]`."""
         features = {name: tf.gather(column, ids) for name, column in self._columns.items()}
         return {self._key: ids, **features}
 

@@ -1,13 +1,19 @@
-"""Losses over items: softmax over candidates or the catalogue, pairs of items, single items."""
+"""Losses over items: softmax over candidates, pairs of items, single items, a user's formula."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from conf.training.objectives import OwnLossConfig
 from training.networks.layers import matmul_rows
+from training.networks.user_code import call_function, import_function, user_errors
+
+RowLoss = Callable[..., tf.Tensor]
 
 
 def count_replicas() -> int:
@@ -17,16 +23,9 @@ def count_replicas() -> int:
 
 
 def gather_replicas(values: tf.Tensor) -> tf.Tensor:
-    """Concatenates the replicas' values along the first axis, in replica order.
+    """Concatenates the replicas' `[local_batch, ...]` in replica order, `[global_batch, ...]`.
 
-    Gradients flow back to the replica that a row came from, summed over all replicas. Outside a
-    strategy, or with one replica, returns the values themselves.
-
-    Args:
-        values: `[local_batch, ...]`; the other axes equal on all replicas.
-
-    Returns:
-        `[global_batch, ...]`.
+    Gradients flow back to the replica that a row came from, summed over all replicas.
     """
     if count_replicas() == 1:
         return values
@@ -72,7 +71,7 @@ def compute_sampled_softmax(
     temperature: float = 1.0,
     hardest: int | None = None,
 ) -> tf.Tensor:
-    """Cross-entropy of each query's target among the candidates.
+    """Cross-entropy of each query's target among the candidates, float32 `[n]`.
 
     With `s(q, j) = <q, v_j> / temperature - log_counts[j]`, the loss of query i with target t is
     `log(exp s(i, t) + sum_j exp s(i, j)) - s(i, t)` over the candidates j that are not masked.
@@ -85,9 +84,6 @@ def compute_sampled_softmax(
             among them; bool `[n, candidates]`.
         temperature: Above 0.
         hardest: Candidates that count for a query, see `keep_hardest`.
-
-    Returns:
-        float32 `[n]`.
     """
     own, logits = score_candidates(queries, targets, candidates, temperature)
     masked = ~keep_hardest(logits, ~masked, hardest)
@@ -112,18 +108,10 @@ def score_candidates(
 
 
 def keep_hardest(logits: tf.Tensor, counted: tf.Tensor, hardest: int | None) -> tf.Tensor:
-    """Returns which candidates count for a query: those of the highest scores.
+    """Returns which candidates count for a query: those of the highest scores (None: all).
 
     After the dynamic sampling of Zhang et al. 2013, "Optimizing top-N collaborative filtering via
-    dynamic negative item sampling". Of equal scores the first are taken.
-
-    Args:
-        logits: float32 `[n, candidates]`.
-        counted: Candidates that may count, bool `[n, candidates]`.
-        hardest: How many of them, 1 or more; None: all.
-
-    Returns:
-        bool `[n, candidates]`, `hardest` of each row at most.
+    dynamic negative item sampling". Of equal scores the first are taken. All `[n, candidates]`.
     """
     if hardest is None:
         return counted
@@ -139,7 +127,7 @@ def keep_hardest(logits: tf.Tensor, counted: tf.Tensor, hardest: int | None) -> 
 def compute_drawn_loss(
     kind: str, own: tf.Tensor, drawn: tf.Tensor, counted: tf.Tensor
 ) -> tf.Tensor:
-    """Loss of each query whose item is compared with items drawn for it.
+    """Loss of each query whose item is compared with items drawn for it, float32 `[n]`.
 
     `bpr` is the mean over the drawn items of `-log sigmoid(own - drawn)` (Rendle et al. 2009, "BPR:
     Bayesian personalized ranking from implicit feedback", section 4.1). `binary` is `-log
@@ -150,12 +138,30 @@ def compute_drawn_loss(
         own: Logits of the queries' own items, float32 `[n]`.
         drawn: Logits of the drawn ones, float32 `[n, count]`.
         counted: Whether a drawn item counts, bool `[n, count]`.
-
-    Returns:
-        float32 `[n]`.
     """
     weights = tf.cast(counted, tf.float32)
     if kind == "binary":
         return tf.nn.softplus(-own) + tf.reduce_sum(weights * tf.nn.softplus(drawn), axis=1)
     each = weights * tf.nn.softplus(drawn - own[:, tf.newaxis])
     return tf.math.divide_no_nan(tf.reduce_sum(each, axis=1), tf.reduce_sum(weights, axis=1))
+
+
+def build_user_loss(config: OwnLossConfig | None) -> RowLoss | None:
+    """Builds a user's formula, from scores to the loss of each row, float32 `[n]`; or None.
+
+    It is given labels and logits, `[n]` each; or the scores of rows' items `[n]`, those of other
+    items `[n, count]`, and which of these count, bool `[n, count]`. Weights of rows and tasks are
+    applied to what it returns: a mean over the batch would count once for every row.
+    """
+    if config is None:
+        return None
+    name, params = f"loss {config.function}", config.params
+    function = import_function("loss", config.function)
+
+    def compute(*scores: Any) -> tf.Tensor:
+        losses = call_function(f"{name} fails", function, *scores, **params)
+        advice = "return a float for each row, shape [rows]: no mean over rows"
+        with user_errors(f"{name} does not give one value for each row", advice):
+            return tf.cast(tf.reshape(losses, tf.shape(scores[0])), tf.float32)
+
+    return compute

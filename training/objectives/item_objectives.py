@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from conf.errors import ConfigError, InputDataError
+from conf.errors import ConfigError
 from conf.manifest import Manifest
-from conf.schema import FIRST_TOKEN_ID, FeatureSpec
+from conf.training.input import InputConfig
 from conf.training.objectives import (
     BinaryConfig,
     BPRConfig,
@@ -26,12 +26,15 @@ from conf.training.objectives import (
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_mapping import read_keys
 from training.input.batches import Batch
+from training.input.train_counts import read_train_rows
 from training.models.retrieval import Queries, RetrievalModel, list_later_inputs
 from training.networks.network import TrainingPass
 from training.objectives.catalog_softmax import compute_catalog_softmax
 from training.objectives.item_catalog import ItemFeatures, read_drawable_items, read_item_events
 from training.objectives.item_losses import (
+    RowLoss,
     SoftmaxItems,
+    build_user_loss,
     compute_drawn_loss,
     compute_sampled_softmax,
     count_replicas,
@@ -40,11 +43,15 @@ from training.objectives.item_losses import (
     replica_offset,
     score_candidates,
 )
-from training.objectives.logq_correction import LogQCorrection, build_logq_correction
-from training.objectives.own_loss import OwnLoss, build_item_loss
-from training.objectives.positive_rows import refuse_negative_rows
-from training.objectives.samplers import Sampler, build_sampler, find_distortion
+from training.objectives.samplers import (
+    LogQCorrection,
+    Sampler,
+    build_logq_correction,
+    build_sampler,
+    find_distortion,
+)
 from training.objectives.user_items import KnownItems, TrainRows, build_known_items
+from training.reader.filters import passes
 
 DROPOUT_STREAM = 2
 
@@ -67,21 +74,6 @@ class ItemData:
     known: KnownItems | None
     later: tuple[str, ...] = ()
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Says what differs from the rows of the dataset, and what memory is taken."""
-        of_later = (
-            f"items of train rows are embedded with {', '.join(self.later)} as of the end of the "
-            "log, as the items that they are compared with",
-        )
-        of_known = () if self.known is None else self.known.notes
-        return (of_later if self.later else ()) + of_known
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Features of a batch that are read beside the model's own."""
-        return (self.key,) if self.known is None else self.known.inputs
-
     def embed(self, model: RetrievalModel, ids: tf.Tensor, training: TrainingPass) -> tf.Tensor:
         """Embeds catalogue items, `[n, dim]`; with dropout that is the same on all replicas."""
         if self.features is None:
@@ -89,16 +81,11 @@ class ItemData:
         with training.drawing_from(DROPOUT_STREAM):
             return model.embed_items(self.features.lookup(ids), training)
 
-    def mark_known(self, batch: Batch, queries: Queries, ids: tf.Tensor) -> tf.Tensor | None:
-        """Returns which items the user of a query has, bool `[n, items]`; None: not asked for."""
-        marks = self.mark_of_rows(batch, queries, ids)
-        return marks if marks is None or queries.per_row == 1 else tf.gather(marks, queries.rows)
-
-    def mark_of_rows(self, batch: Batch, queries: Queries, ids: tf.Tensor) -> tf.Tensor | None:
-        """Returns which items the user of a row has, bool `[rows, items]`; None: not asked for."""
-        if self.known is None:
-            return None
-        return self.known.mark(self.known.find(batch), queries.row_count, ids)
+    def embed_rows(self, model: RetrievalModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
+        """Embeds the items of rows, `[rows, dim]`."""
+        if self.later:
+            return self.embed(model, batch[self.key], training)
+        return model.embed_items(batch, training)
 
     def embed_targets(
         self, model: RetrievalModel, batch: Batch, queries: Queries, training: TrainingPass
@@ -108,56 +95,30 @@ class ItemData:
             return self.embed_rows(model, batch, training)
         return self.embed(model, queries.target_ids, training)
 
-    def embed_kept_targets(
-        self,
-        model: RetrievalModel,
-        batch: Batch,
-        padded: Queries,
-        queries: Queries,
-        training: TrainingPass,
-    ) -> tf.Tensor:
-        """Embeds the items of queries, those of `padded` without padding, `[kept, dim]`.
-
-        Several replicas embed those of padding too: what they exchange of the table has to have
-        one shape, on each of them and in each step.
-        """
-        if padded.per_row > 1 and count_replicas() > 1:
-            every = self.embed_targets(model, batch, padded, training)
-            return tf.gather(every, padded.find_kept())
-        return self.embed_targets(model, batch, queries, training)
-
-    def embed_rows(self, model: RetrievalModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
-        """Embeds the items of rows, `[rows, dim]`."""
-        if self.later:
-            return self.embed(model, batch[self.key], training)
-        return model.embed_items(batch, training)
+    def mark_of_rows(self, batch: Batch, queries: Queries, ids: tf.Tensor) -> tf.Tensor | None:
+        """Returns which items the user of a row has, bool `[rows, items]`; None: not asked for."""
+        if self.known is None:
+            return None
+        return self.known.mark(self.known.find(batch), queries.row_count, ids)
 
 
 class ItemObjective:
-    """Base of the objectives that compare items.
+    """Base of the objectives that compare items: rows are positives, there is no label."""
 
-    Args:
-        items: What is known of the items.
-        sampler: What draws negatives, or None.
-        loss: A formula of one's own, or None.
-
-    Attributes:
-        inputs: Features that it reads beside the model's own.
-        binary_labels: None: rows are positives.
-        state_variables: What its passes set.
-        notes: What to tell those who train.
-    """
+    binary_labels: tuple[str, ...] = ()
 
     def __init__(
-        self, items: ItemData, sampler: Sampler | None, loss: OwnLoss | None = None
+        self, items: ItemData, sampler: Sampler | None = None, loss: RowLoss | None = None
     ) -> None:
-        beside = () if loss is None else loss.inputs
-        self.inputs: tuple[str, ...] = tuple(dict.fromkeys((*items.inputs, *beside)))
-        self._loss = loss
-        self.binary_labels: tuple[str, ...] = ()
+        self.inputs = (items.key,) if items.known is None else items.known.inputs
         self.state_variables = () if sampler is None else tuple(sampler.state_variables)
-        self.notes: tuple[str, ...] = items.notes
-        self._items, self._sampler = items, sampler
+        self.notes: tuple[str, ...] = ()
+        if items.later:
+            self.notes = (
+                f"items of train rows are embedded with {', '.join(items.later)} as of the end of "
+                "the log, as the items that they are compared with",
+            )
+        self._items, self._sampler, self._loss = items, sampler, loss
 
     def _learn(self, queries: Queries, training: TrainingPass) -> None:
         """Lets an adaptive sampler count the items of all replicas' rows."""
@@ -167,14 +128,7 @@ class ItemObjective:
 
 
 class SampledSoftmax(ItemObjective):
-    """Softmax over items of the global batch, drawn items, or both.
-
-    Args:
-        config: Negatives and corrections.
-        items: What is known of the items.
-        sampler: What draws negatives; None: those of the batch alone.
-        logq: What is subtracted from logits; None: nothing.
-    """
+    """Softmax over items of the global batch, drawn items, or both."""
 
     def __init__(
         self,
@@ -183,16 +137,15 @@ class SampledSoftmax(ItemObjective):
         sampler: Sampler | None,
         logq: LogQCorrection | None,
     ) -> None:
-        super().__init__(items, sampler, build_item_loss(config.loss))
-        self._config = config
+        super().__init__(items, sampler, build_user_loss(config.loss))
+        self._config, self._logq = config, logq
         self._from_batch = config.negatives.has_batch
-        self._logq = logq
 
     def __call__(self, model: RetrievalModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
         """Returns the loss of each row, `[local_batch]`."""
         padded = model.embed_queries(batch, self._items.key, training)
         queries = padded.without_padding()
-        own = self._items.embed_kept_targets(model, batch, padded, queries, training)
+        own = self._embed_targets(model, batch, (padded, queries), training)
         targets = self._describe(own, queries.target_ids, training)
         of_rows = own if queries.per_row == 1 else None
         candidates = self._gather_candidates(model, batch, of_rows, training)
@@ -204,10 +157,27 @@ class SampledSoftmax(ItemObjective):
             )
         else:
             own_scores, scores = score_candidates(*softmaxed, model.temperature)
-            counted = keep_hardest(scores, ~masked, hardest)
-            losses = self._loss(own_scores, scores, counted, batch=batch, rows=queries.rows)
+            losses = self._loss(own_scores, scores, keep_hardest(scores, ~masked, hardest))
         self._learn(padded, training)
         return queries.sum_losses(losses)
+
+    def _embed_targets(
+        self,
+        model: RetrievalModel,
+        batch: Batch,
+        queries: tuple[Queries, Queries],
+        training: TrainingPass,
+    ) -> tf.Tensor:
+        """Embeds the items of queries, given with and without padding, `[kept, dim]`.
+
+        Several replicas embed those of padding too: what they exchange of the table has to have
+        one shape, on each of them and in each step.
+        """
+        padded, kept = queries
+        if padded.per_row > 1 and count_replicas() > 1:
+            every = self._items.embed_targets(model, batch, padded, training)
+            return tf.gather(every, padded.find_kept())
+        return self._items.embed_targets(model, batch, kept, training)
 
     def _describe(self, vectors: tf.Tensor, ids: tf.Tensor, training: TrainingPass) -> SoftmaxItems:
         ids = tf.cast(ids, tf.int64)
@@ -234,8 +204,8 @@ class SampledSoftmax(ItemObjective):
 
     def _find_masked(self, batch: Batch, queries: Queries, ids: tf.Tensor) -> tf.Tensor:
         """Returns which candidates are no negatives of a query, bool `[n, candidates]`."""
-        if (known := self._items.mark_known(batch, queries, ids)) is not None:
-            return known
+        if (known := self._items.mark_of_rows(batch, queries, ids)) is not None:
+            return known if queries.per_row == 1 else tf.gather(known, queries.rows)
         copies = tf.cast(queries.target_ids, tf.int64)[:, tf.newaxis] == ids[tf.newaxis, :]
         if self._config.mask != "none":
             return copies
@@ -246,16 +216,10 @@ class SampledSoftmax(ItemObjective):
 
 
 class CatalogSoftmax(ItemObjective):
-    """Softmax over the whole catalogue, which is embedded once in each step, in blocks of items.
-
-    Args:
-        items: What is known of the items.
-        catalog: int64 `[items]`, ids, ascending.
-        vocabulary_size: Number of ids.
-    """
+    """Softmax over the whole catalogue, int64 `[items]`, which is embedded once in each step."""
 
     def __init__(self, items: ItemData, catalog: np.ndarray, vocabulary_size: int) -> None:
-        super().__init__(items, None)
+        super().__init__(items)
         positions = np.full(vocabulary_size, -1, np.int32)
         positions[catalog] = np.arange(len(catalog))
         self._catalog, self._positions = tf.constant(catalog), tf.constant(positions)
@@ -279,33 +243,26 @@ class DrawnNegatives(ItemObjective):
     """Compares each row's item with items drawn for it: `bpr`, `binary`.
 
     The queries of a row share what is drawn for it.
-
-    Args:
-        config: Which of the two, how many are drawn, and which of them do not count.
-        items: What is known of the items.
-        sampler: What draws them.
     """
 
     def __init__(self, config: BPRConfig | BinaryConfig, items: ItemData, sampler: Sampler) -> None:
-        super().__init__(items, sampler, build_item_loss(config.loss))
-        self._kind, self._mask = config.kind, config.mask
+        super().__init__(items, sampler, build_user_loss(config.loss))
+        self._kind, self._mask, self._draws = config.kind, config.mask, sampler
         self._negatives = config.negatives or DrawnNegativesConfig()
-        self._count = self._negatives.count
-        self._draws = sampler
 
     def __call__(self, model: RetrievalModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
         """Returns the loss of each row, `[local_batch]`."""
         queries = model.embed_queries(batch, self._items.key, training)
         own = self._items.embed_targets(model, batch, queries, training)
-        drawn = self._draw(queries.row_count, training)
+        drawn, count = self._draw(queries.row_count, training), self._negatives.count
         vectors = self._items.embed(model, tf.reshape(drawn, [-1]), training)
         shape = [queries.row_count, -1, int(queries.vectors.shape[1])]
         scores = tf.matmul(
             tf.reshape(queries.vectors, shape),
-            tf.reshape(vectors, [queries.row_count, self._count, shape[2]]),
+            tf.reshape(vectors, [queries.row_count, count, shape[2]]),
             transpose_b=True,
         )
-        scores = tf.reshape(scores, [-1, self._count]) / model.temperature
+        scores = tf.reshape(scores, [-1, count]) / model.temperature
         counted = self._find_counted(batch, queries, drawn)
         compared = (
             tf.reduce_sum(queries.vectors * own, axis=1) / model.temperature,
@@ -315,13 +272,13 @@ class DrawnNegatives(ItemObjective):
         if self._loss is None:
             losses = compute_drawn_loss(self._kind, *compared)
         else:
-            losses = self._loss(*compared, batch=batch, rows=queries.rows)
+            losses = self._loss(*compared)
         self._learn(queries, training)
         return queries.sum_losses(losses)
 
     def _draw(self, rows: tf.Tensor, training: TrainingPass) -> tf.Tensor:
         """Draws for this replica's rows what one replica would draw for them, `[rows, count]`."""
-        ids = self._draws.draw([rows * count_replicas(), self._count], training)
+        ids = self._draws.draw([rows * count_replicas(), self._negatives.count], training)
         first = replica_offset(rows)
         return ids[first : first + rows]
 
@@ -339,27 +296,11 @@ class DrawnNegatives(ItemObjective):
 def build_item_objective(
     config: ObjectiveConfig, train: TrainRows, model: RetrievalModel
 ) -> SampledSoftmax | CatalogSoftmax | DrawnNegatives:
-    """Builds an objective that compares items; call it under the strategy's scope.
-
-    Args:
-        config: Its config.
-        train: The rows that are trained on.
-        model: The model, for the item features that it reads.
-
-    Raises:
-        ConfigError: The dataset has drawn negatives, or no items; or rows of label 0 would be
-            positives; or the objective needs what keys of dynamic tables do not have.
-        InputDataError: There is one item alone, or the dataset is damaged.
-    """
+    """Builds an objective that compares items; call it under the strategy's scope."""
     manifest = train.manifest
     key = manifest.require_key("item")
-    for part in train.parts:
-        _refuse_drawn_negatives(config, part.manifest)
-    refuse_negative_rows(config, config.kind, train)
-    _refuse_keyed_items(config, manifest.schema[key], model)
-    size = manifest.schema[key].vocabulary_size
-    if size is not None:
-        _require_two(size - FIRST_TOKEN_ID, key)
+    refuse_negative_rows(config, train)
+    _refuse_keyed_items(config, manifest, model)
     features, later = None, []
     if _names_items(config) or model.queries_per_row > 1:
         features = ItemFeatures(train.version_dir, manifest, model.item_inputs)
@@ -367,29 +308,21 @@ def build_item_objective(
     known = build_known_items(train, model.inputs) if config.mask == "user_items" else None
     items = ItemData(key, features, known, tuple(later))
     if isinstance(config, SoftmaxConfig):
-        catalog = _read_drawable(train)
-        return CatalogSoftmax(items, catalog, int(size or 0))
-    if isinstance(config, SampledSoftmaxConfig):
-        return _build_sampled(config, train, items)
-    negatives = config.negatives or NegativesConfig(source="uniform", count=1)
-    return DrawnNegatives(config, items, _build_sampler(negatives, train))
-
-
-def _build_sampled(
-    config: SampledSoftmaxConfig, train: TrainRows, items: ItemData
-) -> SampledSoftmax:
-    sampler = None
-    if config.negatives.source != "batch":
-        sampler = _build_sampler(config.negatives, train)
+        catalog = read_drawable_items(train.version_dir, manifest)
+        return CatalogSoftmax(items, catalog, train.count_ids("item"))
+    if not isinstance(config, SampledSoftmaxConfig):
+        negatives = config.negatives or DrawnNegativesConfig()
+        return DrawnNegatives(config, items, _build_sampler(negatives, train))
+    is_drawn = config.negatives.source != "batch"
+    sampler = _build_sampler(config.negatives, train) if is_drawn else None
     return SampledSoftmax(config, items, sampler, build_logq_correction(config, train, sampler))
 
 
 def _build_sampler(config: NegativesConfig, train: TrainRows) -> Sampler:
-    item = train.manifest.require_key("item")
     by_counts = config.source != "adaptive" and find_distortion(config) > 0.0
     counts = read_item_events(train) if by_counts else None
-    size = int(train.manifest.schema[item].vocabulary_size or 0)
-    return build_sampler(config, _read_drawable(train), counts, size)
+    drawable = read_drawable_items(train.version_dir, train.manifest)
+    return build_sampler(config, drawable, counts, train.count_ids("item"))
 
 
 def _names_items(config: ObjectiveConfig) -> bool:
@@ -397,69 +330,71 @@ def _names_items(config: ObjectiveConfig) -> bool:
     return not (isinstance(config, SampledSoftmaxConfig) and config.negatives.source == "batch")
 
 
-def _read_drawable(train: TrainRows) -> np.ndarray:
-    found = read_drawable_items(train.version_dir, train.manifest)
-    _require_two(len(found), train.manifest.require_key("item"))
-    return found
-
-
-def _require_two(items: int, key: str) -> None:
-    """Refuses a catalogue in which an item has nothing to be compared with."""
-    if items < 2:
-        raise InputDataError(
-            "this objective compares items, and the catalogue has fewer than two",
-            received=f"{items} items in the vocabulary of {key!r}",
-            allowed="two items or more",
-            fix="build the dataset from a log of several items",
-        )
-
-
-def _refuse_drawn_negatives(config: ObjectiveConfig, manifest: Manifest) -> None:
-    """To these objectives each row is a positive: drawn negatives would be taught as such."""
-    drawn = manifest.counts.drawn.get("train", 0)
-    if drawn:
+def _refuse_keyed_items(config: ObjectiveConfig, manifest: Manifest, model: RetrievalModel) -> None:
+    """Refuses what needs a vocabulary where items are keys: these get their rows before a step."""
+    item, tables = manifest.schema[manifest.require_key("item")], model.embedded_features
+    keyed = [n for n in model.item_inputs if isinstance(tables.get(n), DynamicTable)]
+    has_ids = item.vocabulary_size is not None
+    strength = getattr(config, "logq_correction", 0.0)
+    if _names_items(config):
+        wrong = bool(keyed) or not has_ids
+    else:
+        wrong = not has_ids and (bool(strength) or config.mask == "user_items")
+    if wrong:
         raise ConfigError(
-            f"{config.kind} draws negatives itself, and the dataset has drawn ones, which it would "
-            "take for positives",
-            received=f"{drawn:,} drawn negatives in the train split",
-            allowed="model.objective.kind = binary, or a dataset without drawn negatives",
-            fix="set model.objective={kind: binary}, or build without `negatives`",
+            "items whose ids have no vocabulary are compared with those of the batch alone, "
+            "without the logQ correction and without the items of users",
+            received=f"model.objective.kind = {config.kind}, mask = {config.mask}, "
+            f"logq_correction = {strength:g}; keys: {', '.join(keyed) or item.name}",
+            fix="set model.objective={negatives: {source: batch}, logq_correction: 0, mask: "
+            "target}, or embed items by vocabularies",
         )
 
 
-def _refuse_keyed_items(config: ObjectiveConfig, item: FeatureSpec, model: RetrievalModel) -> None:
-    """Refuses what needs a vocabulary where items are keys.
+def refuse_negative_rows(config: ObjectiveConfig, train: TrainRows) -> None:
+    """Refuses to take rows for positives that are none, those of mixed datasets too.
 
-    Raises:
-        ConfigError: Items that no vocabulary counts shall be corrected by their counts, be looked
-            up among those of a user, or be named whose rows the step does not know.
+    Rows that the input leaves out, and rows of weight 0, teach nothing.
     """
-    if item.vocabulary_size is None:
-        strength = getattr(config, "logq_correction", 0.0)
-        if strength and not _names_items(config):
+    for part in train.parts:
+        name, drawn = part.manifest.dataset_name, part.manifest.counts.drawn.get("train", 0)
+        if drawn:
             raise ConfigError(
-                "the logQ correction needs the counts of a vocabulary, and the item's id has none",
-                received=f"model.objective.logq_correction = {strength:g}, {item.name}: "
-                f"{item.encoding}",
-                fix="set model.objective.logq_correction=0, or encode the item's id by a "
-                "vocabulary and embed its key beside it",
+                f"{config.kind} takes every row for a positive, and some are drawn negatives",
+                received=f"{drawn:,} drawn negatives in the train split of {name}",
+                fix="set model.objective={kind: binary}, or build without `negatives`",
             )
-        if config.mask == "user_items":
+        if config.positives != "every_row" and (negatives := _count_negatives(part)):
             raise ConfigError(
-                "the items of users are looked up by a vocabulary, and the item's id has none",
-                received=f"model.objective.mask = user_items, {item.name}: {item.encoding}",
-                fix="set model.objective.mask=target, or encode the item's id by a vocabulary",
+                f"{config.kind} takes every row for a positive, and the label says that some are "
+                "negatives",
+                received=f"{negatives:,} rows of {name} that are trained on have label 0",
+                fix="set input.filter=[{feature: "
+                f"{part.manifest.keys.label}, value: 1}}], give them weight 0 (weights.negative in "
+                "the build), learn from them (model.objective={kind: binary}), or say that every "
+                "row counts: model.objective.positives=every_row",
             )
-    keyed = [
-        name
-        for name in model.item_inputs
-        if isinstance(model.embedded_features.get(name), DynamicTable)
-    ]
-    if (keyed or item.vocabulary_size is None) and _names_items(config):
-        raise ConfigError(
-            "this objective names items inside the step, and keys of dynamic tables get their "
-            "rows before it",
-            received=f"model.objective.kind = {config.kind}, {', '.join(keyed) or item.name}",
-            allowed="model.objective.kind = sampled_softmax with negatives.source = batch",
-            fix="set model.objective.negatives={source: batch}, or embed items by vocabularies",
-        )
+
+
+def _count_negatives(train: TrainRows) -> int:
+    """Rows of label 0 that teach something; 0 where the label has not two classes."""
+    label, source = train.manifest.keys.label, train.config or InputConfig()
+    found = train.manifest.statistics.get("train", {}).get(label or "", {})
+    is_binary = (found.get("min"), found.get("max")) == (0, 1)
+    if label is None or not is_binary or found.get("distinct", {}).get("count") != 2:
+        return 0
+    balance, weight = source.class_balance, train.manifest.find_weight()
+    has_no_share = balance is not None and balance.feature == label and not balance.shares.get(0)
+    if has_no_share or not passes(source, label, 0.0):
+        return 0
+    if weight is None and not source.filter:
+        return int(found.get("zeros", 0))
+    negatives = 0
+    for rows in read_train_rows(
+        train.version_dir, train.manifest, source, [label, weight or label]
+    ):
+        is_negative = np.asarray(rows.dense[label]).reshape(-1) == 0
+        if weight is not None:  # A scalar may come as a list of one.
+            is_negative &= np.asarray(rows.dense[weight]).reshape(len(is_negative)) > 0
+        negatives += int(np.count_nonzero(is_negative))
+    return negatives

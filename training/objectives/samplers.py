@@ -1,10 +1,15 @@
-"""Samplers of negatives: uniform, by counts of train, by what training has met so far.
+"""Samplers of negatives, and the logQ correction of how often an item is among the candidates.
 
 Draws are with replacement, and a pure function of the seed of a step (and of the counts so far):
 equal on all replicas, and the same in a step that is repeated after a resume.
 
 After the candidate samplers of TensorFlow and Mikolov et al. 2013, "Distributed representations of
 words and phrases and their compositionality", section 2.2: items drawn by `count ** distortion`.
+
+A softmax whose negatives are drawn in proportion to their popularity punishes popular items;
+subtracting the log of an item's expected count from its logit undoes that (Yi et al. 2019,
+"Sampling-bias-corrected neural modeling for large corpus item recommendations", section 3.2;
+Bengio & Senecal 2008).
 """
 
 from __future__ import annotations
@@ -15,24 +20,20 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from conf.training.objectives import NegativesConfig
+from conf.training.input import FilterConfig, InputConfig
+from conf.training.objectives import NegativesConfig, SampledSoftmaxConfig
+from training.input.train_counts import read_train_counts
 from training.networks.network import TrainingPass
+from training.objectives.user_items import TrainRows
 
 DISTORTIONS = {"uniform": 0.0, "frequency": 0.75, "adaptive": 1.0, "mixed": 0.0}
+NEGATIVES_STREAM = 1
 
 
 class Sampler(tf.Module):
-    """Draws items.
+    """Draws items among `drawable`, int64 `[items]`, ascending."""
 
-    Args:
-        drawable: int64 `[items]`, ascending: ids to draw from.
-        vocabulary_size: Number of ids.
-
-    Attributes:
-        state_variables: What passes of training set: counts of what they have met.
-    """
-
-    state_variables: Sequence[tf.Variable] = ()
+    state_variables: Sequence[tf.Variable] = ()  # What passes of training set.
 
     def __init__(self, drawable: np.ndarray, vocabulary_size: int) -> None:
         super().__init__(name="sampler")
@@ -43,29 +44,16 @@ class Sampler(tf.Module):
 
     @abstractmethod
     def draw(self, shape: Sequence[int | tf.Tensor], training: TrainingPass) -> tf.Tensor:
-        """Draws ids, with replacement; the same for the same seed of the pass.
-
-        Args:
-            shape: Of the result.
-            training: The pass of a training step.
-
-        Returns:
-            int64 `shape`.
-        """
+        """Draws ids with replacement, int64 `shape`; the same for the same seed of the pass."""
 
     @abstractmethod
     def read_weights(self, training: TrainingPass) -> tf.Tensor:
         """Returns what items are drawn in proportion to, float64 `[items]`."""
 
     def shares(self, ids: tf.Tensor, training: TrainingPass) -> tf.Tensor:
-        """Returns the probability that a draw gives an item.
+        """Returns the probability that a draw gives an item, float32 `[n]` of int64 `[n]`.
 
-        Args:
-            ids: int64 `[n]`.
-            training: The pass of a training step.
-
-        Returns:
-            float32 `[n]`; of items that cannot be drawn, that of the least likely one.
+        Of items that cannot be drawn it is that of the least likely one.
         """
         weights = self.read_weights(training)
         positions = tf.gather(self._positions, ids)
@@ -74,38 +62,25 @@ class Sampler(tf.Module):
         return tf.cast(found / tf.reduce_sum(weights), tf.float32)
 
     def learn(self, ids: tf.Tensor, training: TrainingPass) -> None:
-        """Takes note of the items of the rows of all replicas; most samplers learn nothing.
-
-        Args:
-            ids: int64, any shape; ids that cannot be drawn do not count.
-            training: The pass of a training step.
-        """
+        """Takes note of the items of the rows of all replicas, int64 of any shape."""
 
 
 class UniformSampler(Sampler):
     """Draws all items alike."""
 
     def draw(self, shape: Sequence[int | tf.Tensor], training: TrainingPass) -> tf.Tensor:
-        """Draws ids, int64 `shape`."""
         size = tf.size(self._ids, tf.int64)
         positions = tf.random.stateless_uniform(
-            shape, seed_of(training), minval=0, maxval=size, dtype=tf.int64
+            shape, _seed_of(training), minval=0, maxval=size, dtype=tf.int64
         )
         return tf.gather(self._ids, positions)
 
     def read_weights(self, training: TrainingPass) -> tf.Tensor:
-        """Returns ones."""
         return tf.ones_like(self._ids, tf.float64)
 
 
 class FrequencySampler(Sampler):
-    """Draws items by their events in train; one that has none counts as one.
-
-    Args:
-        drawable: As of `Sampler`.
-        counts: int64 `[vocabulary_size]`, events of train by id.
-        distortion: Exponent of the counts; 0: all items alike.
-    """
+    """Draws items by their events in train, `counts` int64 `[vocabulary_size]`; none is as one."""
 
     def __init__(self, drawable: np.ndarray, counts: np.ndarray, distortion: float) -> None:
         super().__init__(drawable, len(counts))
@@ -113,26 +88,17 @@ class FrequencySampler(Sampler):
         self._weights, self._sums = tf.constant(weights), tf.constant(np.cumsum(weights))
 
     def draw(self, shape: Sequence[int | tf.Tensor], training: TrainingPass) -> tf.Tensor:
-        """Draws ids, int64 `shape`."""
         return tf.gather(self._ids, _draw_positions(shape, self._sums, training))
 
     def read_weights(self, training: TrainingPass) -> tf.Tensor:
-        """Returns the distorted counts."""
         return self._weights
 
 
 class AdaptiveSampler(Sampler):
     """Draws items by how often steps have met them so far; each counts as met once before.
 
-    A step costs time in proportion to the items, beside that of its draws.
-
-    Args:
-        drawable: As of `Sampler`.
-        vocabulary_size: As of `Sampler`.
-        distortion: Exponent of the counts.
-
-    Attributes:
-        counts: float64 `[items]`, whole numbers; part of checkpoints.
+    A step costs time in proportion to the items, beside that of its draws. The counts, float64
+    `[items]`, are part of checkpoints.
     """
 
     def __init__(self, drawable: np.ndarray, vocabulary_size: int, distortion: float) -> None:
@@ -144,16 +110,13 @@ class AdaptiveSampler(Sampler):
         self.state_variables = [self.counts]
 
     def draw(self, shape: Sequence[int | tf.Tensor], training: TrainingPass) -> tf.Tensor:
-        """Draws ids, int64 `shape`."""
         sums = tf.cumsum(self.read_weights(training))
         return tf.gather(self._ids, _draw_positions(shape, sums, training))
 
     def read_weights(self, training: TrainingPass) -> tf.Tensor:
-        """Returns the distorted counts so far."""
         return tf.pow(training.read(self.counts), self._distortion)
 
     def learn(self, ids: tf.Tensor, training: TrainingPass) -> None:
-        """Counts items; those of all replicas, which so stay alike."""
         positions = tf.reshape(tf.gather(self._positions, ids), [-1])
         met = tf.math.unsorted_segment_sum(
             tf.cast(positions >= 0, tf.float64),
@@ -163,11 +126,8 @@ class AdaptiveSampler(Sampler):
         training.write(self.counts, training.read(self.counts) + met)
 
 
-NEGATIVES_STREAM = 1
-
-
-def seed_of(training: TrainingPass) -> tf.Tensor:
-    """Returns the seed that negatives of a pass are drawn by, int32 `[2]`."""
+def _seed_of(training: TrainingPass) -> tf.Tensor:
+    """The seed that negatives of a pass are drawn by, int32 `[2]`."""
     return training.seed + tf.constant([0, NEGATIVES_STREAM], training.seed.dtype)
 
 
@@ -175,7 +135,7 @@ def _draw_positions(
     shape: Sequence[int | tf.Tensor], sums: tf.Tensor, training: TrainingPass
 ) -> tf.Tensor:
     """Draws positions in proportion to weights with these running sums."""
-    numbers = tf.random.stateless_uniform(shape, seed_of(training), dtype=tf.float64) * sums[-1]
+    numbers = tf.random.stateless_uniform(shape, _seed_of(training), dtype=tf.float64) * sums[-1]
     positions = tf.searchsorted(sums, tf.reshape(numbers, [-1]), side="right")
     # A product that is rounded up may reach the last sum.
     return tf.reshape(tf.minimum(positions, tf.size(sums) - 1), shape)
@@ -184,15 +144,9 @@ def _draw_positions(
 def build_sampler(
     config: NegativesConfig, drawable: np.ndarray, counts: np.ndarray | None, vocabulary_size: int
 ) -> Sampler:
-    """Builds the sampler of a config whose source draws items.
+    """Builds the sampler of a source that draws items; call it under the strategy's scope.
 
-    Call it under the strategy's scope.
-
-    Args:
-        config: Source and distortion.
-        drawable: int64 `[items]`, ascending: ids to draw from.
-        counts: int64 `[vocabulary_size]`, events of train by id; needed where they are drawn by.
-        vocabulary_size: Number of ids.
+    `counts`, int64 `[vocabulary_size]`, are events of train by id, where they are drawn by.
     """
     distortion = find_distortion(config)
     if config.source == "adaptive":
@@ -205,3 +159,87 @@ def build_sampler(
 def find_distortion(config: NegativesConfig) -> float:
     """Returns the exponent of counts that items are drawn by."""
     return DISTORTIONS[config.source] if config.distortion is None else config.distortion
+
+
+class LogQCorrection:
+    """What is subtracted from the logits of items: a strength times the log of expected counts.
+
+    Args:
+        strength: Above 0; 1 is the correction of the paper.
+        batch_counts: As of `count_in_batch`; None: the batch's items are no candidates.
+        sampler: What draws further candidates, or None.
+        drawn: How many it draws.
+    """
+
+    def __init__(
+        self, strength: float, batch_counts: np.ndarray | None, sampler: Sampler | None, drawn: int
+    ) -> None:
+        self._strength, self._sampler, self._drawn = strength, sampler, drawn
+        self._batch_counts = None if batch_counts is None else tf.constant(batch_counts)
+
+    def find(self, ids: tf.Tensor, training: TrainingPass) -> tf.Tensor:
+        """Returns the correction of items, float32 `[n]` of int64 `[n]`."""
+        expected = 0.0 if self._batch_counts is None else tf.gather(self._batch_counts, ids)
+        if self._sampler is not None:
+            expected += float(self._drawn) * self._sampler.shares(ids, training)
+        return self._strength * tf.math.log(expected)
+
+
+def build_logq_correction(
+    config: SampledSoftmaxConfig, train: TrainRows, sampler: Sampler | None
+) -> LogQCorrection | None:
+    """Builds the correction that an objective asks for; None: it asks for none."""
+    if not config.logq_correction:
+        return None
+    counts = None
+    if config.negatives.has_batch:
+        counts = count_in_batch(read_batch_counts(train), train.batch_size)
+    drawn = config.negatives.count or 0
+    return LogQCorrection(config.logq_correction, counts, sampler, drawn)
+
+
+def count_in_batch(item_counts: np.ndarray, batch_size: int) -> np.ndarray:
+    """How often each item is expected among a batch's rows: `batch_size` times its share of train.
+
+    float32 `[vocabulary_size]` of the rows that train by item; one without a row counts as one.
+    """
+    counts = np.where(item_counts > 0, item_counts, 1).astype(np.float64)
+    return (batch_size * counts / max(1.0, float(item_counts.sum()))).astype(np.float32)
+
+
+def read_batch_counts(train: TrainRows) -> np.ndarray:
+    """Reads how many rows of an epoch hold each item, as batches are made, `[vocabulary_size]`.
+
+    Of all labels, as each row's item is a candidate. With `class_balance` and `mix` they are
+    expected numbers, float64: each class and each dataset has its share of the rows.
+    """
+    config = train.config or InputConfig()
+    counts = _count_rows(train, config)
+    if config.class_balance is None and not config.mix:
+        return counts
+    shares = [
+        weight * _balanced_shares(part, config)
+        for part, weight in zip(train.parts, config.mix_shares, strict=True)
+    ]
+    return np.sum(shares, axis=0) * counts.sum()
+
+
+def _balanced_shares(part: TrainRows, config: InputConfig) -> np.ndarray:
+    """Share of a dataset's rows that hold each item, float64 `[vocabulary_size]`."""
+    balance = config.class_balance
+    if balance is None:
+        counts = _count_rows(part, config)
+        return counts / max(1, counts.sum())
+    shares = np.zeros(part.count_ids("item"))
+    for label, share in balance.shares.items():
+        of_class = FilterConfig(feature=balance.feature, op="==", value=label)
+        chosen = config.model_copy(update={"filter": (*config.filter, of_class)})
+        counts = _count_rows(part, chosen)
+        # A class without rows leaves its share to the others.
+        shares += share * counts / max(1, counts.sum())
+    return shares / max(shares.sum(), np.finfo(np.float64).tiny)
+
+
+def _count_rows(part: TrainRows, config: InputConfig) -> np.ndarray:
+    counts = read_train_counts(part.version_dir, part.manifest, "item", config)
+    return counts.place(counts.rows, np.arange(part.count_ids("item")))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -25,16 +25,9 @@ from training.input.batches import Batch
 from training.input.train_counts import read_train_pairs
 from training.reader.mixing import find_mixed
 
-PAIR_BYTES = 8
-
 
 class RowItems(NamedTuple):
-    """Items of the rows of a batch, which repeat where several sources have them.
-
-    Attributes:
-        rows: int64 `[n]`, row of the batch.
-        items: int64 `[n]`, item id.
-    """
+    """Items of the rows of a batch, int64 `[n]` each; an item may be there twice."""
 
     rows: tf.Tensor
     items: tf.Tensor
@@ -42,21 +35,21 @@ class RowItems(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainRows:
-    """The rows that a run trains on.
+    """The rows that a run trains on: a version, and how its train split is read (None: all rows).
 
-    Attributes:
-        version_dir: Directory of the dataset version.
-        manifest: Its manifest.
-        batch_size: Rows that are ranked together: those of a step over all replicas, or of one of
-            its parts where gradients are accumulated.
-        config: How the train split is read: rows that it leaves out or keeps apart for validation
-            are not trained on. None: all rows.
+    `batch_size` rows are ranked together: those of a step over all replicas, or of one of its parts
+    where gradients are accumulated.
     """
 
     version_dir: ReadablePath
     manifest: Manifest
     batch_size: int
     config: InputConfig | None = None
+
+    def count_ids(self, part: Literal["user", "item"]) -> int:
+        """Returns the size of a key's vocabulary; 0: it has none."""
+        spec = self.manifest.schema[self.manifest.require_key(part)]
+        return int(spec.vocabulary_size or 0)
 
     @cached_property
     def parts(self) -> tuple[TrainRows, ...]:
@@ -82,44 +75,11 @@ class UserItems:
     starts: np.ndarray
     items: np.ndarray
 
-    @property
-    def bytes(self) -> int:
-        """Memory that they take."""
-        return PAIR_BYTES * (len(self.users) + len(self.starts) + len(self.items))
-
-    def find(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the items of some users.
-
-        Args:
-            users: int64 `[rows]`, ids; those that train does not have have no items.
-
-        Returns:
-            int64 `[n]` each: position in `users`, and item.
-        """
-        if not len(self.users):
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        place = np.minimum(np.searchsorted(self.users, users), len(self.users) - 1)
-        counts = self.starts[place + 1] - self.starts[place]
-        counts = np.where(self.users[place] == users, counts, 0)
-        rows = np.repeat(np.arange(len(users)), counts)
-        offsets = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return rows, self.items[self.starts[place][rows] + offsets]
-
 
 def read_user_items(
     version_dir: ReadablePath, manifest: Manifest, config: InputConfig | None = None
 ) -> UserItems:
-    """Reads the train split through, once: the items that each user has, those of histories too.
-
-    Args:
-        version_dir: Directory of the dataset version.
-        manifest: Its manifest; the dataset has users and items.
-        config: How the train split is read; None: all rows.
-
-    Raises:
-        ConfigError: The dataset has no users, or no items.
-        InputDataError: Their ids are no numbers, or a record is damaged.
-    """
+    """Reads the train split through, once: the items that each user has, those of histories too."""
     return group_pairs(_read_pairs(version_dir, manifest, config))
 
 
@@ -135,11 +95,7 @@ def _read_pairs(
 
 
 def group_pairs(pairs: np.ndarray) -> UserItems:
-    """Groups pairs by user, each pair once; ids below the first token stand for nobody.
-
-    Args:
-        pairs: int64 `[n, 2]`, user and item.
-    """
+    """Groups int64 `[n, 2]` by user, each pair once; ids below the first token stand for nobody."""
     known = (pairs[:, 1] >= FIRST_TOKEN_ID) & ~np.isin(pairs[:, 0], np.arange(FIRST_TOKEN_ID))
     pairs = pairs[known]
     pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
@@ -158,11 +114,6 @@ class KnownItems:
         users: Name of the user's id, and what users have in train; None: there are no users.
         histories: Names of the lists of items before the row.
         vocabulary_size: Number of item ids.
-
-    Attributes:
-        inputs: Features of a batch that it reads.
-        notes: What to tell those who train: the memory that it takes.
-        users: int64 `[users]`, ids of those who have items in train, ascending; none without users.
     """
 
     def __init__(
@@ -173,20 +124,12 @@ class KnownItems:
         vocabulary_size: int,
     ) -> None:
         self._item_key, self._histories = item_key, tuple(histories)
-        self._size = vocabulary_size
-        self._user = None if users is None else users[0]
-        self.notes: tuple[str, ...] = ()
-        self.users = tf.zeros([0], tf.int64)
+        self._size, self._user = vocabulary_size, None if users is None else users[0]
         user = () if self._user is None else (self._user,)
         self.inputs = (item_key, *user, *self._histories)
         if users is not None:
-            pairs, size = len(users[1].items), users[1].bytes
-            self.notes = (
-                f"the items of {len(users[1].users):,} users are no negatives of theirs: {pairs:,} "
-                f"pairs of train, {size / 1e6:,.1f} MB",
-            )
             with tf.device("CPU:0"):
-                self.users = tf.constant(users[1].users, tf.int64)
+                self._users = tf.constant(users[1].users, tf.int64)
                 self._items = tf.RaggedTensor.from_row_splits(
                     tf.constant(users[1].items, tf.int64),
                     tf.constant(users[1].starts, tf.int64),
@@ -194,11 +137,7 @@ class KnownItems:
                 )
 
     def find(self, batch: Batch) -> RowItems:
-        """Returns the items of each row of a batch.
-
-        Args:
-            batch: Features, `inputs` among them.
-        """
+        """Returns the items of each row of a batch, which has the features `inputs`."""
         own = tf.cast(read_keys(batch, self._item_key), tf.int64)
         parts = [RowItems(tf.range(tf.size(own, tf.int64)), own)]
         parts += [_list_items(read_keys(batch, history)) for history in self._histories]
@@ -207,24 +146,16 @@ class KnownItems:
         return RowItems(*(tf.concat(columns, axis=0) for columns in zip(*parts, strict=True)))
 
     def _find_of_users(self, users: tf.Tensor) -> RowItems:
-        if not int(self.users.shape[0]):
+        if not int(self._users.shape[0]):
             return RowItems(users[:0], users[:0])
-        found = tf.searchsorted(self.users, users, out_type=tf.int64)
-        found = tf.minimum(found, tf.size(self.users, tf.int64) - 1)
-        rows = tf.where(tf.gather(self.users, found) == users)[:, 0]
+        found = tf.searchsorted(self._users, users, out_type=tf.int64)
+        found = tf.minimum(found, tf.size(self._users, tf.int64) - 1)
+        rows = tf.where(tf.gather(self._users, found) == users)[:, 0]
         items = tf.gather(self._items, tf.gather(found, rows))
         return RowItems(tf.gather(rows, items.value_rowids()), items.values)
 
     def contains(self, known: RowItems, ids: tf.Tensor) -> tf.Tensor:
-        """Returns whether items are among those of their row.
-
-        Args:
-            known: Items of the rows.
-            ids: int64 `[rows, n]`.
-
-        Returns:
-            bool `[rows, n]`.
-        """
+        """Returns whether items are those of their row, bool `[rows, n]` of int64 `[rows, n]`."""
         codes = tf.sort(known.rows * self._size + known.items)
         rows = tf.range(tf.shape(ids, tf.int64)[0])[:, tf.newaxis]
         asked = tf.reshape(rows * self._size + ids, [-1])
@@ -232,17 +163,9 @@ class KnownItems:
         return tf.reshape(tf.gather(codes, found) == asked, tf.shape(ids))
 
     def mark(self, known: RowItems, row_count: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-        """Returns which of some items are among those of each row.
+        """Returns which of some items, int64 `[n]`, are among those of each row, bool `[rows, n]`.
 
         The work grows with the items of the rows, not with their product with the vocabulary.
-
-        Args:
-            known: Items of the rows.
-            row_count: Number of rows, int32 scalar.
-            ids: int64 `[n]`, which may repeat.
-
-        Returns:
-            bool `[rows, n]`.
         """
         distinct, place_of, counts = tf.unique_with_counts(ids)
         places = tf.tensor_scatter_nd_update(
@@ -272,24 +195,15 @@ def _list_items(values: tf.Tensor | tf.RaggedTensor) -> RowItems:
 def build_known_items(train: TrainRows, features: Sequence[str]) -> KnownItems:
     """Reads what `KnownItems` needs of the datasets that are trained on.
 
-    Args:
-        train: The rows that are trained on; their datasets have items.
-        features: Features that the model reads. Where there are users, a history that is none of
-            them is not read for this alone; a list of other ids than the item's is no history.
-
-    Raises:
-        ConfigError: The dataset has neither users nor a history.
-        InputDataError: A record is damaged.
+    Where there are users, a history that is none of the model's `features` is not read for this
+    alone; a list of other ids than the item's is no history.
     """
     manifest = train.manifest
     item, user, histories = manifest.require_key("item"), manifest.keys.user, manifest.histories
     if user is None and not histories:
         raise ConfigError(
-            "the items of a row's user are those of train or of its history, and the dataset has "
-            "neither users nor a history of the item's ids",
-            received="model.objective.mask = user_items"
-            + (f", keys.history = {manifest.keys.history}" if manifest.keys.history else ""),
-            allowed="none, target",
+            "model.objective.mask = user_items needs users, or a history of the item's ids",
+            received="a dataset with neither",
             fix="set model.objective.mask=target, or declare events.user or a history in the build",
         )
     users = None

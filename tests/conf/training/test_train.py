@@ -29,16 +29,18 @@ def load(*overrides: str) -> TrainConfig:
 
 
 def test_keys_without_a_tag_are_those_of_the_default() -> None:
-    model = load("model.embedding_dim=4", "model.objective.uniform_negatives=64").model
+    model = load(
+        "model.embedding_dim=4", "model.objective.negatives={source: mixed, count: 64}"
+    ).model
     assert isinstance(model, DSSMConfig)
     assert model.embedding_dim == 4
-    assert model.objective == SampledSoftmaxConfig(uniform_negatives=64)
+    assert model.objective == SampledSoftmaxConfig(negatives={"source": "mixed", "count": 64})
 
 
 def test_earlier_names_of_negatives_are_read() -> None:
     """Runs keep their config, and are evaluated and exported by it."""
     found = load(
-        "model.objective.uniform_negatives=64",
+        "model.objective.negatives={source: mixed, count: 64}",
         "model.objective.mask_accidental_hits=false",
         "model.objective.logq_correction=false",
     ).model.objective

@@ -1,4 +1,4 @@
-"""Metrics of one's own: what they are given, where they are shown, what is refused and told."""
+"""User metrics: what they are given, where they are shown, what is refused and told."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +15,36 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from conf.errors import ConfigError, ExitCode, OwnCodeError
-from conf.metrics import find_direction, is_minimised
-from conf.training.train import EvaluationConfig, TrainConfig
+from conf.artefacts.run import read_json
+from conf.errors import ConfigError, ExitCode, OwnCodeError, TrainingInterruptedError
+from conf.load import override_config
+from conf.manifest import Manifest
+from conf.metrics import is_minimised
+from conf.training.train import TrainConfig
+from jobs.compare import compare
+from jobs.evaluate import evaluate_lists
 from jobs.reporting.report import write_report
-from jobs.support.formatting import read_task_metrics
-from training.checkpoint.restore import load_run
+from tests.training.predictions import write_lists
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
+from tests.training.toy_models import TinyTowers
+from training.apply.answers import Source
+from training.checkpoint.restore import TrainedModel, load_run
+from training.evaluation.comparison import compare_runs
 from training.evaluation.evaluate import evaluate_split
+from training.evaluation.metrics import RankingMeans, measure
+from training.evaluation.own_metrics import build_measures
 from training.fit import fit_run
 from training.input.batches import build_eval_dataset
 from training.loop.parts import build
 from training.loop.plan import read_plan
-from training.monitoring.epoch_records import EpochRecord, read_history
+from training.monitoring.epoch_records import read_history
 from training.monitoring.progress import NoProgress
 from training.refit import fit_chosen
 
-METRICS = """
+SOURCE = """
+import os
+import signal
+
 import numpy as np
 
 def brier(labels, scores):
@@ -41,6 +56,9 @@ def accuracy(labels, scores, weights, threshold=0.5):
 def undefined(labels, scores):
     return None if len(labels) != 16 else 0.5
 
+def enormous(labels, scores):
+    return 1e39
+
 def sorting(labels, scores):
     scores.sort()
     return scores[0]
@@ -49,14 +67,11 @@ def writing(labels, scores):
     scores.setflags(write=True)
     return scores[0]
 
-def imaginary(labels, scores):
-    return np.complex64(1j)
+def rows(labels, scores):
+    return labels - scores
 
-def huge(labels, scores):
-    return 10**400
-
-def enormous(labels, scores):
-    return 1e39
+def broken(labels, scores):
+    return labels["no"]
 
 def leaving(labels, scores):
     raise SystemExit(0)
@@ -66,17 +81,59 @@ def few(labels, scores, most=16):
         raise RuntimeError("not these")
     return float(np.mean(scores))
 
-def rows(labels, scores):
-    return labels - scores
+def found(ranks, k):
+    return np.any(ranks <= k, axis=1)
 
-def words(labels, scores):
-    return "much"
+def share(ranks, k):
+    return np.sum(ranks <= k, axis=1) / np.sum(~np.isnan(ranks), axis=1)
 
-def broken(labels, scores):
-    return labels["no"]
+def missed(ranks, k, cost=1.0):
+    relevant = ~np.isnan(ranks)
+    return cost * np.sum(relevant & ~(ranks <= k), axis=1) / relevant.sum(axis=1)
 
-def of_ranks(ranks, k):
-    return ranks[:, 0] <= k
+def graded(ranks, k, base=2.0):
+    return np.sum(np.where(ranks <= k, base ** -ranks, 0.0), axis=1)
+
+BUFFER = np.zeros(5000)
+
+def buffered(ranks, k):
+    BUFFER[: len(ranks)] = np.any(ranks <= k, axis=1)
+    return BUFFER[: len(ranks)]
+
+def mean(ranks, k):
+    return np.mean(ranks <= k)
+
+def mean_of_all(ranks, k):
+    return np.full(len(ranks), np.mean(ranks <= k))
+
+def padded(ranks, k):
+    return np.mean(ranks <= k, axis=1)
+
+def flags(ranks, k):
+    return ranks <= k
+
+def no_number(ranks, k):
+    return np.sum(ranks, axis=1)
+
+def large(ranks, k):
+    return np.full(len(ranks), 1e39)
+
+def sorting_ranks(ranks, k):
+    ranks.sort()
+    return ranks[:, 0]
+
+def few_ranks(ranks, k, most=16):
+    if len(ranks) > most:
+        raise RuntimeError("not these")
+    return np.any(ranks <= k, axis=1)
+
+def interrupted(ranks, k):
+    try:
+        if len(ranks) > 16:
+            os.kill(os.getpid(), signal.SIGTERM)
+    except Exception:
+        pass
+    return np.zeros(len(ranks))
 """
 
 
@@ -86,22 +143,30 @@ class Messages(NoProgress):
     def __init__(self) -> None:
         super().__init__()
         self.texts: list[str] = []
-        self.bests: list[bool] = []
 
     def message(self, text: str, **fields: Any) -> None:
         self.texts.append(text)
 
-    def epoch(self, record: EpochRecord, best: bool, metric: str | None) -> None:
-        self.bests.append(best)
-
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "own-code.md"
-OWN_MODULES = {"own_metrics.py": METRICS}
+OWN_MODULES = {"mine.py": SOURCE}
+KS = (1, 5, 10)
+LR = {"kind": "ranking", "network": "lr", "embedding_dim": 4}
+MF = {"name": "mf", "embedding_dim": 4}
 pytestmark = pytest.mark.usefixtures("in_own_folder")
 
 
 def own(function: str, **settings: Any) -> dict[str, Any]:
-    return {"function": f"own_metrics:{function}", **settings}
+    return {"function": f"mine:{function}", **settings}
+
+
+OF_RANKS = {
+    "own_found": own("found"),
+    "own_share": own("share"),
+    "own_missed": own("missed", params={"cost": 2.0}, direction="lower"),
+    "own_graded": own("graded", params={"base": 1.5}),
+    "own_buffered": own("buffered"),
+}
 
 
 def plan(version: Path, root: Path, metrics: dict[str, Any], **settings: Any) -> TrainConfig:
@@ -110,16 +175,33 @@ def plan(version: Path, root: Path, metrics: dict[str, Any], **settings: Any) ->
             "dataset": str(version),
             "name": "own",
             "root": str(root),
-            "model": {"kind": "ranking", "network": "lr", "embedding_dim": 4},
+            "model": MF,
             "input": {"batch_size": 64},
-            "evaluation": {"metrics": metrics},
+            "evaluation": {"metrics": metrics, "ks": KS},
             "fit": {"epochs": 2},
             **settings,
         }
     )
 
 
-def test_metrics_are_those_of_all_rows_in_epochs_and_evaluation(
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A version whose users have several held-out events, some of unknown items."""
+    config = TinyConfig(users=30, items=500, events_per_user=18, leave_out=3, own_group=0.3)
+    return write_tiny_dataset(tmp_path_factory.mktemp("several"), config=config)
+
+
+def equal_built_in(values: dict[str, float]) -> bool:
+    """Whether user metrics are those of Sluice that they repeat, at every cut-off."""
+    for k in KS:
+        hit, recall = values[f"hit_rate@{k}"], values[f"recall@{k}"]
+        assert values[f"own_found@{k}"] == values[f"own_buffered@{k}"] == hit
+        assert values[f"own_share@{k}"] == pytest.approx(recall)
+        assert values[f"own_missed@{k}"] == pytest.approx(2 - 2 * recall)
+    return True
+
+
+def test_metrics_of_tasks_are_those_of_all_rows_in_epochs_and_evaluation(
     tiny_version: Path, tmp_path: Path
 ) -> None:
     metrics = {
@@ -127,16 +209,13 @@ def test_metrics_are_those_of_all_rows_in_epochs_and_evaluation(
         "own_accuracy": own("accuracy", params={"threshold": 0.4}),
     }
     fit = {"epochs": 3, "early_stopping": {"metric": "own_brier", "patience": 5}}
-    run = fit_run(plan(tiny_version, tmp_path, metrics, fit=fit), NoProgress())
-    history = read_history(run)
-    found = [record.validation["own_brier"] for record in history]
-    assert all(0 < value < 1 for value in found)
+    run = fit_run(plan(tiny_version, tmp_path, metrics, fit=fit, model=LR), NoProgress())
+    found = [record.validation["own_brier"] for record in read_history(run)]
     assert is_minimised("own_brier")
-    assert is_minimised("like/own_brier")
     card = json.loads((run / "run_card.json").read_text())
     assert card["training"]["best_epoch"] == int(np.argmin(found)) + 1
     trained = load_run(run)
-    values = evaluate_split(trained, "test")["tasks"]["label"]
+    evaluated = evaluate_split(trained, "test")
     [batch] = build_eval_dataset(trained.version_dir, trained.manifest, "test", 1000)
     labels = batch["label"].numpy()
     scores = trained.model.predict(batch)["label"].numpy()
@@ -144,10 +223,8 @@ def test_metrics_are_those_of_all_rows_in_epochs_and_evaluation(
         "own_brier": np.mean((labels - scores) ** 2),
         "own_accuracy": np.mean((scores > 0.4) == (labels > 0.5)),
     }
-    assert values["own"] == pytest.approx(expected, rel=1e-5)
-    shown = read_task_metrics(values)
-    assert shown["own_brier"] == (pytest.approx(expected["own_brier"], rel=1e-5), None)
-    (run / "metrics.json").write_text(json.dumps(evaluate_split(trained, "test")))
+    assert evaluated["tasks"]["label"]["own"] == pytest.approx(expected, rel=1e-5)
+    (run / "metrics.json").write_text(json.dumps(evaluated))
     assert write_report(run).read_text().count("own_accuracy") >= 2  # Of epochs, and of the test.
 
 
@@ -155,56 +232,173 @@ def test_a_metric_that_is_not_defined_on_a_split_is_told(
     tiny_version: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fit = {"epochs": 3, "early_stopping": {"metric": "own_none", "patience": 1}}
-    config = plan(tiny_version, tmp_path, {"own_none": own("undefined")}, fit=fit)
+    metrics = {"own_none": own("undefined"), "own_huge": own("enormous")}
     messages = Messages()
     with caplog.at_level(logging.WARNING):
-        run = fit_run(config, messages)
+        run = fit_run(plan(tiny_version, tmp_path, metrics, fit=fit, model=LR), messages)
     assert "metric own_none of task label is not defined on these" in caplog.text
-    history = read_history(run)
-    assert not any("own_none" in record.validation for record in history)
+    assert not any({"own_none", "own_huge"} & set(r.validation) for r in read_history(run))
     # Nothing is known to be better than the last epoch, and nothing stops.
     training = json.loads((run / "run_card.json").read_text())["training"]
     assert (training["best_epoch"], training["selected_by"]) == (3, None)
     assert any("own_none was not defined in any epoch" in text for text in messages.texts)
-    assert not any(messages.bests)
     values = evaluate_split(load_run(run), "test")["tasks"]["label"]
-    assert values["own"] == {"own_none": None}
-    assert 0 < values["auc"] < 1
+    assert values["own"] == {"own_none": None, "own_huge": None}
 
 
-def test_a_refit_by_a_metric_that_is_not_defined_says_what_to_change(
-    tiny_version: Path, tmp_path: Path
+def test_metrics_of_ranks_are_shown_where_ranking_metrics_are(
+    several: Path, tmp_path: Path
 ) -> None:
-    fit = {"epochs": 1, "early_stopping": {"metric": "own_none"}, "refit": True}
+    stopping = {"metric": "own_missed@5", "patience": 5}
+    fit = {"epochs": 3, "early_stopping": stopping, "validation": {"every_steps": 3}}
+    run = fit_run(plan(several, tmp_path, OF_RANKS, fit=fit), NoProgress())
+    history = read_history(run)
+    assert all(equal_built_in(dict(record.validation)) for record in history)
+    lines = (run / "validations.jsonl").read_text().splitlines()
+    assert all(equal_built_in(json.loads(line)["validation"]) for line in lines)
+    missed = [record.validation["own_missed@5"] for record in history]
+    assert read_json(run / "run_card.json")["training"]["best_epoch"] == int(np.argmin(missed)) + 1
+    trained = load_run(run)
+    found = evaluate_split(trained, "test", baselines=True)
+    for protocol in found["protocols"]:
+        assert all(map(equal_built_in, protocol["systems"].values()))
+        for against in protocol["differences"]["against"].values():
+            assert against["own_found@10"] == against["hit_rate@10"]
+    groups = found["slices"]["item_frequency"]
+    assert all(equal_built_in(group["systems"][s]) for group in groups for s in group["systems"])
+    per_user = override_config(trained.config, {"evaluation.per": "user"}, "x")
+    users = evaluate_split(replace(trained, config=per_user), "test")
+    assert equal_built_in(users["protocols"][0]["systems"]["model"])
+    file = tmp_path / "lists.json.gz"
+    write_lists(trained, file, 12, Source(as_of="validation"))
+    assert equal_built_in(evaluate_lists(run, file)["metrics"])
+    assert write_report(run).read_text().count("own_missed@5") >= 2
+
+
+def test_values_are_those_of_plain_loops(several: Path, tmp_path: Path) -> None:
+    measures = build_measures(plan(several, tmp_path, OF_RANKS))
+    rng = np.random.default_rng(1)
+    ranks = np.array([rng.permutation(12)[:4] + 1.0 for _ in range(40)])
+    ranks[rng.random(ranks.shape) < 0.3] = np.inf
+    ranks[::2, 2:] = np.nan
+    for per in ("event", "user"):
+        values = measure(ranks, measures, per)
+        for k in KS:
+            for row, found in zip(ranks, values[f"own_graded@{k}"], strict=True):
+                inside = [rank for rank in row.tolist() if rank <= k]
+                assert found == pytest.approx(sum(1.5**-rank for rank in inside))
+    whole, parts = RankingMeans(measures, "user"), RankingMeans(measures, "user")
+    whole.update(ranks)
+    for part in (ranks[:0], ranks[:7], ranks[7:8], ranks[8:]):
+        parts.update(part)
+    assert parts.result() == pytest.approx(whole.result())
+    of_ranking = build_measures(plan(several, tmp_path, OF_RANKS, model=LR))
+    assert (of_ranking.ks, dict(of_ranking.own)) == (KS, {})
+
+
+def test_runs_are_compared_by_them_with_the_first_ones_direction(
+    tiny_version: Path, tiny_manifest: Manifest, tmp_path: Path
+) -> None:
+    config = plan(tiny_version, tmp_path, OF_RANKS)
+    first, second = (
+        TrainedModel(Path(), TinyTowers(tiny_manifest, seed=seed), config, tiny_manifest,
+                     tiny_version)
+        for seed in (3, 4)
+    )  # fmt: skip
+    plan(tiny_version, tmp_path, {"own_missed": own("missed")})
+    found = compare_runs(first, second, "test")["metrics"]
+    assert is_minimised("own_missed@5")
+    assert found["own_found@5"] == found["hit_rate@5"]
+    recall, missed = found["recall@5"], found["own_missed@5"]
+    assert missed["difference"] == pytest.approx(-2 * recall["difference"])
+    assert missed["low"] == pytest.approx(-2 * recall["high"])
+
+
+def test_comparisons_and_refits_may_be_decided_by_one(tiny_version: Path, tmp_path: Path) -> None:
+    fit = {"epochs": 2, "early_stopping": {"metric": "own_missed@5"}}
+    runs = [
+        fit_run(plan(tiny_version, tmp_path, OF_RANKS, name=name, seed=seed, fit=fit), NoProgress())
+        for name, seed in (("a", 1), ("b", 2))
+    ]
+    found = compare(*runs, metric="own_missed@5", margin=-2.0)
+    assert found["passed"] is True
+    assert found["lead"] == pytest.approx(-found["metrics"]["own_missed@5"]["high"])
     rows = {"batch_size": 64, "validation": {"hash_of": "user_id", "share": 0.3}}
-    config = plan(tiny_version, tmp_path, {"own_none": own("undefined")}, fit=fit, input=rows)
-    with pytest.raises(ConfigError, match=r"not defined on the held-out") as caught:
-        fit_chosen(config, NoProgress())
-    assert "fit.early_stopping.metric" in str(caught.value.fix)
-    assert "space" not in str(caught.value.fix)
+    fit_chosen(
+        plan(tiny_version, tmp_path, OF_RANKS, fit={**fit, "refit": True}, input=rows), NoProgress()
+    )
+    [file] = tmp_path.glob("own/refits/*/refit.json")
+    [trial] = json.loads(file.read_text())["trials"]
+    assert trial["value"] == min(trial["curve"])
 
 
-@pytest.mark.parametrize("function", ["huge", "enormous"])
-def test_a_number_above_what_curves_hold_is_none(
-    function: str, tiny_version: Path, tmp_path: Path
+PLACE = r"in \S*mine\.py:\d+"
+
+
+@pytest.mark.parametrize(
+    ("model", "metric", "error"),
+    [
+        (LR, own("rows"), "fails on 16 rows.*TypeError"),
+        (LR, own("sorting"), f"fails on 16 rows.*{PLACE}.*read-only"),
+        (LR, own("writing"), f"fails on 16 rows.*{PLACE}.*WRITEABLE"),
+        (LR, own("leaving"), f"SystemExit {PLACE}"),
+        (LR, own("broken"), f"fails on 16 rows.*{PLACE}"),
+        (LR, own("accuracy", params={"treshold": 1}), "unexpected keyword argument 'treshold'"),
+        (LR, own("bier"), "no attribute 'bier'"),
+        (LR, own("found"), f"fails on 16 rows.*{PLACE}"),
+        (LR, {"function": "absent:brier"}, "No module named.*PYTHONPATH"),
+        (MF, own("mean"), "fails on 16 rows.*ValueError"),
+        (MF, own("flags"), "fails on 16 rows.*ValueError"),
+        (MF, own("no_number"), "not finite"),
+        (MF, own("large"), "too large"),
+        (MF, own("mean_of_all"), "beside other rows"),
+        (MF, own("padded"), "beside other rows"),
+        (MF, own("sorting_ranks"), "fails on 16 rows.*read-only"),
+        (MF, own("accuracy"), "missing 1 required positional argument: 'weights'"),
+    ],
+)
+def test_faults_of_a_metric_are_said_before_anything_is_written(
+    model: dict[str, Any], metric: dict[str, Any], error: str, tiny_version: Path, tmp_path: Path
 ) -> None:
-    run = fit_run(plan(tiny_version, tmp_path, {"own_huge": own(function)}), NoProgress())
-    assert "own_huge" not in read_history(run)[0].validation
+    config = plan(tiny_version, tmp_path / "runs", {"own_metric": metric}, model=model)
+    with pytest.raises(OwnCodeError, match="(?s)" + error) as caught:
+        build(read_plan(config))
+    assert caught.value.exit_code == ExitCode.CONFIG
+    assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        ("own_found", "(?s)is not evaluated.*own_found@1"),
+        ("own_found@7", r"evaluation\.ks"),
+        ("own_fond@5", "did you mean 'own_found@5'"),
+        ("own_found@0", "metric"),
+    ],
+)
+def test_what_is_not_measured_chooses_no_epoch(
+    asked: str, error: str, tiny_version: Path, tmp_path: Path
+) -> None:
+    fit = {"epochs": 1, "early_stopping": {"metric": asked}}
+    with pytest.raises((ConfigError, ValidationError), match=error):
+        build(read_plan(plan(tiny_version, tmp_path, OF_RANKS, fit=fit)))
+
+
+@pytest.mark.parametrize(("model", "function"), [(LR, "few"), (MF, "few_ranks")])
 @pytest.mark.parametrize("validation", [None, {"every_steps": 2}])
 def test_a_metric_that_fails_on_the_split_loses_no_step(
-    validation: dict[str, int] | None, tiny_version: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    model: dict[str, Any], function: str, validation: dict[str, int] | None, tiny_version: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """The function is corrected, and training goes on where it was."""
     fit = {"epochs": 2, "validation": validation}
-    config = plan(tiny_version, tmp_path / "a", {"own_few": own("few")}, fit=fit)
+    config = plan(tiny_version, tmp_path / "a", {"own_few": own(function)}, fit=fit, model=model)
     messages = Messages()
-    with pytest.raises(OwnCodeError, match=r"fails on \d\d rows"):
+    with pytest.raises(OwnCodeError, match=rf"(?s)fails on \d\d rows.*{PLACE}"):
         fit_run(config, messages)
     assert any("the state is saved" in text and "--resume" in text for text in messages.texts)
-    monkeypatch.setattr(sys.modules["own_metrics"], "few", lambda labels, scores: scores.mean())
+    right = {"few": lambda labels, scores: scores.mean(), "few_ranks": lambda r, k: r[:, 0] < k}
+    monkeypatch.setattr(sys.modules["mine"], function, right[function])
     resumed = read_history(fit_run(config, messages, resume=True))
     where = "resuming in epoch 1 after step " + ("2" if validation else "12")
     assert where in messages.texts
@@ -215,61 +409,33 @@ def test_a_metric_that_fails_on_the_split_loses_no_step(
     assert [r.validation for r in resumed] == [r.validation for r in whole]
 
 
+def test_a_signal_ends_a_validation_inside_a_metric(tiny_version: Path, tmp_path: Path) -> None:
+    """Not the function's fault, whatever exceptions it catches."""
+    config = plan(tiny_version, tmp_path, {"own_signal": own("interrupted")})
+    with pytest.raises(TrainingInterruptedError, match="its state is saved"):
+        fit_run(config, NoProgress())
+
+
 @pytest.mark.parametrize(
-    ("metric", "error"),
-    [
-        (own("rows"), r"ndarray of shape \(16,\).*np\.average"),
-        (own("words"), "str of shape"),
-        (own("sorting"), "(?s)fails on 16 rows.*read-only"),
-        (own("writing"), "(?s)fails on 16 rows.*WRITEABLE"),
-        (own("imaginary"), "complex64 of shape"),
-        (own("leaving"), r"fails on 16 rows.*SystemExit in \S*own_metrics\.py:\d+"),
-        (own("broken"), r"fails on 16 rows.*own_metrics\.py:\d+"),
-        (own("accuracy", params={"treshold": 1}), "did you mean 'threshold'"),
-        (own("bier"), "did you mean 'brier'"),
-        (own("of_ranks"), r"ranks of retrieval models.*\(ranks, k\).*\(labels, scores\)"),
-        ({"function": "own_metric:brier"}, "No module named.*PYTHONPATH"),
-        ({"function": "training:brier"}, "Sluice's own"),
-        ({"function": "math:hypot"}, "does not tell its parameters"),
-    ],
+    ("title", "metric"),
+    [("A metric", "own_top_precision"), ("A metric of ranks", "own_rank_biased@10")],
 )
-def test_faults_of_a_metric_are_said_before_anything_is_written(
-    metric: dict[str, Any], error: str, tiny_version: Path, tmp_path: Path
-) -> None:
-    config = plan(tiny_version, tmp_path / "runs", {"own_metric": metric})
-    with pytest.raises(ConfigError, match="(?s)" + error) as caught:
-        build(read_plan(config))
-    assert caught.value.exit_code == ExitCode.CONFIG
-    assert not (tmp_path / "runs").exists()
-
-
-def test_metrics_have_names_of_their_own(tiny_version: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="own_"):
-        EvaluationConfig.model_validate({"metrics": {"auc": own("brier")}})
-    for asked in ("own_bier", "own_brier@10"):
-        stopping = {"epochs": 1, "early_stopping": {"metric": asked}}
-        with pytest.raises(ConfigError, match="did you mean 'own_brier'"):
-            build(
-                read_plan(plan(tiny_version, tmp_path, {"own_brier": own("brier")}, fit=stopping))
-            )
-    assert find_direction("own_brier") == "higher"
-
-
-def test_the_metric_of_the_guide_chooses_the_epoch(
-    tiny_version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    section = GUIDE.read_text("utf-8").split("## A metric")[1].split("\n## ")[0]
+def test_the_metrics_of_the_guide_choose_the_epoch(
+    title: str, metric: str, tiny_version: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    section = GUIDE.read_text("utf-8").split(f"## {title}\n")[1].split("\n## ")[0]
     [code] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     [text] = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
     (tmp_path / "own_measures.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "own_measures", raising=False)
-    asked = yaml.safe_load(text)
-    config = plan(tiny_version, tmp_path / "runs", {}, **asked)
-    run = fit_run(config, NoProgress())
-    assert "own_top_precision" in read_history(run)[0].validation
+    run = fit_run(plan(tiny_version, tmp_path / "runs", {}, **yaml.safe_load(text)), NoProgress())
+    found = [record.validation[metric] for record in read_history(run)]
+    training = read_json(run / "run_card.json")["training"]
+    assert training["best_epoch"] == int(np.argmax(found)) + 1
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     monkeypatch.delitem(sys.modules, "own_measures")
-    with pytest.raises(ConfigError, match=r"(?s)own_top_precision cannot be imported.*PYTHONPATH"):
+    with pytest.raises(OwnCodeError, match=r"(?s)own_measures.*cannot be imported.*PYTHONPATH"):
         evaluate_split(load_run(run), "test")

@@ -219,7 +219,7 @@ def test_a_run_learns(
                 "user_hidden_units": [16],
                 "dropout": 0.1,
                 "embedding_l2": 1e-4,
-                "objective": {"uniform_negatives": 8},
+                "objective": {"negatives": {"source": "mixed", "count": 8}},
             },
             "input": {"batch_size": 64, "shuffle_buffer": 1000},
             "fit": {"epochs": 3, "steps_per_loop": 6, "early_stopping": None},

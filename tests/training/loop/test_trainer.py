@@ -63,7 +63,7 @@ DSSM = DSSMConfig(
 RANDOM_DSSM = DSSM.model_copy(
     update={
         "dropout": 0.2,
-        "objective": SampledSoftmaxConfig(uniform_negatives=8),
+        "objective": SampledSoftmaxConfig(negatives={"source": "mixed", "count": 8}),
     }
 )
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import tensorflow as tf
+import yaml
 
-from conf.errors import ConfigError, InputDataError
+from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.input import InputConfig
@@ -22,19 +24,18 @@ from training.input.batches import Batch, build_eval_dataset, build_train_datase
 from training.loop.optimizers import Optimizers
 from training.loop.step import StepOptions, TrainStep
 from training.models.registry import build_model
-from training.models.retrieval import Queries
+from training.models.retrieval import Queries, score_rows
 from training.models.two_towers import MatrixFactorization
 from training.networks.network import TrainingPass
 from training.objectives import item_catalog
 from training.objectives.item_catalog import ItemFeatures, read_drawable_items, read_item_events
-from training.objectives.logq_correction import count_in_batch, read_batch_counts
 from training.objectives.objective import (
     Weighted,
     build_objective,
     compute_binary_loss,
     list_state,
 )
-from training.objectives.samplers import build_sampler
+from training.objectives.samplers import build_sampler, count_in_batch, read_batch_counts
 from training.objectives.user_items import TrainRows
 
 
@@ -46,15 +47,11 @@ def test_equals_the_reference() -> None:
     logits = (users.astype(np.float64) * items).sum(axis=1) / 0.5
     p = 1 / (1 + np.exp(-logits))
     expected = -(labels * np.log(p) + (1 - labels) * np.log1p(-p))
-    found = compute_binary_loss(
-        tf.constant(users), tf.constant(items), tf.constant(labels), temperature=0.5
-    )
+    scores = score_rows(tf.constant(users), tf.constant(items)) / 0.5
+    found = compute_binary_loss(tf.constant(labels)[:, None], scores)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
-def test_a_huge_score_stays_finite() -> None:
-    loss = compute_binary_loss(tf.fill([1, 1], 1e4), tf.fill([1, 1], 1e4), tf.constant([0.0]))
-    np.testing.assert_allclose(loss, [1e8])
+    huge = compute_binary_loss(tf.constant([0.0]), tf.constant([1e8]))
+    np.testing.assert_allclose(huge, [1e8])
 
 
 SEED = tf.constant([1, 8])
@@ -71,10 +68,6 @@ def compute(config, version: Path, manifest: Manifest, batch: Batch, seed=SEED) 
     model = build_model(config, manifest, 1)
     objective = build_objective(config, version, manifest, model, 32)
     return objective(model, batch, begin(model, objective, seed)).numpy()
-
-
-def mixed(count: int) -> SampledSoftmaxConfig:
-    return SampledSoftmaxConfig(negatives={"source": "mixed", "count": count})
 
 
 def begin(model, objective, seed=SEED) -> TrainingPass:
@@ -99,31 +92,6 @@ def test_in_batch_softmax_equals_the_reference(
     expected = np.logaddexp.reduce(logits, axis=1) - np.diag(logits)
     found = compute(config, tiny_version, tiny_manifest, batch)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"logq_correction": False},
-        {"logq_correction": 0.5},
-        {"mask": "none"},
-        {"mask": "user_items"},
-        {"negatives": {"source": "uniform", "count": 16}},
-        {"negatives": {"source": "frequency", "count": 16}},
-        {"negatives": {"source": "adaptive", "count": 16}},
-        {"negatives": {"source": "mixed", "count": 16}},
-        {"negatives": {"source": "mixed", "count": 16, "distortion": 0.5}},
-        {"negatives": {"hardest": 4}},
-    ],
-)
-def test_each_option_changes_the_loss(
-    change, tiny_version: Path, tiny_manifest: Manifest, batch: Batch
-) -> None:
-    plain = MFConfig(embedding_dim=4)
-    changed = plain.model_copy(update={"objective": SampledSoftmaxConfig(**change)})
-    before = compute(plain, tiny_version, tiny_manifest, batch)
-    after = compute(changed, tiny_version, tiny_manifest, batch)
-    assert np.abs(before - after).max() > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -158,18 +126,6 @@ def test_items_of_rows_are_of_the_time_of_those_that_they_are_compared_with(
     model = build_model(config, changing, 1)
     notes = build_objective(config.model_copy(), tiny_version, changing, model, 32).notes
     assert any("with genres as of the end of the log" in note for note in notes) is draws
-
-
-def test_negatives_repeat_by_seed_and_reach_item_features(
-    tiny_version: Path, tiny_manifest: Manifest, batch: Batch
-) -> None:
-    config = DSSMConfig(
-        embedding_dim=4, objective=SampledSoftmaxConfig(negatives={"source": "mixed", "count": 8})
-    )
-    first = compute(config, tiny_version, tiny_manifest, batch)
-    np.testing.assert_array_equal(first, compute(config, tiny_version, tiny_manifest, batch))
-    other = compute(config, tiny_version, tiny_manifest, batch, tf.constant([1, 16]))
-    assert not np.array_equal(first, other)
 
 
 def scores_of(model, batch, ids=None) -> tuple[np.ndarray, np.ndarray]:
@@ -376,18 +332,6 @@ def test_sequences_learn_by_each_objective(
     np.testing.assert_allclose(np.delete(changed, 5), np.delete(losses, 5), rtol=1e-4)
 
 
-def test_a_catalogue_of_one_item_is_refused(
-    tiny_version: Path, tiny_manifest: Manifest, monkeypatch
-) -> None:
-    monkeypatch.setattr(
-        "training.objectives.item_objectives.read_drawable_items", lambda *_: np.array([7])
-    )
-    for objective in (SoftmaxConfig(), BPRConfig(), BinaryConfig(negatives={"count": 1})):
-        config = MFConfig(embedding_dim=4, objective=objective)
-        with pytest.raises(InputDataError, match="fewer than two"):
-            compute(config, tiny_version, tiny_manifest, {})
-
-
 def test_binary_reads_the_label(tiny_version: Path, tiny_manifest: Manifest, batch: Batch) -> None:
     config = MFConfig(embedding_dim=4, objective=BinaryConfig())
     flipped = {**batch, "label": 1 - batch["label"]}
@@ -395,29 +339,6 @@ def test_binary_reads_the_label(tiny_version: Path, tiny_manifest: Manifest, bat
     second = compute(config, tiny_version, tiny_manifest, flipped)
     # -log p and -log (1 - p) of the same p
     np.testing.assert_allclose(np.exp(-first) + np.exp(-second), 1, rtol=1e-5)
-
-
-def test_softmax_refuses_datasets_whose_rows_are_not_all_positives_of_items(
-    tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    config = MFConfig()
-    model = build_model(config, tiny_manifest, 1)
-    drawn = replace(tiny_manifest, counts=replace(tiny_manifest.counts, drawn={"train": 7}))
-    with pytest.raises(ConfigError, match="drawn"):
-        build_objective(config, tiny_version, drawn, model, 32)
-    no_item = replace(tiny_manifest, keys=replace(tiny_manifest.keys, item=None))
-    with pytest.raises(ConfigError, match="has no item"):
-        build_objective(config, tiny_version, no_item, model, 32)
-    no_user = replace(tiny_manifest, keys=replace(tiny_manifest.keys, user=None))
-    with pytest.raises(ConfigError, match=r"events\.user"):
-        build_model(config, no_user, 1)
-
-
-def test_binary_without_a_label_is_refused(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    manifest = replace(tiny_manifest, keys=replace(tiny_manifest.keys, label=None))
-    config = MFConfig(objective=BinaryConfig())
-    with pytest.raises(ConfigError, match="label"):
-        build_objective(config, tiny_version, manifest, build_model(config, manifest, 1), 32)
 
 
 @pytest.mark.parametrize("objective", [BinaryConfig(), SampledSoftmaxConfig()])
@@ -472,25 +393,6 @@ def test_the_loss_of_a_step_is_the_weighted_sum_over_the_number_of_rows() -> Non
         np.testing.assert_allclose(old - variable.numpy(), gradient, atol=1e-6)
 
 
-def test_uniform_negatives_are_items_that_may_be_drawn(
-    tiny_version: Path, tiny_manifest: Manifest, batch: Batch, monkeypatch
-) -> None:
-    monkeypatch.setattr(
-        "training.objectives.item_objectives.read_drawable_items",
-        lambda *_: np.array([30, 35], np.int64),
-    )
-    config = MFConfig(
-        embedding_dim=4, objective=SampledSoftmaxConfig(negatives={"source": "mixed", "count": 64})
-    )
-    model = build_model(config, tiny_manifest, 1)
-    objective = build_objective(config, tiny_version, tiny_manifest, model, 32)
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(objective(model, batch, PASS))
-    rows = set(tape.gradient(loss, model.tables["movie_id"].rows).indices.numpy().tolist())
-    assert rows - set(batch["movie_id"].numpy().tolist()) <= {30, 35}
-    assert rows >= {30, 35}
-
-
 def test_counts_are_those_of_the_train_records(tiny_version: Path, tiny_manifest: Manifest) -> None:
     """Not those of the vocabulary, which nothing here reads: the version has no other file."""
     train = TrainRows(tiny_version, tiny_manifest, 32)
@@ -527,12 +429,6 @@ def test_shares_of_classes_and_mixed_datasets_are_those_of_batches(
     assert not np.allclose(balanced / balanced.sum(), counts / counts.sum(), rtol=0.05)
 
 
-def test_all_tokens_may_be_drawn(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    drawable = read_drawable_items(tiny_version, tiny_manifest)
-    assert drawable.dtype == np.int64
-    np.testing.assert_array_equal(drawable, np.arange(2, 42))
-
-
 def test_neither_oov_buckets_nor_retired_tokens_are_drawn(
     tiny_version: Path, tiny_manifest: Manifest, monkeypatch
 ) -> None:
@@ -551,15 +447,6 @@ def test_neither_oov_buckets_nor_retired_tokens_are_drawn(
         read_drawable_items(tiny_version, tiny_manifest)
 
 
-def test_ids_without_a_vocabulary_are_drawn_from_the_schema_s_range(
-    tiny_version: Path, tiny_manifest: Manifest, monkeypatch
-) -> None:
-    monkeypatch.setattr("training.objectives.item_catalog.read_key_vocabulary", lambda *_: None)
-    np.testing.assert_array_equal(
-        read_drawable_items(tiny_version, tiny_manifest), np.arange(2, 42)
-    )
-
-
 def test_lookup_gives_the_catalogue_rows(tiny_version: Path, tiny_manifest: Manifest) -> None:
     names = ["movie_id", "genres"]
     stored = next(iter(build_eval_dataset(tiny_version, tiny_manifest, "catalog", 100, names)))
@@ -570,11 +457,6 @@ def test_lookup_gives_the_catalogue_rows(tiny_version: Path, tiny_manifest: Mani
     assert found["movie_id"].numpy().tolist() == ids.numpy().tolist()
     expected = tf.gather(stored["genres"], order).numpy().tolist()
     assert found["genres"].numpy().tolist() == expected
-
-
-def test_ids_alone_need_no_catalogue(tmp_path: Path, tiny_manifest: Manifest) -> None:
-    found = ItemFeatures(tmp_path, tiny_manifest, ["movie_id"]).lookup(tf.constant([5], tf.int64))
-    assert found["movie_id"].numpy().tolist() == [5]
 
 
 def test_lists_without_a_bound_are_padded_to_the_widest_of_all_batches(
@@ -609,3 +491,36 @@ def test_losses_of_queries_add_up_to_those_of_rows() -> None:
     np.testing.assert_array_equal(fewer.vectors, np.eye(9)[[0, 1, 3]])
     kept = tf.gather(losses.reshape(-1), fewer.target_ids)
     np.testing.assert_allclose(fewer.sum_losses(kept), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("objective", "changes", "error"),
+    [
+        (SampledSoftmaxConfig(), {"drawn": True}, "drawn negatives"),
+        (SampledSoftmaxConfig(), {"item": None}, "has no item"),
+        (BinaryConfig(), {"label": None}, "needs a label"),
+    ],
+)
+def test_datasets_that_an_objective_cannot_learn_are_refused(
+    objective, changes, error, tiny_version: Path, tiny_manifest: Manifest
+) -> None:
+    config = MFConfig(objective=objective)
+    counts = replace(tiny_manifest.counts, drawn={"train": 7})
+    keys = {} if "drawn" in changes else changes
+    manifest = replace(tiny_manifest, keys=replace(tiny_manifest.keys, **keys))
+    manifest = manifest if keys else replace(manifest, counts=counts)
+    model = build_model(config, tiny_manifest, 1)
+    with pytest.raises(ConfigError, match=error):
+        build_objective(config, tiny_version, manifest, model, 32)
+
+
+GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "retrieval.md"
+
+
+def test_the_negatives_of_the_guide_are_a_config() -> None:
+    text = GUIDE.read_text("utf-8").partition("**Hard negatives.**")[2]
+    [example, *_] = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    found = MFConfig.model_validate(yaml.safe_load(example)["model"]).objective
+    negatives = {"source": "frequency", "count": 200, "distortion": 1.0, "hardest": 10}
+    expected = {"negatives": negatives, "logq_correction": 0.5, "mask": "user_items"}
+    assert found == SampledSoftmaxConfig.model_validate(expected)

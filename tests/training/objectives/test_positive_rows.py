@@ -24,8 +24,8 @@ from conf.training.objectives import (
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
 from training.objectives import user_items
+from training.objectives.item_objectives import refuse_negative_rows
 from training.objectives.objective import build_objective
-from training.objectives.positive_rows import refuse_negative_rows
 from training.objectives.user_items import TrainRows
 
 
@@ -48,7 +48,7 @@ def _check(
     version: Path, manifest: Manifest, config: ItemSettings | None = None, **source: Any
 ) -> None:
     train = TrainRows(version, manifest, 32, InputConfig.model_validate(source))
-    refuse_negative_rows(config or SampledSoftmaxConfig(), "sampled_softmax", train)
+    refuse_negative_rows(config or SampledSoftmaxConfig(), train)
 
 
 def test_rows_of_label_0_are_counted_and_refused(
@@ -56,11 +56,8 @@ def test_rows_of_label_0_are_counted_and_refused(
 ) -> None:
     zeros, count = int((rows["label"] == 0).sum()), len(rows["label"])
     assert 0 < zeros < count
-    message = f"{zeros:,} of {count:,} rows of train have label 0"
-    with pytest.raises(ConfigError, match=message) as caught:
+    with pytest.raises(ConfigError, match=f"{zeros:,} rows of tiny that are trained on"):
         _check(tiny_version, labelled)
-    for way in ("events.where", "input.filter", "weights", "kind: binary", "positives=every_row"):
-        assert way in caught.value.render()
 
 
 def test_rows_that_are_mixed_in_are_looked_at_too(
@@ -71,7 +68,7 @@ def test_rows_that_are_mixed_in_are_looked_at_too(
     _check(tiny_version, tiny_manifest, **mixed)
     other = replace(labelled, dataset_name="other")
     monkeypatch.setattr(user_items, "find_mixed", lambda *_: [(tiny_version, other)])
-    with pytest.raises(ConfigError, match=r"have label 0 \(feature label of other"):
+    with pytest.raises(ConfigError, match="rows of other that"):
         _check(tiny_version, tiny_manifest, **mixed)
 
 
@@ -118,8 +115,7 @@ def test_a_filter_of_something_else_leaves_negatives_that_are_counted(
 ) -> None:
     kept = rows["movie_id"] < 12
     zeros = int((rows["label"][kept] == 0).sum())
-    message = f"{zeros:,} of {int(kept.sum()):,} rows that are trained on have label 0"
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=f"received: {zeros:,} rows"):
         _check(tiny_version, labelled, filter=[{"feature": "movie_id", "op": "<", "value": 12}])
 
 
@@ -127,7 +123,7 @@ def test_rows_of_weight_0_teach_nothing(tiny_version: Path, labelled: Manifest) 
     """The label is a weight that is 0 where the label is; the user's id is above 0."""
     _check(tiny_version, replace(labelled, keys=replace(labelled.keys, weight="label")))
     weighted = replace(labelled, keys=replace(labelled.keys, weight="user_id"))
-    with pytest.raises(ConfigError, match=r"have label 0 and a weight \(user_id\) above 0"):
+    with pytest.raises(ConfigError, match="have label 0"):
         _check(tiny_version, weighted)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.artefacts.dataset import read_manifest
-from conf.errors import ConfigError, InputDataError
+from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.schema import FIRST_TOKEN_ID, FeatureSchema
 from conf.training.input import InputConfig
@@ -20,7 +20,14 @@ from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.input.batches import build_eval_dataset
 from training.networks.network import TrainingPass
 from training.objectives import user_items
-from training.objectives.samplers import AdaptiveSampler, Sampler, build_sampler
+from training.objectives.samplers import (
+    AdaptiveSampler,
+    LogQCorrection,
+    Sampler,
+    UniformSampler,
+    build_sampler,
+    count_in_batch,
+)
 from training.objectives.user_items import (
     KnownItems,
     TrainRows,
@@ -226,7 +233,6 @@ def test_without_users_the_history_tells(tiny_version: Path, tiny_manifest: Mani
     manifest = replace(tiny_manifest, keys=replace(tiny_manifest.keys, user=None))
     known = build_known_items(TrainRows(tiny_version, manifest, 32), ())
     assert known.inputs == ("movie_id", "history")
-    assert not known.notes
     unnamed = replace(manifest, keys=replace(manifest.keys, history=None))
     assert build_known_items(TrainRows(tiny_version, unnamed, 32), ()).inputs == known.inputs
     # Ids of something else than items tell nothing of items.
@@ -254,6 +260,34 @@ def test_the_items_of_every_history_are_known(tmp_path: Path) -> None:
         assert set(items[rows == row].tolist()) == expected
 
 
-def test_damage_is_named(tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest) -> None:
-    with pytest.raises(InputDataError):
-        read_user_items(tmp_path, tiny_manifest)
+def test_expected_counts_of_rows_and_of_draws_add_up() -> None:
+    sampler = UniformSampler(np.array([2, 3, 4]), 5)
+    counts = np.array([1, 1, 6, 3, 1], np.float32)
+    found = LogQCorrection(0.5, counts, sampler, drawn=30).find(
+        tf.constant([2, 4], tf.int64), begin(sampler)
+    )
+    np.testing.assert_allclose(found, 0.5 * np.log([16.0, 11.0]), rtol=1e-6)
+    alone = LogQCorrection(1.0, None, sampler, drawn=30).find(
+        tf.constant([2], tf.int64), begin(sampler)
+    )
+    np.testing.assert_allclose(alone, np.log([10.0]), rtol=1e-6)
+
+
+def test_corrected_loss_is_unbiased_for_the_full_softmax() -> None:
+    """Sampled by popularity, many corrected candidates give the full softmax's partition."""
+    rng = np.random.default_rng(0)
+    counts = np.array([0, 0, 1000, 300, 30, 10, 5])
+    scores = rng.normal(size=7)
+    draws = rng.choice(7, size=200_000, p=counts / counts.sum())
+    log_counts = np.log(count_in_batch(counts, len(draws)).astype(np.float64))
+    estimate = np.logaddexp.reduce(scores[draws] - log_counts[draws])
+    assert estimate == pytest.approx(np.logaddexp.reduce(scores[2:]), abs=0.02)
+
+
+def test_counts_in_a_batch_are_shares_of_train() -> None:
+    found = count_in_batch(np.array([0, 0, 6, 3, 1]), 100)
+    np.testing.assert_allclose(found[2:], [60, 30, 10], rtol=1e-5)
+    assert (count_in_batch(np.zeros(5, np.int64), 8) > 0).all()
+    # Of mixed datasets the numbers are expected ones, which may be below one row.
+    shares = count_in_batch(np.array([0.0, 0.25, 0.75, 9.0]), 10)
+    np.testing.assert_allclose(shares[1:], [0.25, 0.75, 9.0])
