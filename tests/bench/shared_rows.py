@@ -131,6 +131,7 @@ def measure_worker(setting: Setting, index: int, addresses: list[str], told: Que
 
     from conf.schema import FIRST_TOKEN_ID
     from conf.training.optimizer import OptimizerConfig
+    from conf.training.tables import DynamicTableConfig
     from conf.training.train import DevicesConfig
     from tests.bench.train_step.trainings import BatchShape, HistoryModel
     from training.distribution.run_steps import build_run_steps
@@ -138,7 +139,7 @@ def measure_worker(setting: Setting, index: int, addresses: list[str], told: Que
     from training.embedding.dynamic_table import DynamicTable
     from training.embedding.key_mapping import map_keys, plan_keyed_features
     from training.embedding.key_space import KeySpace
-    from training.embedding.placement.row_exchange import RowExchange, find_owners
+    from training.embedding.worker_rows import RowExchange, find_owners
     from training.loop.optimizers import Optimizers
     from training.loop.step import StepOptions, TrainStep
     from training.objectives.objective import BinaryCrossEntropy
@@ -150,7 +151,7 @@ def measure_worker(setting: Setting, index: int, addresses: list[str], told: Que
     release_free_memory()
     before = read_own_memory()
     with strategy.scope():
-        keys = KeySpace("item", capacity=setting.rows, exchange=exchange)
+        keys = KeySpace("item", DynamicTableConfig(capacity=setting.rows), exchange=exchange)
         table = DynamicTable("item", keys, setting.dim, seed=1)
         keys.set_keys(np.arange(FIRST_TOKEN_ID, setting.rows))
         model = HistoryModel(table, setting.length)

@@ -25,7 +25,7 @@ from training.checkpoint.resume_state import Position, build_divergence_error
 from training.checkpoint.saved_tensors import TrainingState, find_non_finite, restore_rows
 from training.distribution.tensorflow_runtime import disk_errors
 from training.distribution.workers import Workers
-from training.embedding.placement.row_owners import RowOwners
+from training.embedding.worker_rows import RowOwners
 
 DISK_ERROR = (
     "cannot write a checkpoint; the one before is untouched",

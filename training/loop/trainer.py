@@ -17,7 +17,7 @@ from training.checkpoint.manager import CheckpointManager
 from training.checkpoint.resume_state import EpochSums, Position, ResumeState
 from training.distribution.tensorflow_runtime import disk_errors
 from training.distribution.workers import NullWriter, Workers
-from training.embedding.placement.served_rows import ServedRows
+from training.embedding.worker_rows import ServedRows
 from training.loop.assembly import TrainingTask, assemble
 from training.loop.early_stopping import (
     find_best_epoch,

@@ -81,8 +81,7 @@ def simulate(batches: Iterator[np.ndarray], workers: int, dim: int) -> Traffic:
         dim: Numbers of a row.
     """
     # TensorFlow takes seconds to load, which the page need not wait for.
-    from training.embedding.placement.row_exchange import RowExchange
-    from training.embedding.placement.row_owners import RowOwners
+    from training.embedding.worker_rows import RowExchange, RowOwners
 
     exchange = RowExchange(RowOwners(0, workers), 0)
     nothing, named, size = np.empty(0, np.int64), [], 0

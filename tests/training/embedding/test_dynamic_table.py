@@ -13,7 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.training.optimizer import OptimizerConfig
-from conf.training.tables import Initializer, NormalConfig, TruncatedNormalConfig, UniformConfig
+from conf.training.tables import (
+    DynamicTableConfig,
+    Initializer,
+    NormalConfig,
+    TruncatedNormalConfig,
+    UniformConfig,
+)
 from tests.machine import IS_EXHAUSTIVE, some_of
 from tests.training.toy_models import DIM, VOCABULARY, ToyModel, build_toy_batches, squared_error
 from training.distribution.run_steps import build_run_steps
@@ -121,9 +127,8 @@ KEYS = np.arange(VOCABULARY)
 
 
 def build_table(name: str = "items", **keys: Any) -> DynamicTable:
-    return DynamicTable(
-        name, KeySpace(name, **keys), DIM, seed=3, initializer=NormalConfig(stddev=0.5)
-    )
+    space = KeySpace(name, DynamicTableConfig(**{"capacity": 1, **keys}))
+    return DynamicTable(name, space, DIM, seed=3, initializer=NormalConfig(stddev=0.5))
 
 
 class Training:
@@ -277,7 +282,7 @@ def test_a_full_table_reads_zeros_for_further_keys_and_never_trains_them() -> No
     for batch in build_toy_batches(BATCH, STEPS):
         keys = np.append(batch["item"].numpy(), batch["list"].numpy())
         refused += np.count_nonzero(~np.isin(keys, [0, *known]))
-    assert space.refused == refused > 0
+    assert space.index.refused == refused > 0
     # Both ways of gathering rows do the same.
     other = Training(build(max_rows=4), OPTIMIZERS["adam"], shares_rows=False)
     other.run(build_toy_batches(BATCH, STEPS))
@@ -285,7 +290,7 @@ def test_a_full_table_reads_zeros_for_further_keys_and_never_trains_them() -> No
 
 
 def test_two_tables_of_the_same_keys_grow_together() -> None:
-    keys = KeySpace("items", capacity=1)
+    keys = KeySpace("items", DynamicTableConfig(capacity=1))
     tables = {
         "items": DynamicTable("items", keys, DIM, seed=3, initializer=NormalConfig(stddev=0.5)),
         "users": DynamicTable("users", keys, DIM, seed=3, initializer=None),
@@ -394,7 +399,7 @@ class ByDict:
 )
 def test_rows_are_those_of_a_dictionary(name, batches, max_rows, capacity, seed) -> None:
     rule, move = RULES[name]
-    space = KeySpace("key", max_rows=max_rows, capacity=capacity)
+    space = KeySpace("key", DynamicTableConfig(max_rows=max_rows, capacity=capacity))
     table = DynamicTable(
         "key", space, DYNAMIC_REFERENCE_DIM, seed=5, initializer=NormalConfig(stddev=0.5)
     )

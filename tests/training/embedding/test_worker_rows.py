@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from tests.training.exchange_run import DIMS, LENGTHS, draw_batch, exchange
 from tests.training.processes import find_addresses, start_forked
 from training.embedding.key_index import FIRST_ROW
-from training.embedding.placement import row_exchange
-from training.embedding.placement.row_exchange import RowExchange
-from training.embedding.placement.row_owners import (
+from training.embedding.worker_rows import (
+    _KEYS,
     BLOCK_SIZES,
+    RowExchange,
     RowOwners,
     plan_exchange,
     round_block,
@@ -75,7 +75,7 @@ def test_a_batch_reads_the_rows_of_the_whole_matrix(
 
 
 def test_blocks_have_few_lengths_and_little_padding() -> None:
-    assert len(BLOCK_SIZES) < row_exchange._KEYS
+    assert len(BLOCK_SIZES) < _KEYS
     for rows in (0, 1, 15, 16, 17, 1000, 12_345, 999_999):
         block = round_block(rows)
         assert block in BLOCK_SIZES
