@@ -18,7 +18,7 @@ import numpy as np
 
 from conf.errors import ConfigError
 from etl.tfrecord.reading import inlined, kernel
-from training.embedding.key_index import FIRST_ROW, NO_KEYS
+from training.embedding.key_index import FIRST_ROW, NO_KEYS, MappedBatch
 
 NO_ROW = -1
 _MIN_ROWS = 1 << 10
@@ -47,7 +47,8 @@ class PlacedBatch(NamedTuple):
     is_own: np.ndarray | None = None
 
 
-PlaceBatch = Callable[[np.ndarray, np.ndarray], PlacedBatch]
+PlaceBatch = Callable[[MappedBatch, bool], PlacedBatch]
+"""Function of where the keys of a batch are, and whether a step trains on it."""
 
 
 class DevicePlaces:
@@ -210,7 +211,7 @@ class DeviceTier:
             self._session += 1
             self.held[FIRST_ROW:] = NO_ROW
 
-    def begin(self, *, is_new_epoch: bool) -> PlaceBatch:
+    def begin_batches(self, *, is_new_epoch: bool) -> PlaceBatch:
         """Returns the function that gives the rows of the batches to come places on the device.
 
         What was planned for batches that no step has trained on is forgotten, and functions of
@@ -224,20 +225,21 @@ class DeviceTier:
             if is_new_epoch:
                 self.hits = self.reads = 0
 
-        def place(rows: np.ndarray, new: np.ndarray) -> PlacedBatch:
+        def place(found: MappedBatch, is_trained: bool) -> PlacedBatch:
+            rows = found.rows
             with self._turn:
-                if session != self._session:
-                    return place_nowhere(rows)
-                placed = self._places.place(rows, new)
-            if isinstance(placed, int):
-                raise ConfigError(
-                    f"model.embeddings.{self.table}.device_rows is too small for one batch",
-                    received=f"{self.device_rows:,}, and a batch of {len(rows):,} keys has "
-                    f"{placed:,} rows",
-                    allowed=f"{placed:,} or more; {len(rows):,} are enough for all such batches",
-                    fix="raise device_rows, or lower input.batch_size",
-                )
-            return placed
+                if session != self._session or not is_trained:
+                    return PlacedBatch(np.minimum(rows, FIRST_ROW - 1), NO_KEYS)
+                placed = self._places.place(rows, found.new_rows)
+            if isinstance(placed, PlacedBatch):
+                return placed
+            raise ConfigError(
+                f"model.embeddings.{self.table}.device_rows is too small for one batch",
+                received=f"{self.device_rows:,}, and a batch of {len(rows):,} keys has "
+                f"{placed:,} rows",
+                allowed=f"{placed:,} or more; {len(rows):,} are enough for all such batches",
+                fix="raise device_rows, or lower input.batch_size",
+            )
 
         return place
 
@@ -278,8 +280,3 @@ class DeviceTier:
             f"table {self.table}: {self.device_rows:,} rows on the device; in this epoch they were "
             f"{share} of the known rows that batches needed, {self.reads:,} came from host memory"
         ]
-
-
-def place_nowhere(rows: np.ndarray) -> PlacedBatch:
-    """Returns places for a batch that no step will train on."""
-    return PlacedBatch(np.minimum(rows, FIRST_ROW - 1), NO_KEYS)

@@ -22,14 +22,13 @@ import tensorflow as tf
 from conf.errors import ConfigError, did_you_mean
 from conf.manifest import Manifest
 from conf.schema import PAD_ID
-from training.embedding.device_tier import PLACE, PlacedBatch, place_nowhere
+from training.embedding.device_tier import PLACE, PlacedBatch
 from training.embedding.dynamic_table import (
     DynamicTable,
     GrowingRows,
     ShardedRows,
     read_length,
 )
-from training.embedding.key_index import MappedBatch
 from training.embedding.key_rules import RuledIndex
 from training.embedding.key_space import KeySpace
 from training.embedding.static_table import EmbeddingTable
@@ -318,14 +317,19 @@ def _build_mapper(
     part: KeyedFeatures, batches: int | None, *, is_new_epoch: bool
 ) -> Callable[..., list[np.ndarray]]:
     map_to_rows = part.space.begin_batches(is_new_epoch=is_new_epoch)
-    place = _build_placer(part.space, is_new_epoch=is_new_epoch)
+    elsewhere = part.space.exchange or part.space.tier
+    place = None if elsewhere is None else elsewhere.begin_batches(is_new_epoch=is_new_epoch)
     left = batches
 
     def map_batch(keys: np.ndarray, times: np.ndarray | None = None) -> list[np.ndarray]:
         nonlocal left
         is_trained = left != 0
         found = map_to_rows(keys, times, left == 1) if is_trained else part.space.find_ahead(keys)
-        placed = place(found, is_trained)
+        placed = PlacedBatch(found.rows, found.new_rows)
+        try:
+            placed = placed if place is None else place(found, is_trained)
+        except ConfigError as error:
+            raise carry(error) from error
         left = None if left is None else max(0, left - 1)
         numbers = (found.row_count, found.batches, placed.distinct)
         new_keys = found.new_keys
@@ -342,31 +346,6 @@ def _build_mapper(
         ]
 
     return map_batch
-
-
-def _build_placer(
-    space: KeySpace, *, is_new_epoch: bool
-) -> Callable[[MappedBatch, bool], PlacedBatch]:
-    """Returns the function of a batch's rows to places of a tier, or of the workers' matrix."""
-    if space.exchange is not None:
-        exchange = space.exchange
-        exchange.begin_plans(is_new_epoch=is_new_epoch)
-        return lambda found, is_trained: exchange.plan(
-            found.rows, found.new_rows, is_counted=is_trained
-        )
-    if space.tier is None:
-        return lambda found, is_trained: PlacedBatch(found.rows, found.new_rows)
-    place = space.tier.begin(is_new_epoch=is_new_epoch)
-
-    def place_batch(found: MappedBatch, is_trained: bool) -> PlacedBatch:
-        if not is_trained:
-            return place_nowhere(found.rows)
-        try:
-            return place(found.rows, found.new_rows)
-        except ConfigError as error:
-            raise carry(error) from error
-
-    return place_batch
 
 
 def _flatten(values: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from conf.training.optimizer import OptimizerConfig, SparseOptimizerConfig
+from conf.training.optimizer import SparseOptimizerConfig
 from training.embedding.distinct_rows import sum_rows
 from training.embedding.dynamic_table import (
     ShardedRows,
@@ -111,7 +111,7 @@ class LazyFTRL(LazyRule):
     """FTRL-Proximal (McMahan et al. 2013, "Ad click prediction", algorithm 1).
 
     As in Keras, `l2` is doubled and `beta` divided by the rate counts as more of it; the rate falls
-    with the sum of squares to `learning_rate_power`, 0 or less.
+    with the sum of squares to `learning_rate_power`.
     """
 
     learning_rate_power: float = -0.5
@@ -122,6 +122,7 @@ class LazyFTRL(LazyRule):
 
     @property
     def slots(self) -> Mapping[str, float]:
+        # Squared gradients, and gradients less what was moved.
         return {"accumulator": self.initial_accumulator, "linear": 0.0}
 
     def update(self, at: RowStep) -> tuple[tf.Tensor, Slots]:
@@ -142,20 +143,19 @@ class LazyFTRL(LazyRule):
         quadratic = (power + self.beta) / rate + 2.0 * self.l2
         return -rows * quadratic - np.sign(rows) * self.l1
 
-    def _power(self, accumulator: tf.Tensor) -> tf.Tensor:
-        if self.learning_rate_power == -0.5:
-            return tf.sqrt(accumulator)
-        return tf.pow(accumulator, -self.learning_rate_power)
+    def _power(self, sums: tf.Tensor) -> tf.Tensor:
+        power = self.learning_rate_power
+        return tf.sqrt(sums) if power == -0.5 else tf.pow(sums, -power)
 
 
-def build_lazy_rule(config: OptimizerConfig, sparse: SparseOptimizerConfig) -> LazyRule:
-    """Returns the rule of all tables, or of one; Adam takes over what it does not say."""
-    own = sparse.model_dump(exclude={"kind", "learning_rate"})
-    if sparse.kind == "adam":
-        usual = config.model_dump(include={"beta_1", "beta_2", "epsilon"})
-        return LazyAdam(**usual | {name: v for name, v in own.items() if v is not None})
-    rules = {"sgd": LazySGD, "adagrad": LazyAdagrad, "ftrl": LazyFTRL}
-    return rules[sparse.kind](**own)
+_RULES = {"sgd": LazySGD, "adagrad": LazyAdagrad, "adam": LazyAdam, "ftrl": LazyFTRL}
+
+
+def build_lazy_rule(sparse: SparseOptimizerConfig) -> LazyRule:
+    """Returns the rule that a config asks for."""
+    rule = _RULES[sparse.kind]
+    names = set(rule.__dataclass_fields__)
+    return rule(**sparse.model_dump(include=names, exclude_none=True))
 
 
 LearningRate = float | Callable[[tf.Tensor], tf.Tensor]
@@ -208,22 +208,15 @@ class LazyOptimizer(tf.Module):
     Args:
         tables: Variables `[vocabulary_size, dim]`.
         rules: The update of each table's rows, or of all of them.
-        clip_value: Largest absolute value of a number of the summed gradient, or None.
 
     Attributes:
         slots: State by name, for each table; None for one whose rule keeps no such state.
     """
 
-    def __init__(
-        self,
-        tables: Sequence[TableRows],
-        rules: TableRule | Sequence[TableRule],
-        *,
-        clip_value: float | None = None,
-    ) -> None:
+    def __init__(self, tables: Sequence[TableRows], rules: TableRule | Sequence[TableRule]) -> None:
         super().__init__(name="lazy_optimizer")
         each = [rules] * len(tables) if isinstance(rules, TableRule) else list(rules)
-        self._clip_value, self._rules = clip_value, each
+        self._rules = each
         # No dict: what looks for variables would look into it.
         self._sharded = MappingProxyType(
             {number: rows for number, rows in enumerate(tables) if isinstance(rows, ShardedRows)}
@@ -320,8 +313,6 @@ class LazyOptimizer(tf.Module):
         if not are_unique:
             slices = sum_repeated_rows(slices)
         ids, gradient = slices.indices, slices.values
-        if self._clip_value is not None:
-            gradient = tf.clip_by_value(gradient, -self._clip_value, self._clip_value)
         slots = {name: read_rows(variable, ids) for name, variable in state.items()}
         before = read_rows(table, ids) if before is None else before
         rows, new = rule.update(RowStep(before, gradient, slots, rate, step))

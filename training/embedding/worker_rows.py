@@ -25,8 +25,8 @@ import tensorflow as tf
 
 from training.distribution.strategy import count_workers
 from training.distribution.workers import Workers
-from training.embedding.device_tier import PlacedBatch
-from training.embedding.key_index import FIRST_ROW, DistinctKeys
+from training.embedding.device_tier import PlaceBatch, PlacedBatch
+from training.embedding.key_index import FIRST_ROW, DistinctKeys, MappedBatch
 
 T = TypeVar("T")
 
@@ -124,18 +124,20 @@ class RowExchange:
         self.owners, self._number = owners, number
         self.batches = self.distinct = self.block_rows = 0
 
-    def begin_plans(self, *, is_new_epoch: bool) -> None:
+    def begin_batches(self, *, is_new_epoch: bool) -> PlaceBatch:
+        """Returns the function that plans the exchange of the batches to come, and counts it."""
         if is_new_epoch:
             self.batches = self.distinct = self.block_rows = 0
 
-    def plan(self, rows: np.ndarray, new_rows: np.ndarray, *, is_counted: bool) -> PlacedBatch:
-        """Plans the exchange of a batch, and counts it: see `plan_exchange`."""
-        placed = plan_exchange(self.owners, rows, new_rows)
-        if is_counted:
-            self.batches += 1
-            self.distinct += placed.distinct
-            self.block_rows += len(placed.own)
-        return placed
+        def plan(found: MappedBatch, is_trained: bool) -> PlacedBatch:
+            placed = plan_exchange(self.owners, found.rows, found.new_rows)
+            if is_trained:
+                self.batches += 1
+                self.distinct += placed.distinct
+                self.block_rows += len(placed.own)
+            return placed
+
+        return plan
 
     def describe(self) -> dict[str, int]:
         """Returns what was exchanged in this epoch.

@@ -199,7 +199,7 @@ def _plan_rule(
     config: OptimizerConfig, sparse: SparseOptimizerConfig, total_steps: int
 ) -> TableRule:
     rate = build_learning_rate(config, total_steps, sparse.learning_rate)
-    return TableRule(build_lazy_rule(config, sparse), rate)
+    return TableRule(build_lazy_rule(sparse), rate)
 
 
 KnownRows: TypeAlias = Sequence[tf.Tensor | None]
@@ -244,7 +244,7 @@ class Optimizers(tf.Module):
         self._dense = model.dense_variables
         # No dict: what looks for variables would look into it.
         self._constrained = MappingProxyType({id(w.value): w for w in model.constrained_weights})
-        self.sparse = LazyOptimizer(rows, rules, clip_value=config.clip_value)
+        self.sparse = LazyOptimizer(rows, rules)
         self.dense: keras.optimizers.Optimizer | None = None
         if self._dense:
             self.dense = build_dense_optimizer(config, self._dense, total_steps)

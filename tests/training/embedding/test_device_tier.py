@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-from conf.training.tables import DynamicTableConfig, TableConfig
+from conf.training.tables import DynamicTableConfig
 from conf.training.train import TrainConfig
 from tests.machine import IS_EXHAUSTIVE, some_of
 from training.embedding.device_tier import DevicePlaces, HostRows, PlacedBatch
@@ -197,20 +197,6 @@ def test_is_one_tier_in_host_memory_outside_of_training() -> None:
     assert "CPU:0" in whole.table.variable.device
     keys = np.array([[5, 6, 7, 8]], np.int64)
     assert len(whole.train(keys, np.zeros((1, BATCH, DIM), np.float32), 1, True)) == 1
-
-
-@pytest.mark.parametrize(
-    ("table", "error"),
-    [
-        ({"device_rows": 0}, "greater than or equal to 1"),
-        ({"device_rows": "many"}, "valid integer"),
-        ({"device_rows": 9, "max_rows": 9}, "must be below `max_rows`"),
-        ({"kind": "static", "device_rows": 9}, "device_rows"),
-    ],
-)
-def test_numbers_that_make_no_sense_are_refused(table: dict[str, Any], error: str) -> None:
-    with pytest.raises(ValidationError, match=error):
-        TypeAdapter(TableConfig).validate_python(table)
 
 
 def test_several_processes_are_refused() -> None:

@@ -436,6 +436,8 @@ def test_a_key_reads_zeros_until_it_is_admitted_and_looking_up_counts_nothing() 
         ({"admission": {"count": 0}}, "greater than or equal to 1"),
         ({"admission": {"probability": 0.5, "coefficient": 2}}, "`coefficient` is of `count`"),
         ({"admission": {"probability": 1.0}}, "less than 1"),
+        ({"device_rows": 0}, "greater than or equal to 1"),
+        ({"device_rows": 9, "max_rows": 9}, "must be below `max_rows`"),
     ],
 )
 def test_rules_that_do_not_fit_are_refused(table, error: str) -> None:

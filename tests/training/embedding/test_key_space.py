@@ -113,24 +113,6 @@ def test_keys_that_cannot_be_a_table_are_refused(rules, keys, error) -> None:
     assert space.row_count == FIRST_ROW
 
 
-def test_threads_may_look_up_while_another_adds() -> None:
-    space, keys = KeySpace("item"), np.arange(1, 60_001)
-    map_keys = space.begin_batches(is_new_epoch=True)
-    wrong: list[int] = []
-
-    def look() -> None:
-        for _ in range(30):
-            found = space.find_ahead(keys[::50]).rows
-            wrong.extend(found[(found != 1) & (found != keys[::50] + 1)])
-
-    reader = threading.Thread(target=look)
-    reader.start()
-    for part in np.array_split(keys, 100):
-        map_keys(part, None, False)
-    reader.join()
-    assert not wrong
-
-
 KEY_SPACE_KEYS = np.array([5, -(2**63), 2**63 - 1, 77])
 
 

@@ -75,19 +75,6 @@ def test_it_does_what_a_dictionary_of_vectors_does(batches):
     assert [key in store for key in every] == [key in model.rows for key in every]
 
 
-@given(st.lists(st.integers(int(INT64.min), int(INT64.max)) | KEYS, min_size=1, unique=True))
-def test_every_key_is_held_saved_and_loaded(tmp_path_factory, keys):
-    values = np.arange(len(keys) * DIM, dtype=np.float32).reshape(-1, DIM)
-    store, other = TableStore(DIM), TableStore(DIM)
-    store.push(keys, values)
-    path = tmp_path_factory.mktemp("table") / "t.parquet"
-    store.save(path)
-    assert other.load(path) == len(keys)
-    np.testing.assert_array_equal(other.pull(keys), values)
-    assert other.delete(keys) == len(keys)
-    assert len(other) == 0
-
-
 @pytest.mark.parametrize("initializer", [NormalConfig(), UniformConfig()])
 def test_no_key_starts_at_zeros(initializer):
     rows = TableStore(DIM, initializer=initializer).pull([0, 1, 2])
