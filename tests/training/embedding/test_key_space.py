@@ -99,10 +99,19 @@ def test_grows_past_its_first_slots() -> None:
         np.testing.assert_array_equal(each.find(keys, each.moment), rows)
 
 
+RULES = {"admission": {"count": 2}}
+
+
 @pytest.mark.parametrize(
-    ("keys", "error"), [([5, 6, 5], "twice"), ([0, 7], "twice"), ([3, 4, 5, 6], "max_rows is 3")]
+    ("rules", "keys", "error"),
+    [
+        ({}, [5, 6, 5], "twice"),
+        ({}, [0, 7], "twice"),
+        ({}, [3, 4, 5, 6], "max_rows is 3"),
+        (RULES, [5, 6, 5], "twice"),
+        (RULES, [3, 4, 5, 6], "max_rows is 3"),
+    ],
 )
-@pytest.mark.parametrize("rules", [{}, {"admission": {"count": 2}}])
 def test_keys_that_cannot_be_a_table_are_refused(rules, keys, error) -> None:
     space = KeySpace("item", DynamicTableConfig.model_validate({"max_rows": 3, **rules}))
     with pytest.raises(ValueError, match=error):
