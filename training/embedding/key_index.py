@@ -60,7 +60,7 @@ class KeyIndex:
     def __init__(self, max_rows: int | None = None) -> None:
         self.max_rows = max_rows
         self._most = np.iinfo(np.int64).max if max_rows is None else max_rows + FIRST_ROW
-        self.refused = 0
+        self.refused, self.row_count = 0, FIRST_ROW
         self._clear(MIN_SLOTS)
 
     @property
@@ -195,12 +195,12 @@ class KeyRecords:
     def touch(self, found: DistinctKeys) -> tuple[np.ndarray, np.ndarray]:
         """Counts the occurrences of keys that have a record; a record's time never goes back.
 
-        Returns the records as they were, int64 `[n, 3]` with meta 0 where there was none, and the
-        meta of all keys as it is.
+        Returns the records as they were, with meta 0 where there was none, and as they are; those
+        of further keys have row 0. Both are int64 `[n, 3]`.
         """
-        before, meta = np.empty((len(found.keys), 3), np.int64), np.empty(len(found.keys), np.int64)
-        _touch(self._slots, found.keys, found.occurrences, found.times, before, meta)
-        return before, meta
+        before, after = (np.empty((len(found.keys), 3), np.int64) for _ in range(2))
+        _touch(self._slots, found.keys, found.occurrences, found.times, before, after)
+        return before, after
 
     def put(self, records: np.ndarray) -> None:
         """Sets or adds records, int64 `[n, 3]`, each with a row; those with meta 0 are removed."""
@@ -248,8 +248,8 @@ class UsedRows:
     """Which rows of a matrix are taken; the lowest one that is not is given out first."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
-        self.set_to(NO_KEYS)
+        self._most, self._lowest, self.count = most, 0, 0
+        self._taken = np.zeros(MIN_SLOTS, np.bool_)
 
     @property
     def bytes(self) -> int:
@@ -404,17 +404,17 @@ def _find(slots, keys, meta):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _touch(slots, keys, occurrences, times, before, meta):  # type: ignore[no-untyped-def]
+def _touch(slots, keys, occurrences, times, before, after):  # type: ignore[no-untyped-def]
     for i in range(len(keys)):
         slot = _search(slots, keys[i])
-        known = slots[slot, 2]
+        time, known, count = times[i], slots[slot, 2], occurrences[i]
         before[i, 0], before[i, 1], before[i, 2] = keys[i], slots[slot, 1], known
         if known != 0:
-            count = min((known >> _ROW_BITS) + occurrences[i], MOST_OCCURRENCES)
-            slots[slot, 1] = max(slots[slot, 1], times[i])
-            known = (count << _ROW_BITS) | (known & _ROW)
-            slots[slot, 2] = known
-        meta[i] = known
+            count, time = count + (known >> _ROW_BITS), max(time, slots[slot, 1])
+        known = (min(count, MOST_OCCURRENCES) << _ROW_BITS) | (known & _ROW)
+        after[i, 0], after[i, 1], after[i, 2] = keys[i], time, known
+        if before[i, 2] != 0:
+            slots[slot, 1], slots[slot, 2] = time, known
 
 
 @kernel

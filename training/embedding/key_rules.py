@@ -18,7 +18,7 @@ from conf.errors import InputDataError
 from conf.key_lists import describe_unmatched, read_key_lines, refuse_twice
 from conf.local_paths import local_path
 from conf.schema import OOV_ID, PAD_ID
-from conf.training.tables import MOST_OCCURRENCES, AdmissionConfig, DynamicTableConfig
+from conf.training.tables import AdmissionConfig, DynamicTableConfig
 from training.embedding.key_index import (
     FIRST_ROW,
     HASHES,
@@ -72,24 +72,6 @@ class _Undo(NamedTuple):
     records: list[np.ndarray]
 
 
-class _Rowless:
-    """The keys of a batch that have no row, given the batch's keys and their records before it."""
-
-    def __init__(self, found: DistinctKeys, before: np.ndarray, positions: np.ndarray) -> None:
-        self.positions, before = positions, before[positions]
-        self.keys, self.occurrences = found.keys[positions], found.occurrences[positions]
-        counts = unpack_meta(before[:, META])[1] + self.occurrences
-        self.counts = np.minimum(counts, MOST_OCCURRENCES)
-        is_known, times = before[:, META] != 0, found.times[positions]
-        self._times = np.where(is_known, np.maximum(before[:, TIME], times), times)
-
-    def build_records(self, rows: np.ndarray, *, waits: bool) -> np.ndarray:
-        """Returns the records of the keys after the batch; only those with a row, if none waits."""
-        own = np.maximum(rows[self.positions], WAITING)
-        records = np.stack([self.keys, self._times, pack_meta(own, self.counts)], axis=1)
-        return records if waits else records[own >= FIRST_ROW]
-
-
 class RuledIndex:
     """Keys with rows, occurrences and times, under the rules of a table.
 
@@ -100,10 +82,8 @@ class RuledIndex:
 
     def __init__(self, table: str, config: DynamicTableConfig, seed: int) -> None:
         self.table, self.max_rows, self._seed = table, config.max_rows, seed
-        self.admission, self.eviction = (
-            config.admission or AdmissionConfig(count=1),
-            config.eviction,
-        )
+        self.admission = config.admission or AdmissionConfig(count=1)
+        self.eviction = config.eviction
         self.records, self.counters = KeyRecords(), IndexCounters()
         self._allowed: np.ndarray | None = None
         self._most = min(config.max_rows or MOST_ROWS, MOST_ROWS)
@@ -159,12 +139,12 @@ class RuledIndex:
         self._evict_due(undo, is_last=is_last)
         self._move_clock(times)
         distinct = DistinctKeys(keys, self.counters.batches if times is None else times)
-        before, meta = self.records.touch(distinct)
+        before, records = self.records.touch(distinct)
         undo.records.append(before)
-        rows, _ = unpack_meta(meta)
+        rows, _ = unpack_meta(records[:, META])
         new = np.flatnonzero(rows < FIRST_ROW)
         if len(new):
-            self._admit(_Rowless(distinct, before, new), rows, undo)
+            rows[new] = self._admit(records[new], distinct.occurrences[new], rows, undo)
             new = new[rows[new] >= FIRST_ROW]
         return MappedBatch(
             distinct.spread(np.maximum(rows, OOV_ID)),
@@ -208,41 +188,52 @@ class RuledIndex:
         self.records.remove(np.ascontiguousarray(records[:, KEY]))
         self.counters = self.counters._replace(evicted=self.counters.evicted + len(freed))
 
-    def _admit(self, rowless: _Rowless, rows: np.ndarray, undo: _Undo) -> None:
-        """Gives those keys without a row that qualify one, in `rows` of the distinct keys."""
-        new, occurrences = rowless.positions, rowless.occurrences
-        wanted = np.flatnonzero(self._qualify(rowless))
+    def _admit(
+        self, records: np.ndarray, occurrences: np.ndarray, busy: np.ndarray, undo: _Undo
+    ) -> np.ndarray:
+        """Gives those keys of a batch without a row that qualify one; returns the rows of all.
+
+        Args:
+            records: What is known of these keys, int64 `[n, 3]`.
+            occurrences: How often each is in the batch.
+            busy: Rows of the batch's other keys, which do not make room.
+            undo: Receives the records that make room.
+        """
+        keys, counts = records[:, KEY], unpack_meta(records[:, META])[1]
+        wanted = np.flatnonzero(self._qualify(keys, counts, occurrences))
         if len(wanted) > self._used.left:
-            self._make_room(len(wanted) - self._used.left, rows, undo)
+            self._make_room(len(wanted) - self._used.left, busy, undo)
         given = wanted[: self._used.left]
-        rows[new[given]] = self._used.take(len(given)) + FIRST_ROW
+        rows = np.full(len(keys), WAITING)
+        rows[given] = self._used.take(len(given)) + FIRST_ROW
+        records[:, META] = pack_meta(rows, counts)
         waits = self.admission.least_occurrences > 1
-        self.records.put(rowless.build_records(rows, waits=waits))
-        wanted_occurrences = int(occurrences[wanted].sum())
+        self.records.put(records if waits else records[given])
+        asked = int(occurrences[wanted].sum())
         counters = self.counters
         self.counters = counters._replace(
-            rows=max(counters.rows, int(rows[new].max()) + 1),
+            rows=max(counters.rows, int(rows.max()) + 1),
             admitted=counters.admitted + len(given),
-            refused=counters.refused + wanted_occurrences - int(occurrences[given].sum()),
-            rejected=counters.rejected + int(occurrences.sum()) - wanted_occurrences,
+            refused=counters.refused + asked - int(occurrences[given].sum()),
+            rejected=counters.rejected + int(occurrences.sum()) - asked,
         )
+        return rows
 
-    def _qualify(self, rowless: _Rowless) -> np.ndarray:
+    def _qualify(self, keys: np.ndarray, counts: np.ndarray, occurrences: np.ndarray) -> np.ndarray:
         if self._allowed is not None:
-            return np.isin(rowless.keys, self._allowed)
+            return np.isin(keys, self._allowed)
         if self.admission.probability:
             # Draws depend on run, table, batch and key.
             table = self._seed << 32 ^ zlib.crc32(self.table.encode())
             stream = (table ^ self.counters.batches * 0x9E3779B97F4A7C15) % (1 << 64)
-            probability = self.admission.probability
-            return draw_occurrences(rowless.keys, rowless.occurrences, stream, probability)
-        return rowless.counts >= self.admission.least_occurrences
+            return draw_occurrences(keys, occurrences, stream, self.admission.probability)
+        return counts >= self.admission.least_occurrences
 
-    def _make_room(self, need: int, rows: np.ndarray, undo: _Undo) -> None:
+    def _make_room(self, need: int, busy: np.ndarray, undo: _Undo) -> None:
         """Forgets keys that are not in the batch, more than are needed: it costs a look at all."""
         if self.eviction is None or self.eviction.when_full is None:
             return
-        records = self.records.read_admitted(rows)
+        records = self.records.read_admitted(busy)
         _, counts = unpack_meta(records[:, META])
         order = [records[:, TIME], counts]
         if self.eviction.when_full == "least_frequent":
@@ -318,9 +309,13 @@ class RuledIndex:
         return state | {COUNTERS: np.array(counters, np.int64)}
 
     def list_shapes(self, rows: int) -> dict[str, list[int | None]]:
-        by_row: list[int | None] = [rows]
-        waiting = {WAITING_KEYS: [None, 3], COUNTERS: [len(IndexCounters())]}
-        return {SAVED_KEYS: [None], COUNTS: by_row, self.clock: by_row, **waiting}
+        return {
+            SAVED_KEYS: [None],
+            COUNTS: [rows],
+            self.clock: [rows],
+            WAITING_KEYS: [None, 3],
+            COUNTERS: [len(IndexCounters())],
+        }
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Takes over what `read_state` returned; raises as `KeyIndex.set_keys` does."""

@@ -9,9 +9,9 @@ same name does to a dense weight.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -39,6 +39,7 @@ class RowStep(NamedTuple):
     step: tf.Tensor
 
 
+@dataclass(frozen=True)
 class LazyRule:
     """How rows change."""
 
@@ -153,8 +154,8 @@ _RULES = {"sgd": LazySGD, "adagrad": LazyAdagrad, "adam": LazyAdam, "ftrl": Lazy
 
 def build_lazy_rule(sparse: SparseOptimizerConfig) -> LazyRule:
     """Returns the rule that a config asks for."""
-    rule = _RULES[sparse.kind]
-    names = set(rule.__dataclass_fields__)
+    rule: Any = _RULES[sparse.kind]
+    names = {field.name for field in fields(rule)}
     return rule(**sparse.model_dump(include=names, exclude_none=True))
 
 
@@ -288,7 +289,8 @@ class LazyOptimizer(tf.Module):
         rule = self._rules[number].rule
         if not isinstance(rule, LazyFTRL):
             return
-        linear, sums = (self.slots[name][number] for name in ("linear", "accumulator"))
+        linear: Any = self.slots["linear"][number]
+        sums: Any = self.slots["accumulator"][number]
         if isinstance(table, ShardedRows):
             rows = table.owners.to_local(rows[table.owners.are_own(rows)])
         values = linear.numpy().copy()

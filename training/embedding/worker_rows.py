@@ -103,7 +103,7 @@ def plan_exchange(owners: RowOwners, rows: np.ndarray, new_rows: np.ndarray) -> 
     places = found.spread(np.where(is_key, FIRST_ROW + owner * block + number, distinct))
     is_own = owners.find_owners(new_rows) == owners.index
     new_places = owners.to_local(new_rows[is_own])
-    count = np.count_nonzero(is_key)
+    count = int(np.count_nonzero(is_key))
     return PlacedBatch(places, new_places, distinct=count, own=own, is_own=is_own)
 
 
