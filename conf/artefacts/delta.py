@@ -2,7 +2,7 @@
 
 DIR/<model>/<n>/      a delta, from 1 on; whole as soon as it has its name
     delta.json        what it leads from and to, checksums
-    tables/           see `training.embedding.table_delta`
+    tables/           see `training.embedding.table_files`
     weights.index, weights.data-…, version/   see `training.export.delta`
 """
 

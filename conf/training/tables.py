@@ -150,7 +150,6 @@ class EvictionConfig(StrictFinite):
         ge=1,
         description="Not seen for so long, in units of `timestamp`; now is its largest value yet.",
     )
-    unused_steps: int | None = Field(None, ge=1, description="Not seen for so many steps.")
     min_count: int | None = Field(
         None, ge=2, le=MOST_OCCURRENCES, description="Seen less often than this, in all."
     )
@@ -159,42 +158,19 @@ class EvictionConfig(StrictFinite):
         description="Steps in which each key is looked at once, a part of them in each step; "
         "epoch: all with the epoch's last step.",
     )
-    every_time: int | None = Field(
-        None,
-        ge=1,
-        description="Instead of `every`: all keys are looked at whenever `timestamp` passes a "
-        "multiple of so much, 86400 for each day of a time in seconds.",
-    )
     when_full: Literal["least_recent", "least_frequent"] | None = Field(
         None,
         description="Keys that make room where new ones find `max_rows` taken; None: new ones "
         "read zeros.",
     )
-    share: float = Field(
-        0.05, gt=0, le=1, description="Share of `max_rows` that is freed at a time when full."
-    )
 
     @model_validator(mode="after")
     def _rules_fit(self) -> EvictionConfig:
-        rules = (self.unused_time, self.unused_steps, self.min_count, self.when_full)
-        if not any(rules):
-            raise ValueError(
-                "set `unused_time`, `unused_steps`, `min_count` or `when_full`: without a rule "
-                "no key is evicted"
-            )
+        if not (self.unused_time or self.min_count or self.when_full):
+            raise ValueError("set `unused_time`, `min_count` or `when_full`: no key is evicted")
         if self.unused_time is not None and self.timestamp is None:
             raise ValueError("`unused_time` needs `timestamp`, the feature that holds the time")
-        if self.unused_steps is not None and self.timestamp is not None:
-            raise ValueError(
-                "a table has one clock: `unused_steps` without `timestamp`, or `unused_time`"
-            )
-        if self.every_time is not None and self.timestamp is None:
-            raise ValueError("`every_time` needs `timestamp`, the feature that holds the time")
-        if self.every_time is not None and "every" in self.model_fields_set:
-            raise ValueError("`every` and `every_time` exclude each other: set one of them")
-        if self.timestamp is not None and not (
-            self.unused_time or self.every_time or self.when_full == "least_recent"
-        ):
+        if self.timestamp and not (self.unused_time or self.when_full == "least_recent"):
             raise ValueError("no rule uses `timestamp`: set `unused_time`, or leave it out")
         if isinstance(self.every, int) and self.every < 1:
             raise ValueError("`every` must be 1 or more, or epoch")

@@ -13,7 +13,7 @@ from conf.schema import OOV_ID
 from jobs.support.trained_run import restore_run
 
 if TYPE_CHECKING:
-    from training.embedding.ruled_key_space import RuledKeySpace
+    from training.embedding.key_rules import RuledIndex
 
 SHOWN_ROWS = 10
 
@@ -84,7 +84,7 @@ def summarize_key(run: Path, name: str, key: int) -> dict[str, Any]:
     """
     tables = restore_run(run).model.tables
     from training.embedding.dynamic_table import DynamicTable
-    from training.embedding.ruled_key_space import RuledKeySpace
+    from training.embedding.key_rules import RuledIndex
 
     if name not in tables:
         raise ConfigError(
@@ -98,8 +98,8 @@ def summarize_key(run: Path, name: str, key: int) -> dict[str, Any]:
     if isinstance(table, DynamicTable):
         position = int(table.keys.find_on_host(np.array([key]))[0])
         row = None if position == OOV_ID else position
-        if isinstance(table.keys, RuledKeySpace):
-            known = describe_occurrences(table.keys, key)
+        if isinstance(table.keys.index, RuledIndex):
+            known = describe_occurrences(table.keys.index, key)
     values = None if row is None else np.asarray(table.lookup(np.array([key])))[0]
     return {
         "kind": "key",
@@ -113,17 +113,18 @@ def summarize_key(run: Path, name: str, key: int) -> dict[str, Any]:
     }
 
 
-def describe_occurrences(keys: RuledKeySpace, key: int) -> dict[str, Any]:
+def describe_occurrences(index: RuledIndex, key: int) -> dict[str, Any]:
     """Returns how often a table with rules has seen a key, when last, and what now is."""
-    found, clock = keys.read_key(key), keys.rules.timestamp or "step"
+    found, counters = index.read_key(key), index.counters
     if found is None:
         return {"occurrences": 0}
-    counters = keys.ruled.counters
-    now = counters.now if keys.rules.timestamp else counters.batches
+    now = counters.now if counters.is_timed else None
+    if index.timestamp is None:
+        now = counters.batches
     return {
         "occurrences": found[1],
         "last_seen": found[2],
         "now": now,
-        "clock": clock,
+        "clock": index.timestamp or "step",
         "unused": None if now is None else now - found[2],
     }

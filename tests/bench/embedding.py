@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from dataclasses import replace
 
 import numpy as np
 from rich.console import Console
@@ -13,7 +12,7 @@ from rich.console import Console
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is imported
 
 from conf.schema import FIRST_TOKEN_ID
-from conf.training.tables import DynamicTableConfig
+from conf.training.tables import DynamicTableConfig, EvictionConfig
 from tests.bench.clock import pin_to_one_core
 from tests.bench.measurements import (
     Bar,
@@ -31,9 +30,8 @@ from tests.bench.measurements import (
 from tests.bench.train_step.sections import StepSettings, judge_wall_time, time_in_turns
 from tests.bench.train_step.trainings import BatchShape, SluiceTraining, build_dynamic_table
 from training.embedding.dynamic_table import DynamicTable
-from training.embedding.key_rules import KeyRules, RuledIndex
+from training.embedding.key_rules import RuledIndex
 from training.embedding.key_space import KeySpace
-from training.embedding.ruled_key_space import RuledKeySpace
 
 SECTIONS = ("index", "sweep", "step", "tier")
 IN_FLIGHT = 8
@@ -74,19 +72,16 @@ def check_arguments(parser: argparse.ArgumentParser, arguments: argparse.Namespa
 
 def build_index(keys: np.ndarray, **rules: object) -> RuledIndex:
     """Returns an index that has met keys, as many as there are."""
-    config = DynamicTableConfig.model_validate(rules)
-    found = KeyRules.read("items", config, seed=1)
-    if found is None:
-        raise ValueError("a table without rules has another index")
-    index = RuledIndex(found)
+    index = RuledIndex("items", DynamicTableConfig.model_validate(rules), seed=1)
     for part in np.array_split(keys, max(1, len(keys) // BATCH_KEYS)):
         map_batch(index, part)
     return index
 
 
 def map_batch(index: RuledIndex, keys: np.ndarray) -> np.ndarray:
-    """Maps a batch, with as many in flight as in training."""
-    rows = index.map(keys, None, is_last=False).rows
+    """Maps a batch, with as many in flight as in training; times are numbers of batches."""
+    times = np.full(len(keys), index.moment + 1)
+    rows = index.map(keys, times if index.timestamp else None).rows
     index.trim(index.counters.batches - IN_FLIGHT)
     return rows
 
@@ -105,7 +100,7 @@ def measure_index(report: BenchReport, arguments: argparse.Namespace) -> list[Me
     shape = f"{arguments.keys:,} keys, Zipf {arguments.exponent:g}"
     drawn = draw_zipf(keys, arguments.keys, arguments.exponent)
     batches = np.array_split(drawn, max(1, len(drawn) // BATCH_KEYS))
-    rules = {"count": 2}, {"unused_steps": 1 << 40, "every": 1 << 30}
+    rules = {"count": 2}, {"timestamp": "time", "unused_time": 1 << 40, "every": 1 << 30}
     found = []
     with pin_to_one_core():
         index = build_index(np.repeat(keys, 2), admission=rules[0], eviction=rules[1])
@@ -146,15 +141,16 @@ def measure_sweep(report: BenchReport, arguments: argparse.Namespace) -> list[Me
     with pin_to_one_core():
         last = -(-len(keys) // BATCH_KEYS)
         unused = last - max(1, last // 10)
-        index = build_index(keys, eviction={"unused_steps": unused, "every": "epoch"})
+        clock = {"timestamp": "time", "unused_time": unused}
+        index = build_index(keys, eviction={**clock, "every": "epoch"})
+        now = np.full(len(step_keys), index.moment + 1)
         wall, cpu = time.perf_counter(), time.process_time()
-        index.map(step_keys, None, is_last=True)
+        index.map(step_keys, now, is_last=True)
         times = time.perf_counter() - wall, time.process_time() - cpu
         found.append(Measurement("sweep", shape, "all at once", *times, len(keys)))
         found[0].details["evicted"] = index.counters.evicted
-        rules = {"unused_steps": unused + SWEEP_STEPS // 2, "every": SWEEP_STEPS}
-        config = DynamicTableConfig.model_validate({"eviction": rules})
-        index.rules = replace(index.rules, eviction=config.eviction)  # one index is enough memory
+        rules = {**clock, "unused_time": unused + SWEEP_STEPS // 2, "every": SWEEP_STEPS}
+        index.eviction = EvictionConfig.model_validate(rules)  # one index is enough memory
         steps = [_time_batches(index, [step_keys]) for _ in range(SWEEP_STEPS)]
     cpu_ms = 1e3 * np.array([cpu for _, cpu in steps])
     totals = sum(wall for wall, _ in steps), sum(cpu for _, cpu in steps)
@@ -206,12 +202,9 @@ def _build_plain(arguments: argparse.Namespace) -> DynamicTable:
 
 
 def _build_ruled(arguments: argparse.Namespace) -> DynamicTable:
-    rules = {"admission": {"count": 2}, "eviction": {"unused_steps": 20, "every": 20}}
-    found = KeyRules.read("item", DynamicTableConfig.model_validate(rules), seed=1)
-    if found is None:
-        raise ValueError("a table without rules has another index")
-    keys = RuledKeySpace(found, capacity=arguments.rows)
-    return DynamicTable("item", keys, arguments.dim, seed=1)
+    rules = {"admission": {"count": 2}, "eviction": {"min_count": 2, "every": 20}}
+    config = DynamicTableConfig.model_validate({**rules, "capacity": arguments.rows})
+    return DynamicTable("item", KeySpace("item", config, seed=1), arguments.dim, seed=1)
 
 
 def measure_tier(report: BenchReport, arguments: argparse.Namespace) -> list[Measurement]:
@@ -249,7 +242,7 @@ def measure_tier(report: BenchReport, arguments: argparse.Namespace) -> list[Mea
 
 def _build_known(dim: int, rows: int, device_rows: int | None = None) -> DynamicTable:
     """Returns a table that knows all keys."""
-    keys = KeySpace("item", capacity=rows, device_rows=device_rows)
+    keys = KeySpace("item", DynamicTableConfig(capacity=rows, device_rows=device_rows))
     table = DynamicTable("item", keys, dim, seed=1)
     keys.set_keys(np.arange(FIRST_TOKEN_ID, rows))
     return table

@@ -131,13 +131,14 @@ def measure_worker(setting: Setting, index: int, addresses: list[str], told: Que
 
     from conf.schema import FIRST_TOKEN_ID
     from conf.training.optimizer import OptimizerConfig
+    from conf.training.tables import DynamicTableConfig
     from conf.training.train import DevicesConfig
     from tests.bench.train_step.trainings import BatchShape, HistoryModel
     from training.distribution.strategy import build_run_steps, build_strategy, distribute_batches
     from training.embedding.dynamic_table import DynamicTable
     from training.embedding.key_mapping import map_keys, plan_keyed_features
     from training.embedding.key_space import KeySpace
-    from training.embedding.placement.row_exchange import RowExchange, find_owners
+    from training.embedding.worker_rows import RowExchange, find_owners
     from training.loop.optimizers import Optimizers
     from training.loop.step import StepOptions, TrainStep
     from training.objectives.objective import BinaryCrossEntropy
@@ -149,7 +150,7 @@ def measure_worker(setting: Setting, index: int, addresses: list[str], told: Que
     release_free_memory()
     before = read_own_memory()
     with strategy.scope():
-        keys = KeySpace("item", capacity=setting.rows, exchange=exchange)
+        keys = KeySpace("item", DynamicTableConfig(capacity=setting.rows), exchange=exchange)
         table = DynamicTable("item", keys, setting.dim, seed=1)
         keys.set_keys(np.arange(FIRST_TOKEN_ID, setting.rows))
         model = HistoryModel(table, setting.length)

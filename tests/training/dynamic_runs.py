@@ -33,7 +33,7 @@ RULED: dict[str, Any] = {
         "capacity": 4,
         "max_rows": 15,
         "admission": {"probability": 0.6},
-        "eviction": {"unused_steps": 9, "every": 4, "when_full": "least_frequent"},
+        "eviction": {"every": 4, "when_full": "least_frequent"},
     },
     "past": {"features": ["history"], "eviction": {"min_count": 40, "every": "epoch"}},
 }

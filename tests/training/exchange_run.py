@@ -16,7 +16,7 @@ import tensorflow as tf
 from conf.training.train import DevicesConfig
 from training.distribution.strategy import build_strategy
 from training.embedding.key_index import FIRST_ROW
-from training.embedding.placement.row_exchange import RowExchange, find_owners
+from training.embedding.worker_rows import RowExchange, find_owners
 
 DIMS, LENGTHS = (4, 1), (16, 40, 16, 17, 40)
 

@@ -21,7 +21,7 @@ WORKER_TIMEOUT_S = 30
 KEYED = {
     "capacity": 4,
     "admission": {"count": 2},
-    "eviction": {"unused_steps": 2, "every": 2},
+    "eviction": {"min_count": 3, "every": 2},
 }
 
 

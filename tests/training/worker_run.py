@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from conf.training.train import TrainConfig
 from tests.training.processes import ClusterTask
-from training.embedding.placement.row_exchange import RowExchange
+from training.embedding.worker_rows import RowExchange
 from training.fit import fit_run
 from training.loop.trainer import Trainer
 from training.monitoring.progress import NoProgress, TrainingProgress

@@ -24,7 +24,7 @@ from training.checkpoint.checkpoint_tensors import STATE_PREFIX, name_part
 from training.checkpoint.resume_state import Position, build_divergence_error
 from training.checkpoint.saved_tensors import TrainingState, find_non_finite, restore_rows
 from training.distribution.workers import Workers, disk_errors
-from training.embedding.placement.row_owners import RowOwners
+from training.embedding.worker_rows import RowOwners
 
 DISK_ERROR = (
     "cannot write a checkpoint; the one before is untouched",

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from conf.artefacts.run import CHECKPOINT_FILE
 from training.embedding.key_index import FIRST_ROW
-from training.embedding.placement.row_owners import RowOwners
+from training.embedding.worker_rows import RowOwners
 
 STATE_PREFIX = "state"
 _ROWS_PREFIX = "rows-{:05d}-of-{:05d}"

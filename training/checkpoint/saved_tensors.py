@@ -19,10 +19,13 @@ import tensorflow as tf
 from conf.errors import InputDataError
 from training.checkpoint.checkpoint_tensors import CheckpointTensors
 from training.distribution.workers import Workers, describe_error
-from training.embedding.growing_rows import GrowingRows, ShardedRows
-from training.embedding.key_index import FIRST_ROW
-from training.embedding.key_space import SAVED_KEYS
-from training.embedding.static_table import TableRows, find_step_variable
+from training.embedding.dynamic_table import (
+    GrowingRows,
+    ShardedRows,
+    TableRows,
+    find_step_variable,
+)
+from training.embedding.key_index import FIRST_ROW, SAVED_KEYS
 
 MODEL = "model"
 OPTIMIZERS = "optimizers"

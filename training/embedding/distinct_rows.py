@@ -25,24 +25,16 @@ _ReadRows = Callable[[tf.Variable, tf.Tensor], tf.Tensor]
 
 @dataclass(frozen=True)
 class Lookups:
-    """Which features of a batch are looked up where.
-
-    Attributes:
-        features: Names of features that hold ids.
-        tables: Tables that each of them is looked up in, and no other feature.
-    """
+    """Features of ids, and the tables that each of them is looked up in, and no other feature."""
 
     features: tuple[str, ...]
     tables: tuple[tf.Variable, ...]
 
 
 class FoundRows(NamedTuple):
-    """Where the rows of a feature are.
+    """Rows `[distinct, dim]` of a feature, and each id's, int32 `[batch]` or `[tokens]`.
 
-    Attributes:
-        rows: float32 `[distinct, dim]`.
-        positions: Row of each id, int32: `[batch]`, or `[tokens]` without a list's padding.
-        segments: Row of the batch of each token, int32 `[tokens]`; None of a scalar.
+    Of a list padding is left out, and `segments` are the rows of the batch, int32 `[tokens]`.
     """
 
     rows: tf.Tensor
@@ -51,11 +43,7 @@ class FoundRows(NamedTuple):
 
 
 def plan_lookups(pairs: Sequence[tuple[str, tf.Variable]]) -> tuple[Lookups, ...]:
-    """Puts together the features of each table, and the tables of the same features.
-
-    Args:
-        pairs: Feature, and a table that it is looked up in.
-    """
+    """Puts together the features of each table, and the tables of the same features."""
     tables: dict[Any, list[str]] = {}
     for feature, table in pairs:
         names = tables.setdefault(table.ref(), [])
@@ -68,11 +56,9 @@ def plan_lookups(pairs: Sequence[tuple[str, tf.Variable]]) -> tuple[Lookups, ...
 
 
 def add_distinct_ids(dataset: tf.data.Dataset, lookups: Sequence[Lookups]) -> tf.data.Dataset:
-    """Adds their distinct ids to the batches of a dataset, ahead of the step that needs them.
+    """Adds their distinct ids to the batches of one replica, ahead of the step that needs them.
 
-    Args:
-        dataset: Batches of one replica.
-        lookups: Features and their tables; lists that are not padded are left to the step.
+    Lists that are not padded are left to the step.
     """
     specs = dataset.element_spec
     known = [
@@ -92,12 +78,7 @@ def add_distinct_ids(dataset: tf.data.Dataset, lookups: Sequence[Lookups]) -> tf
 
 
 class BatchRows:
-    """The rows of one batch; each table's are gathered where they are first asked for.
-
-    Args:
-        batch: A batch from `add_distinct_ids`.
-        lookups: As there.
-    """
+    """The rows of a batch of `add_distinct_ids`, gathered where they are first asked for."""
 
     def __init__(self, batch: Mapping[str, Any], lookups: Sequence[Lookups]) -> None:
         self._ids: dict[Any, tf.Tensor] = {}
@@ -112,13 +93,7 @@ class BatchRows:
                     self._positions[table.ref(), id(batch[name])] = known
 
     def find(self, table: tf.Variable, ids: tf.Tensor, read: _ReadRows) -> FoundRows | None:
-        """Returns the rows of a feature's ids, or None where they are not known.
-
-        Args:
-            table: The table.
-            ids: A tensor of the batch.
-            read: How rows of a table are read.
-        """
+        """Returns the rows of a feature's ids, a tensor of the batch; None: they are not known."""
         known = self._positions.get((table.ref(), id(ids)))
         if known is None:
             return None
@@ -127,14 +102,10 @@ class BatchRows:
         return FoundRows(self._rows[table.ref()], *known)
 
     def note_others(self, table: tf.Variable) -> None:
-        """Notes that rows of a table were also gathered elsewhere."""
         self._others.add(table.ref())
 
     def rows_of(self, table: tf.Variable) -> tf.Tensor | None:
-        """Returns the rows that a gradient names, in its order.
-
-        None where rows of the table were gathered elsewhere too: then it may name ids twice.
-        """
+        """Returns the rows that a gradient names, in its order; None: it may name ids twice."""
         return None if table.ref() in self._others else self._rows.get(table.ref())
 
 
@@ -169,16 +140,7 @@ def spread_rows(
 
 
 def sum_rows(values: tf.Tensor, positions: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """Sums the values of equal positions.
-
-    Args:
-        values: `[n, dim]`.
-        positions: int32 `[n]`, below `count`.
-        count: Rows of the result, int32 scalar.
-
-    Returns:
-        `[count, dim]`.
-    """
+    """Sums the values `[n, dim]` of equal positions, int32 `[n]` below `count`: `[count, dim]`."""
     if tf.config.list_physical_devices("GPU"):
         return tf.math.unsorted_segment_sum(values, positions, count)
     # The gradient of a sum over segments of gathered rows is the same sum, and its CPU kernel
@@ -192,7 +154,6 @@ def sum_rows(values: tf.Tensor, positions: tf.Tensor, count: tf.Tensor) -> tf.Te
 
 
 def _find_distinct(columns: Mapping[str, tf.Tensor]) -> dict[str, Any]:
-    """Returns the distinct ids of some features and where each feature's are among them."""
     pieces, segments = {}, {}
     for name, ids in columns.items():
         pieces[name] = tf.cast(ids, tf.int64)

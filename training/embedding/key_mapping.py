@@ -5,14 +5,13 @@
     step    memory for these rows, their first values, and only then the lookups
 
 The input runs ahead of the steps. What it numbers becomes part of the table by the step that
-trains on the batch, so the state between two steps is that of the batches up to there. A row that
-the rules of a table take from one key and give to another is the first key's up to the step that
-gives it first values again: the batches before it train what they have looked up.
+trains on the batch, so the state between two steps is that of the batches up to there. A recycled
+row belongs to its old key until a step initialises it again: the batches before it train what they
+have looked up.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,27 +19,30 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from conf.dates import PER_SECOND, PERIOD_SECONDS, UNIT_WORDS, find_date_unit
-from conf.errors import ConfigError, InputDataError, did_you_mean
+from conf.errors import ConfigError, did_you_mean
 from conf.manifest import Manifest
 from conf.schema import PAD_ID
-from conf.training.tables import EvictionConfig
-from training.embedding.dynamic_table import DynamicTable
-from training.embedding.growing_rows import GrowingRows, ShardedRows, read_length
-from training.embedding.key_rules import MappedBatch
+from training.embedding.device_tier import PLACE, PlacedBatch
+from training.embedding.dynamic_table import (
+    DynamicTable,
+    GrowingRows,
+    ShardedRows,
+    read_length,
+)
+from training.embedding.key_rules import RuledIndex
 from training.embedding.key_space import KeySpace
-from training.embedding.placement.device_tier import PLACE, PlacedBatch, place_nowhere
-from training.embedding.placement.row_exchange import RowExchange
-from training.embedding.ruled_key_space import RuledKeySpace
 from training.embedding.static_table import EmbeddingTable
+from training.embedding.worker_rows import RowExchange
 from training.input.batches import ARRIVALS
 from training.input.carried_errors import carry
 from training.input.open_iterators import close_iterators_at_exit
 
-_log = logging.getLogger("sluice.training.embedding")
-
-_NUMBERS = _ROWS, _BATCHES, _DISTINCT = "rows", "batches", "distinct"
+_ROWS, _BATCHES, _DISTINCT = "rows", "batches", "distinct"
 _NEW_ROWS, _SWAPS, _OWN, _DRAWN = "new rows", "swaps", "own rows", "drawn"
+_SHAPES: dict[str, list[int | None]] = {
+    _ROWS: [], _BATCHES: [], _DISTINCT: [], _NEW_ROWS: [None], _SWAPS: [None, 4], _OWN: [None]
+}  # fmt: skip
+"""What a mapper returns beside the rows, int64, ahead of the draws of each table."""
 _KEPT = "keys of {}"
 _GROWTH = (3, 2)
 """Memory grows by half."""
@@ -48,11 +50,9 @@ _GROWTH = (3, 2)
 
 @dataclass(frozen=True)
 class KeyedFeatures:
-    """Features whose keys are of one key space.
+    """Features whose keys are of one key space, in the order in which a batch's are numbered.
 
     Attributes:
-        space: The key space.
-        features: Their names, in the order in which keys of a batch are numbered.
         drawn: Tables of these keys whose rows start at draws.
         kept: Those of the features whose keys batches hold beside the rows: see `read_keys`.
     """
@@ -64,13 +64,7 @@ class KeyedFeatures:
 
     @property
     def timestamp(self) -> str | None:
-        """Feature that holds the time of a row of a batch, or None."""
-        return self.space.rules.timestamp if isinstance(self.space, RuledKeySpace) else None
-
-    @property
-    def mapped_types(self) -> list[tf.DType]:
-        """Types of what a mapper returns."""
-        return [tf.int64] * (1 + len(_NUMBERS) + 3) + [tf.float32] * len(self.drawn)
+        return self.space.index.timestamp if isinstance(self.space.index, RuledIndex) else None
 
 
 def plan_keyed_features(
@@ -78,13 +72,7 @@ def plan_keyed_features(
     tables: Mapping[str, EmbeddingTable],
     kept: Collection[str] = (),
 ) -> tuple[KeyedFeatures, ...]:
-    """Puts together the features of each key space.
-
-    Args:
-        features: Table of each feature.
-        tables: All tables by name.
-        kept: Features whose keys are read as well.
-    """
+    """Puts together the features of each key space, given the table of each and all tables."""
     names: dict[KeySpace, list[str]] = {}
     for feature, table in features.items():
         if isinstance(table, DynamicTable):
@@ -102,24 +90,13 @@ def plan_keyed_features(
 
 
 def prepare_rules(keyed: Sequence[KeyedFeatures], manifest: Manifest) -> tuple[str, ...]:
-    """Reads what the rules of tables need before training, and returns the features of times.
-
-    Args:
-        keyed: Features that hold keys.
-        manifest: The dataset version.
-
-    Raises:
-        ConfigError: The dataset has no such feature, or it holds no times.
-        InputDataError: A list of keys cannot be read, or times are of two units.
-    """
+    """Reads what the rules of tables need before training, and returns the features of times."""
     found = []
     for part in keyed:
-        if isinstance(part.space, RuledKeySpace):
-            part.space.ruled.prepare()
+        if isinstance(part.space.index, RuledIndex):
+            part.space.index.prepare()
         if part.timestamp is not None:
             _check_timestamp(part.space.label, part.timestamp, manifest)
-            times = manifest.statistics.get("train", {}).get(part.timestamp, {})
-            check_clock(part.space.label, part.space.rules.eviction, times)
             found.append(part.timestamp)
     return tuple(found)
 
@@ -142,47 +119,6 @@ def _check_timestamp(table: str, feature: str, manifest: Manifest) -> None:
         )
 
 
-_UNUSUAL_S = (3600, 2 * PERIOD_SECONDS["year"])
-"""Spans without an occurrence beyond which the unit is more likely wrong than the span meant."""
-
-
-def check_clock(table: str, rules: EvictionConfig | None, times: Mapping[str, Any]) -> None:
-    """Checks the times by which keys are forgotten: the latest one is the present of all.
-
-    Args:
-        table: Name of the table.
-        rules: When a key is forgotten.
-        times: Statistics of the feature that holds the times, in the train split.
-
-    Raises:
-        InputDataError: The latest time is not a date in the unit of the earliest.
-    """
-    low, high = times.get("min"), times.get("max")
-    if rules is None or low is None or high is None:
-        return
-    unit = find_date_unit(high)
-    is_dated = find_date_unit(low) is not None
-    if is_dated and unit != find_date_unit(low):
-        raise InputDataError(
-            f"the times of feature {rules.timestamp!r} are of several units",
-            received=f"{low:.0f} to {high:.0f}",
-            allowed=f"times of one unit: by the latest one table {table!r} would forget all keys",
-            fix="build the dataset anew: a build makes times of another unit bad rows",
-        )
-    if rules.unused_time is None or unit is None:
-        return
-    span_s = rules.unused_time / PER_SECOND[unit]
-    text = (
-        f"table {table}: keys are forgotten after {span_s / 3600:,.1f} hours without an occurrence"
-    )
-    shown = f"{rules.unused_time:,} {UNIT_WORDS[unit]} of {rules.timestamp}"
-    is_usual = _UNUSUAL_S[0] <= span_s <= _UNUSUAL_S[1]
-    _log.log(
-        logging.INFO if is_usual else logging.WARNING,
-        "%s (%s)%s", text, shown, "" if is_usual else "; is `unused_time` in the feature's unit?",
-    )  # fmt: skip
-
-
 def map_keys(
     dataset: tf.data.Dataset,
     keyed: Sequence[KeyedFeatures],
@@ -197,9 +133,6 @@ def map_keys(
         keyed: Features that hold keys.
         batches: How many are trained on; the keys of further ones get no row. None: all.
         is_new_epoch: Whether the first batch is the first of its epoch.
-
-    Returns:
-        Batches with rows in place of keys, and the rows that are new in them.
     """
     close_iterators_at_exit()
     mappers = [_build_mapper(part, batches, is_new_epoch=is_new_epoch) for part in keyed]
@@ -210,9 +143,8 @@ def map_keys(
         for number, (part, mapper) in enumerate(zip(keyed, mappers, strict=True)):
             columns = [_flatten(batch[name]) for name in part.features]
             times = [] if part.timestamp is None else [_spread_times(batch, part.timestamp, part)]
-            rows, *others = tf.numpy_function(
-                mapper, [tf.concat(columns, axis=0), *times], part.mapped_types
-            )
+            types = [tf.int64] * (1 + len(_SHAPES)) + [tf.float32] * len(part.drawn)
+            rows, *others = tf.numpy_function(mapper, [tf.concat(columns, axis=0), *times], types)
             pieces = tf.split(tf.reshape(rows, [-1]), [tf.size(column) for column in columns])
             mapped |= {_KEPT.format(name): batch[name] for name in part.kept}
             for name, piece in zip(part.features, pieces, strict=True):
@@ -224,19 +156,11 @@ def map_keys(
 
 
 def _name_arrivals(part: KeyedFeatures, values: Sequence[tf.Tensor]) -> dict[str, Any]:
-    """Returns what a mapper says beside the rows, by name and with its shape."""
-    *numbers, new, swaps, own = values[: len(_NUMBERS) + 3]
-    drawn = values[len(_NUMBERS) + 3 :]
+    drawn = zip(values[len(_SHAPES) :], part.drawn, strict=True)
     return {
-        **{name: tf.reshape(n, []) for name, n in zip(_NUMBERS, numbers, strict=True)},
-        _NEW_ROWS: tf.ensure_shape(new, [None]),
-        _SWAPS: tf.ensure_shape(swaps, [None, 4]),
-        _OWN: tf.ensure_shape(own, [None]),
+        **{n: tf.ensure_shape(v, _SHAPES[n]) for n, v in zip(_SHAPES, values, strict=False)},
         # No list: tf.data would make one tensor of it.
-        _DRAWN: tuple(
-            tf.ensure_shape(rows, [None, table.dim])
-            for rows, table in zip(drawn, part.drawn, strict=True)
-        ),
+        _DRAWN: tuple(tf.ensure_shape(rows, [None, table.dim]) for rows, table in drawn),
     }
 
 
@@ -261,10 +185,6 @@ def admit_arrivals(arrivals: Mapping[str, Any], keyed: Sequence[KeyedFeatures]) 
     """Gives the new rows of a batch memory and their first values, in a replica context.
 
     Rows of two tiers are brought to the device before; those that other workers own, after that.
-
-    Args:
-        arrivals: The rows that `map_keys` added to the batch.
-        keyed: As there.
     """
     for number, found in arrivals.items():
         part = keyed[int(number)]
@@ -275,7 +195,7 @@ def admit_arrivals(arrivals: Mapping[str, Any], keyed: Sequence[KeyedFeatures]) 
         tf.cond(tf.size(new) > 0, admit, tf.no_op)
         if part.space.exchange is not None:
             _gather_rows(part.space, part.space.exchange, found)
-        if isinstance(part.space, RuledKeySpace):
+        if part.space.is_ruled:
             batches = part.space.known_batches.handle
             tf.raw_ops.AssignVariableOp(resource=batches, value=found[_BATCHES])
 
@@ -339,8 +259,6 @@ def _build_admission(
     count: tf.Tensor,
     first: Sequence[tuple[GrowingRows, tf.Tensor]],
 ) -> Callable[[], tf.Operation]:
-    """Returns the branch of a step that meets new keys."""
-
     def admit() -> tf.Operation:
         done: list[tf.Operation] = []
         grown = part.space.matrices if part.space.tier is None else []
@@ -367,27 +285,18 @@ def _reserve(matrix: GrowingRows, rows: tf.Tensor) -> tf.Operation:
         with tf.control_dependencies(reserve_rows(matrix, rows)):
             return tf.no_op()
 
-    found = tf.cond(rows > read_capacity(matrix), grow, tf.no_op)
+    found = tf.cond(rows > read_length(matrix.variable), grow, tf.no_op)
     return found if isinstance(found, tf.Operation) else tf.no_op()
 
 
-def read_capacity(matrix: GrowingRows) -> tf.Tensor:
-    """Returns the rows that this replica's copy has memory for, int64 scalar."""
-    return read_length(matrix.variable)
-
-
 def reserve_rows(matrix: GrowingRows, count: tf.Tensor) -> list[tf.Operation]:
-    """Gives this replica's copy of a matrix memory for more rows than it has, in a graph.
+    """Gives this replica's copy of a matrix memory for `count` rows, more than it has, in a graph.
 
     The old memory is given back before the new one is handed over: a variable that rows have been
     scattered into copies what it is assigned.
-
-    Args:
-        matrix: The matrix.
-        count: Rows that it must have, int64 scalar.
     """
     handle, dtype = matrix.variable.handle, matrix.dtype
-    held = read_capacity(matrix)
+    held = read_length(matrix.variable)
     ahead = count // _GROWTH[1] * _GROWTH[0]
     if matrix.most_rows is not None:
         ahead = tf.minimum(ahead, matrix.most_rows)
@@ -407,16 +316,20 @@ def reserve_rows(matrix: GrowingRows, count: tf.Tensor) -> list[tf.Operation]:
 def _build_mapper(
     part: KeyedFeatures, batches: int | None, *, is_new_epoch: bool
 ) -> Callable[..., list[np.ndarray]]:
-    """Returns the function of keys to their rows, and what the step has to know of them."""
     map_to_rows = part.space.begin_batches(is_new_epoch=is_new_epoch)
-    place = _build_placer(part.space, is_new_epoch=is_new_epoch)
+    elsewhere = part.space.exchange or part.space.tier
+    place = None if elsewhere is None else elsewhere.begin_batches(is_new_epoch=is_new_epoch)
     left = batches
 
     def map_batch(keys: np.ndarray, times: np.ndarray | None = None) -> list[np.ndarray]:
         nonlocal left
         is_trained = left != 0
         found = map_to_rows(keys, times, left == 1) if is_trained else part.space.find_ahead(keys)
-        placed = place(found, is_trained)
+        placed = PlacedBatch(found.rows, found.new_rows)
+        try:
+            placed = placed if place is None else place(found, is_trained)
+        except ConfigError as error:
+            raise carry(error) from error
         left = None if left is None else max(0, left - 1)
         numbers = (found.row_count, found.batches, placed.distinct)
         new_keys = found.new_keys
@@ -433,34 +346,6 @@ def _build_mapper(
         ]
 
     return map_batch
-
-
-def _build_placer(
-    space: KeySpace, *, is_new_epoch: bool
-) -> Callable[[MappedBatch, bool], PlacedBatch]:
-    """Returns the function of a batch's rows to where its step finds them.
-
-    These are places of a tier, or of the matrix that workers put together for a batch.
-    """
-    if space.exchange is not None:
-        exchange = space.exchange
-        exchange.begin_plans(is_new_epoch=is_new_epoch)
-        return lambda found, is_trained: exchange.plan(
-            found.rows, found.new_rows, is_counted=is_trained
-        )
-    if space.tier is None:
-        return lambda found, is_trained: PlacedBatch(found.rows, found.new_rows)
-    place = space.tier.begin(is_new_epoch=is_new_epoch)
-
-    def place_batch(found: MappedBatch, is_trained: bool) -> PlacedBatch:
-        if not is_trained:
-            return place_nowhere(found.rows)
-        try:
-            return place(found.rows, found.new_rows)
-        except ConfigError as error:
-            raise carry(error) from error
-
-    return place_batch
 
 
 def _flatten(values: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:

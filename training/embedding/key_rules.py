@@ -9,30 +9,28 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from conf.errors import InputDataError
-from conf.key_lists import read_key_lines, refuse_twice
+from conf.key_lists import describe_unmatched, read_key_lines, refuse_twice
 from conf.local_paths import local_path
 from conf.schema import OOV_ID, PAD_ID
-from conf.training.tables import (
-    MOST_OCCURRENCES,
-    AdmissionConfig,
-    DynamicTableConfig,
-    EvictionConfig,
-)
-from training.embedding.key_index import FIRST_ROW
-from training.embedding.key_records import (
+from conf.training.tables import AdmissionConfig, DynamicTableConfig
+from training.embedding.key_index import (
+    FIRST_ROW,
     HASHES,
     KEY,
     META,
+    SAVED_KEYS,
     TIME,
     WAITING,
     DistinctKeys,
+    KeyIndex,
     KeyRecords,
+    MappedBatch,
     UsedRows,
     draw_occurrences,
     pack_meta,
@@ -42,162 +40,29 @@ from training.embedding.key_records import (
 MOST_ROWS = (1 << 32) - 1 - FIRST_ROW
 """Rows of a table with rules: a record holds the row in 32 bits."""
 EARLIEST = np.iinfo(np.int64).min
-MOST_DIGITS = 40
-"""Of a key in a file, zeros before it among them."""
+FREED_SHARE = 0.05
+"""Share of `max_rows` that a full table frees at a time."""
+COUNTS, WAITING_KEYS, COUNTERS = "counts", "waiting", "moment"  # As checkpoints name them.
+TIMES, STEPS = "times", "steps"
+"""What the times of keys are called: values of a feature, or steps."""
 
 
-@dataclass(frozen=True)
-class KeyRules:
-    """Rules of a table: which keys get rows, and which lose them.
+class IndexCounters(NamedTuple):
+    """What an index with rules counts besides its records.
 
-    Attributes:
-        table: Name of the table.
-        seed: The run's seed; with the table's name it fixes draws.
-        max_rows: Keys that have a row at a time, at most; None: no limit.
-        admission: When a key gets a row; None: when it is met.
-        eviction: When it loses it; None: never.
-    """
-
-    table: str
-    seed: int
-    max_rows: int | None = None
-    admission: AdmissionConfig | None = None
-    eviction: EvictionConfig | None = None
-
-    @classmethod
-    def read(cls, table: str, config: DynamicTableConfig, seed: int) -> KeyRules | None:
-        """Returns the rules of a table's config; None: it has none."""
-        if config.admission is None and config.eviction is None:
-            return None
-        return cls(table, seed, config.max_rows, config.admission, config.eviction)
-
-    @property
-    def timestamp(self) -> str | None:
-        """Feature whose values are times; None: time is steps."""
-        return None if self.eviction is None else self.eviction.timestamp
-
-    @property
-    def least_count(self) -> int:
-        """Occurrences that a key needs for a row."""
-        return 1 if self.admission is None else self.admission.least_occurrences
-
-    @property
-    def kept_count(self) -> int:
-        """Occurrences that a key needs for a row, and to keep it where eviction counts them."""
-        kept_from = None if self.eviction is None else self.eviction.min_count
-        return max(self.least_count, kept_from or 0)
-
-    def read_allowed(self) -> np.ndarray | None:
-        """Returns the keys of the list of those that get a row; None: there is no list.
-
-        Raises:
-            InputDataError: The file cannot be read, a line is no key, or a key stands twice.
-        """
-        if self.admission is None or self.admission.allow_list is None:
-            return None
-        return read_key_list(self.admission.allow_list)
-
-    def build_stream(self, batches: int) -> int:
-        """Returns what the draws of a batch's occurrences depend on, beside the key: 64 bits."""
-        table = zlib.crc32(self.table.encode())
-        return (self.seed << 32 ^ table ^ batches * 0x9E3779B97F4A7C15) % (1 << 64)
-
-
-def read_key_list(path: str) -> np.ndarray:
-    """Reads keys from a file: a whole number of 64 bits on each line.
-
-    Returns:
-        int64 `[n]`, in the file's order, each once.
-
-    Raises:
-        InputDataError: The file cannot be read, a line is no such number, or a key stands twice.
-    """
-    file = local_path(path)
-    keys = {number: _parse_key(path, number, key) for number, key in read_key_lines(file).items()}
-    refuse_twice(file, keys.items())
-    return np.array(list(keys.values()), np.int64)
-
-
-def _parse_key(path: str, number: int, text: str) -> int:
-    digits = text.removeprefix("-") if text.startswith("-") else text.removeprefix("+")
-    is_whole = digits.isascii() and digits.isdigit() and len(digits) <= MOST_DIGITS
-    if is_whole and EARLIEST <= int(text) <= np.iinfo(np.int64).max:
-        return int(text)
-    raise InputDataError(
-        "a line of the list of keys that get a row is no key",
-        received=f"{path}, line {number}: {text[:80]!r}",
-        allowed="one whole number of 64 bits on each line",
-        fix="list the keys as the dataset holds them: of text, its hash_key",
-    )
-
-
-def _find_passed(now: int | None, times: np.ndarray | None, every: int) -> int | None:
-    """Returns the last multiple of `every` that a batch's times pass; None: they pass none."""
-    if now is None or times is None or not len(times):
-        return None
-    passed = int(times.max()) // every * every
-    return passed if passed > now else None
-
-
-@dataclass(frozen=True)
-class IndexCounters:
-    """What an index counts besides its records.
-
-    Attributes:
-        batches: Batches so far; time, where no feature is named.
-        now: Largest time so far; None: none yet.
-        rows: Rows that there is memory for, those of padding and of unknown keys included.
-        admitted: Keys that got a row in this epoch.
-        rejected: Lookups of keys that were not admitted, in this epoch.
-        refused: Lookups of keys that got no row, as the table was full, in this epoch.
-        evicted: Keys that lost their row in this epoch.
+    `now` is the largest time so far, if `is_timed`, and `rows` all that there is memory for. What
+    happened in this epoch: keys that were admitted and evicted, lookups of keys that were not
+    admitted (`rejected`) or found the table full (`refused`).
     """
 
     batches: int = 0
-    now: int | None = None
+    now: int = 0
     rows: int = FIRST_ROW
     admitted: int = 0
     rejected: int = 0
     refused: int = 0
     evicted: int = 0
-
-    def to_array(self) -> np.ndarray:
-        """Returns the numbers as checkpoints hold them, int64 `[8]`."""
-        values = {**asdict(self), "now": self.now or 0, IS_TIMED: self.now is not None}
-        return np.array([values[name] for name in SAVED_COUNTERS], np.int64)
-
-    @classmethod
-    def from_array(cls, values: np.ndarray) -> IndexCounters:
-        """Returns what `to_array` has made an array of."""
-        saved = dict(zip(SAVED_COUNTERS, map(int, values), strict=False))
-        is_timed = saved.pop(IS_TIMED)
-        return cls(**{name: v for name, v in saved.items() if name != "now" or is_timed})
-
-
-IS_TIMED = "is_timed"
-"""Whether there is a largest time."""
-SAVED_COUNTERS = (
-    "batches", "now", "rows", "admitted", "rejected", "refused", "evicted", IS_TIMED
-)  # fmt: skip
-"""What stands where in the array of a checkpoint: new ones follow at its end."""
-
-
-class MappedBatch(NamedTuple):
-    """Where the keys of a batch are.
-
-    Attributes:
-        rows: Row of each key, int64 `[n]`.
-        row_count: Rows that there must be memory for.
-        new_keys: Keys that got a row, int64 `[new]`.
-        new_rows: Their rows, which other keys may have had.
-        batches: Batches so far.
-    """
-
-    rows: np.ndarray
-    row_count: int
-    new_keys: np.ndarray
-    new_rows: np.ndarray
-    batches: int
+    is_timed: int = 0
 
 
 class _Undo(NamedTuple):
@@ -207,91 +72,60 @@ class _Undo(NamedTuple):
     records: list[np.ndarray]
 
 
-class _Rowless:
-    """The keys of a batch that have no row.
-
-    Args:
-        found: The batch's keys.
-        before: Their records before the batch.
-        positions: Which of them have no row.
-    """
-
-    def __init__(self, found: DistinctKeys, before: np.ndarray, positions: np.ndarray) -> None:
-        self.positions, before = positions, before[positions]
-        self.keys, self.occurrences = found.keys[positions], found.occurrences[positions]
-        counts = unpack_meta(before[:, META])[1] + self.occurrences
-        self.counts = np.minimum(counts, MOST_OCCURRENCES)
-        is_known, times = before[:, META] != 0, found.times[positions]
-        self._times = np.where(is_known, np.maximum(before[:, TIME], times), times)
-
-    def build_records(self, rows: np.ndarray, *, waits: bool) -> np.ndarray:
-        """Returns the records of the keys after the batch, int64 `[n, 3]`.
-
-        Args:
-            rows: Row of each of the batch's keys.
-            waits: Whether keys without a row are counted; otherwise they are left out.
-        """
-        own = np.maximum(rows[self.positions], WAITING)
-        records = np.stack([self.keys, self._times, pack_meta(own, self.counts)], axis=1)
-        return records if waits else records[own >= FIRST_ROW]
-
-
 class RuledIndex:
-    """Keys with rows, occurrences and times, under rules.
+    """Keys with rows, occurrences and times, under the rules of a table.
 
     A batch goes through it thus: keys that are due are evicted; occurrences are counted; keys that
-    qualify get the lowest rows that are free, in order of arrival.
-
-    Args:
-        rules: The rules.
-
-    Attributes:
-        rules: The rules.
-        records: The records.
-        counters: What it holds besides them.
+    qualify get the lowest rows that are free, in order of arrival. A moment of it is a number of
+    batches.
     """
 
-    def __init__(self, rules: KeyRules) -> None:
-        self.rules, self.records, self.counters = rules, KeyRecords(), IndexCounters()
+    def __init__(self, table: str, config: DynamicTableConfig, seed: int) -> None:
+        self.table, self.max_rows, self._seed = table, config.max_rows, seed
+        self.admission = config.admission or AdmissionConfig(count=1)
+        self.eviction = config.eviction
+        self.records, self.counters = KeyRecords(), IndexCounters()
         self._allowed: np.ndarray | None = None
-        self._most = MOST_ROWS if rules.max_rows is None else min(rules.max_rows, MOST_ROWS)
+        self._most = min(config.max_rows or MOST_ROWS, MOST_ROWS)
         self._used = UsedRows(self._most)
         self._undo: deque[_Undo] = deque()
 
     @property
-    def row_keys(self) -> int:
-        """Keys that have a row."""
-        return self._used.count
+    def timestamp(self) -> str | None:
+        """Feature whose values are times; None: time is steps."""
+        return None if self.eviction is None else self.eviction.timestamp
+
+    @property
+    def clock(self) -> str:
+        """What the times of keys are called in a checkpoint."""
+        return STEPS if self.timestamp is None else TIMES
+
+    @property
+    def moment(self) -> int:
+        return self.counters.batches
+
+    @property
+    def row_count(self) -> int:
+        return self.counters.rows
+
+    @property
+    def refused(self) -> int:
+        return self.counters.refused
 
     @property
     def bytes(self) -> int:
-        """Memory that it takes, what takes batches back left out."""
         return self.records.bytes + self._used.bytes
 
     def prepare(self) -> None:
-        """Reads the list of keys that get a row, where there is one.
-
-        Raises:
-            InputDataError: As for `KeyRules.read_allowed`.
-        """
-        self._allowed = self.rules.read_allowed()
-
-    def list_unmet(self, batches: int) -> tuple[int, np.ndarray]:
-        """Returns how many keys the list of those that get a row has, and which have none.
-
-        Args:
-            batches: The batch after which they have none.
-        """
-        if self._allowed is None:
-            return 0, np.empty(0, np.int64)
-        rows = self.find(self._allowed, batches)
-        return len(self._allowed), self._allowed[rows < FIRST_ROW]
+        if self.admission.allow_list is not None:
+            self._allowed = read_key_list(self.admission.allow_list)
 
     def begin_epoch(self) -> None:
-        """Counts what happens from nothing."""
-        self.counters = replace(self.counters, admitted=0, rejected=0, refused=0, evicted=0)
+        self.counters = self.counters._replace(admitted=0, rejected=0, refused=0, evicted=0)
 
-    def map(self, keys: np.ndarray, times: np.ndarray | None, *, is_last: bool) -> MappedBatch:
+    def map(
+        self, keys: np.ndarray, times: np.ndarray | None = None, *, is_last: bool = False
+    ) -> MappedBatch:
         """Counts the keys of a batch, evicts and admits, and returns where they are.
 
         Args:
@@ -301,16 +135,16 @@ class RuledIndex:
         """
         undo = _Undo(self.counters, [])
         self._undo.append(undo)
-        self.counters = replace(self.counters, batches=self.counters.batches + 1)
-        self._evict_due(undo, times, is_last=is_last)
+        self.counters = self.counters._replace(batches=self.counters.batches + 1)
+        self._evict_due(undo, is_last=is_last)
         self._move_clock(times)
         distinct = DistinctKeys(keys, self.counters.batches if times is None else times)
-        before, meta = self.records.touch(distinct.keys, distinct.occurrences, distinct.times)
+        before, records = self.records.touch(distinct)
         undo.records.append(before)
-        rows, _ = unpack_meta(meta)
+        rows, _ = unpack_meta(records[:, META])
         new = np.flatnonzero(rows < FIRST_ROW)
         if len(new):
-            self._admit(_Rowless(distinct, before, new), rows, undo)
+            rows[new] = self._admit(records[new], distinct.occurrences[new], rows, undo)
             new = new[rows[new] >= FIRST_ROW]
         return MappedBatch(
             distinct.spread(np.maximum(rows, OOV_ID)),
@@ -321,37 +155,30 @@ class RuledIndex:
         )
 
     def _move_clock(self, times: np.ndarray | None) -> None:
-        now = self.counters.now
-        if times is None:
-            now = self.counters.batches
-        elif len(times):
-            latest = int(times.max())
-            if now is None:  # Keys of a run that knew no times count as seen now.
-                self.records.set_times(latest)
-            now = latest if now is None else max(now, latest)
-        self.counters = replace(self.counters, now=now)
+        counters, now = self.counters, self.counters.batches
+        if times is not None:
+            if not len(times):
+                return
+            now = int(times.max())
+            if not counters.is_timed:  # Keys of a run that knew no times count as seen now.
+                self.records.set_times(now)
+            else:
+                now = max(now, counters.now)
+        self.counters = counters._replace(now=now, is_timed=1)
 
-    def _evict_due(self, undo: _Undo, times: np.ndarray | None, *, is_last: bool) -> None:
+    def _evict_due(self, undo: _Undo, *, is_last: bool) -> None:
         """Forgets the keys that time or count are against, of those whose turn it is."""
-        rules, counters = self.rules.eviction, self.counters
+        rules, counters = self.eviction, self.counters
         if rules is None or (rules.every == "epoch" and not is_last):
             return
         turns = 1 if rules.every == "epoch" else rules.every
-        # Of steps the batch that comes is none yet: its keys are not known to be left out of it.
-        before, now = EARLIEST, counters.now if rules.timestamp else counters.batches - 1
-        if rules.every_time is not None:
-            turns, now = 1, _find_passed(counters.now, times, rules.every_time)
-            if now is None:
-                return
-        turn = (counters.batches - 1) % turns
-        unused = rules.unused_time or rules.unused_steps
-        if unused is not None and now is not None:
-            before = max(before, now - unused + 1)
+        turn, before = (counters.batches - 1) % turns, EARLIEST
+        if rules.unused_time is not None and counters.is_timed:
+            before = max(before, counters.now - rules.unused_time + 1)
         hashes = -(-turn * HASHES // turns), -(-(turn + 1) * HASHES // turns)
         self._forget(self.records.select(hashes, before, rules.min_count or 0), undo)
 
     def _forget(self, records: np.ndarray, undo: _Undo) -> None:
-        """Removes records, frees their rows, and notes them."""
         if not len(records):
             return
         undo.records.append(records)
@@ -359,67 +186,71 @@ class RuledIndex:
         freed = rows[rows >= FIRST_ROW] - FIRST_ROW
         self._used.give_back(freed)
         self.records.remove(np.ascontiguousarray(records[:, KEY]))
-        self.counters = replace(self.counters, evicted=self.counters.evicted + len(freed))
+        self.counters = self.counters._replace(evicted=self.counters.evicted + len(freed))
 
-    def _admit(self, rowless: _Rowless, rows: np.ndarray, undo: _Undo) -> None:
-        """Gives those keys without a row that qualify one.
+    def _admit(
+        self, records: np.ndarray, occurrences: np.ndarray, busy: np.ndarray, undo: _Undo
+    ) -> np.ndarray:
+        """Gives those keys of a batch without a row that qualify one; returns the rows of all.
 
         Args:
-            rowless: The keys without a row.
-            rows: Row of each of the batch's keys; receives the new ones.
+            records: What is known of these keys, int64 `[n, 3]`.
+            occurrences: How often each is in the batch.
+            busy: Rows of the batch's other keys, which do not make room.
             undo: Receives the records that make room.
         """
-        new, occurrences = rowless.positions, rowless.occurrences
-        qualify = self._qualify(rowless)
-        wanted = np.flatnonzero(qualify)
+        keys, counts = records[:, KEY], unpack_meta(records[:, META])[1]
+        wanted = np.flatnonzero(self._qualify(keys, counts, occurrences))
         if len(wanted) > self._used.left:
-            self._make_room(len(wanted) - self._used.left, rows, undo)
+            self._make_room(len(wanted) - self._used.left, busy, undo)
         given = wanted[: self._used.left]
-        rows[new[given]] = self._used.take(len(given)) + FIRST_ROW
-        self.records.put(rowless.build_records(rows, waits=self.rules.least_count > 1))
-        wanted_occurrences = int(occurrences[wanted].sum())
+        rows = np.full(len(keys), WAITING)
+        rows[given] = self._used.take(len(given)) + FIRST_ROW
+        records[:, META] = pack_meta(rows, counts)
+        waits = self.admission.least_occurrences > 1
+        self.records.put(records if waits else records[given])
+        asked = int(occurrences[wanted].sum())
         counters = self.counters
-        self.counters = replace(
-            counters,
-            rows=max(counters.rows, int(rows[new].max()) + 1),
+        self.counters = counters._replace(
+            rows=max(counters.rows, int(rows.max()) + 1),
             admitted=counters.admitted + len(given),
-            refused=counters.refused + wanted_occurrences - int(occurrences[given].sum()),
-            rejected=counters.rejected + int(occurrences.sum()) - wanted_occurrences,
+            refused=counters.refused + asked - int(occurrences[given].sum()),
+            rejected=counters.rejected + int(occurrences.sum()) - asked,
         )
+        return rows
 
-    def _qualify(self, rowless: _Rowless) -> np.ndarray:
-        """Returns which keys get a row, if one is free."""
+    def _qualify(self, keys: np.ndarray, counts: np.ndarray, occurrences: np.ndarray) -> np.ndarray:
         if self._allowed is not None:
-            return np.isin(rowless.keys, self._allowed)
-        probability = self.rules.admission and self.rules.admission.probability
-        if probability:
-            stream = self.rules.build_stream(self.counters.batches)
-            return draw_occurrences(rowless.keys, rowless.occurrences, stream, probability)
-        return rowless.counts >= self.rules.least_count
+            return np.isin(keys, self._allowed)
+        if self.admission.probability:
+            # Draws depend on run, table, batch and key.
+            table = self._seed << 32 ^ zlib.crc32(self.table.encode())
+            stream = (table ^ self.counters.batches * 0x9E3779B97F4A7C15) % (1 << 64)
+            return draw_occurrences(keys, occurrences, stream, self.admission.probability)
+        return counts >= self.admission.least_occurrences
 
-    def _make_room(self, need: int, rows: np.ndarray, undo: _Undo) -> None:
+    def _make_room(self, need: int, busy: np.ndarray, undo: _Undo) -> None:
         """Forgets keys that are not in the batch, more than are needed: it costs a look at all."""
-        rules = self.rules.eviction
-        if rules is None or rules.when_full is None:
+        if self.eviction is None or self.eviction.when_full is None:
             return
-        records = self.records.read_admitted(rows)
+        records = self.records.read_admitted(busy)
         _, counts = unpack_meta(records[:, META])
         order = [records[:, TIME], counts]
-        if rules.when_full == "least_frequent":
+        if self.eviction.when_full == "least_frequent":
             order.reverse()
-        count = max(need, int(rules.share * self._most))
+        count = max(need, int(FREED_SHARE * self._most))
         self._forget(records[find_smallest([*order, records[:, KEY]], count)], undo)
 
-    def trim(self, batches: int) -> None:
+    def trim(self, moment: int) -> None:
         """Forgets how to take the batches up to one back."""
-        while self._undo and self._undo[0].counters.batches < batches:
+        while self._undo and self._undo[0].counters.batches < moment:
             self._undo.popleft()
 
-    def rewind(self, batches: int) -> None:
+    def rewind(self, moment: int) -> None:
         """Takes back all batches behind one."""
-        if self.counters.batches == batches:
+        if self.counters.batches == moment:
             return
-        while self.counters.batches > batches:
+        while self.counters.batches > moment:
             undo = self._undo.pop()
             for records in reversed(undo.records):
                 self.records.put(records)
@@ -427,28 +258,23 @@ class RuledIndex:
         rows, _ = unpack_meta(self.records.read_all()[:, META])
         self._used.set_to(rows[rows >= FIRST_ROW] - FIRST_ROW)
 
-    def read(self, batches: int) -> tuple[np.ndarray, IndexCounters]:
+    def read(self, moment: int) -> tuple[np.ndarray, IndexCounters]:
         """Returns all records, int64 `[n, 3]`, and the counters, as they were after a batch."""
-        if batches == self.counters.batches:
+        if moment == self.counters.batches:
             return self.records.read_all(), self.counters
         records, counters = self.records.copy(), self.counters
         for undo in reversed(self._undo):
-            if undo.counters.batches < batches:
+            if undo.counters.batches < moment:
                 break
             for changed in reversed(undo.records):
                 records.put(changed)
             counters = undo.counters
         return records.read_all(), counters
 
-    def find(self, keys: np.ndarray, batches: int) -> np.ndarray:
-        """Returns the rows of keys as they were after a batch: 1 for those without one.
-
-        Args:
-            keys: int64 `[n]`.
-            batches: The batch.
-        """
+    def find(self, keys: np.ndarray, moment: int) -> np.ndarray:
+        """Returns the rows of keys, int64 `[n]`, as they were after a batch: 1 without one."""
         meta = self.records.find(np.ascontiguousarray(keys, np.int64))
-        later = [r for undo in self._undo if undo.counters.batches >= batches for r in undo.records]
+        later = [r for undo in self._undo if undo.counters.batches >= moment for r in undo.records]
         changes = np.concatenate([np.empty((0, 3), np.int64), *later])
         if len(changes):  # The first change of a key behind the batch holds what it was there.
             changed, first = np.unique(changes[:, KEY], return_index=True)
@@ -457,32 +283,147 @@ class RuledIndex:
         rows, _ = unpack_meta(meta)
         return np.where(keys == PAD_ID, PAD_ID, np.maximum(rows, OOV_ID))
 
-    def set_to(self, records: np.ndarray, counters: IndexCounters) -> None:
-        """Forgets all and takes records and a counters over.
+    def read_key(self, key: int) -> tuple[int, int, int] | None:
+        """Returns row, occurrences and time of a key after the last batch, or None."""
+        records = self.records.read_all()
+        for _, time, meta in records[records[:, KEY] == key]:
+            rows, counts = unpack_meta(meta)
+            return int(rows), int(counts), int(time)
+        return None
 
-        Raises:
-            ValueError: A key or a row occurs twice, a key is 0, a row is beyond memory or limit.
-        """
-        rows, _ = unpack_meta(records[:, META])
-        taken = rows[rows >= FIRST_ROW]
+    def read_keys(self, moment: int) -> np.ndarray:
+        """Returns the keys of the rows from 2 on, int64; 0: no key's."""
+        return self.read_state(moment)[SAVED_KEYS]
+
+    def read_state(self, moment: int) -> dict[str, np.ndarray]:
+        """Returns keys, counts and times by row, the keys that wait, and the counters."""
+        records, counters = self.read(moment)
+        rows, counts = unpack_meta(records[:, META])
+        own = rows >= FIRST_ROW
+        columns = {SAVED_KEYS: records[:, KEY], COUNTS: counts, self.clock: records[:, TIME]}
+        state = {name: np.zeros(counters.rows - FIRST_ROW, np.int64) for name in columns}
+        for name, values in columns.items():
+            state[name][rows[own] - FIRST_ROW] = values[own]
+        waiting = np.stack([records[~own, KEY], records[~own, TIME], counts[~own]], axis=1)
+        state[WAITING_KEYS] = waiting[np.argsort(waiting[:, 0])]
+        return state | {COUNTERS: np.array(counters, np.int64)}
+
+    def list_shapes(self, rows: int) -> dict[str, list[int | None]]:
+        return {
+            SAVED_KEYS: [None],
+            COUNTS: [rows],
+            self.clock: [rows],
+            WAITING_KEYS: [None, 3],
+            COUNTERS: [len(IndexCounters())],
+        }
+
+    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Takes over what `read_state` returned; raises as `KeyIndex.set_keys` does."""
+        taken = np.flatnonzero(state[SAVED_KEYS] != PAD_ID)
         if len(taken) > self._most:
-            raise ValueError(f"{len(taken):,} keys, and max_rows is {self.rules.max_rows:,}")
+            raise ValueError(f"{len(taken):,} keys, and max_rows is {self.max_rows:,}")
+        columns = (state[name][taken] for name in (SAVED_KEYS, self.clock, COUNTS))
+        waiting = state[WAITING_KEYS]
+        keys, times, counts = (
+            np.concatenate(pair) for pair in zip(columns, waiting.T, strict=True)
+        )
+        rows = np.concatenate([taken + FIRST_ROW, np.full(len(waiting), WAITING)])
         fresh = KeyRecords()
-        fresh.put(records)
-        if len(fresh) != len(records) or (records[:, KEY] == PAD_ID).any():
+        fresh.put(np.stack([keys, times, pack_meta(rows, counts)], axis=1))
+        if len(fresh) != len(keys) or (keys == PAD_ID).any():
             raise ValueError("a key occurs twice, or is that of padding")
-        self.records, self.counters = fresh, counters
-        self._used.set_to(taken - FIRST_ROW)
+        self.records, self.counters = fresh, IndexCounters(*map(int, state[COUNTERS]))
+        self._used.set_to(taken)
         self._undo.clear()
+
+    def set_keys(self, keys: np.ndarray, history: Mapping[str, np.ndarray] | None = None) -> None:
+        """Gives rows from 2 on to keys, int64 `[n]`, and forgets all others.
+
+        Keys without a history have qualified, and their times are not known; eviction by count
+        spares them as it does keys that have just reached it. A history holds counts and times of
+        these keys in an earlier run, the keys that waited, and the counters, by the names of
+        `read_state`; times of another clock are left out.
+        """
+        counters = IndexCounters(rows=len(keys) + FIRST_ROW)
+        kept_from = None if self.eviction is None else self.eviction.min_count
+        least = max(self.admission.least_occurrences, kept_from or 0)
+        counts, times = np.full(len(keys), least), np.zeros(len(keys), np.int64)
+        waiting = np.empty((0, 3), np.int64)
+        if history:
+            before = IndexCounters(*map(int, history[COUNTERS]))
+            counts, waiting = history[COUNTS], history[WAITING_KEYS].copy()
+            if self.clock not in history:
+                waiting[:, 1] = 0
+            elif self.timestamp is None:  # Steps are counted from the start of a run.
+                times, waiting[:, 1] = (
+                    history[STEPS] - before.batches,
+                    waiting[:, 1] - before.batches,
+                )
+            else:
+                times = history[TIMES]
+                counters = counters._replace(now=before.now, is_timed=before.is_timed)
+            if self.admission.least_occurrences == 1:
+                waiting = waiting[:0]
+        state = {SAVED_KEYS: keys, COUNTS: counts, self.clock: times, WAITING_KEYS: waiting}
+        self.set_state({**state, COUNTERS: np.array(counters, np.int64)})
+
+    def describe(self, moment: int) -> dict[str, int]:
+        keys, known, counters = self._used.count, len(self.records), self.counters
+        if counters.batches != moment:  # An epoch that ends before its batches do.
+            records, counters = self.read(moment)
+            known, keys = len(records), int((unpack_meta(records[:, META])[0] >= FIRST_ROW).sum())
+        counts = ("admitted", "rejected", "evicted", "refused")
+        named = {name: getattr(counters, name) for name in counts}
+        return {"keys": keys, "waiting": known - keys, **named}
+
+    def render(self, label: str, described: Mapping[str, int]) -> list[str]:
+        waits = self.admission.least_occurrences > 1
+        waiting = f", {described['waiting']:,} waiting" if waits else ""
+        line = (
+            f"table {label}: {described['keys']:,} keys{waiting}; in this epoch "
+            f"{described['admitted']:,} admitted, {described['evicted']:,} evicted, "
+            f"{described['rejected']:,} lookups rejected; {described['bytes'] / 1e6:,.1f} MB"
+        )
+        if described["refused"]:
+            refused = described["refused"]
+            line += f"; full (max_rows = {self.max_rows:,}): {refused:,} lookups read zeros"
+        return [line]
+
+    def render_unmet(self, moment: int) -> list[str]:
+        """Says which keys of the list of those that get a row have none."""
+        if self._allowed is None:
+            return []
+        unmet = self._allowed[self.find(self._allowed, moment) < FIRST_ROW].tolist()
+        place = f"table {self.table}, admission.allow_list"
+        return [describe_unmatched(place, len(self._allowed), unmet)] if unmet else []
+
+
+def build_index(table: str, config: DynamicTableConfig, seed: int) -> KeyIndex | RuledIndex:
+    """Returns the index of a table's keys, with rules if its config has any."""
+    if config.admission is None and config.eviction is None:
+        return KeyIndex(config.max_rows)
+    return RuledIndex(table, config, seed)
+
+
+def read_key_list(path: str) -> np.ndarray:
+    """Reads keys from a file, a whole number of 64 bits on each line: int64 `[n]`, each once."""
+    file = local_path(path)
+    lines = read_key_lines(file)
+    try:
+        keys = np.array([int(text) for text in lines.values()], np.int64)
+    except (ValueError, OverflowError) as error:
+        raise InputDataError(
+            "a line of the list of keys that get a row is no key",
+            received=f"{path}: {error}",
+            allowed="one whole number of 64 bits on each line",
+            fix="list the keys as the dataset holds them: of text, its hash_key",
+        ) from error
+    refuse_twice(file, zip(lines, keys.tolist(), strict=True))
+    return keys
 
 
 def find_smallest(columns: list[np.ndarray], count: int) -> np.ndarray:
-    """Returns where the smallest rows of a table are, by its columns in order; ties are decided.
-
-    Args:
-        columns: Numbers `[n]` each; no two rows are equal in all of them.
-        count: How many rows; all where there are fewer.
-    """
+    """Returns where the smallest rows of a table are, by its columns in order; ties are decided."""
     left = np.arange(len(columns[0]))
     chosen = []
     for column in columns:

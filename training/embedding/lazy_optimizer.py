@@ -9,75 +9,63 @@ same name does to a dense weight.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from conf.training.optimizer import (
-    OptimizerConfig,
-    SparseAdagradConfig,
-    SparseAdamConfig,
-    SparseFTRLConfig,
-    SparseOptimizerConfig,
-)
+from conf.training.optimizer import SparseOptimizerConfig
 from training.embedding.distinct_rows import sum_rows
-from training.embedding.growing_rows import ShardedRows
-from training.embedding.key_index import FIRST_ROW
-from training.embedding.static_table import TableRows, fill_like, find_step_variable, read_rows
+from training.embedding.dynamic_table import (
+    ShardedRows,
+    TableRows,
+    fill_like,
+    find_step_variable,
+)
+from training.embedding.static_table import read_rows
 
 Slots = Mapping[str, tf.Tensor]
 
 
-class LazyRule(Protocol):
-    """How rows change.
+class RowStep(NamedTuple):
+    """What a rule reads: rows, gradient and state `[n, dim]`; rate and zero-based step."""
 
-    Attributes:
-        slots: Names of the numbers that are kept per number of a table, with their first values.
-    """
+    rows: tf.Tensor
+    gradient: tf.Tensor
+    slots: Slots
+    rate: tf.Tensor
+    step: tf.Tensor
+
+
+@dataclass(frozen=True)
+class LazyRule:
+    """How rows change."""
 
     @property
     def slots(self) -> Mapping[str, float]:
-        """Names and first values of the state."""
-        ...
+        """Names and first values of the numbers that are kept per number of a table."""
+        return {}
 
-    def update(
-        self, rows: tf.Tensor, gradient: tf.Tensor, slots: Slots, rate: tf.Tensor, step: tf.Tensor
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Returns the new rows and their new state.
-
-        Args:
-            rows: float32 `[n, dim]`.
-            gradient: float32 `[n, dim]`, of the loss of the global batch.
-            slots: State of the rows, `[n, dim]` each.
-            rate: Learning rate, float32 scalar.
-            step: Zero-based step, float32 scalar.
-        """
-        ...
+    def update(self, at: RowStep) -> tuple[tf.Tensor, Slots]:
+        """Returns the new rows and their new state."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class LazySGD:
+class LazySGD(LazyRule):
     """Plain gradient descent: `w -= rate * g`."""
 
-    slots: Mapping[str, float] = field(default_factory=dict)
-
-    def update(
-        self, rows: tf.Tensor, gradient: tf.Tensor, slots: Slots, rate: tf.Tensor, step: tf.Tensor
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Returns the new rows; there is no state."""
-        return rows - rate * gradient, {}
+    def update(self, at: RowStep) -> tuple[tf.Tensor, Slots]:
+        return at.rows - at.rate * at.gradient, {}
 
 
 @dataclass(frozen=True)
-class LazyAdagrad:
+class LazyAdagrad(LazyRule):
     """Adagrad (Duchi, Hazan & Singer 2011, "Adaptive subgradient methods", figure 1, diagonal).
 
-    Attributes:
-        initial_accumulator: First value of the sum of squares, 0 or more.
-        epsilon: Added to the sum of squares under the root, as in Keras.
+    `epsilon` is added to the sum of squares under the root, as in Keras.
     """
 
     initial_accumulator: float = 0.1
@@ -85,29 +73,20 @@ class LazyAdagrad:
 
     @property
     def slots(self) -> Mapping[str, float]:
-        """The sum of squared gradients."""
         return {"accumulator": self.initial_accumulator}
 
-    def update(
-        self, rows: tf.Tensor, gradient: tf.Tensor, slots: Slots, rate: tf.Tensor, step: tf.Tensor
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Returns the new rows and sums of squares."""
-        accumulator = slots["accumulator"] + tf.square(gradient)
-        rows -= rate * gradient * tf.math.rsqrt(accumulator + self.epsilon)
+    def update(self, at: RowStep) -> tuple[tf.Tensor, Slots]:
+        accumulator = at.slots["accumulator"] + tf.square(at.gradient)
+        rows = at.rows - at.rate * at.gradient * tf.math.rsqrt(accumulator + self.epsilon)
         return rows, {"accumulator": accumulator}
 
 
 @dataclass(frozen=True)
-class LazyAdam:
+class LazyAdam(LazyRule):
     """Adam (Kingma & Ba 2015, algorithm 1, with the step size of section 2's last paragraph).
 
     Lazy: the moments of rows that a batch does not touch do not decay, while the bias
-    corrections count all steps.
-
-    Attributes:
-        beta_1: Decay of the first moment, in `[0, 1)`.
-        beta_2: Decay of the second moment, in `[0, 1)`.
-        epsilon: Added to the root of the second moment, as in Keras.
+    corrections count all steps. `epsilon` is added to the root of the second moment, as in Keras.
     """
 
     beta_1: float = 0.9
@@ -116,34 +95,24 @@ class LazyAdam:
 
     @property
     def slots(self) -> Mapping[str, float]:
-        """The two moments."""
         return {"first_moment": 0.0, "second_moment": 0.0}
 
-    def update(
-        self, rows: tf.Tensor, gradient: tf.Tensor, slots: Slots, rate: tf.Tensor, step: tf.Tensor
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Returns the new rows and moments."""
-        nth = step + 1.0
-        size = rate * tf.sqrt(1.0 - tf.pow(self.beta_2, nth)) / (1.0 - tf.pow(self.beta_1, nth))
-        first, second = slots["first_moment"], slots["second_moment"]
-        first = self.beta_1 * first + (1.0 - self.beta_1) * gradient
-        second = self.beta_2 * second + (1.0 - self.beta_2) * tf.square(gradient)
-        rows -= size * first / (tf.sqrt(second) + self.epsilon)
+    def update(self, at: RowStep) -> tuple[tf.Tensor, Slots]:
+        nth = at.step + 1.0
+        size = at.rate * tf.sqrt(1.0 - tf.pow(self.beta_2, nth)) / (1.0 - tf.pow(self.beta_1, nth))
+        first, second = at.slots["first_moment"], at.slots["second_moment"]
+        first = self.beta_1 * first + (1.0 - self.beta_1) * at.gradient
+        second = self.beta_2 * second + (1.0 - self.beta_2) * tf.square(at.gradient)
+        rows = at.rows - size * first / (tf.sqrt(second) + self.epsilon)
         return rows, {"first_moment": first, "second_moment": second}
 
 
 @dataclass(frozen=True)
-class LazyFTRL:
+class LazyFTRL(LazyRule):
     """FTRL-Proximal (McMahan et al. 2013, "Ad click prediction", algorithm 1).
 
-    As in Keras, `l2` is doubled and `beta` divided by the rate counts as more of it.
-
-    Attributes:
-        learning_rate_power: Power of the sum of squares that the rate falls with, 0 or less.
-        initial_accumulator: First value of the sum of squares, above 0.
-        l1: Weight of the L1 norm.
-        l2: Weight of the squared L2 norm.
-        beta: The paper's smoothing of the rate.
+    As in Keras, `l2` is doubled and `beta` divided by the rate counts as more of it; the rate falls
+    with the sum of squares to `learning_rate_power`.
     """
 
     learning_rate_power: float = -0.5
@@ -154,55 +123,42 @@ class LazyFTRL:
 
     @property
     def slots(self) -> Mapping[str, float]:
-        """The sum of squared gradients, and the sum of gradients less what was moved."""
+        # Squared gradients, and gradients less what was moved.
         return {"accumulator": self.initial_accumulator, "linear": 0.0}
 
-    def update(
-        self, rows: tf.Tensor, gradient: tf.Tensor, slots: Slots, rate: tf.Tensor, step: tf.Tensor
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Returns the new rows and sums."""
-        accumulator = slots["accumulator"] + tf.square(gradient)
-        before, after = self._power(slots["accumulator"]), self._power(accumulator)
-        linear = slots["linear"] + gradient - (after - before) / rate * rows
-        quadratic = (after + self.beta) / rate + 2.0 * self.l2
+    def update(self, at: RowStep) -> tuple[tf.Tensor, Slots]:
+        sums = at.slots["accumulator"]
+        accumulator = sums + tf.square(at.gradient)
+        before, after = self._power(sums), self._power(accumulator)
+        linear = at.slots["linear"] + at.gradient - (after - before) / at.rate * at.rows
+        quadratic = (after + self.beta) / at.rate + 2.0 * self.l2
         rows = (tf.clip_by_value(linear, -self.l1, self.l1) - linear) / quadratic
         return rows, {"accumulator": accumulator, "linear": linear}
 
     def hold(self, rows: np.ndarray, accumulator: np.ndarray, rate: float) -> np.ndarray:
-        """Returns the `linear` that rows from elsewhere stay what they are with.
+        """Returns the `linear`, `[n, dim]`, that rows from elsewhere stay what they are with.
 
         A row is computed of `linear` alone: with 0 its first update would forget it.
-
-        Args:
-            rows: float32 `[n, dim]`.
-            accumulator: Their sums of squares, `[n, dim]`.
-            rate: Learning rate.
         """
         power = np.power(accumulator, -self.learning_rate_power)
         quadratic = (power + self.beta) / rate + 2.0 * self.l2
         return -rows * quadratic - np.sign(rows) * self.l1
 
-    def _power(self, accumulator: tf.Tensor) -> tf.Tensor:
-        if self.learning_rate_power == -0.5:
-            return tf.sqrt(accumulator)
-        return tf.pow(accumulator, -self.learning_rate_power)
+    def _power(self, sums: tf.Tensor) -> tf.Tensor:
+        power = self.learning_rate_power
+        return tf.sqrt(sums) if power == -0.5 else tf.pow(sums, -power)
 
 
-def build_lazy_rule(config: OptimizerConfig, sparse: SparseOptimizerConfig) -> LazyRule:
-    """Returns the rule that a config asks for.
+_RULES = {"sgd": LazySGD, "adagrad": LazyAdagrad, "adam": LazyAdam, "ftrl": LazyFTRL}
 
-    Args:
-        config: What the rule takes over where it does not say.
-        sparse: The rule of all tables, or of one.
-    """
-    if isinstance(sparse, SparseAdagradConfig):
-        return LazyAdagrad(sparse.initial_accumulator)
-    if isinstance(sparse, SparseFTRLConfig):
-        sums = sparse.initial_accumulator
-        return LazyFTRL(initial_accumulator=sums, l1=sparse.l1, l2=sparse.l2)
-    if isinstance(sparse, SparseAdamConfig):
-        return LazyAdam(epsilon=config.epsilon)
-    return LazySGD()
+
+def build_lazy_rule(sparse: SparseOptimizerConfig, epsilon: float = 1e-7) -> LazyRule:
+    """Returns the rule that a config asks for; epsilon is Adam's."""
+    if sparse.kind == "adam":
+        return LazyAdam(epsilon=epsilon)
+    rule: Any = _RULES[sparse.kind]
+    names = {field.name for field in fields(rule)}
+    return rule(**sparse.model_dump(include=names, exclude_none=True))
 
 
 LearningRate = float | Callable[[tf.Tensor], tf.Tensor]
@@ -210,31 +166,18 @@ LearningRate = float | Callable[[tf.Tensor], tf.Tensor]
 
 @dataclass(frozen=True)
 class TableRule:
-    """The update of a table's rows.
-
-    Attributes:
-        rule: What it does to a row.
-        learning_rate: A number, or a function of the zero-based step.
-    """
+    """The update of a table's rows; the rate may be a function of the zero-based step."""
 
     rule: LazyRule
     learning_rate: LearningRate
 
     def find_rate(self, step: tf.Tensor) -> tf.Tensor:
-        """Returns the rate of a zero-based step, float32 scalar."""
         rate = self.learning_rate
         return tf.cast(rate(step) if callable(rate) else rate, tf.float32)
 
 
 def sum_repeated_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Sums the slices of equal indices, so that every index occurs once.
-
-    Args:
-        slices: `indices [n]` with repeats, `values [n, dim]`.
-
-    Returns:
-        `indices [u]` in order of first occurrence, `values [u, dim]`.
-    """
+    """Sums the slices of equal indices: each occurs once, in order of first occurrence."""
     unique, position = tf.unique(slices.indices)
     summed = sum_rows(slices.values, position, tf.size(unique))
     return tf.IndexedSlices(summed, unique, slices.dense_shape)
@@ -245,13 +188,8 @@ def sum_own_rows(
 ) -> tf.IndexedSlices | None:
     """Returns the gradient of the rows that this worker owns, summed over all workers.
 
-    Args:
-        slices: This worker's share, by place in the matrix of the batch; may repeat.
-        matrix: The rows.
-        number: Of the table.
-
-    Returns:
-        Rows that any worker's share names, each once, where they lie here.
+    `slices` are this worker's share, by place in the matrix of the batch. Rows that any worker's
+    share names are returned, each once.
     """
     exchange = matrix.keys.exchange
     if slices is None or exchange is None:
@@ -278,11 +216,7 @@ class LazyOptimizer(tf.Module):
         slots: State by name, for each table; None for one whose rule keeps no such state.
     """
 
-    def __init__(
-        self,
-        tables: Sequence[TableRows],
-        rules: TableRule | Sequence[TableRule],
-    ) -> None:
+    def __init__(self, tables: Sequence[TableRows], rules: TableRule | Sequence[TableRule]) -> None:
         super().__init__(name="lazy_optimizer")
         each = [rules] * len(tables) if isinstance(rules, TableRule) else list(rules)
         self._rules = each
@@ -309,15 +243,13 @@ class LazyOptimizer(tf.Module):
         are_unique: bool = False,
         known: Sequence[tf.Tensor | None] | None = None,
     ) -> None:
-        """Updates the tables, in a replica context.
+        """Updates the tables, in a replica context; all lists are in the constructor's order.
 
         Args:
-            gradients: One per table, in the order of the constructor; ids may repeat. None where
-                the loss does not depend on it.
-            tables: The variables that steps look the tables up in, in the order of the constructor.
+            gradients: One per table; ids may repeat. None where the loss does not depend on it.
+            tables: The variables that steps look the tables up in.
             are_unique: Whether one replica runs and its gradients name no id twice.
-            known: Rows that the gradients name, per table, or None where they are to be read;
-                for unique gradients only.
+            known: Rows that unique gradients name, or None where they are to be read.
         """
         # Repeated ids are summed after the reduction, not before: collectives inside a compiled
         # loop must keep their shape from step to step, and the number of unique ids does not.
@@ -337,49 +269,32 @@ class LazyOptimizer(tf.Module):
         are_unique: bool,
         known: list[tf.Tensor | None],
     ) -> None:
-        pairs = [
-            (slices, table, number)
-            for number, (slices, table) in enumerate(zip(gradients, tables, strict=True))
-            if slices is not None
-        ]
-        reduced = {number: slices for slices, _, number in pairs}
-        shares = [pair for pair in pairs if pair[2] not in self._sharded]
+        reduced = {number: s for number, s in enumerate(gradients) if s is not None}
+        shares = [number for number in reduced if number not in self._sharded]
         if shares and strategy.num_replicas_in_sync > 1:
-            sums = strategy.extended.batch_reduce_to(
-                tf.distribute.ReduceOp.SUM, [(slices, table) for slices, table, _ in shares]
-            )
-            reduced |= {number: total for (_, _, number), total in zip(shares, sums, strict=True)}
+            pairs = [(reduced[number], tables[number]) for number in shares]
+            sums = strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)
+            reduced |= dict(zip(shares, sums, strict=True))
         step = tf.convert_to_tensor(self.iterations)
         rates = {id(own): own.find_rate(step) for own in self._rules}
-        for _, table, number in pairs:
+        for number, slices in reduced.items():
             own = self._rules[number]
             state = {name: find_step_variable(self.slots[name][number]) for name in own.rule.slots}
             is_summed = are_unique or number in self._sharded
             moment = (rates[id(own)], tf.cast(step, tf.float32), is_summed)
-            arguments = (reduced[number], own.rule, state, *moment, known[number])
-            strategy.extended.update(table, self._update_rows, args=arguments)
+            arguments = (slices, own.rule, state, *moment, known[number])
+            strategy.extended.update(tables[number], self._update_rows, args=arguments)
         strategy.extended.update(self.iterations, lambda variable: variable.assign_add(1))
 
     def hold_rows(self, number: int, table: TableRows, rows: np.ndarray, rate: float) -> None:
-        """Sets the state of rows that came from elsewhere so that FTRL does not forget them.
-
-        Args:
-            number: Of the table.
-            table: Its matrix.
-            rows: int64 `[n]`, the rows that came.
-            rate: Full learning rate of the table.
-        """
+        """Sets the state of rows that came from elsewhere so that FTRL does not forget them."""
         rule = self._rules[number].rule
         if not isinstance(rule, LazyFTRL):
             return
-        linear, sums = (self.slots[name][number] for name in ("linear", "accumulator"))
-        if linear is None or sums is None:
-            raise ValueError(f"table {number} has no state")
+        linear: Any = self.slots["linear"][number]
+        sums: Any = self.slots["accumulator"][number]
         if isinstance(table, ShardedRows):
-            rows = rows[
-                (rows >= FIRST_ROW) & (table.owners.find_owners(rows) == table.owners.index)
-            ]
-            rows = table.owners.to_local(rows)
+            rows = table.owners.to_local(rows[table.owners.are_own(rows)])
         values = linear.numpy().copy()
         values[rows] = rule.hold(table.numpy()[rows], sums.numpy()[rows], rate)
         if isinstance(linear, ShardedRows):
@@ -404,7 +319,7 @@ class LazyOptimizer(tf.Module):
         ids, gradient = slices.indices, slices.values
         slots = {name: read_rows(variable, ids) for name, variable in state.items()}
         before = read_rows(table, ids) if before is None else before
-        rows, new = rule.update(before, gradient, slots, rate, step)
+        rows, new = rule.update(RowStep(before, gradient, slots, rate, step))
         # Rows are set, not subtracted from: TensorFlow's scatter_sub takes ten times as long.
         for variable, values in ((table, rows), *((state[name], new[name]) for name in state)):
             variable.scatter_update(tf.IndexedSlices(values, ids))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import zlib
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -16,76 +15,29 @@ from conf.training.optimizer import SparseOptimizerConfig
 from conf.training.tables import Initializer, NormalConfig, UniformConfig
 from training.distribution.workers import free_memory_bytes
 from training.embedding.distinct_rows import FoundRows, current_rows, spread_rows
-from training.embedding.growing_rows import GrowingRows
-
-MIN_CHECKED_BYTES = 256 << 20
-"""Smaller tables are built without a look at the memory that is left."""
-
-TableRows: TypeAlias = tf.Variable | GrowingRows
-
-
-def build_table_rows(rows: int, dim: int, name: str) -> tf.Variable:
-    """Returns a matrix of zeros; call it under the strategy's scope.
-
-    Args:
-        rows: Its rows.
-        dim: Length of a row.
-        name: Name of the variable.
-
-    Raises:
-        ConfigError: The machine has no memory for them.
-    """
-    _require_memory(rows, dim, name)
-    return tf.Variable(tf.zeros([rows, dim]), name=name)
-
-
-def _require_memory(rows: int, dim: int, name: str) -> None:
-    """Refuses a table that the machine has no memory for, whatever the batches."""
-    needed = rows * dim * tf.float32.size
-    if needed < MIN_CHECKED_BYTES or tf.config.list_physical_devices("GPU"):
-        return
-    free, table = free_memory_bytes(), name.removesuffix("/rows")
-    if free is not None and needed > free:
-        raise ConfigError(
-            f"embedding table {table!r} does not fit in memory",
-            received=f"{rows:,} rows of {dim} numbers: {needed:,} bytes",
-            allowed=f"{free:,} bytes, which are free",
-            fix=f"for keys such as hashes, of which few occur, set model.embeddings.{table}.kind="
-            "dynamic, with shard=workers where no machine holds their rows; else lower "
-            "model.embedding_dim",
-        )
-
-
-def fill_like(rows: TableRows, value: float, name: str) -> TableRows:
-    """Returns a matrix that is not trained, of the shape and in the place of another one."""
-    if isinstance(rows, GrowingRows):
-        return rows.fill_like(value, name)
-    return tf.Variable(tf.fill(rows.shape, value), trainable=False, name=name)
-
-
-def find_step_variable(rows: TableRows) -> tf.Variable:
-    """Returns the variable that a step looks a matrix up in."""
-    return rows.step_variable if isinstance(rows, GrowingRows) else rows
-
 
 PIECE_ROWS = 1 << 20
 """Rows that are drawn at once; a multiple of four."""
+MIN_CHECKED_BYTES = 256 << 20
+"""Smaller tables are built without a look at the memory that is left."""
 FIRST_VALUES = NormalConfig()
 _PHILOX = 1
 _WITHIN_TWO = math.erf(math.sqrt(2.0))
 """Share of a normal distribution within two standard deviations."""
 
 
+def list_copies(variable: tf.Variable) -> tuple[tf.Variable, ...]:
+    """Returns the copy of a variable on each replica, outside of replicas."""
+    if not isinstance(variable, tf.distribute.DistributedValues):
+        return (variable,)
+    return tuple(variable.distribute_strategy.experimental_local_results(variable))
+
+
 @dataclass(frozen=True)
 class RowUpdates:
-    """Which rows of a table steps change, beside what the optimizer does to them.
+    """Which rows of a table steps change: none, those that a batch looks up, or all.
 
-    Attributes:
-        is_trained: Whether they change at all.
-        l2: Weight of squared norms in the loss: of the rows that a batch looks up, or of all; or
-            None.
-        are_dense: Whether all rows are updated in each step.
-        optimizer: Their optimizer and rate, or None: those of all tables.
+    `l2` weighs the squared norms of the same rows; without an optimizer it is that of all tables.
     """
 
     is_trained: bool = True
@@ -100,16 +52,7 @@ class EmbeddingTable(tf.Module):
     Rows start at draws that depend on the seed, the table's name and the row alone, so they are
     the same on every replica and whatever order tables are built in. The rows of padding and of
     OOV start at zeros: where training meets no OOV, a random row would speak for every unknown id.
-
-    Args:
-        name: Name of the table; features that name the same table share it.
-        vocabulary_size: Number of ids, padding and OOV included.
-        dim: Length of a row.
-        seed: Seed of the first values.
-        initializer: Distribution of the first values; None starts at zeros.
-
-    Attributes:
-        updates: Which rows steps change.
+    Without an initializer all start at zeros.
     """
 
     def __init__(
@@ -125,29 +68,21 @@ class EmbeddingTable(tf.Module):
         self._vocabulary_size = vocabulary_size
         self.dim = dim
         self.updates = RowUpdates()
-        self.rows: TableRows = build_table_rows(vocabulary_size, dim, f"{name}/rows")
+        _require_memory(vocabulary_size, dim, name)
+        self.rows = tf.Variable(tf.zeros([vocabulary_size, dim]), name=f"{name}/rows")
         if initializer is not None:
             _draw_first_rows(self.rows, [seed, zlib.crc32(name.encode())], initializer)
 
     @property
     def vocabulary_size(self) -> int:
-        """Number of ids, padding and OOV included."""
         return self._vocabulary_size
 
     @property
     def variable(self) -> tf.Variable:
-        """The variable that rows are read from."""
         return self.rows
 
     def lookup(self, ids: tf.Tensor) -> tf.Tensor:
-        """Returns the rows of ids, zeros (and no gradient) where the id is padding.
-
-        Args:
-            ids: int32 or int64, any shape, each in `[0, vocabulary_size)`.
-
-        Returns:
-            float32 `ids.shape + [dim]`.
-        """
+        """Returns the rows of ids, `ids.shape + [dim]`, zeros (and no gradient) for padding."""
         mask = tf.cast(tf.not_equal(ids, PAD_ID), tf.float32)
         return self.gather(ids) * mask[..., tf.newaxis]
 
@@ -171,14 +106,7 @@ class EmbeddingTable(tf.Module):
         return np.arange(PAD_ID + 1, self.vocabulary_size), self.rows.numpy()[PAD_ID + 1 :]
 
     def read_rows(self, rows: tf.Tensor) -> tf.Tensor:
-        """Returns rows by their numbers as the steps so far have left them, outside of steps.
-
-        Args:
-            rows: int64, any shape.
-
-        Returns:
-            `rows.shape + [dim]`.
-        """
+        """Returns rows by number, `rows.shape + [dim]`, as the steps so far have left them."""
         return read_rows(self.variable, rows)
 
     def _read(self, variable: tf.Variable, ids: tf.Tensor) -> tf.Tensor:
@@ -191,13 +119,6 @@ def read_rows(table: tf.Variable, ids: tf.Tensor) -> tf.Tensor:
     `tf.nn.embedding_lookup` and `tf.gather` copy a variable that is mirrored on several devices
     as a whole, each time. In a replica, and in its update, the handle is that of its own copy; a
     gradient tape follows it where it watches the variable, as the training step's does.
-
-    Args:
-        table: Variable `[vocabulary_size, dim]`.
-        ids: int32 or int64, any shape.
-
-    Returns:
-        `ids.shape + [dim]`; its gradient names rows.
     """
     if not isinstance(table, tf.distribute.DistributedValues):
         return tf.nn.embedding_lookup(table, ids)
@@ -206,6 +127,23 @@ def read_rows(table: tf.Variable, ids: tf.Tensor) -> tf.Tensor:
     except ValueError:  # Outside of replicas all copies are alike.
         return tf.gather(tf.distribute.get_strategy().experimental_local_results(table)[0], ids)
     return tf.raw_ops.ResourceGather(resource=handle, indices=ids, dtype=table.dtype)
+
+
+def _require_memory(rows: int, dim: int, name: str) -> None:
+    """Refuses a table that the machine has no memory for: the process would be killed."""
+    needed = rows * dim * tf.float32.size
+    if needed < MIN_CHECKED_BYTES or tf.config.list_physical_devices("GPU"):
+        return
+    free = free_memory_bytes()
+    if free is not None and needed > free:
+        raise ConfigError(
+            f"embedding table {name!r} does not fit in memory",
+            received=f"{rows:,} rows of {dim} numbers: {needed:,} bytes",
+            allowed=f"{free:,} bytes, which are free",
+            fix=f"for keys such as hashes, of which few occur, set model.embeddings.{name}.kind="
+            "dynamic, with shard=workers where no machine holds their rows; else lower "
+            "model.embedding_dim",
+        )
 
 
 def _draw_first_rows(rows: tf.Variable, seed: list[int], initializer: Initializer) -> None:
@@ -235,7 +173,6 @@ def _draw_first_rows(rows: tf.Variable, seed: list[int], initializer: Initialize
 def _draw(
     initializer: Initializer, shape: list[int], key: tf.Tensor, counter: tf.Tensor
 ) -> tf.Tensor:
-    """Draws float32 numbers: one number of the generator for each, in order."""
     if isinstance(initializer, NormalConfig):
         normal = tf.raw_ops.StatelessRandomNormalV2
         return normal(shape=shape, key=key, counter=counter, alg=_PHILOX) * initializer.stddev

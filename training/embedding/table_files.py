@@ -1,17 +1,26 @@
-"""Files of embedding tables: a row for each key, in the order of the keys' creation.
+"""Files of embedding tables, and what changes between two states of one.
 
-    <name>.parquet   key int64, vector list<float32>; exact
-    <name>.npz       keys int64 [n], rows float32 [n, dim], for `numpy.load`; exact
-    any other name   key<TAB>v1,v2,…   one line per key, eight decimals, no header
+    <name>.parquet           key int64, vector list<float32>; exact
+    <name>.npz               keys int64 [n], rows float32 [n, dim], for `numpy.load`; exact
+    any other name           key<TAB>v1,v2,…   one line per key, eight decimals, no header
 
-Files are read by what they hold, whatever their names. Each is written whole or not at all.
+A delta has two files, of keys that are new or whose row has changed, and of keys that are gone:
+
+    <name>.parquet           key, vector
+    <name>.removed.parquet   key
+
+Files are read by what they hold, whatever their names. Each is written whole or not at all. A state
+of a table is known by its fingerprint, which depends on keys and rows and not on their order.
 """
 
 from __future__ import annotations
 
+import hashlib
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -23,9 +32,10 @@ import pyarrow.parquet as pq
 from conf.errors import ConfigError, InputDataError
 from conf.schema import PAD_ID
 from conf.storage.atomic_output import atomic_file
-from conf.storage.table_files import open_parquet
+from conf.storage.table_files import open_parquet, read_parquet
 
 PARQUET, NPZ, TEXT = ".parquet", ".npz", ".txt"
+_REMOVED = f".removed{PARQUET}"
 _PARQUET_MAGIC, _ZIP_MAGIC = b"PAR1", b"PK\x03\x04"
 TableRows = tuple[np.ndarray, np.ndarray]
 """Keys, int64 `[n]`, and their rows, float32 `[n, dim]`."""
@@ -35,25 +45,20 @@ _SCHEMA = pa.schema(
         pa.field("vector", pa.list_(pa.float32()), nullable=False),
     ]
 )
-_SHOWN = 60
 _PART_ROWS = 1 << 16
+_NUMPY = (ValueError, zipfile.BadZipFile)
+"""What NumPy raises of a damaged file."""
 
 
 def write_table(path: Path, parts: Iterable[TableRows]) -> None:
-    """Writes the rows of a table; an earlier file is replaced at the end.
-
-    Args:
-        path: A file, whose name says the format; its directory must exist.
-        parts: Rows, a part after the other.
+    """Writes the rows of a table, a part after the other; an earlier file is replaced at the end.
 
     Raises:
         ConfigError: No such directory, or the path is one.
     """
     write = {PARQUET: _write_parquet, NPZ: _write_npz}.get(path.suffix, _write_text)
-    if path.is_dir():
-        raise ConfigError("a table is written to a file", received=f"{path}, a directory")
-    if not path.parent.is_dir():
-        raise ConfigError("no such directory to write a table to", received=path.parent)
+    if path.is_dir() or not path.parent.is_dir():
+        raise ConfigError("no file that a table can be written to", received=path)
     with atomic_file(path) as unfinished:
         write(unfinished, parts)
 
@@ -62,59 +67,14 @@ def write_tables(directory: Path, tables: Mapping[str, TableRows]) -> None:
     """Writes tables by name in each format, in a directory that it makes."""
     directory.mkdir()
     for name, (keys, rows) in tables.items():
-        starts = range(0, len(keys), _PART_ROWS)
         for ending in (PARQUET, NPZ, TEXT):
-            file = directory / f"{quote(name, safe='')}{ending}"
-            parts = (slice(start, start + _PART_ROWS) for start in starts)
-            write_table(file, ((keys[part], rows[part]) for part in parts))
+            parts = ((keys[part], rows[part]) for part in list_parts(len(keys)))
+            write_table(directory / f"{quote(name, safe='')}{ending}", parts)
 
 
-def read_table(path: Path, dim: int) -> Iterator[TableRows]:
-    """Reads the rows of a table, a part after the other.
-
-    Args:
-        path: A file that `write_table` wrote, under any name.
-        dim: Length of a row.
-
-    Raises:
-        ConfigError: No such file.
-        InputDataError: The file is damaged, a row has another length, or a number is not finite.
-    """
-    if not path.is_file():
-        raise ConfigError("no such file of a table", received=path)
-    try:
-        yield from _find_reader(path)(path, dim)
-    except (pa.ArrowException, OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
-        raise InputDataError(f"{path} cannot be read", received=str(error)) from error
-
-
-def _find_reader(path: Path) -> Callable[[Path, int], Iterator[TableRows]]:
-    with path.open("rb") as file:
-        magic = file.read(len(_ZIP_MAGIC))
-    return {_PARQUET_MAGIC: _read_parquet, _ZIP_MAGIC: _read_npz}.get(magic, _read_text)
-
-
-def load_table(path: Path, dim: int) -> TableRows:
-    """Reads all rows of a table.
-
-    Args:
-        path: A file, as for `read_table`.
-        dim: Length of a row.
-
-    Raises:
-        ConfigError: No such file.
-        InputDataError: As for `read_table`, or a key occurs twice or is 0.
-    """
-    parts = [(np.empty(0, np.int64), np.empty((0, dim), np.float32)), *read_table(path, dim)]
-    keys, rows = (np.concatenate(column) for column in zip(*parts, strict=True))
-    distinct = np.unique(keys[keys != PAD_ID])
-    if len(distinct) != len(keys):
-        raise InputDataError(
-            f"{path} holds a key twice, or key 0, which is padding",
-            received=f"{len(keys):,} rows of {len(distinct):,} keys",
-            fix="leave one row of each key",
-        )
-    return keys, rows
+def list_parts(count: int) -> list[slice]:
+    """Returns the parts that so many rows are written by, one at least."""
+    return [slice(first, first + _PART_ROWS) for first in range(0, max(1, count), _PART_ROWS)]
 
 
 def _write_parquet(path: Path, parts: Iterable[TableRows]) -> None:
@@ -133,125 +93,187 @@ def _write_text(path: Path, parts: Iterable[TableRows]) -> None:
 
 
 def _write_npz(path: Path, parts: Iterable[TableRows]) -> None:
-    keys, rows = zip(*parts, strict=True)
+    keys, rows = (np.concatenate(column) for column in zip(*parts, strict=True))
     with path.open("wb") as file:
-        np.savez(file, keys=np.concatenate(keys), rows=np.concatenate(rows).astype(np.float32))
+        np.savez(file, keys=keys, rows=rows.astype(np.float32))
 
 
-def _read_npz(path: Path, dim: int) -> Iterator[TableRows]:
+def read_table(path: Path, dim: int) -> Iterator[TableRows]:
+    """Reads the rows of a table, of `dim` finite numbers each, a part after the other.
+
+    Raises:
+        ConfigError: No such file.
+        InputDataError: The file is damaged, a row has another length, or a number is not finite.
+    """
+    if not path.is_file():
+        raise ConfigError("no such file of a table", received=path)
+    first = 0
+    try:
+        for keys, vectors in _find_reader(path)(path):
+            yield _check_rows(path, first, (keys, vectors), dim)
+            first += len(keys)
+    except (pa.ArrowException, LookupError, TypeError, OSError, EOFError, *_NUMPY) as error:
+        raise InputDataError(f"{path} cannot be read", received=str(error)) from error
+
+
+def _find_reader(path: Path) -> Callable[[Path], Iterator[tuple[pa.Array, pa.Array]]]:
+    with path.open("rb") as file:
+        magic = file.read(len(_ZIP_MAGIC))
+    return {_PARQUET_MAGIC: _read_parquet, _ZIP_MAGIC: _read_npz}.get(magic, _read_text)
+
+
+def _read_npz(path: Path) -> Iterator[tuple[pa.Array, pa.Array]]:
     with np.load(path, allow_pickle=False) as arrays:
-        found = {name: arrays[name] for name in ("keys", "rows") if name in arrays}
-    described = {name: f"{array.dtype} {list(array.shape)}" for name, array in found.items()}
-    count = found["keys"].size if "keys" in found else 0
-    if described != {"keys": f"int64 {[count]}", "rows": f"float32 {[count, dim]}"}:
-        raise InputDataError(
-            f"{path} is no file of this table",
-            received=", ".join(f"{name} {shape}" for name, shape in described.items()),
-            allowed=f"keys int64 [n], rows float32 [n, {dim}]",
-        )
-    vectors = pa.FixedSizeListArray.from_arrays(pa.array(found["rows"].ravel()), dim)
-    batch = pa.record_batch([pa.array(found["keys"]), vectors], names=_SCHEMA.names)
-    yield _check_rows(path, "row", 0, batch, dim)
+        keys, rows = arrays["keys"], arrays["rows"]
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])
+    yield _require_whole(pa.array(keys)), vectors
 
 
-def _read_parquet(path: Path, dim: int) -> Iterator[TableRows]:
+def _read_parquet(path: Path) -> Iterator[tuple[pa.Array, pa.Array]]:
     with open_parquet(path) as file:
-        if any(file.schema_arrow.names.count(name) != 1 for name in _SCHEMA.names):
-            raise InputDataError(
-                f"{path} is no file of a table",
-                received=f"columns {', '.join(file.schema_arrow.names)}",
-                allowed=", ".join(f"{field.name} {field.type}" for field in _SCHEMA),
-            )
-        key_type = file.schema_arrow.field("key").type
-        if pa.types.is_floating(key_type) or pa.types.is_boolean(key_type):
-            raise InputDataError(
-                f"{path} has keys that are no whole numbers",
-                received=f"key {key_type}",
-                allowed="key int64; a float64 has rounded keys above 2^53 already",
-                fix="write the keys as int64; pandas makes float64 of a column that lacks a value",
-            )
-        first = 0
         for batch in file.iter_batches(columns=_SCHEMA.names):
-            is_null = pc.or_(pc.is_null(batch["key"]), pc.is_null(batch["vector"]))
-            if pc.any(is_null).as_py():
-                bad = pc.index(is_null, True).as_py()
-                shown = f"key {batch['key'][bad]}: {batch['vector'][bad].as_py()}"
-                raise _bad_row(path, "row", first + bad + 1, shown, dim)
-            yield _check_rows(path, "row", first, batch.cast(_SCHEMA), dim)
-            first += batch.num_rows
+            yield _require_whole(batch["key"]), batch["vector"]
 
 
-def _read_text(path: Path, dim: int) -> Iterator[TableRows]:
+def _require_whole(keys: pa.Array) -> pa.Array:
+    """Refuses keys that are rounded: pandas makes float64 of a column that lacks a value."""
+    if not pa.types.is_integer(keys.type):
+        raise ValueError(f"keys are whole numbers of 64 bits, and these are {keys.type}")
+    return keys.cast(pa.int64())
+
+
+def _read_text(path: Path) -> Iterator[tuple[pa.Array, pa.Array]]:
     if path.stat().st_size == 0:
         return
-    first = 0
-    for batch in _open_text(path):
-        yield _parse_lines(path, first, batch, dim)
-        first += batch.num_rows
-
-
-def _open_text(path: Path) -> pyarrow.csv.CSVStreamingReader:
-    return pyarrow.csv.open_csv(
+    reader = pyarrow.csv.open_csv(
         path,
-        read_options=pyarrow.csv.ReadOptions(column_names=["key", "vector"]),
+        read_options=pyarrow.csv.ReadOptions(column_names=_SCHEMA.names),
         parse_options=pyarrow.csv.ParseOptions(
             delimiter="\t", quote_char=False, ignore_empty_lines=False
         ),
         convert_options=pyarrow.csv.ConvertOptions(
-            column_types={"key": pa.string(), "vector": pa.string()}, strings_can_be_null=False
+            column_types={"key": pa.int64(), "vector": pa.string()}
         ),
     )
+    for batch in reader:
+        yield batch["key"], pc.split_pattern(batch["vector"], ",")
 
 
-def _parse_lines(path: Path, first: int, batch: pa.RecordBatch, dim: int) -> TableRows:
-    try:
-        parsed = _parse(batch)
-    except pa.ArrowInvalid:
-        bad = _find_bad_line(batch)
-        line = f"{batch['key'][bad]}\t{batch['vector'][bad]}"
-        raise _bad_row(path, "line", first + bad + 1, line, dim) from None
-    return _check_rows(path, "line", first, parsed, dim)
+def _check_rows(path: Path, first: int, part: tuple[pa.Array, pa.Array], dim: int) -> TableRows:
+    """Returns keys, which must be there, and rows, each of which must hold `dim` finite numbers."""
+    keys, vectors = part[0], part[1].cast(pa.list_(pa.float32()))
+    is_right = pc.and_(pc.is_valid(keys), pc.equal(pc.list_value_length(vectors), dim))
+    is_right = pc.fill_null(is_right, False).to_numpy(zero_copy_only=False)
+    if is_right.all():
+        rows = vectors.flatten().to_numpy(zero_copy_only=False).reshape(-1, dim)
+        is_right = np.isfinite(rows).all(axis=1)
+    if not is_right.all():
+        bad = int(np.argmin(is_right))
+        raise InputDataError(
+            f"{path}, row {first + bad + 1:,}: no row of this table",
+            received=f"key {keys[bad]}: {vectors[bad].as_py()}"[:80],
+            allowed=f"a whole number of 64 bits, and {dim} finite numbers",
+        )
+    return keys.to_numpy(), rows
 
 
-def _parse(batch: pa.RecordBatch) -> pa.RecordBatch:
-    keys = batch["key"].cast(pa.int64())
-    vectors = pc.split_pattern(batch["vector"], ",").cast(pa.list_(pa.float32()))
-    return pa.record_batch([keys, vectors], schema=_SCHEMA)
+def load_table(path: Path, dim: int, *, has_padding: bool = True) -> TableRows:
+    """Reads all rows of a table; key 0 is none of them where it pads.
+
+    Raises:
+        ConfigError: No such file.
+        InputDataError: As for `read_table`, or a key occurs twice.
+    """
+    parts = [(np.empty(0, np.int64), np.empty((0, dim), np.float32)), *read_table(path, dim)]
+    keys, rows = (np.concatenate(column) for column in zip(*parts, strict=True))
+    distinct = np.unique(keys[keys != PAD_ID] if has_padding else keys)
+    if len(distinct) != len(keys):
+        raise InputDataError(
+            f"{path} holds a key twice" + (", or key 0, which is padding" if has_padding else ""),
+            received=f"{len(keys):,} rows of {len(distinct):,} keys",
+            fix="leave one row of each key",
+        )
+    return keys, rows
 
 
-def _find_bad_line(batch: pa.RecordBatch) -> int:
-    """Number of the first line of a batch that cannot be parsed, where there is one."""
-    first, count = 0, batch.num_rows
-    while count > 1:
-        half = count // 2
-        try:
-            _parse(batch.slice(first, half))
-            first, count = first + half, count - half
-        except pa.ArrowInvalid:
-            count = half
-    return first
+@dataclass(frozen=True)
+class TableDelta:
+    """Changes of a table, keys ascending, and its fingerprints before (`base`) and after."""
+
+    changed: TableRows
+    removed: np.ndarray
+    base: str
+    result: str
+
+    def require_base(self, table: TableRows) -> None:
+        """Refuses a table that is not the one before the changes."""
+        fingerprint = fingerprint_rows(table)
+        if fingerprint != self.base:
+            raise InputDataError(
+                "the delta is for another state of the table",
+                received=f"fingerprint {fingerprint[:12]}",
+                allowed=self.base[:12],
+                fix="apply the deltas in between first, in order, or take a full export",
+            )
+
+    def apply(self, base: TableRows) -> TableRows:
+        """Returns the table after, keys ascending; refuses one that is not the table before."""
+        self.require_base(base)
+        keys, rows = base
+        kept = ~np.isin(keys, np.concatenate([self.changed[0], self.removed]))
+        result = sort_rows(
+            np.concatenate([keys[kept], self.changed[0]]),
+            np.concatenate([rows[kept], self.changed[1]]),
+        )
+        if fingerprint_rows(result) != self.result:
+            raise InputDataError("the delta does not lead to the table that it names")
+        return result
 
 
-def _check_rows(path: Path, unit: str, first: int, batch: pa.RecordBatch, dim: int) -> TableRows:
-    """Returns the keys and rows of a batch, of which each must hold `dim` finite numbers."""
-    vectors = batch["vector"]
-    lengths = pc.fill_null(pc.list_value_length(vectors), -1).to_numpy(zero_copy_only=False)
-    is_wrong = lengths != dim
-    numbers = np.empty((0, dim), np.float32)
-    if not is_wrong.any():
-        numbers = vectors.flatten().to_numpy(zero_copy_only=False).reshape(-1, dim)
-        is_wrong = ~np.isfinite(numbers).all(axis=1)
-    if is_wrong.any():
-        bad = int(np.argmax(is_wrong))
-        shown = f"key {batch['key'][bad]}: {batch['vector'][bad].as_py()}"
-        raise _bad_row(path, unit, first + bad + 1, shown, dim)
-    return batch["key"].to_numpy(zero_copy_only=False), numbers
-
-
-def _bad_row(path: Path, unit: str, number: int, shown: str, dim: int) -> InputDataError:
-    return InputDataError(
-        f"{path}, {unit} {number:,}: no row of this table",
-        received=shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…",
-        allowed=f"a whole number of 64 bits, and {dim} finite numbers",
-        fix="correct the file, or give the table the row length of the file",
+def compare_tables(base: TableRows, result: TableRows) -> TableDelta:
+    """Returns what has changed between two states of a table."""
+    (old_keys, old_rows), (keys, rows) = sort_rows(*base), sort_rows(*result)
+    at = np.minimum(np.searchsorted(old_keys, keys), max(len(old_keys) - 1, 0))
+    same = np.zeros(len(keys), np.bool_)
+    if len(old_keys):
+        same = old_keys[at] == keys
+        # As bits: 0.0 and -0.0 are two rows.
+        same[same] = (old_rows[at[same]].view(np.int32) == rows[same].view(np.int32)).all(axis=1)
+    return TableDelta(
+        changed=(keys[~same], rows[~same]),
+        removed=np.setdiff1d(old_keys, keys, assume_unique=True),
+        base=fingerprint_rows((old_keys, old_rows)),
+        result=fingerprint_rows((keys, rows)),
     )
+
+
+def sort_rows(keys: np.ndarray, rows: np.ndarray) -> TableRows:
+    """Returns rows by ascending key."""
+    if (keys[1:] > keys[:-1]).all():
+        return keys, np.ascontiguousarray(rows)
+    order = np.argsort(keys, kind="stable")
+    return keys[order], rows[order]
+
+
+def fingerprint_rows(table: TableRows) -> str:
+    """Returns the SHA-256 of a table's length, keys and rows, in the order of the keys."""
+    keys, rows = sort_rows(*table)
+    digest = hashlib.sha256(np.array(rows.shape, "<i8").tobytes())
+    digest.update(np.ascontiguousarray(keys, "<i8").data)
+    digest.update(np.ascontiguousarray(rows, "<f4").data)
+    return digest.hexdigest()
+
+
+def write_delta_rows(directory: Path, name: str, delta: TableDelta) -> None:
+    """Writes the changes of a table."""
+    stem = quote(name, safe="")
+    write_table(directory / f"{stem}{PARQUET}", [delta.changed])
+    pq.write_table(pa.table({"key": delta.removed}), directory / f"{stem}{_REMOVED}")
+
+
+def read_delta_rows(directory: Path, name: str, about: Mapping[str, Any]) -> TableDelta:
+    """Reads the changes of a table, whose `dim`, `base` and `result` are known."""
+    stem = quote(name, safe="")
+    changed = load_table(directory / f"{stem}{PARQUET}", about["dim"])
+    removed = read_parquet(directory / f"{stem}{_REMOVED}")["key"].to_numpy()
+    return TableDelta(changed, removed, about["base"], about["result"])

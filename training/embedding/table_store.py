@@ -7,18 +7,18 @@ its tables on the devices.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from conf.artefacts.delta import read_delta
 from conf.artefacts.export import TABLES_DIR
-from conf.errors import ConfigError, InputDataError
+from conf.errors import ConfigError
 from conf.training.tables import Initializer, NormalConfig
 from training.embedding.dynamic_table import draw_first_rows
-from training.embedding.key_records import (
+from training.embedding.key_index import (
     KEY,
     META,
     TIME,
@@ -28,16 +28,16 @@ from training.embedding.key_records import (
     pack_meta,
     unpack_meta,
 )
-from training.embedding.table_delta import read_delta_rows
 from training.embedding.table_files import (
     TableRows,
-    read_table,
+    list_parts,
+    load_table,
+    read_delta_rows,
     write_table,
 )
 
 MOST_ROWS = (1 << 32) - 1
 MIN_ROWS = 1 << 10
-_PART_ROWS = 1 << 16
 _INT64 = np.iinfo(np.int64)
 
 
@@ -75,19 +75,17 @@ class TableStore:
         if dim < 1:
             raise ConfigError("a row has at least one number", received=f"dim = {dim}")
         self.dim = dim
-        self._seed, self._name = seed, name
-        self._initializer = initializer or NormalConfig()
+        initializer = initializer or NormalConfig()
+        self._draws: Any = {"seed": seed, "table": name, "initializer": initializer}
         self._lock = threading.RLock()
         self._records, self._used = KeyRecords(), UsedRows(MOST_ROWS)
         self._rows = np.zeros((MIN_ROWS, dim), np.float32)
         self._created = 0
 
     def __len__(self) -> int:
-        """Number of keys."""
         return len(self._records)
 
     def __contains__(self, key: int) -> bool:
-        """Whether a key has a row."""
         wanted = _check_keys(key).reshape(1)
         with self._lock:
             return bool(self._records.find(wanted)[0])
@@ -98,13 +96,7 @@ class TableStore:
         return self._records.bytes + self._used.bytes + self._rows.nbytes
 
     def pull(self, keys: ArrayLike) -> np.ndarray:
-        """Returns the rows of keys; keys that have none get one.
-
-        Args:
-            keys: Whole numbers of any shape.
-
-        Returns:
-            float32 `keys.shape + [dim]`, a copy.
+        """Returns the rows of keys, float32 `keys.shape + [dim]`; keys that have none get one.
 
         Raises:
             ConfigError: Keys that are no whole numbers of 64 bits.
@@ -114,7 +106,9 @@ class TableStore:
         with self._lock:
             rows, is_new = self._find_or_create(distinct.keys)
             if is_new.any():
-                self._rows[rows[is_new]] = self._draw(distinct.keys[is_new])
+                self._rows[rows[is_new]] = draw_first_rows(
+                    distinct.keys[is_new], self.dim, **self._draws, has_oov=False
+                )
             pulled = self._rows[distinct.spread(rows)]
         return pulled.reshape(*wanted.shape, self.dim)
 
@@ -137,17 +131,7 @@ class TableStore:
             self._rows[distinct.spread(rows)] = given
 
     def delete(self, keys: ArrayLike) -> int:
-        """Forgets keys; pulled again, they start at their first values.
-
-        Args:
-            keys: Whole numbers of any shape; those that have no row are passed over.
-
-        Returns:
-            How many keys had a row.
-
-        Raises:
-            ConfigError: Keys that are no whole numbers of 64 bits.
-        """
+        """Forgets keys, returns how many had a row; pulled again, they start at first values."""
         known = DistinctKeys(_check_keys(keys).ravel(), 0, has_padding=False).keys
         with self._lock:
             meta = self._records.find(known)
@@ -157,15 +141,12 @@ class TableStore:
             return int(np.count_nonzero(has_row))
 
     def save(self, path: str | Path) -> int:
-        """Writes all keys with their rows, in the order of their creation, and prints how many.
+        """Writes all keys with their rows, in the order of their creation; returns how many.
 
         Args:
             path: A file, of which an earlier one is replaced at the end: `.parquet` and `.npz`
                 (`keys`, `rows`) are exact, any other name is text (`key<TAB>v1,v2,…`, eight
                 decimals).
-
-        Returns:
-            Number of keys.
 
         Raises:
             ConfigError: No such directory, or the path is one.
@@ -173,41 +154,26 @@ class TableStore:
         with self._lock:
             records = self._records.read_all()
             records = records[np.argsort(records[:, TIME], kind="stable")]
-            write_table(Path(path), self._read_parts(records))
+            parts = (self._read_rows(records[part]) for part in list_parts(len(records)))
+            write_table(Path(path), parts)
         print(f"{len(records):,} keys")
         return len(records)
 
     def load(self, path: str | Path) -> int:
         """Replaces all keys and rows by those of a file that `save` or `sluice export` wrote.
 
-        Args:
-            path: A file.
-
-        Returns:
-            Number of keys.
+        Returns how many there are. What was there stays if the file is refused.
 
         Raises:
             ConfigError: No such file.
-            InputDataError: A row is damaged or has another length, or a key occurs twice; what was
-                there stays.
+            InputDataError: A row is damaged or has another length, or a key occurs twice.
         """
-        other = TableStore(
-            self.dim, seed=self._seed, name=self._name, initializer=self._initializer
-        )
-        count = 0
-        for keys, rows in read_table(Path(path), self.dim):
-            other.push(keys, rows)
-            count += len(keys)
-        if len(other) != count:
-            raise InputDataError(
-                f"{path} holds a key twice",
-                received=f"{count:,} rows of {len(other):,} keys",
-                fix="leave one row of each key",
-            )
+        keys, rows = load_table(Path(path), self.dim, has_padding=False)
         with self._lock:
-            self._records, self._used = other._records, other._used
-            self._rows, self._created = other._rows, other._created
-        return len(other)
+            self._records, self._used, self._created = KeyRecords(), UsedRows(MOST_ROWS), 0
+            self._rows = np.zeros((MIN_ROWS, self.dim), np.float32)
+            self.push(keys, rows)
+        return len(keys)
 
     def apply(self, path: str | Path, table: str) -> int:
         """Brings the rows to what a delta of `sluice export --delta-since` leads to.
@@ -221,8 +187,7 @@ class TableStore:
 
         Raises:
             ConfigError: The delta has no such table, or its rows have another length.
-            InputDataError: The delta is damaged, or leads from other rows than these. Nothing
-                has changed.
+            InputDataError: The delta is damaged, or leads from other rows than these.
             UpstreamNotReadyError: There is no such delta.
         """
         directory, about = read_delta(Path(path))
@@ -236,21 +201,10 @@ class TableStore:
             )
         delta = read_delta_rows(directory / TABLES_DIR, table, described)
         with self._lock:
-            keys, rows = zip(*self._read_parts(self._records.read_all()), strict=True)
-            delta.require_base((np.concatenate(keys), np.concatenate(rows)))
+            delta.require_base(self._read_rows(self._records.read_all()))
             self.delete(delta.removed)
             self.push(*delta.changed)
         return len(delta.removed) + len(delta.changed[0])
-
-    def _draw(self, keys: np.ndarray) -> np.ndarray:
-        return draw_first_rows(
-            keys,
-            self.dim,
-            seed=self._seed,
-            table=self._name,
-            initializer=self._initializer,
-            has_oov=False,
-        )
 
     def _check_values(self, keys: np.ndarray, values: ArrayLike) -> np.ndarray:
         given = np.asarray(values, np.float32)
@@ -289,10 +243,8 @@ class TableStore:
             grown[: len(self._rows)] = self._rows
             self._rows = grown
 
-    def _read_parts(self, records: np.ndarray) -> Iterator[TableRows]:
-        for first in range(0, max(1, len(records)), _PART_ROWS):
-            part = records[first : first + _PART_ROWS]
-            yield np.ascontiguousarray(part[:, KEY]), self._rows[unpack_meta(part[:, META])[0]]
+    def _read_rows(self, records: np.ndarray) -> TableRows:
+        return records[:, KEY].copy(), self._rows[unpack_meta(records[:, META])[0]]
 
 
 def _check_keys(keys: ArrayLike) -> np.ndarray:

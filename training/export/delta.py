@@ -2,7 +2,7 @@
 
     DIR/<model>/<n>/
         delta.json                      what it leads from and to, checksums; written last
-        tables/<name>.parquet           see `training.embedding.table_delta`
+        tables/<name>.parquet           see `training.embedding.table_files`
         weights.index, weights.data-…   tensors of the SavedModel that are no rows of tables
         version/                        its other files
 
@@ -52,13 +52,14 @@ from training.distribution.workers import disk_errors
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_index import FIRST_ROW
 from training.embedding.key_space import build_lookup
-from training.embedding.table_delta import (
+from training.embedding.table_files import (
+    TableRows,
     compare_tables,
     read_delta_rows,
     sort_rows,
     write_delta_rows,
+    write_tables,
 )
-from training.embedding.table_files import TableRows, write_tables
 from training.export.saved_model import write_models_config, write_version
 from training.export.stored_models import bring, describe, is_card
 

@@ -46,8 +46,7 @@ from training.checkpoint.restore import TrainedModel
 from training.distribution.workers import disk_errors
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.static_table import EmbeddingTable
-from training.embedding.table_delta import fingerprint_rows
-from training.embedding.table_files import write_tables
+from training.embedding.table_files import fingerprint_rows, write_tables
 from training.encoders.serving import ServingEncoders
 from training.export.embeddings import (
     ExportedItems,

@@ -16,7 +16,7 @@ from conf.training.train import EarlyStoppingConfig, StepRange, TrainConfig
 from training.checkpoint.manager import CheckpointManager
 from training.checkpoint.resume_state import EpochSums, Position, ResumeState
 from training.distribution.workers import NullWriter, Workers, disk_errors
-from training.embedding.placement.served_rows import ServedRows
+from training.embedding.worker_rows import ServedRows
 from training.loop.epochs import EpochRunner, RunContext, StopNowError, StopRequest
 from training.loop.parts import TrainingParts, build
 from training.loop.plan import check

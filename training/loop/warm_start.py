@@ -34,10 +34,9 @@ from training.checkpoint.saved_tensors import (
     share_state,
 )
 from training.distribution.workers import Workers
-from training.embedding.dynamic_table import DynamicTable
-from training.embedding.growing_rows import ShardedRows
-from training.embedding.key_space import SAVED_KEYS, KeySpace
-from training.embedding.static_table import TableRows
+from training.embedding.dynamic_table import DynamicTable, ShardedRows, TableRows
+from training.embedding.key_index import SAVED_KEYS
+from training.embedding.key_space import KeySpace
 from training.encoders.vocabularies import (
     NO_ROW,
     EncodedVersion,

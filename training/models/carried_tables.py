@@ -13,15 +13,8 @@ from conf.local_paths import local_path
 from conf.schema import PAD_ID
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_index import FIRST_ROW
+from training.embedding.key_rules import COUNTERS, COUNTS, STEPS, TIMES, WAITING_KEYS
 from training.embedding.key_space import KeySpace
-from training.embedding.ruled_key_space import (
-    COUNTERS,
-    COUNTS,
-    STEPS,
-    TIMES,
-    WAITING_KEYS,
-    RuledKeySpace,
-)
 from training.embedding.static_table import EmbeddingTable
 from training.embedding.table_files import TableRows, load_table
 from training.encoders.vocabularies import NO_ROW, EncodedVersion, match_keys
@@ -36,7 +29,7 @@ class MatchedKeys:
         keys: Its keys, int64 `[n]`, in the order of the earlier table.
         rows: Row of the earlier table for each row of the new one, int64 `[2 + n]`.
         history: Counts and times of the keys, the keys that waited for a row, and the counters, by
-            the names of `RuledKeySpace.state_tensors`; empty where the earlier table had no rules.
+            the names of `RuledIndex.read_state`; empty where the earlier table had no rules.
     """
 
     keys: np.ndarray
@@ -94,7 +87,7 @@ def match_history(
         earlier: Tensors of the earlier key space.
         versions: As for `match_dynamic_table`.
     """
-    if COUNTERS not in earlier or not isinstance(table.keys, RuledKeySpace):
+    if COUNTERS not in earlier or not table.keys.is_ruled:
         return found
     kept = found.rows[FIRST_ROW:] - FIRST_ROW
     history = {name: earlier[name][kept] for name in (COUNTS, TIMES, STEPS) if name in earlier}
@@ -109,10 +102,7 @@ def match_history(
 def set_keys(model: Model, space: KeySpace, found: MatchedKeys) -> None:
     """Gives keys rows with first values, in all tables and optimizer state that have the keys."""
     keys = found.keys
-    if found.history and isinstance(space, RuledKeySpace):
-        space.continue_keys(keys, found.history)
-    else:
-        space.set_keys(keys)
+    space.set_keys(keys, found.history)
     for matrix in space.matrices:
         matrix.assign(np.full((len(keys) + FIRST_ROW, matrix.dim), matrix.fill, np.float32))
     for table in model.tables.values():

@@ -15,11 +15,9 @@ from conf.schema import FeatureSpec
 from conf.training.models import ModelConfig, PoolingConfig, VectorConfig
 from conf.training.tables import DynamicTableConfig, Initializer, NormalConfig, StaticTableConfig
 from training.embedding.dynamic_table import DynamicTable
-from training.embedding.key_rules import KeyRules
 from training.embedding.key_space import KeySpace
-from training.embedding.placement.row_exchange import RowExchange, find_owners
-from training.embedding.ruled_key_space import RuledKeySpace
 from training.embedding.static_table import EmbeddingTable, RowUpdates
+from training.embedding.worker_rows import RowExchange, find_owners
 from training.models.embedded_inputs import BIAS_SUFFIX, EmbeddedInputs, InputFeature
 from training.models.model import find_feature, unknown_name
 from training.networks.layers import PositionWeights
@@ -192,22 +190,9 @@ class TableBuilder:
         return DynamicTable(name, keys, dim, seed=self._seed, initializer=initializer)
 
     def _build_keys(self, table: _Dynamic) -> KeySpace:
-        config = table.config
-        rules = KeyRules.read(table.name, config, self._seed)
-        capacity, device_rows = config.capacity, config.device_rows
-        owners = find_owners(tf.distribute.get_strategy()) if config.shard else None
+        owners = find_owners(tf.distribute.get_strategy()) if table.config.shard else None
         exchange = None if owners is None else RowExchange(owners, len(self._keys))
-        if rules is not None:
-            return RuledKeySpace(
-                rules, capacity=capacity, device_rows=device_rows, exchange=exchange
-            )
-        return KeySpace(
-            table.name,
-            max_rows=config.max_rows,
-            capacity=capacity,
-            device_rows=device_rows,
-            exchange=exchange,
-        )
+        return KeySpace(table.name, table.config, seed=self._seed, exchange=exchange)
 
     def _add(self, table: _Dynamic, specs: Mapping[str, FeatureSpec]) -> None:
         key = f"model.embeddings.{table.name}"

@@ -11,7 +11,8 @@ import tensorflow as tf
 from conf.errors import ConfigError, did_you_mean
 from conf.manifest import Manifest
 from conf.schema import FeatureSpec
-from training.embedding.static_table import EmbeddingTable, find_step_variable
+from training.embedding.dynamic_table import find_step_variable
+from training.embedding.static_table import EmbeddingTable
 from training.input.batches import Features
 from training.models.embedded_inputs import BIAS_SUFFIX, EmbeddedInputs
 from training.networks.network import Network

@@ -20,10 +20,10 @@ from conf.training.models import ModelConfig, RankingConfig
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_space import reading_rows
 from training.input.batches import Batch, build_eval_dataset, read_batches
-from training.models.two_towers import DSSM
 from training.models.embedded_inputs import EmbeddedInputs, vector_errors
 from training.models.model import Model
 from training.models.ranking import RankingModel
+from training.models.two_towers import DSSM
 from training.networks.network import Network, TrainingPass
 from training.networks.user_code import user_errors
 from training.objectives.user_items import TrainRows

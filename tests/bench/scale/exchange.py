@@ -81,13 +81,14 @@ def simulate(batches: Iterator[np.ndarray], workers: int, dim: int) -> Traffic:
         dim: Numbers of a row.
     """
     # TensorFlow takes seconds to load, which the page need not wait for.
-    from training.embedding.placement.row_exchange import RowExchange
-    from training.embedding.placement.row_owners import RowOwners
+    from training.embedding.key_index import MappedBatch
+    from training.embedding.worker_rows import RowExchange, RowOwners
 
     exchange = RowExchange(RowOwners(0, workers), 0)
-    nothing, named, size = np.empty(0, np.int64), [], 0
+    plan = exchange.begin_batches(is_new_epoch=True)
+    named, size = [], 0
     for rows in batches:
-        exchange.plan(rows.ravel(), nothing, is_counted=True)
+        plan(MappedBatch(rows.ravel(), 0), True)
         parts = rows.reshape(workers, -1)
         named.append(np.mean([len(np.unique(part)) for part in parts]))
         size = len(rows)

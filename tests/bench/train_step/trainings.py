@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from conf.schema import FIRST_TOKEN_ID, FeatureSpec
 from conf.training.optimizer import OptimizerConfig
+from conf.training.tables import DynamicTableConfig
 from training.distribution.strategy import build_run_steps
 from training.embedding.distinct_rows import add_distinct_ids, plan_lookups
 from training.embedding.dynamic_table import DynamicTable
@@ -146,7 +147,9 @@ def build_static_table(rows: int, dim: int) -> EmbeddingTable:
 
 def build_dynamic_table(dim: int, capacity: int) -> DynamicTable:
     """Returns a table without keys, and memory for some."""
-    return DynamicTable("item", KeySpace("item", capacity=capacity), dim, seed=1)
+    return DynamicTable(
+        "item", KeySpace("item", DynamicTableConfig(capacity=capacity)), dim, seed=1
+    )
 
 
 _OPTIONS = StepOptions(seed=1)

@@ -23,7 +23,7 @@ from training.checkpoint.checkpoint_tensors import STATE_PREFIX, CheckpointTenso
 from training.checkpoint.resume_state import Position
 from training.distribution.workers import Workers
 from training.embedding.key_index import FIRST_ROW
-from training.embedding.placement.row_owners import RowOwners
+from training.embedding.worker_rows import RowOwners
 
 ROWS, DIM = 13, 3
 NAME = "model/tables/items/rows"

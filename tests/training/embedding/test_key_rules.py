@@ -1,9 +1,8 @@
 from __future__ import annotations
 
 import math
-import re
 import zlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,18 +13,23 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from conf.errors import InputDataError
-from conf.training.tables import DynamicTableConfig, EvictionConfig
+from conf.training.tables import DynamicTableConfig
 from training.embedding.dynamic_table import DynamicTable
-from training.embedding.key_mapping import (
-    admit_arrivals,
-    check_clock,
-    map_keys,
-    plan_keyed_features,
+from training.embedding.key_index import (
+    HASHES,
+    DistinctKeys,
+    KeyRecords,
+    UsedRows,
+    pack_meta,
 )
-from training.embedding.key_records import HASHES, KEY, KeyRecords, UsedRows, pack_meta
-from training.embedding.key_rules import IndexCounters, KeyRules, RuledIndex, find_smallest
-from training.embedding.key_space import reading_rows
-from training.embedding.ruled_key_space import RuledKeySpace
+from training.embedding.key_mapping import admit_arrivals, map_keys, plan_keyed_features
+from training.embedding.key_rules import (
+    FREED_SHARE,
+    RuledIndex,
+    find_smallest,
+    read_key_list,
+)
+from training.embedding.key_space import KeySpace, reading_rows
 from training.input.batches import ARRIVALS
 
 ENDS = [-(2**63), 2**63 - 1]
@@ -71,7 +75,7 @@ class ByDict:
     def map(self, keys: list[int], times: list[int], is_last: bool) -> list[int]:
         self.batches += 1
         timed = self.config.eviction is not None and self.config.eviction.timestamp is not None
-        self.evict(self.batches - 1 if not timed else self.now, times, is_last)
+        self.evict(is_last)
         times = times if timed else [self.batches] * len(keys)
         self.now = max(times) if self.now is None else max(self.now, *times)
         distinct = list(dict.fromkeys(key for key in keys if key))
@@ -120,7 +124,7 @@ class ByDict:
                 (key for key in self.rows if key not in busy),
                 key=lambda k: (*self.known[k][:: -1 if recent else 1], k),
             )
-            for key in order[: max(missing, int(rules.share * most))]:
+            for key in order[: max(missing, int(FREED_SHARE * most))]:
                 self.forget(key)
         for key in wanted:
             if len(self.rows) < most:
@@ -131,19 +135,15 @@ class ByDict:
                 if self.least == 1:
                     self.known.pop(key)
 
-    def evict(self, now: int | None, times: list[int], is_last: bool) -> None:
-        rules = self.config.eviction
+    def evict(self, is_last: bool) -> None:
+        rules, now = self.config.eviction, self.now
         if rules is None or (rules.every == "epoch" and not is_last):
             return
         turns = 1 if rules.every == "epoch" else rules.every
-        if rules.every_time:
-            if now is None or max(times) // rules.every_time * rules.every_time <= now:
-                return
-            turns, now = 1, max(times) - max(times) % rules.every_time
         for key, (count, time) in list(self.known.items()):
             if (mix(key) >> 32) * turns // HASHES != (self.batches - 1) % turns:
                 continue
-            unused = rules.unused_time or rules.unused_steps
+            unused = rules.unused_time
             is_old = unused is not None and now is not None and now - time >= unused
             if is_old or count < (rules.min_count or 0):
                 self.forget(key)
@@ -174,19 +174,13 @@ TABLES = {
     "probability": {"admission": DRAWN},
     "allow list": {"admission": {"allow_list": "-"}, "max_rows": 2},
     "unused time": {"eviction": BY_TIME},
-    "unused steps": {"eviction": {"unused_steps": 3, "every": 1}},
     "min count": {"eviction": {"min_count": 3, "every": 2}},
-    "epoch": {"eviction": {"unused_steps": 2, "every": "epoch"}},
-    "recent": {"max_rows": 5, "eviction": {"when_full": "least_recent", "share": 0.4}},
+    "epoch": {"eviction": {**BY_TIME, "unused_time": 2, "every": "epoch"}},
+    "recent": {"max_rows": 25, "eviction": {"when_full": "least_recent"}},
     "frequent": {"max_rows": 5, "eviction": {"when_full": "least_frequent"}},
-    "any count": {"admission": {"count": 1}, "eviction": {"unused_steps": 3, "every": 1}},
+    "any count": {"admission": {"count": 1}, "eviction": {**BY_TIME, "every": 1}},
     "coefficient": {"admission": {"count": 7, "coefficient": 3}},
-    "each day": {"eviction": {"timestamp": "time", "unused_time": 5, "every_time": 8}},
-    "each day, counted": {
-        "admission": {"count": 2},
-        "eviction": {"timestamp": "time", "min_count": 3, "every_time": 4},
-    },
-    "full": {"max_rows": 3, "eviction": {"unused_steps": 4, "every": 5}},
+    "full": {"max_rows": 3, "eviction": {**BY_TIME, "unused_time": 4, "every": 5}},
     "all, counted": {
         "max_rows": 4,
         "admission": {"count": 2},
@@ -202,10 +196,8 @@ TABLES = {
 
 def build(table: dict[str, Any]) -> tuple[RuledIndex, ByDict]:
     config = DynamicTableConfig.model_validate(table)
-    rules = KeyRules.read(TABLE, config, SEED)
-    assert rules is not None
-    index = RuledIndex(rules)
-    if not (rules.admission and rules.admission.allow_list):
+    index = RuledIndex(TABLE, config, SEED)
+    if not index.admission.allow_list:
         return index, ByDict(config)
     index._allowed = np.array([-2, 1, 2, 3, ENDS[1]])
     return index, ByDict(config, set(index._allowed.tolist()))
@@ -218,7 +210,7 @@ def test_does_what_dictionaries_do_at_every_batch(name: str, batches, data) -> N
     index, expected = build(TABLES[name])
     past = [expected.describe()]
     seen: set[int] = {0, 5}
-    timed = index.rules.timestamp is not None
+    timed = index.timestamp is not None
     for number, (pairs, is_last) in enumerate(batches, start=1):
         keys, times = (list(values) for values in zip(*pairs, strict=True))
         seen |= set(keys)
@@ -232,7 +224,7 @@ def test_does_what_dictionaries_do_at_every_batch(name: str, batches, data) -> N
         past.append(expected.describe())
         fresh = past[-1][1]["admitted"] - past[-2][1]["admitted"]
         assert len(new) == fresh
-        assert index.row_keys == len(expected.rows)
+        assert index.describe(number)["keys"] == len(expected.rows)
         assert describe(index, number) == past[-1]
     # The input is ahead: every earlier state can be read, found in, and gone back to.
     back = data.draw(st.integers(0, len(batches)))
@@ -244,7 +236,7 @@ def test_does_what_dictionaries_do_at_every_batch(name: str, batches, data) -> N
     assert describe(index, back) == past[back]
     again, _ = build(TABLES[name])
     again._allowed = index._allowed
-    again.set_to(*index.read(back))
+    again.set_state(index.read_state(back))
     for pairs, is_last in batches[back:]:  # As it went the first time, also from what is saved.
         keys, times = (np.array(values) for values in zip(*pairs, strict=True))
         one = index.map(keys, times if timed else None, is_last=is_last)
@@ -254,26 +246,33 @@ def test_does_what_dictionaries_do_at_every_batch(name: str, batches, data) -> N
     assert describe(index, len(batches)) == past[-1]
 
 
-@pytest.mark.parametrize("unused", [1, 3])
-def test_a_key_stays_until_so_many_batches_have_come_without_it(unused: int) -> None:
-    index, _ = build({"eviction": {"unused_steps": unused, "every": 1}})
-    batches = [[5, 8]] * 3 + [[5]] * (unused + 1)
+def test_a_key_stays_until_so_much_time_has_passed_without_it() -> None:
+    index, _ = build({"eviction": {"timestamp": "time", "unused_time": 3, "every": 1}})
     known = []
-    for number, keys in enumerate(batches, 1):
-        index.map(np.array(keys), None, is_last=False)
-        known.append(8 in describe(index, number)[0])
-    # Forgotten before the batch that follows the last one of those without it.
-    assert known == [True] * (3 + unused) + [False]
-    assert describe(index, len(batches))[1]["evicted"] == 1
+    for time in (10, 11, 12, 13, 14):
+        keys = np.array([5, 8] if time < 11 else [5])
+        index.map(keys, np.full(len(keys), time))
+        known.append(8 in describe(index, index.moment)[0])
+    # Time is that of the batches before: at 14 it is 13, three after key 8 was seen.
+    assert known == [True, True, True, True, False]
+    assert index.counters.evicted == 1
 
 
 def test_what_cannot_be_taken_back_any_more_is_forgotten() -> None:
-    index, _ = build(TABLES["unused steps"])
+    index, _ = build({"eviction": {**BY_TIME, "unused_time": 3, "every": 1}})
     for key in range(1, 9):
-        index.map(np.array([key]), None, is_last=False)
+        index.map(np.array([key]), np.array([key]))
     index.trim(6)
     index.rewind(6)
     assert sorted(describe(index, 6)[0]) == [3, 4, 5, 6]
+
+
+def test_counts_stop_before_they_reach_the_row() -> None:
+    records, most = KeyRecords(), 2**31 - 1
+    records.put(np.array([[5, 0, int(pack_meta(np.array(7), np.array(most - 1)))]]))
+    records.touch(DistinctKeys(np.full(4, 5), 1))
+    [meta] = records.find(np.array([5])).tolist()
+    assert (meta & 0xFFFFFFFF, meta >> 32) == (7, most)
 
 
 def test_records_survive_growth_and_removal() -> None:
@@ -320,66 +319,39 @@ def test_the_lowest_free_row_is_given_out_first() -> None:
 def test_each_occurrence_is_drawn_with_the_probability_that_is_asked_for() -> None:
     index, _ = build({"admission": {"probability": 0.1}})
     keys = np.random.default_rng(2).integers(*ENDS, 40_000)
-    once = index.map(keys, None, is_last=False)
+    once = index.map(keys)
     assert abs(len(once.new_keys) / len(keys) - 0.1) < 0.006
-    again = index.map(keys, None, is_last=False)
+    again = index.map(keys)
     assert abs(len(again.new_keys) / (len(keys) - len(once.new_keys)) - 0.1) < 0.006
     other, _ = build({"admission": {"probability": 0.1}})
-    thrice = other.map(np.repeat(keys, 3), None, is_last=False)
+    thrice = other.map(np.repeat(keys, 3))
     assert abs(len(thrice.new_keys) / len(keys) - (1 - 0.9**3)) < 0.01
 
 
 def test_a_list_of_keys_is_read(tmp_path) -> None:
     file = tmp_path / "keys.txt"
     file.write_bytes(f'\ufeff7\r\n\r\n -3 \r\n"{ENDS[1]}"\r\n'.encode())
-    config = DynamicTableConfig.model_validate({"admission": {"allow_list": str(file)}})
-    rules = KeyRules.read(TABLE, config, SEED)
-    assert rules is not None
-    index = RuledIndex(rules)
+    index, _ = build({"admission": {"allow_list": str(file)}})
     index.prepare()
-    found = index.map(np.array([7, 8, -3, 0, 7, ENDS[0]]), None, is_last=False)
+    found = index.map(np.array([7, 8, -3, 0, 7, ENDS[0]]))
     assert found.rows.tolist() == [2, 1, 3, 0, 2, 1]
-    listed, unmet = index.list_unmet(1)
-    assert (listed, unmet.tolist()) == (3, [ENDS[1]])
+    assert index.render_unmet(1) == [
+        f"table {TABLE}, admission.allow_list: 1 of 3 keys match nothing, the first {ENDS[1]}"
+    ]
 
 
-@pytest.mark.parametrize(
-    ("content", "error"),
-    [
-        (b"4\nabc\n", r"line 2: 'abc'"),
-        (b"9223372036854775808\n", "line 1"),
-        (b"1.5\n", "line 1"),
-        (b"1_0\n", "line 1"),
-        ("\u0661\n".encode(), "line 1"),
-        (b"7\n-3\n+7\n", "lines 1 and 3: 7"),
-        (b"\xff\xfe", "cannot be read"),
-        (None, "No such file"),
-    ],
-)
-def test_a_list_with_a_bad_line_is_refused(content, error: str, tmp_path) -> None:
+@pytest.mark.parametrize("content", [b"4\nabc\n", b"9223372036854775808\n", b"7\n-3\n+7\n", None])
+def test_a_list_with_a_bad_line_is_refused(content, tmp_path) -> None:
     file = tmp_path / "keys.txt"
     if content is not None:
         file.write_bytes(content)
-    config = DynamicTableConfig.model_validate({"admission": {"allow_list": str(file)}})
-    rules = KeyRules.read(TABLE, config, SEED)
-    assert rules is not None
-    with pytest.raises(InputDataError) as refused:
-        rules.read_allowed()
-    assert str(file) in str(refused.value.received)
-    assert re.search(error, f"{refused.value.what} {refused.value.received}")
-
-
-def test_keys_twice_are_refused() -> None:
-    index, _ = build(TABLES["count"])
-    record = [5, 0, int(pack_meta(np.array([2]), np.array([3]))[0])]
-    with pytest.raises(ValueError, match="twice"):
-        index.set_to(np.array([record, record]), IndexCounters())
+    with pytest.raises(InputDataError):
+        read_key_list(str(file))
 
 
 def build_ruled_table(table: dict[str, Any]) -> DynamicTable:
-    rules = KeyRules.read(TABLE, DynamicTableConfig.model_validate(table), SEED)
-    assert rules is not None
-    return DynamicTable(TABLE, RuledKeySpace(rules), 2, seed=SEED)
+    space = KeySpace(TABLE, DynamicTableConfig.model_validate(table), seed=SEED)
+    return DynamicTable(TABLE, space, 2, seed=SEED)
 
 
 def read_rows(table: DynamicTable, keys: list[int]) -> np.ndarray:
@@ -427,20 +399,6 @@ def test_a_row_is_its_first_keys_until_the_step_that_gives_it_away() -> None:
     assert not table.rows.numpy()[:2].any()
 
 
-def test_keys_of_a_list_that_training_has_not_met_are_told(tmp_path) -> None:
-    file = tmp_path / "keys.txt"
-    file.write_text("9\n5\n8\n")
-    table = build_ruled_table({"admission": {"allow_list": str(file)}})
-    keyed = plan_keyed_features({"item": table}, {TABLE: table})
-    table.keys.ruled.prepare()
-    data = tf.data.Dataset.from_tensor_slices({"item": tf.constant([[5, 7]], tf.int64)})
-    [batch] = map_keys(data, keyed)
-    admit_arrivals(batch[ARRIVALS], keyed)
-    assert table.keys.render()[1:] == [
-        f"table {TABLE}, admission.allow_list: 2 of 3 keys match nothing, the first 9"
-    ]
-
-
 def test_a_key_reads_zeros_until_it_is_admitted_and_looking_up_counts_nothing() -> None:
     table = build_ruled_table({"admission": {"count": 3}})
     keyed = plan_keyed_features({"item": table, "list": table}, {TABLE: table})
@@ -454,8 +412,8 @@ def test_a_key_reads_zeros_until_it_is_admitted_and_looking_up_counts_nothing() 
         for _ in range(3):
             read_rows(table, [5, 7, 7, 99])
     assert seen == [([1, 1], [[1], [1, 1]]), ([1, 2], [[], [2]])]
-    assert table.keys.read_key(7) == (1, 2, 2)
-    assert table.keys.read_key(99) is None
+    assert table.keys.index.read_key(7) == (1, 2, 2)
+    assert table.keys.index.read_key(99) is None
     with tf.GradientTape() as tape:
         tape.watch(table.variable)
         with reading_rows():
@@ -469,9 +427,8 @@ def test_a_key_reads_zeros_until_it_is_admitted_and_looking_up_counts_nothing() 
 @pytest.mark.parametrize(
     ("table", "error"),
     [
-        ({"eviction": {}}, "without a rule no key is evicted"),
+        ({"eviction": {}}, "no key is evicted"),
         ({"eviction": {"unused_time": 5}}, "`unused_time` needs `timestamp`"),
-        ({"eviction": {"unused_steps": 5, "timestamp": "t"}}, "one clock"),
         ({"eviction": {"min_count": 5, "timestamp": "t"}}, "no rule uses `timestamp`"),
         ({"eviction": {"when_full": "least_recent"}}, "needs `max_rows`"),
         ({"eviction": {"min_count": 2, "every": 0}}, "1 or more, or epoch"),
@@ -479,9 +436,9 @@ def test_a_key_reads_zeros_until_it_is_admitted_and_looking_up_counts_nothing() 
         ({"admission": {"count": 2, "probability": 0.5}}, "set one of"),
         ({"admission": {"count": 0}}, "greater than or equal to 1"),
         ({"admission": {"probability": 0.5, "coefficient": 2}}, "`coefficient` is of `count`"),
-        ({"eviction": {"min_count": 2, "every_time": 5}}, "`every_time` needs `timestamp`"),
-        ({"eviction": {**BY_TIME, "every_time": 5}}, "exclude each other"),
         ({"admission": {"probability": 1.0}}, "less than 1"),
+        ({"device_rows": 0}, "greater than or equal to 1"),
+        ({"device_rows": 9, "max_rows": 9}, "must be below `max_rows`"),
     ],
 )
 def test_rules_that_do_not_fit_are_refused(table, error: str) -> None:
@@ -507,52 +464,5 @@ def test_keys_that_were_taken_over_are_not_evicted_before_they_are_met() -> None
     ruled = build_ruled_table({"eviction": {"min_count": 3, "every": 4}}).keys
     ruled.set_keys(np.arange(10, 60))
     for _ in range(8):  # Each key's turn comes twice.
-        ruled.ruled.map(np.array([7]), None, is_last=False)
-    records, _ = ruled.ruled.read(8)
-    assert set(range(10, 60)) <= set(records[:, KEY].tolist())
-
-
-Y2020_S, DAY_S = 1_577_836_800, 86_400
-
-
-@pytest.mark.parametrize(
-    ("unused", "scale", "is_usual"),
-    [
-        (30 * DAY_S, 1, True),
-        (30 * DAY_S * 1000, 1000, True),
-        (30 * DAY_S, 1000, False),  # 43 minutes
-        (30 * DAY_S * 1000, 1, False),  # 82 years
-    ],
-)
-def test_spans_of_eviction_are_said_in_hours_and_unusual_ones_warned_of(
-    caplog, unused, scale, is_usual
-):
-    rules = EvictionConfig(timestamp="time", unused_time=unused)
-    times = {"min": Y2020_S * scale, "max": (Y2020_S + 90 * DAY_S) * scale}
-    with caplog.at_level("INFO"):
-        check_clock("items", rules, times)
-    (record,) = caplog.records
-    assert ("720.0 hours" in record.message) == is_usual
-    assert (record.levelname == "INFO") == is_usual
-    assert ("in the feature's unit?" in record.message) != is_usual
-
-
-def test_times_of_two_units_are_no_clock(caplog):
-    rules = EvictionConfig(timestamp="time", unused_time=30 * DAY_S)
-    for high in (Y2020_S * 1000, 2**62):
-        with pytest.raises(InputDataError, match="'time' are of several units"):
-            check_clock("items", rules, {"min": Y2020_S, "max": float(high)})
-    # Times that count from 0, datasets without statistics, tables that forget by steps.
-    with caplog.at_level("INFO"):
-        check_clock("items", rules, {"min": 0, "max": 9000})
-        check_clock("items", rules, {})
-        check_clock("items", None, {"min": Y2020_S, "max": 2**62})
-    assert not caplog.records
-
-
-def test_counters_stand_in_checkpoints_where_they_always_stood() -> None:
-    """The array of earlier checkpoints, whatever the order of the fields."""
-    timed = IndexCounters(7, now=50, rows=9, admitted=4, rejected=3, refused=2, evicted=1)
-    assert timed.to_array().tolist() == [7, 50, 9, 4, 3, 2, 1, 1]
-    for counters in (timed, replace(timed, now=None)):
-        assert IndexCounters.from_array(counters.to_array()) == counters
+        ruled.index.map(np.array([7]))
+    assert set(range(10, 60)) <= set(ruled.index.read_keys(8).tolist())

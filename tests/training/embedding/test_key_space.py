@@ -9,17 +9,16 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conf.training.tables import DynamicTableConfig
 from conf.training.train import DevicesConfig
 from training.distribution.strategy import build_strategy
-from training.embedding.dynamic_table import DynamicTable
-from training.embedding.growing_rows import GrowingRows
+from training.embedding.dynamic_table import DynamicTable, GrowingRows, read_length
 from training.embedding.key_index import FIRST_ROW, MIN_SLOTS, KeyIndex
 from training.embedding.key_mapping import (
     KeyedFeatures,
     admit_arrivals,
     map_keys,
     plan_keyed_features,
-    read_capacity,
     reserve_rows,
 )
 from training.embedding.key_space import KeySpace, reading_rows, translating
@@ -58,16 +57,19 @@ def test_does_what_a_dictionary_does(batches, max_rows, others) -> None:
     index, expected = KeyIndex(max_rows), ByDict(max_rows)
     for batch in batches:
         wanted = expected.map(batch)
-        rows, refused = index.map(as_keys(batch))
-        assert rows.tolist() == wanted
-        assert refused == wanted.count(1)
-        assert len(index) == FIRST_ROW + len(expected.rows)
-    assert index.read_keys(FIRST_ROW, len(index)).tolist() == list(expected.rows)
+        before = (index.row_count, index.refused)
+        found = index.map(as_keys(batch))
+        assert found.rows.tolist() == wanted
+        assert index.refused - before[1] == wanted.count(1)
+        assert found.row_count == index.row_count == FIRST_ROW + len(expected.rows)
+        assert found.new_rows.tolist() == list(range(before[0], found.row_count))
+        assert found.new_keys.tolist() == list(expected.rows)[before[0] - FIRST_ROW :]
+    assert index.read_keys(index.moment).tolist() == list(expected.rows)
     known = [*expected.rows, *others, 0]
-    assert index.find(as_keys(known)).tolist() == [
+    assert index.find(as_keys(known), index.moment).tolist() == [
         0 if key == 0 else expected.rows.get(key, 1) for key in known
     ]
-    assert len(index) == FIRST_ROW + len(expected.rows)  # looking up adds nothing
+    assert index.row_count == FIRST_ROW + len(expected.rows)  # looking up adds nothing
 
 
 @settings(deadline=None)  # the first call compiles
@@ -75,13 +77,12 @@ def test_does_what_a_dictionary_does(batches, max_rows, others) -> None:
 def test_a_prefix_is_the_index_as_it_was(keys, count) -> None:
     index = KeyIndex()
     index.map(as_keys(keys))
-    index.truncate(FIRST_ROW + count)
-    kept = keys[:count]
-    assert len(index) == FIRST_ROW + len(kept)
-    assert index.find(as_keys(keys)).tolist() == [
-        FIRST_ROW + i if i < count else 1 for i in range(len(keys))
-    ]
-    again, _ = index.map(as_keys(keys[::-1]))
+    kept, known = keys[:count], [FIRST_ROW + i if i < count else 1 for i in range(len(keys))]
+    assert index.find(as_keys(keys), FIRST_ROW + count).tolist() == known
+    index.rewind(FIRST_ROW + count)
+    assert index.row_count == FIRST_ROW + len(kept)
+    assert index.find(as_keys(keys), index.moment).tolist() == known
+    again = index.map(as_keys(keys[::-1])).rows
     later = keys[count:][::-1]
     order = {key: FIRST_ROW + i for i, key in enumerate([*kept, *later])}
     assert again.tolist() == [order[key] for key in keys[::-1]]
@@ -90,51 +91,50 @@ def test_a_prefix_is_the_index_as_it_was(keys, count) -> None:
 def test_grows_past_its_first_slots() -> None:
     keys = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 5 * MIN_SLOTS)
     index = KeyIndex()
-    rows = np.concatenate([index.map(part)[0] for part in np.array_split(keys, 7)])
+    rows = np.concatenate([index.map(part).rows for part in np.array_split(keys, 7)])
     np.testing.assert_array_equal(rows, np.arange(len(keys)) + FIRST_ROW)
-    np.testing.assert_array_equal(index.find(keys), rows)
     other = KeyIndex()
-    other.set_keys(index.read_keys(FIRST_ROW, len(index)))
-    np.testing.assert_array_equal(other.find(keys), rows)
+    other.set_keys(index.read_keys(index.moment))
+    for each in (index, other):
+        np.testing.assert_array_equal(each.find(keys, each.moment), rows)
 
 
-@pytest.mark.parametrize("keys", [[5, 6, 5], [0, 7]])
-def test_keys_that_cannot_be_a_table_are_refused(keys) -> None:
-    index = KeyIndex()
-    with pytest.raises(ValueError, match="twice"):
-        index.set_keys(as_keys(keys))
-    assert len(index) == FIRST_ROW
+RULES = {"admission": {"count": 2}}
 
 
-def test_more_keys_than_it_may_have_are_refused() -> None:
-    with pytest.raises(ValueError, match="max_rows is 2"):
-        KeyIndex(2).set_keys(as_keys([3, 4, 5]))
-
-
-def test_threads_may_look_up_while_another_adds() -> None:
-    index, keys = KeyIndex(), np.arange(1, 60_001)
-    wrong: list[int] = []
-
-    def look() -> None:
-        for _ in range(30):
-            found = index.find(keys[::50])
-            wrong.extend(found[(found != 1) & (found != keys[::50] + 1)])
-
-    reader = threading.Thread(target=look)
-    reader.start()
-    for part in np.array_split(keys, 100):
-        index.map(part)
-    reader.join()
-    assert not wrong
+@pytest.mark.parametrize(
+    ("rules", "keys", "error"),
+    [
+        ({}, [5, 6, 5], "twice"),
+        ({}, [0, 7], "twice"),
+        ({}, [3, 4, 5, 6], "max_rows is 3"),
+        (RULES, [5, 6, 5], "twice"),
+        (RULES, [3, 4, 5, 6], "max_rows is 3"),
+    ],
+)
+def test_keys_that_cannot_be_a_table_are_refused(rules, keys, error) -> None:
+    space = KeySpace("item", DynamicTableConfig.model_validate({"max_rows": 3, **rules}))
+    with pytest.raises(ValueError, match=error):
+        space.restore_tensors(
+            {"by_row": as_keys(keys), "counts": as_keys(keys), "steps": as_keys(keys),
+             "waiting": np.empty((0, 3), np.int64), "moment": np.zeros(8, np.int64)}
+        )  # fmt: skip
+    assert space.row_count == FIRST_ROW
 
 
 KEY_SPACE_KEYS = np.array([5, -(2**63), 2**63 - 1, 77])
 
 
 def build(**options) -> KeySpace:
-    space = KeySpace("item", **options)
+    space = KeySpace("item", DynamicTableConfig(**options))
     space.set_keys(KEY_SPACE_KEYS)
     return space
+
+
+def map_ahead(space: KeySpace, *keys: int) -> list[int]:
+    """Begins an epoch and maps a batch of it."""
+    found = space.begin_batches(is_new_epoch=True)(as_keys([*keys]), None, False)
+    return found.rows.tolist()
 
 
 def test_keys_come_back_from_what_was_saved() -> None:
@@ -156,7 +156,7 @@ def test_keys_come_back_from_what_was_saved() -> None:
     ],
 )
 def test_what_cannot_be_taken_over_is_said(found, problem) -> None:
-    (said,) = KeySpace("item", max_rows=9).find_problems(found)
+    (said,) = KeySpace("item", DynamicTableConfig(max_rows=9)).find_problems(found)
     assert tf.strings.regex_full_match(said, f".*{problem}.*")
 
 
@@ -171,42 +171,28 @@ def test_how_keys_are_looked_up_depends_on_where() -> None:
         assert graph(keys).numpy().tolist() == [[2, 0], [1, 5]]
 
 
-def test_that_a_table_is_full_is_said_once(caplog) -> None:
-    space = build(max_rows=4)
-    map_keys = space.begin()
-    with caplog.at_level(logging.WARNING, "sluice.training.embedding"):
-        assert map_keys(np.array([5, 8, 9, 8]))[0].tolist() == [2, 1, 1, 1]
-        map_keys(np.array([8]))
-    assert [record.getMessage() for record in caplog.records] == [
-        "dynamic table item is full (max_rows = 4): further new keys read zeros"
-    ]
-    assert space.refused == 4
-    space.begin()
-    assert space.refused == 0
-
-
 def test_memory_for_rows_is_reserved_up_to_the_limit() -> None:
     def reserved(**options) -> int:
-        space = KeySpace("item", **options)
+        space = KeySpace("item", DynamicTableConfig(**options))
         return len(DynamicTable("item", space, 2, seed=1).variable.read_value())
 
     assert reserved(capacity=100) == 102
     assert reserved(capacity=100, max_rows=7) == 9
 
 
-def test_that_a_table_is_full_is_not_said_again_in_later_epochs(caplog) -> None:
+def test_that_a_table_is_full_is_said_once(caplog) -> None:
     space = build(max_rows=4)
     with caplog.at_level(logging.WARNING, "sluice.training.embedding"):
         for _ in range(3):
-            space.begin()(np.array([8]))
-            assert space.refused == 1
+            assert map_ahead(space, 5, 8, 9, 8) == [2, 1, 1, 1]
+            assert space.index.refused == 3
     assert len(caplog.records) == 1
+    assert "3 lookups of keys without a row read zeros" in space.render()[0]
 
 
 def test_what_the_input_has_numbered_ahead_is_not_known_yet() -> None:
     space = build()
-    rows, _ = space.begin()(np.array([5, 8, 9]))
-    assert rows.tolist() == [2, 6, 7]
+    assert map_ahead(space, 5, 8, 9) == [2, 6, 7]
     assert space.find(tf.constant([5, 8, 9, 0], tf.int64)).numpy().tolist() == [2, 1, 1, 0]
     space.known_rows.assign(7)
     assert space.find(tf.constant([5, 8, 9, 0], tf.int64)).numpy().tolist() == [2, 6, 1, 0]
@@ -214,26 +200,30 @@ def test_what_the_input_has_numbered_ahead_is_not_known_yet() -> None:
 
 def test_a_batch_is_mapped_before_a_new_session_begins_or_adds_nothing() -> None:
     space = build()
-    stale = space.begin()
+    stale = space.begin_batches(is_new_epoch=True)
     inside, may_go_on = threading.Event(), threading.Event()
     map_in_index = space.index.map
 
-    def wait_and_map(keys: np.ndarray):
+    def wait_and_map(*args, **options):
         inside.set()
         may_go_on.wait(120)
-        return map_in_index(keys)
+        return map_in_index(*args, **options)
 
     space.index.map = wait_and_map  # type: ignore[method-assign]
-    mapping = threading.Thread(target=stale, args=(np.array([8, 9]),))
+    mapping = threading.Thread(target=stale, args=(np.array([8, 9]), None, False))
     mapping.start()
     assert inside.wait(120)
-    beginning = threading.Thread(target=space.begin)
+    beginning = threading.Thread(target=lambda: space.begin_batches(is_new_epoch=True))
     beginning.start()
     beginning.join(0.2)
     may_go_on.set()
     mapping.join()
     beginning.join()
-    assert len(space.index) == space.row_count == 6
+    assert space.index.row_count == space.row_count == 6
+
+
+def build_matrix(dim: int, fill: float = 0.0, **keys) -> GrowingRows:
+    return GrowingRows(KeySpace("item", DynamicTableConfig(**keys)), dim, "rows", fill=fill)
 
 
 def reserve(matrix: GrowingRows, count: int) -> int:
@@ -242,7 +232,7 @@ def reserve(matrix: GrowingRows, count: int) -> int:
     @tf.function
     def run(rows: tf.Tensor) -> tf.Tensor:
         with tf.control_dependencies(reserve_rows(matrix, rows)):
-            return read_capacity(matrix)
+            return read_length(matrix.variable)
 
     return int(
         strategy.experimental_local_results(strategy.run(run, (tf.constant(count, tf.int64),)))[0]
@@ -253,8 +243,7 @@ def reserve(matrix: GrowingRows, count: int) -> int:
 def test_more_memory_keeps_rows_and_holds_first_values(replicas: int) -> None:
     strategy = build_strategy(DevicesConfig(cpu_replicas=replicas))
     with strategy.scope():
-        keys = KeySpace("item", capacity=2)
-        matrix = GrowingRows(keys, 3, "slot", fill=0.5, trainable=False)
+        matrix = build_matrix(3, fill=0.5, capacity=2)
         values = np.arange(12, dtype=np.float32).reshape(4, 3)
         values[0] = 0.5  # of padding
         matrix.assign(values)
@@ -266,9 +255,8 @@ def test_more_memory_keeps_rows_and_holds_first_values(replicas: int) -> None:
 
 
 def test_is_as_long_as_there_are_keys() -> None:
-    keys = KeySpace("item", capacity=50)
-    matrix = GrowingRows(keys, 2, "rows")
-    keys.set_keys(np.array([8, 9, 10]))
+    matrix = build_matrix(2, capacity=50)
+    matrix.keys.set_keys(np.array([8, 9, 10]))
     assert matrix.shape.as_list() == [5, 2]
     matrix.assign(np.ones((5, 2), np.float32))
     np.testing.assert_array_equal(matrix.numpy(), np.ones((5, 2)))
@@ -276,14 +264,9 @@ def test_is_as_long_as_there_are_keys() -> None:
     assert matrix.fill_like(0.25, "slot").numpy().tolist() == [[0.25, 0.25]] * 5
 
 
-def test_no_memory_beyond_the_most_keys_there_may_be() -> None:
-    matrix = GrowingRows(KeySpace("item", max_rows=11), 2, "rows")
-    assert reserve(matrix, 12) == 13
-
-
-def test_a_limit_of_more_than_32_bits_is_none() -> None:
-    matrix = GrowingRows(KeySpace("item", max_rows=3_000_000_000), 2, "rows")
-    assert reserve(matrix, 12) == 18
+@pytest.mark.parametrize(("most", "length"), [(11, 13), (3_000_000_000, 18)])
+def test_no_memory_beyond_the_most_keys_there_may_be(most: int, length: int) -> None:
+    assert reserve(build_matrix(2, max_rows=most, capacity=1), 12) == length
 
 
 DIM = 3
@@ -291,8 +274,8 @@ KEY_MAPPING_BATCHES = [[7, 0, 9], [9, 9, -4], [5, 7, 6]]
 LISTS = [[[9, 0], [8, 7], [0, 0]], [[1, 8], [0, 0], [-4, 0]], [[7, 7], [7, 0], [3, 2]]]
 
 
-def build_table(**keys) -> DynamicTable:
-    return DynamicTable("item", KeySpace("item", capacity=1, **keys), DIM, seed=1)
+def build_table() -> DynamicTable:
+    return DynamicTable("item", KeySpace("item", DynamicTableConfig(capacity=1)), DIM, seed=1)
 
 
 def build_batches() -> tf.data.Dataset:
@@ -349,7 +332,7 @@ def test_batches_that_are_not_trained_on_number_nothing() -> None:
     table = build_table()
     batches = list(map_keys(build_batches(), plan(table), batches=1))
     assert batches[1]["item"].numpy().tolist() == [3, 3, 1]
-    assert len(table.keys.index) == 5
+    assert table.keys.index.row_count == 5
 
 
 def test_what_was_mapped_ahead_and_never_trained_on_is_forgotten() -> None:
@@ -363,7 +346,7 @@ def test_what_was_mapped_ahead_and_never_trained_on_is_forgotten() -> None:
     assert table.keys.read_keys().tolist() == [7, 9, 8, 5, 6, 3, 2]
     for late in abandoned:  # an iterator that is still being read ahead adds nothing
         assert late["item"].numpy().max() < 9
-    assert len(table.keys.index) == table.vocabulary_size == 9
+    assert table.keys.index.row_count == table.vocabulary_size == 9
 
 
 def test_static_tables_are_left_alone() -> None:

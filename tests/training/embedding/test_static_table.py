@@ -81,14 +81,6 @@ def test_padding_reads_as_zeros_and_gets_no_gradient() -> None:
     assert gradient[2].tolist() == [1, 1, 1]
 
 
-def test_a_table_restores_from_a_checkpoint(tmp_path) -> None:
-    table = EmbeddingTable("a", 5, 3, seed=1)
-    path = tf.train.Checkpoint(table=table).save(str(tmp_path / "c"))
-    other = EmbeddingTable("a", 5, 3, seed=2)
-    tf.train.Checkpoint(table=other).restore(path).assert_existing_objects_matched()
-    np.testing.assert_array_equal(other.rows.numpy(), table.rows.numpy())
-
-
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_reading_rows_gives_gradients_of_these_rows(replicas: int) -> None:
     start = np.arange(24, dtype=np.float32).reshape(6, 4)

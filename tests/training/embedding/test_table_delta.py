@@ -15,7 +15,7 @@ from conf.artefacts.run import write_json
 from conf.errors import ConfigError, InputDataError
 from conf.schema import fingerprint
 from training.embedding import TableStore
-from training.embedding.table_delta import compare_tables, fingerprint_rows, write_delta_rows
+from training.embedding.table_files import compare_tables, fingerprint_rows, write_delta_rows
 
 KEYS = st.sampled_from([-(2**63), -7, 1, 2, 3, 8, 2**63 - 1])
 VALUES = st.sampled_from([0.0, -0.0, 1.5, -2.0])

@@ -37,7 +37,7 @@ TABLES = {
         "capacity": 4,
     },
     "items": {"features": ["movie_id", "history"], "max_rows": 30,
-              "eviction": {"unused_steps": 30, "when_full": "least_recent"}},
+              "eviction": {"when_full": "least_recent"}},
 }  # fmt: skip
 NAMED_BY_PROCESS = ("saved_model.pb", "fingerprint.pb", "export.json", "variables/")
 

@@ -20,6 +20,7 @@ from conf.encoders import IDENTITY
 from conf.errors import ConfigError, InputDataError, SluiceError, UpstreamNotReadyError
 from conf.training.models import DSSMConfig, MFConfig, ModelConfig, RankingConfig
 from conf.training.optimizer import OptimizerConfig
+from conf.training.tables import DynamicTableConfig
 from conf.training.train import FitConfig, TrainConfig, WarmStartConfig
 from jobs.inspection.variables import summarize_key
 from tests.training.killed_run import CONFIG
@@ -32,7 +33,6 @@ from training.embedding import TableStore
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_index import FIRST_ROW
 from training.embedding.key_space import KeySpace
-from training.embedding.ruled_key_space import RuledKeySpace
 from training.embedding.table_files import write_tables
 from training.encoders.vocabularies import (
     EncodedVersion,
@@ -132,7 +132,7 @@ def version(tmp_path_factory) -> EncodedVersion:
 
 
 def build(**keys: Any) -> tuple[Any, DynamicTable]:
-    table = DynamicTable("items", KeySpace("items", **keys), 3, seed=1)
+    table = DynamicTable("items", KeySpace("items", DynamicTableConfig(**keys)), 3, seed=1)
     bias = DynamicTable("bias", table.keys, 1, seed=1, initializer=None)
     tables = {"items": table, "bias": bias}
     model = SimpleNamespace(embedded_features={"movie_id": table}, tables=tables)
@@ -314,7 +314,7 @@ def test_a_checkpoint_by_its_own_path(old_run: Path, grown: Path, model, tmp_pat
 
 
 # Each user has 13 rows, of which the epoch's tail leaves some out: those users wait.
-RULES = {"admission": {"count": 13}, "eviction": {"unused_steps": 500}}
+RULES = {"admission": {"count": 13}}
 RULED = DSSMConfig.model_validate(
     {"embedding_dim": 4, "embeddings": {"user_id": RULES, "gender": RULES}}
 )
@@ -336,11 +336,11 @@ def test_a_key_can_be_asked_for_and_tables_are_files(ruled_run: Path, tmp_path: 
     rows = {int(key): row for row, key in enumerate(keys.read_keys(), start=2) if key}
     for key in range(2, 62):
         found = summarize_key(ruled_run, "user_id", key) if key % 20 == 2 else None
-        assert keys.read_key(key)[0] == rows.get(key, 1)
+        assert keys.index.read_key(key)[0] == rows.get(key, 1)
         if found is not None:
             assert found["row"] == rows.get(key)
             assert found["now"] - found["last_seen"] == found["unused"] >= 0
-            assert found["occurrences"] == keys.read_key(key)[1]
+            assert found["occurrences"] == keys.index.read_key(key)[1]
             if key in rows:
                 np.testing.assert_array_equal(found["values"], table.rows.numpy()[rows[key]])
     unknown = summarize_key(ruled_run, "user_id", 1 << 60)
@@ -373,24 +373,23 @@ def test_keys_under_rules_keep_their_counts_and_ages(
     known = np.arange(2, 62)
     states = set()
     for key, same in zip(known, match_keys("user_id", known, *versions), strict=True):
-        row, count, step = old.read_key(int(key))
-        found = new.read_key(int(same))
+        row, count, step = old.index.read_key(int(key))
+        found = new.index.read_key(int(same))
         # Steps are counted from the start of the new run.
         assert found is not None
-        assert found[1:] == (count, step - old.batch_count)
+        assert found[1:] == (count, step - old.moment)
         assert (found[0] > 1) == (row > 1)
         states.add(row > 1)
     assert states == {False, True}
-    assert new.batch_count == 0
+    assert new.moment == 0
     table, before = (
         trainer.parts.model.tables["user_id"],
         load_run(run, "last").model.tables["user_id"],
     )
     kept = np.flatnonzero(old.read_keys())
     np.testing.assert_array_equal(table.rows.numpy()[2:], before.rows.numpy()[2:][kept])
-    ruled = RuledKeySpace(old.rules)
-    ruled.set_keys(np.array([5, 6]))  # keys of a table without rules have qualified
-    assert ruled.read_key(5) == (2, 13, 0)
+    old.set_keys(np.array([5, 6]))  # keys of a table without rules have qualified
+    assert old.index.read_key(5) == (2, 13, 0)
 
 
 def test_tables_start_from_files(ruled_run: Path, tiny_version: Path, tmp_path: Path) -> None:
@@ -410,7 +409,8 @@ def test_tables_start_from_files(ruled_run: Path, tiny_version: Path, tmp_path: 
         np.testing.assert_allclose(rows, wanted, rtol=0, atol=error)
     assert 0 < report.rows["user_id"]["transferred"] < 60  # the others waited
     assert (
-        trainer.parts.model.tables["user_id"].keys.read_key(int(read_first_key(directory)))[1] == 13
+        trainer.parts.model.tables["user_id"].keys.index.read_key(int(read_first_key(directory)))[1]
+        == 13
     )
     for mine, theirs in zip(
         trainer.parts.model.dense_variables, fresh.parts.model.dense_variables, strict=True

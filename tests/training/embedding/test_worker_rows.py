@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from tests.training.exchange_run import DIMS, LENGTHS, draw_batch, exchange
 from tests.training.processes import find_addresses, start_forked
-from training.embedding.key_index import FIRST_ROW
-from training.embedding.placement import row_exchange
-from training.embedding.placement.row_exchange import RowExchange
-from training.embedding.placement.row_owners import (
+from training.embedding.key_index import FIRST_ROW, MappedBatch
+from training.embedding.worker_rows import (
+    _KEYS,
     BLOCK_SIZES,
+    RowExchange,
     RowOwners,
     plan_exchange,
     round_block,
@@ -75,7 +75,7 @@ def test_a_batch_reads_the_rows_of_the_whole_matrix(
 
 
 def test_blocks_have_few_lengths_and_little_padding() -> None:
-    assert len(BLOCK_SIZES) < row_exchange._KEYS
+    assert len(BLOCK_SIZES) < _KEYS
     for rows in (0, 1, 15, 16, 17, 1000, 12_345, 999_999):
         block = round_block(rows)
         assert block in BLOCK_SIZES
@@ -84,18 +84,17 @@ def test_blocks_have_few_lengths_and_little_padding() -> None:
 
 def test_what_was_exchanged_is_counted_by_epoch() -> None:
     exchange = RowExchange(RowOwners(1, 3), 0)
-    exchange.begin_plans(is_new_epoch=True)
-    none = np.empty(0, np.int64)
-    exchange.plan(np.array([2, 3, 4, 4, 0]), none, is_counted=True)
-    exchange.plan(np.arange(2, 92), none, is_counted=True)
-    exchange.plan(np.array([5]), none, is_counted=False)
+    plan = exchange.begin_batches(is_new_epoch=True)
+    plan(MappedBatch(np.array([2, 3, 4, 4, 0]), 5), True)
+    plan(MappedBatch(np.arange(2, 92), 92), True)
+    plan(MappedBatch(np.array([5]), 92), False)
     assert exchange.describe() == {
         "workers": 3, "distinct": 93, "exchanged": 2 * (round_block(1) + round_block(30)),
     }  # fmt: skip
     assert "46 distinct rows" in exchange.render("items")[0]
-    exchange.begin_plans(is_new_epoch=False)
+    exchange.begin_batches(is_new_epoch=False)
     assert exchange.describe()["distinct"] == 93
-    exchange.begin_plans(is_new_epoch=True)
+    exchange.begin_batches(is_new_epoch=True)
     assert exchange.describe()["distinct"] == 0
 
 

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from conf.errors import ConfigError
-from conf.schema import FIRST_TOKEN_ID as FIRST_ROW
 from etl.tfrecord.reading import inlined, kernel
+from training.embedding.key_index import FIRST_ROW, NO_KEYS, MappedBatch
 
 NO_ROW = -1
 _MIN_ROWS = 1 << 10
@@ -27,15 +27,12 @@ PLACE, COMES, LEAVES, IS_READ = 0, 1, 2, 3
 host memory has values of the one that comes; a new row has none yet."""
 
 NO_SWAPS = np.empty((0, 4), np.int64)
-NO_ROWS = np.empty(0, np.int64)
 
 
 class PlacedBatch(NamedTuple):
-    """Where the rows of a batch are on the device.
+    """Where the rows of a batch are on the device: `rows`' and new rows' places, int64 `[n]`.
 
     Attributes:
-        places: Place of each row, int64 `[n]`.
-        new_places: Places of the rows that are new in the batch, int64 `[new]`.
         swaps: What changes places before the step, int64 `[swaps, 4]`.
         distinct: Distinct rows of the batch.
         own: Rows that this process brings to the exchange between workers, int64 `[block]`.
@@ -46,20 +43,18 @@ class PlacedBatch(NamedTuple):
     new_places: np.ndarray
     swaps: np.ndarray = NO_SWAPS
     distinct: int = 0
-    own: np.ndarray = NO_ROWS
+    own: np.ndarray = NO_KEYS
     is_own: np.ndarray | None = None
 
 
-PlaceBatch = Callable[[np.ndarray, np.ndarray], PlacedBatch]
+PlaceBatch = Callable[[MappedBatch, bool], PlacedBatch]
+"""Function of where the keys of a batch are, and whether a step trains on it."""
 
 
 class DevicePlaces:
-    """Which row each place of the device is given, the least recently used one first.
+    """Which row each of `count` places is given, the least recently used one first.
 
     Places 0 and 1 are those of padding and of unknown keys, as their rows are.
-
-    Args:
-        count: Places of keys.
 
     Attributes:
         rows: Row at each place, int64 `[2 + count]`; -1: none.
@@ -76,7 +71,6 @@ class DevicePlaces:
 
     @property
     def bytes(self) -> int:
-        """Memory that it takes."""
         return sum(a.nbytes for a in (self._place_of, self._used, self._links, self.rows))
 
     def set_to(self, rows: np.ndarray) -> None:
@@ -92,14 +86,9 @@ class DevicePlaces:
         self._links[ring, _BEFORE] = np.roll(ring, 1)
 
     def place(self, rows: np.ndarray, new: np.ndarray) -> PlacedBatch | int:
-        """Gives each row of a batch a place; nothing changes if they do not fit.
+        """Gives each row of a batch a place; returns how many it takes if they do not fit.
 
-        Args:
-            rows: int64 `[n]`, repeats allowed.
-            new: Those of them that host memory has no values of, each once.
-
-        Returns:
-            The places; or how many it takes, where there are fewer.
+        `new` are those that host memory has no values of, each once.
         """
         self._reserve(int(rows.max(initial=0)) + 1)
         self._batches += 1
@@ -128,7 +117,6 @@ _BEFORE, _BEHIND = 0, 1
 
 @inlined
 def _bring_forward(links, place):  # type: ignore[no-untyped-def]
-    """Makes a place the most recent one."""
     before, behind = links[place, _BEFORE], links[place, _BEHIND]
     links[before, _BEHIND], links[behind, _BEFORE] = behind, before
     first = links[0, _BEHIND]
@@ -175,14 +163,7 @@ def _place(  # type: ignore[no-untyped-def]
 
 
 class HostRows:
-    """A matrix `[rows, dim]` in host memory that grows by half, where it lies.
-
-    Args:
-        rows: Rows at first.
-        dim: Length of a row.
-        fill: First value.
-        most: Rows that there will ever be, or None.
-    """
+    """A matrix `[rows, dim]` in host memory that grows by half, to `most` rows, where it lies."""
 
     def __init__(self, rows: int, dim: int, fill: float, most: int | None = None) -> None:
         self._most = most
@@ -199,10 +180,6 @@ class HostRows:
 
 class DeviceTier:
     """The rows of a key space that are on the device, and the host memory of all of its matrices.
-
-    Args:
-        table: Name of the table.
-        device_rows: Rows of keys that the device holds.
 
     Attributes:
         held: Row at each place after the last step, int64 `[2 + device_rows]`; -1: none.
@@ -222,7 +199,6 @@ class DeviceTier:
 
     @property
     def bytes(self) -> int:
-        """Memory that it takes beside the matrices."""
         return self._places.bytes + self.held.nbytes
 
     def add(self, matrix: HostRows) -> None:
@@ -235,14 +211,11 @@ class DeviceTier:
             self._session += 1
             self.held[FIRST_ROW:] = NO_ROW
 
-    def begin(self, *, is_new_epoch: bool) -> PlaceBatch:
+    def begin_batches(self, *, is_new_epoch: bool) -> PlaceBatch:
         """Returns the function that gives the rows of the batches to come places on the device.
 
-        What was planned for batches that no step has trained on is forgotten. Functions of earlier
-        calls plan nothing any more.
-
-        Args:
-            is_new_epoch: Whether what happens is counted from nothing.
+        What was planned for batches that no step has trained on is forgotten, and functions of
+        earlier calls plan nothing any more.
         """
         with self._turn:
             self._session += 1
@@ -252,14 +225,21 @@ class DeviceTier:
             if is_new_epoch:
                 self.hits = self.reads = 0
 
-        def place(rows: np.ndarray, new: np.ndarray) -> PlacedBatch:
+        def place(found: MappedBatch, is_trained: bool) -> PlacedBatch:
+            rows = found.rows
             with self._turn:
-                if session != self._session:
-                    return place_nowhere(rows)
-                placed = self._places.place(rows, new)
-            if isinstance(placed, int):
-                raise self._build_refusal(placed, len(rows))
-            return placed
+                if session != self._session or not is_trained:
+                    return PlacedBatch(np.minimum(rows, FIRST_ROW - 1), NO_KEYS)
+                placed = self._places.place(rows, found.new_rows)
+            if isinstance(placed, PlacedBatch):
+                return placed
+            raise ConfigError(
+                f"model.embeddings.{self.table}.device_rows is too small for one batch",
+                received=f"{self.device_rows:,}, and a batch of {len(rows):,} keys has "
+                f"{placed:,} rows",
+                allowed=f"{placed:,} or more; {len(rows):,} are enough for all such batches",
+                fix="raise device_rows, or lower input.batch_size",
+            )
 
         return place
 
@@ -273,10 +253,9 @@ class DeviceTier:
             count: Rows that there are after the batch.
             distinct: Distinct rows of the batch.
             swaps: As in `PlacedBatch`.
-            leaving: Rows of the places that are swapped, float32 `[swaps, dim]` per matrix.
-
-        Returns:
-            Rows that come, float32 `[swaps, dim]` per matrix; for new ones any numbers.
+            leaving: Rows of the places that are swapped, float32 `[swaps, dim]` per matrix, as
+            those
+                that come are; for new ones these are any numbers.
         """
         with self._exchange_turn:
             if replica == 0:
@@ -292,27 +271,12 @@ class DeviceTier:
             return [matrix.values.take(come, axis=0) for matrix in self._matrices]
 
     def describe(self) -> dict[str, int]:
-        """Returns how often rows of this epoch's batches were on the device, and how often not."""
         return {"device_hits": self.hits, "swapped": self.reads}
 
     def render(self) -> list[str]:
-        """Returns the same in words."""
         needed = self.hits + self.reads
         share = f"{self.hits / needed:.1%}" if needed else "none"
         return [
             f"table {self.table}: {self.device_rows:,} rows on the device; in this epoch they were "
             f"{share} of the known rows that batches needed, {self.reads:,} came from host memory"
         ]
-
-    def _build_refusal(self, needed: int, keys: int) -> ConfigError:
-        return ConfigError(
-            f"model.embeddings.{self.table}.device_rows is too small for one batch",
-            received=f"{self.device_rows:,}, and a batch of {keys:,} keys has {needed:,} rows",
-            allowed=f"{needed:,} or more; {keys:,} are enough for every batch of so many keys",
-            fix="raise device_rows, or lower input.batch_size",
-        )
-
-
-def place_nowhere(rows: np.ndarray) -> PlacedBatch:
-    """Returns places for a batch that no step will train on."""
-    return PlacedBatch(np.minimum(rows, FIRST_ROW - 1), np.empty(0, np.int64))
