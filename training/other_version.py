@@ -45,7 +45,7 @@ from training.models.model import Model
 from training.models.ranking import RankingModel
 from training.models.registry import build_model, copy_calibrations
 from training.models.retrieval import RetrievalModel, require_retrieval
-from training.networks.network import TrainingPass
+from training.networks.network import StepContext
 from training.reader.filters import EVALUATION_FILTER
 from training.reader.training_data import TrainingData
 
@@ -299,7 +299,7 @@ class RawRanking(RankingModel):
         return self._own.read_instead(self._model.inputs)
 
     def compute_logits(
-        self, features: Features, training: TrainingPass | None = None
+        self, features: Features, training: StepContext | None = None
     ) -> dict[str, tf.Tensor]:
         """Returns the logits of each task."""
         return self._model.compute_logits(self._encode(features), training)
@@ -323,12 +323,12 @@ class RawTowers(RetrievalModel):
         self.interests = model.interests
         self._model, self._own = model, own
 
-    def embed_users(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
+    def embed_users(self, features: Features, training: StepContext | None = None) -> tf.Tensor:
         """Returns user vectors, one or several of a row."""
         names = self._model.user_inputs
         return self._model.embed_users(self._own.encode(features, names), training)
 
-    def embed_items(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
+    def embed_items(self, features: Features, training: StepContext | None = None) -> tf.Tensor:
         """Returns item vectors `[batch, dim]`."""
         names = self._model.item_inputs
         return self._model.embed_items(self._own.encode(features, names), training)

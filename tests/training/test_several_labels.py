@@ -26,7 +26,7 @@ from training.fit import fit_run
 from training.input.batches import Batch, build_eval_dataset, build_train_dataset, read_batches
 from training.models.ranking import RankingModel
 from training.monitoring.progress import NoProgress
-from training.networks.network import TrainingPass
+from training.networks.network import StepContext
 from training.objectives.objective import BinaryCrossEntropy, TaskLosses, build_objective
 from training.reader.batch_reader import open_batches
 
@@ -140,13 +140,13 @@ class Constant:
         rng = np.random.default_rng(0)
         self.logits = {name: tf.Variable(rng.normal(size=rows), dtype=tf.float32) for name in TASKS}
 
-    def compute_logits(self, batch: Batch, training: TrainingPass | None = None):
+    def compute_logits(self, batch: Batch, training: StepContext | None = None):
         return self.logits
 
-    def embed_users(self, batch: Batch, training: TrainingPass) -> tf.Tensor:
+    def embed_users(self, batch: Batch, training: StepContext) -> tf.Tensor:
         return self.logits["click"][:, None]
 
-    def embed_items(self, batch: Batch, training: TrainingPass) -> tf.Tensor:
+    def embed_items(self, batch: Batch, training: StepContext) -> tf.Tensor:
         return tf.ones_like(self.logits["click"])[:, None]
 
 

@@ -14,7 +14,7 @@ from training.embedding.static_table import EmbeddingTable, RowUpdates
 from training.input.batches import Batch, Features
 from training.models.embedded_inputs import EmbeddedInputs, InputFeature
 from training.models.retrieval import RetrievalModel
-from training.networks.network import Network, TrainingPass, build_keras_model, building_layers
+from training.networks.network import Network, StepContext, build_keras_model, building_layers
 
 
 class TinyTowers(RetrievalModel):
@@ -35,10 +35,10 @@ class TinyTowers(RetrievalModel):
             table.rows.assign(rng.normal((table.vocabulary_size, dim)))
         self.table_of = {spec.name: spec.table for spec in schema.features}
 
-    def embed_users(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
+    def embed_users(self, features: Features, training: StepContext | None = None) -> tf.Tensor:
         return self._sum(features, self.user_inputs)
 
-    def embed_items(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
+    def embed_items(self, features: Features, training: StepContext | None = None) -> tf.Tensor:
         return self._sum(features, self.item_inputs)
 
     def _sum(self, features: dict[str, tf.Tensor], names: tuple[str, ...]) -> tf.Tensor:
@@ -118,17 +118,17 @@ class ToyModel(RetrievalModel):
         """That of users."""
         return (self.network,)
 
-    def embed_users(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
+    def embed_users(self, features: Features, training: StepContext | None = None) -> tf.Tensor:
         """Returns user vectors `[batch, DIM]`."""
-        inputs = self.parts[0](features)
+        inputs = self.parts[0](features, training)
         return self.network(inputs, training) + inputs["user"]
 
-    def embed_items(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
+    def embed_items(self, features: Features, training: StepContext | None = None) -> tf.Tensor:
         """Returns item vectors `[batch, DIM]`."""
-        return self.parts[1](features)["item"]
+        return self.parts[1](features, training)["item"]
 
 
-def squared_error(model: RetrievalModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
+def squared_error(model: RetrievalModel, batch: Batch, training: StepContext) -> tf.Tensor:
     """Squared error of the dot product against the label, `[local_batch]`."""
     users, items = model.embed_users(batch, training), model.embed_items(batch, training)
     return tf.square(tf.reduce_sum(users * items, axis=1) - batch["label"])

@@ -32,7 +32,7 @@ from training.export.signatures import build_encoders
 from training.input.batches import Features
 from training.models.ranking import RankingModel
 from training.models.retrieval import RetrievalModel, require_retrieval
-from training.networks.network import TrainingPass
+from training.networks.network import StepContext
 from training.other_version import RawRanking, RawTowers
 
 TOLERANCE = 1e-6
@@ -225,12 +225,12 @@ class ServedTowers(RetrievalModel):
         self.interests = model.interests
         self._own, self._asked = model, asked
 
-    def embed_users(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
+    def embed_users(self, features: Features, training: StepContext | None = None) -> tf.Tensor:
         """Returns served user vectors, one or several of a row."""
         own = self._own.embed_users({name: features[name] for name in self.user_inputs})
         return self._embed(Give.USER_EMBEDDING, features, own)
 
-    def embed_items(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
+    def embed_items(self, features: Features, training: StepContext | None = None) -> tf.Tensor:
         """Returns served item vectors `[batch, dim]`."""
         own = self._own.embed_items({name: features[name] for name in self.item_inputs})
         return self._embed(Give.ITEM_EMBEDDING, features, own)

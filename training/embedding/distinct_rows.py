@@ -7,9 +7,7 @@ lookup's row and, in the update, the distinct rows again; and the gradients then
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -78,15 +76,19 @@ def add_distinct_ids(dataset: tf.data.Dataset, lookups: Sequence[Lookups]) -> tf
 
 
 class BatchRows:
-    """The rows of a batch of `add_distinct_ids`, gathered where they are first asked for."""
+    """The rows that a step looks up, whose batches hold rows in the place of keys.
 
-    def __init__(self, batch: Mapping[str, Any], lookups: Sequence[Lookups]) -> None:
+    Those of `add_distinct_ids` are gathered where they are first asked for; without lookups each
+    feature gathers its own.
+    """
+
+    def __init__(self, batch: Mapping[str, Any], lookups: Sequence[Lookups] | None = None) -> None:
         self._ids: dict[Any, tf.Tensor] = {}
         self._positions: dict[tuple[Any, int], tuple[tf.Tensor, tf.Tensor | None]] = {}
         self._rows: dict[Any, tf.Tensor] = {}
         self._others: set[Any] = set()
-        for number, found in batch[DISTINCT].items():
-            for table in lookups[int(number)].tables:
+        for number, found in ({} if lookups is None else batch[DISTINCT]).items():
+            for table in (lookups or ())[int(number)].tables:
                 self._ids[table.ref()] = found["ids"]
                 for name, positions in found["positions"].items():
                     known = positions, found["segments"].get(name)
@@ -107,24 +109,6 @@ class BatchRows:
     def rows_of(self, table: tf.Variable) -> tf.Tensor | None:
         """Returns the rows that a gradient names, in its order; None: it may name ids twice."""
         return None if table.ref() in self._others else self._rows.get(table.ref())
-
-
-_current: ContextVar[BatchRows | None] = ContextVar("batch_rows", default=None)
-
-
-def current_rows() -> BatchRows | None:
-    """Returns the rows of the batch that a step is traced for; None outside of `sharing_rows`."""
-    return _current.get()
-
-
-@contextmanager
-def sharing_rows(rows: BatchRows | None) -> Iterator[None]:
-    """Lets lookups that are traced in the block take their rows from a batch's."""
-    token = _current.set(rows)
-    try:
-        yield
-    finally:
-        _current.reset(token)
 
 
 @tf.custom_gradient

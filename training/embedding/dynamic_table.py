@@ -20,8 +20,9 @@ from conf.schema import OOV_ID, PAD_ID
 from conf.training.tables import Initializer, NormalConfig, UniformConfig
 from etl.tfrecord.reading import inlined, kernel
 from training.embedding.device_tier import NO_ROW, DeviceTier, HostRows
+from training.embedding.distinct_rows import BatchRows
 from training.embedding.key_index import FIRST_ROW
-from training.embedding.key_space import KeySpace, is_reading_rows
+from training.embedding.key_space import KeySpace
 from training.embedding.static_table import (
     FIRST_VALUES,
     EmbeddingTable,
@@ -389,18 +390,23 @@ class DynamicTable(EmbeddingTable):
             keys, self.dim, seed=self._seed, table=self._label, initializer=self._initializer
         )
 
-    def lookup(self, ids: tf.Tensor) -> tf.Tensor:
+    def lookup(self, ids: tf.Tensor, rows: BatchRows | None = None) -> tf.Tensor:
         """Returns the rows of keys, zeros (and no gradient) for padding and where there is none.
 
-        In a step `ids` are their rows.
+        In a step `ids` are the numbers of rows, of a table in two tiers places on the device.
         """
-        rows = self.keys.find(ids)
-        mask = tf.cast(tf.greater(rows, OOV_ID), tf.float32)
-        return super().gather(rows) * mask[..., tf.newaxis]
+        places = ids if rows is not None else self.keys.find(ids)
+        mask = tf.cast(tf.greater(places, OOV_ID), tf.float32)
+        return self._gather(places, rows) * mask[..., tf.newaxis]
 
-    def gather(self, ids: tf.Tensor) -> tf.Tensor:
+    def gather(self, ids: tf.Tensor, rows: BatchRows | None = None) -> tf.Tensor:
         """As `lookup`, but padding may have gradients: for callers that weight it by zero."""
-        return super().gather(self.keys.find(ids))
+        return self._gather(ids if rows is not None else self.keys.find(ids), rows)
+
+    def _gather(self, places: tf.Tensor, rows: BatchRows | None) -> tf.Tensor:
+        if rows is None and self.keys.is_in_parts:
+            return self._mask_refused(self.rows.gather(places), places)
+        return super().gather(places, rows)
 
     def read_by_key(self) -> tuple[np.ndarray, np.ndarray]:
         keys, values = self.keys.read_keys(), self.rows.numpy()
@@ -411,8 +417,9 @@ class DynamicTable(EmbeddingTable):
         return self.rows.gather(rows)
 
     def _read(self, variable: tf.Variable, ids: tf.Tensor) -> tf.Tensor:
-        is_elsewhere = self.keys.is_in_parts and not is_reading_rows()
-        values = self.rows.gather(ids) if is_elsewhere else read_rows(variable, ids)
+        return self._mask_refused(read_rows(variable, ids), ids)
+
+    def _mask_refused(self, values: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
         if not self.keys.may_refuse:  # Then every key of a step has a row of its own.
             return values
         return values * tf.cast(tf.greater(ids, OOV_ID), tf.float32)[..., tf.newaxis]

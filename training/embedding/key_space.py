@@ -292,10 +292,6 @@ def _find_on_host(space: KeySpace, keys: tf.Tensor) -> tf.Tensor:
     return tf.constant(space.find_on_host(values.ravel()).reshape(values.shape))
 
 
-def _are_rows(space: KeySpace, keys: tf.Tensor) -> tf.Tensor:
-    return keys
-
-
 _is_whole: ContextVar[bool] = ContextVar("holds_whole_tables", default=False)
 _translate: ContextVar[_Translate] = ContextVar("translate_keys", default=_find_on_host)
 
@@ -318,17 +314,3 @@ def translating(translate: _Translate) -> Iterator[None]:
         yield
     finally:
         _translate.reset(token)
-
-
-@contextmanager
-def reading_rows() -> Iterator[None]:
-    """Takes what is looked up in the block for rows: the batches of training hold them.
-
-    Of a table in two tiers they are places on the device.
-    """
-    with translating(_are_rows):
-        yield
-
-
-def is_reading_rows() -> bool:
-    return _translate.get() is _are_rows

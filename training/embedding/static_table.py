@@ -14,7 +14,7 @@ from conf.schema import FIRST_TOKEN_ID, PAD_ID
 from conf.training.optimizer import SparseOptimizerConfig
 from conf.training.tables import Initializer, NormalConfig, UniformConfig
 from training.distribution.workers import free_memory_bytes
-from training.embedding.distinct_rows import FoundRows, current_rows, spread_rows
+from training.embedding.distinct_rows import BatchRows, FoundRows, spread_rows
 
 PIECE_ROWS = 1 << 20
 """Rows that are drawn at once; a multiple of four."""
@@ -81,25 +81,26 @@ class EmbeddingTable(tf.Module):
     def variable(self) -> tf.Variable:
         return self.rows
 
-    def lookup(self, ids: tf.Tensor) -> tf.Tensor:
-        """Returns the rows of ids, `ids.shape + [dim]`, zeros (and no gradient) for padding."""
-        mask = tf.cast(tf.not_equal(ids, PAD_ID), tf.float32)
-        return self.gather(ids) * mask[..., tf.newaxis]
+    def lookup(self, ids: tf.Tensor, rows: BatchRows | None = None) -> tf.Tensor:
+        """Returns the rows of ids, `ids.shape + [dim]`, zeros (and no gradient) for padding.
 
-    def gather(self, ids: tf.Tensor) -> tf.Tensor:
+        `rows` are those of a step; None: this is outside of one.
+        """
+        mask = tf.cast(tf.not_equal(ids, PAD_ID), tf.float32)
+        return self.gather(ids, rows) * mask[..., tf.newaxis]
+
+    def gather(self, ids: tf.Tensor, rows: BatchRows | None = None) -> tf.Tensor:
         """As `lookup`, without the mask: for callers that weight padding by zero themselves."""
-        known = self.find_rows(ids)
+        known = self.find_rows(ids, rows)
         if known is not None and known.segments is None:
             return spread_rows(known.rows, known.positions)
-        shared = current_rows()
-        if shared is not None:
-            shared.note_others(self.variable)
+        if rows is not None:
+            rows.note_others(self.variable)
         return self._read(self.variable, ids)
 
-    def find_rows(self, ids: tf.Tensor) -> FoundRows | None:
+    def find_rows(self, ids: tf.Tensor, rows: BatchRows | None) -> FoundRows | None:
         """Returns the rows of a feature of the batch where the step has them; else None."""
-        shared = current_rows()
-        return None if shared is None else shared.find(self.variable, ids, self._read)
+        return None if rows is None else rows.find(self.variable, ids, self._read)
 
     def read_by_key(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns keys, int64 `[n]`, and their rows, float32 `[n, dim]`, without padding."""

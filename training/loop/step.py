@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import tensorflow as tf
 
-from training.embedding.distinct_rows import BatchRows, Lookups, sharing_rows
+from training.embedding.distinct_rows import BatchRows, Lookups
 from training.embedding.key_mapping import KeyedFeatures, admit_arrivals
-from training.embedding.key_space import reading_rows
 from training.input.batches import ARRIVALS, Batch
 from training.loop.optimizers import Gradient, Optimizers, add_parts
 from training.models.model import Model
-from training.networks.layers import computing_in
-from training.networks.network import TrainingPass
+from training.networks.network import StepContext
 from training.objectives.objective import Objective, list_state
 
 
@@ -30,9 +27,6 @@ class StepOptions:
 
     seed: int
     dtype: tf.DType = tf.float32
-
-
-_PartResult: TypeAlias = tuple[tf.Tensor, list[Gradient], list[tf.Tensor], list[tf.Tensor | None]]
 
 
 class TrainStep:
@@ -63,50 +57,51 @@ class TrainStep:
             batch = {name: value for name, value in batch.items() if name != ARRIVALS}
         step = tf.cast(self._optimizers.step.read_value(), tf.int32)
         seed = tf.stack([self._options.seed % 2**31, step * 8])
-        shared = None if self._lookups is None else BatchRows(batch, self._lookups)
+        shared = BatchRows(batch, self._lookups)
         losses: list[tf.Tensor] = []
         gradients: list[list[Gradient]] = []
         state = [variable.read_value() for variable in self._state_variables]
         for part, rows in enumerate(split_batch(batch, parts)):
             # One after the other: all at once they would need the memory of the whole batch.
-            with tf.control_dependencies(losses), sharing_rows(shared), reading_rows():
+            with tf.control_dependencies(losses):
                 part_seed = tf.random.experimental.stateless_fold_in(seed, part) if part else seed
-                loss, found, state, assigned = self._differentiate(rows, part_seed, state)
+                context = StepContext(
+                    part_seed, self._state_variables, state, shared, self._options.dtype
+                )
+                loss, found = self._differentiate(rows, context)
+                assigned = context.find_assigned(self._model.dense_variables)
+                state = context.values
                 _set_assigned(self._model.dense_variables, assigned)
             losses.append(loss)
             gradients.append(found)
         tables = self._model.table_variables
-        known = [None if shared is None else shared.rows_of(table) for table in tables]
+        known = [shared.rows_of(table) for table in tables]
         total = gradients[0] if parts == 1 else add_parts(gradients)
         self._optimizers.apply(*self._optimizers.widen(total, known))
         assign_state(self._state_variables, state)
         return tf.add_n(losses)
 
-    def _differentiate(self, batch: Batch, seed: tf.Tensor, state: list[tf.Tensor]) -> _PartResult:
-        """Returns the share of some rows in the batch's mean loss, its gradients, and state.
+    def _differentiate(
+        self, batch: Batch, context: StepContext
+    ) -> tuple[tf.Tensor, list[Gradient]]:
+        """Returns the share of some rows in the batch's mean loss, and its gradients.
 
-        The last are values that layers have assigned to dense weights, None for the others.
         The loss has no penalties; the gradients are those of both.
         """
         variables = self._optimizers.variables_in_step_order
         replicas = tf.distribute.get_replica_context().num_replicas_in_sync
         # Shares of the global mean: summed over replicas and parts they are the batch's.
         share = 1.0 / (self._optimizers.accumulate_steps * replicas)
-        with (
-            computing_in(self._options.dtype),
-            tf.GradientTape(watch_accessed_variables=False) as tape,
-        ):
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
-            training = TrainingPass(seed, self._state_variables, state)
-            losses = self._objective(self._model, batch, training)
+            losses = self._objective(self._model, batch, context)
             rows = tf.cast(tf.size(losses), tf.float32)
             loss = tf.reduce_sum(losses) * (share / rows)
-            target = loss + share * training.penalty
-            penalty = self._model.penalize_rows(batch)
+            target = loss + share * context.penalty
+            penalty = self._model.penalize_rows(batch, context)
             if penalty is not None:
                 target += penalty * (share / rows)
-        assigned = training.find_assigned(self._model.dense_variables)
-        return loss, tape.gradient(target, variables), training.values, assigned
+        return loss, tape.gradient(target, variables)
 
 
 def assign_state(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:

@@ -26,6 +26,7 @@ import tensorflow as tf
 from conf.errors import ConfigError, InputDataError
 from conf.schema import PAD_ID, FeatureSpec
 from conf.training.models import PoolingConfig, VectorConfig
+from training.embedding.distinct_rows import BatchRows
 from training.embedding.static_table import EmbeddingTable
 from training.input.batches import Features
 from training.networks.layers import (
@@ -37,7 +38,7 @@ from training.networks.layers import (
     sum_elements,
     sum_squared_norms,
 )
-from training.networks.network import NetworkInputs
+from training.networks.network import NetworkInputs, StepContext
 from training.reader.feature_columns import list_length
 
 MEAN = PoolingConfig(combiner="mean")
@@ -187,20 +188,25 @@ class EmbeddedInputs(tf.Module):
         return build_keras_inputs(self.features)
 
     def __call__(
-        self, batch: Features, features: Sequence[InputFeature] | None = None
+        self,
+        batch: Features,
+        context: StepContext | None = None,
+        features: Sequence[InputFeature] | None = None,
     ) -> dict[str, tf.Tensor]:
         """Returns the inputs by name.
 
         Args:
             batch: Features by name: scalars `[batch]`, lists `[batch, length]` padded with 0,
                 ragged, or sparse with their weights as values.
+            context: That of a training step; None elsewhere.
             features: Those to embed; None: all.
         """
+        rows = None if context is None else context.rows
         inputs: dict[str, tf.Tensor] = {}
         asked = self.features if features is None else features
         width = self._find_width(batch, asked)
         for feature in asked:
-            inputs |= self._embed(feature, batch, width)
+            inputs |= self._embed(feature, batch, width, rows)
         return inputs
 
     def _find_width(self, batch: Features, asked: Sequence[InputFeature]) -> tf.Tensor | None:
@@ -223,7 +229,11 @@ class EmbeddedInputs(tf.Module):
         return _find_values(feature, values, pad)
 
     def _embed(
-        self, feature: InputFeature, batch: Features, width: tf.Tensor | None
+        self,
+        feature: InputFeature,
+        batch: Features,
+        width: tf.Tensor | None,
+        rows: BatchRows | None,
     ) -> dict[str, tf.Tensor]:
         name, spec = feature.name, feature.spec
         if feature.vector is not None:
@@ -234,49 +244,53 @@ class EmbeddedInputs(tf.Module):
             numbers = tf.cast(batch[name], tf.float32)
             return {name: numbers if spec.is_list else numbers[:, tf.newaxis]}
         if spec.is_list:
-            return self._embed_list(feature, batch, width)
+            return self._embed_list(feature, batch, width, rows)
         inputs = {}
         if name in self.tables:
-            inputs[name] = self.tables[name].lookup(batch[name])
+            inputs[name] = self.tables[name].lookup(batch[name], rows)
         if name in self.biases:
-            inputs[name + BIAS_SUFFIX] = self.biases[name].lookup(batch[name])
+            inputs[name + BIAS_SUFFIX] = self.biases[name].lookup(batch[name], rows)
         return inputs
 
     def _embed_list(
-        self, feature: InputFeature, batch: Features, width: tf.Tensor | None
+        self,
+        feature: InputFeature,
+        batch: Features,
+        width: tf.Tensor | None,
+        rows: BatchRows | None,
     ) -> dict[str, tf.Tensor]:
         name = feature.name
         ids, weights = self._read_list(feature, batch, width)
         inputs = {}
         if feature.field_names:
-            each = gather_positions(self.tables[name], ids)
+            each = gather_positions(self.tables[name], ids, rows=rows)
             inputs[name] = combine_positions(each, ids, weights, feature.combiner)
             sums = sum_elements(each, ids, weights, str(feature.elements))
             inputs |= dict(zip(feature.field_names, sums, strict=True))
         elif name in self.tables:
             source = None if feature.cut_length is None else batch[name]
-            inputs[name] = self._pool(feature, self.tables[name], ids, weights, source)
+            inputs[name] = self._pool(feature, (ids, weights, source), rows)
         if feature.keeps_positions:
             inputs[name + MASK_SUFFIX] = tf.not_equal(ids, PAD_ID)
         if name in self.biases:
-            each = gather_positions(self.biases[name], ids)
+            each = gather_positions(self.biases[name], ids, rows=rows)
             inputs[name + BIAS_SUFFIX] = combine_positions(each, ids, weights, "sum")
         return inputs
 
     def _pool(
         self,
         feature: InputFeature,
-        table: EmbeddingTable,
-        ids: tf.Tensor,
-        weights: tf.Tensor | None,
-        source: tf.Tensor | None,
+        tokens: tuple[tf.Tensor, tf.Tensor | None, tf.Tensor | None],
+        rows: BatchRows | None,
     ) -> tf.Tensor:
-        positions = self.position_weights.get(feature.name)
+        """Pools the rows of a list's ids, given with their weights and as the batch has them."""
+        ids, weights, source = tokens
+        table, positions = self.tables[feature.name], self.position_weights.get(feature.name)
         if positions is not None:
-            return pool_rows(table, ids, positions(tf.shape(ids)[1]))
+            return pool_rows(table, ids, positions(tf.shape(ids)[1]), rows)
         if feature.combiner == "mean" and weights is None:
-            return pool_rows(table, ids)
-        each = gather_positions(table, ids, source)
+            return pool_rows(table, ids, rows=rows)
+        each = gather_positions(table, ids, source, rows)
         return combine_positions(each, ids, weights, feature.combiner)
 
     def _pool_numbers(
@@ -299,12 +313,12 @@ class EmbeddedInputs(tf.Module):
         feature = next(feature for feature in self.features if feature.name == name)
         return self._read_list(feature, batch, self._find_width(batch, self.features))[0]
 
-    def penalize_rows(self, batch: Features) -> list[tf.Tensor]:
+    def penalize_rows(self, batch: Features, context: StepContext | None = None) -> list[tf.Tensor]:
         """Returns the weighted squared norms of rows that a batch looks up, summed over it.
 
         Those of tables that are updated as a whole are left out.
         """
-        terms = []
+        terms, rows = [], None if context is None else context.rows
         for feature in self.features:
             for tables in (self.tables, self.biases):
                 updates = tables[feature.name].updates if feature.name in tables else None
@@ -313,7 +327,7 @@ class EmbeddedInputs(tf.Module):
                 ids = batch[feature.name]
                 if feature.spec.is_list:
                     ids, _ = self._read_list(feature, batch)
-                terms.append(updates.l2 * sum_squared_norms(tables[feature.name], ids))
+                terms.append(updates.l2 * sum_squared_norms(tables[feature.name], ids, rows))
         return terms
 
     def _read_list(

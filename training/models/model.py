@@ -15,7 +15,7 @@ from training.embedding.dynamic_table import find_step_variable
 from training.embedding.static_table import EmbeddingTable
 from training.input.batches import Features
 from training.models.embedded_inputs import BIAS_SUFFIX, EmbeddedInputs
-from training.networks.network import Network
+from training.networks.network import Network, StepContext
 
 
 class Model(tf.Module):
@@ -129,9 +129,12 @@ class Model(tf.Module):
             found |= {**part.biases, **part.tables}
         return found
 
-    def penalize_rows(self, features: Features) -> tf.Tensor | None:
+    def penalize_rows(
+        self, features: Features, context: StepContext | None = None
+    ) -> tf.Tensor | None:
         """Weighted squared norms of the rows that a batch looks up, summed; None: no weights."""
-        terms = [term for part in self.embedded_inputs for term in part.penalize_rows(features)]
+        parts = self.embedded_inputs
+        terms = [term for part in parts for term in part.penalize_rows(features, context)]
         return tf.add_n(terms) if terms else None
 
 

@@ -29,7 +29,7 @@ from training.models.embedding_tables import TableBuilder, complete_pooling, lis
 from training.models.model import Model, find_feature, unknown_name
 from training.networks.network import (
     Network,
-    TrainingPass,
+    StepContext,
     build_keras_model,
     building_layers,
     call_in_groups,
@@ -70,7 +70,7 @@ class RankingModel(Model):
 
     @abstractmethod
     def compute_logits(
-        self, features: Features, training: TrainingPass | None = None
+        self, features: Features, training: StepContext | None = None
     ) -> dict[str, tf.Tensor]:
         """Returns what the model says of each task: log-odds, or the label's value; `[batch]`.
 
@@ -186,10 +186,10 @@ class NetworkRankingModel(RankingModel):
         ]
 
     def compute_logits(
-        self, features: Features, training: TrainingPass | None = None
+        self, features: Features, training: StepContext | None = None
     ) -> dict[str, tf.Tensor]:
         """Returns what the network says of each task; outside of training it is calibrated."""
-        inputs = self._inputs(features)
+        inputs = self._inputs(features, training)
         found = call_in_groups(self.network, inputs, training, self._mask, self._groups)
         logits = self._name_logits(found)
         return logits if training is not None else self._apply_calibrations(logits)
@@ -223,9 +223,9 @@ class NetworkRankingModel(RankingModel):
         single = [f for f in self._inputs.features if f not in shared]
         beside = {name for feature in single for name in feature.reads} - set(items)
         pairs = {**items, **{name: tf.repeat(rows[name], count, axis=0) for name in beside}}
-        inputs = self._inputs(rows, shared)
+        inputs = self._inputs(rows, features=shared)
         inputs = {name: tf.repeat(value, count, axis=0) for name, value in inputs.items()}
-        logits = self._name_logits(self.network({**inputs, **self._inputs(pairs, single)}))
+        logits = self._name_logits(self.network({**inputs, **self._inputs(pairs, features=single)}))
         logits = self._apply_calibrations(logits)
         return {name: tf.reshape(value, shape) for name, value in logits.items()}
 

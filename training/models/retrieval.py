@@ -15,7 +15,7 @@ from conf.manifest import Manifest
 from training.embedding.key_mapping import read_keys
 from training.input.batches import Batch, Features
 from training.models.model import Model
-from training.networks.network import TrainingPass
+from training.networks.network import StepContext
 
 
 def score_rows(users: tf.Tensor, items: tf.Tensor) -> tf.Tensor:
@@ -139,7 +139,7 @@ class RetrievalModel(Model):
         return {"user": list(self.user_inputs), "item": list(self.item_inputs)}
 
     @abstractmethod
-    def embed_users(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
+    def embed_users(self, features: Features, training: StepContext | None = None) -> tf.Tensor:
         """Returns user vectors, `[batch, dim]` or `[batch, interests, dim]`.
 
         Args:
@@ -149,10 +149,10 @@ class RetrievalModel(Model):
         """
 
     @abstractmethod
-    def embed_items(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
+    def embed_items(self, features: Features, training: StepContext | None = None) -> tf.Tensor:
         """Returns item vectors, `[batch, dim]`; arguments as in `embed_users`."""
 
-    def embed_queries(self, batch: Batch, item_key: str, training: TrainingPass) -> Queries:
+    def embed_queries(self, batch: Batch, item_key: str, training: StepContext) -> Queries:
         """Returns what a loss over items is computed of: one query a row, its item the target.
 
         Of a user's several vectors the one nearest to the target is the query. Models that learn at

@@ -34,7 +34,7 @@ from training.models.two_towers import TwoTowers, build_side, plan_pooling, sele
 from training.networks.factorization import flatten_each
 from training.networks.network import (
     Network,
-    TrainingPass,
+    StepContext,
     build_keras_model,
     building_layers,
     call_in_groups,
@@ -109,7 +109,7 @@ class SequenceModel(TwoTowers):
         """The sequence's network, and the item tower if it has layers."""
         return [net for net in (self.network, self.item_tower) if net is not None]
 
-    def embed_users(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
+    def embed_users(self, features: Features, training: StepContext | None = None) -> tf.Tensor:
         """Returns the vectors of the latest item's position, or those of the interests.
 
         `[batch, embedding_dim]`, of interests `[batch, interests, embedding_dim]`.
@@ -117,7 +117,7 @@ class SequenceModel(TwoTowers):
         vectors = self._encode(features, training)
         return self._scale(vectors[:, 0] if self._every_position else vectors)
 
-    def embed_queries(self, batch: Batch, item_key: str, training: TrainingPass) -> Queries:
+    def embed_queries(self, batch: Batch, item_key: str, training: StepContext) -> Queries:
         """Returns a query for each position of each row, or one a row.
 
         Position 0 is the row's own: its item is the target. The target of position k is the item of
@@ -140,8 +140,8 @@ class SequenceModel(TwoTowers):
             per_row=self.queries_per_row,
         )
 
-    def _encode(self, features: Features, training: TrainingPass | None) -> tf.Tensor:
-        inputs = self._users(features)
+    def _encode(self, features: Features, training: StepContext | None) -> tf.Tensor:
+        inputs = self._users(features, training)
         if self._times is not None:
             ids = self._users.read_ids(self._sequence, features)
             inputs[self._times.name] = self._times.read_ages(features, ids)

@@ -26,7 +26,7 @@ from training.models.embedding_tables import TableBuilder, complete_pooling, lis
 from training.models.model import find_feature
 from training.models.retrieval import RetrievalModel
 from training.networks.layers import PositionWeights, normalize_rows
-from training.networks.network import Network, TrainingPass, build_keras_model, building_layers
+from training.networks.network import Network, StepContext, build_keras_model, building_layers
 from training.networks.tower import HiddenLayers, build_own_tower, build_tower
 from training.reader.feature_columns import list_length
 
@@ -43,12 +43,12 @@ class TwoTowers(RetrievalModel):
     def embedded_inputs(self) -> Sequence[EmbeddedInputs]:
         return self._users, self._items
 
-    def embed_items(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
+    def embed_items(self, features: Features, training: StepContext | None = None) -> tf.Tensor:
         """Returns item vectors `[batch, embedding_dim]`; of length one if normalized."""
-        return self._embed(self._items(features), self.item_tower, training)
+        return self._embed(self._items(features, training), self.item_tower, training)
 
     def _embed(
-        self, inputs: Mapping[str, tf.Tensor], tower: Network | None, training: TrainingPass | None
+        self, inputs: Mapping[str, tf.Tensor], tower: Network | None, training: StepContext | None
     ) -> tf.Tensor:
         vectors = next(iter(inputs.values())) if tower is None else tower(inputs, training)
         return self._scale(vectors)
@@ -91,9 +91,9 @@ class MatrixFactorization(TwoTowers):
         """The bias of all pairs, if there is one."""
         return {} if self._bias is None else {"bias": self._bias}
 
-    def embed_users(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
+    def embed_users(self, features: Features, training: StepContext | None = None) -> tf.Tensor:
         """Returns `[batch, embedding_dim]`, and a column for each of the two biases."""
-        name, inputs = self.user_inputs[0], self._users(features)
+        name, inputs = self.user_inputs[0], self._users(features, training)
         columns = [self._scale(inputs[name])]
         if self._bias is not None:
             columns.append(inputs[name + BIAS_SUFFIX] + self._bias)
@@ -101,9 +101,9 @@ class MatrixFactorization(TwoTowers):
             columns.append(tf.ones_like(columns[0][:, :1]))
         return tf.concat(columns, axis=1)
 
-    def embed_items(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
+    def embed_items(self, features: Features, training: StepContext | None = None) -> tf.Tensor:
         """Returns `[batch, embedding_dim]`, with columns as in `embed_users`."""
-        name, inputs = self.item_inputs[0], self._items(features)
+        name, inputs = self.item_inputs[0], self._items(features, training)
         columns = [self._scale(inputs[name])]
         if self._bias is not None:
             columns.append(tf.ones_like(columns[0][:, :1]))
@@ -163,9 +163,9 @@ class DSSM(TwoTowers):
         """The towers that have layers."""
         return [tower for tower in (self.user_tower, self.item_tower) if tower is not None]
 
-    def embed_users(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
+    def embed_users(self, features: Features, training: StepContext | None = None) -> tf.Tensor:
         """Returns user vectors `[batch, embedding_dim]`; of length one if normalized."""
-        return self._embed(self._users(features), self.user_tower, training)
+        return self._embed(self._users(features, training), self.user_tower, training)
 
 
 def _layers(config: DSSMConfig) -> HiddenLayers:

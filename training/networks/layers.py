@@ -2,65 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 
 import tensorflow as tf
 
 from conf.schema import PAD_ID
-from training.embedding.distinct_rows import spread_rows
+from training.embedding.distinct_rows import BatchRows, spread_rows
 from training.embedding.static_table import EmbeddingTable
-
-_compute_dtype: ContextVar[tf.DType] = ContextVar("compute_dtype", default=tf.float32)
-_has_fixed_shapes: ContextVar[bool] = ContextVar("has_fixed_shapes", default=False)
 
 GRADIENT_FLOOR = 1e-2
 
 
-def compute_dtype() -> tf.DType:
-    """Returns the type that layers compute in; float32 outside a training step."""
-    return _compute_dtype.get()
-
-
-@contextmanager
-def computing_in(dtype: tf.DType) -> Iterator[None]:
-    """Lets the layers that are traced in the block compute in float32, float16 or bfloat16."""
-    token = _compute_dtype.set(dtype)
-    try:
-        yield
-    finally:
-        _compute_dtype.reset(token)
-
-
-def has_fixed_shapes() -> bool:
-    """Returns whether XLA compiles what is traced: shapes do not depend on data."""
-    return _has_fixed_shapes.get()
-
-
-@contextmanager
-def keeping_shapes() -> Iterator[None]:
-    """Lets what is traced in the block compute padding too, at shapes that data do not change."""
-    token = _has_fixed_shapes.set(True)
-    try:
-        yield
-    finally:
-        _has_fixed_shapes.reset(token)
-
-
 def may_cut() -> bool:
-    """Returns whether padding may be left out where a step is traced: shapes then depend on data.
+    """Returns whether padding may be left out: shapes then depend on data.
 
-    XLA compiles shapes that are known, and collectives between replicas need equal ones.
+    Collectives between replicas need equal ones.
     """
     context = tf.distribute.get_replica_context()
-    is_alone = context is None or context.num_replicas_in_sync == 1
-    return is_alone and not has_fixed_shapes()
+    return context is None or context.num_replicas_in_sync == 1
 
 
-def matmul_rows(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
-    """Dot products of rows, float32 `[rows, columns]` of `[rows, dim]` and `[columns, dim]`."""
-    dtype = compute_dtype()
+def matmul_rows(left: tf.Tensor, right: tf.Tensor, dtype: tf.DType = tf.float32) -> tf.Tensor:
+    """Dot products of rows, float32 `[rows, columns]` of `[rows, dim]` and `[columns, dim]`.
+
+    They are computed in `dtype`.
+    """
     product = tf.matmul(tf.cast(left, dtype), tf.cast(right, dtype), transpose_b=True)
     return tf.cast(product, tf.float32)
 
@@ -106,12 +72,15 @@ def pool_mean(
 
 
 def pool_rows(
-    table: EmbeddingTable, ids: tf.Tensor, position_weights: tf.Tensor | None = None
+    table: EmbeddingTable,
+    ids: tf.Tensor,
+    position_weights: tf.Tensor | None = None,
+    rows: BatchRows | None = None,
 ) -> tf.Tensor:
     """As `pool_mean` of a table's rows, without a copy of a row for each position if possible."""
-    found = None if position_weights is not None else table.find_rows(ids)
+    found = None if position_weights is not None else table.find_rows(ids, rows)
     if found is None:
-        return pool_mean(table.gather(ids), ids, position_weights)
+        return pool_mean(table.gather(ids, rows), ids, position_weights)
     mean = tf.sparse.segment_mean(
         found.rows, found.positions, found.segments, num_segments=tf.shape(ids)[0]
     )
@@ -139,7 +108,10 @@ def _sum_weighted(
 
 
 def gather_positions(
-    table: EmbeddingTable, ids: tf.Tensor, source: tf.Tensor | None = None
+    table: EmbeddingTable,
+    ids: tf.Tensor,
+    source: tf.Tensor | None = None,
+    rows: BatchRows | None = None,
 ) -> tf.Tensor:
     """Returns the row of each position of lists, `[batch, length, dim]`.
 
@@ -148,26 +120,29 @@ def gather_positions(
         ids: int `[batch, length]`; what stands at padded positions (0) is not defined.
         source: The tensor of the batch that has the same tokens, and more or less padding behind
             them; None: ids.
+        rows: The rows of a step, or None.
     """
-    found = table.find_rows(ids if source is None else source)
+    found = table.find_rows(ids if source is None else source, rows)
     if found is None:
-        return table.gather(ids)
+        return table.gather(ids, rows)
     # The step has each token's row once; padding has none.
     tokens = tf.cast(tf.reshape(tf.not_equal(ids, PAD_ID), [-1]), tf.int32)
     number = tf.cumsum(tokens, exclusive=True) * tokens
     padded = tf.concat([found.positions, [0]], axis=0)  # A batch may hold no token at all.
     none = tf.zeros([1, table.dim])
-    rows = tf.cond(tf.shape(found.rows)[0] > 0, lambda: found.rows, lambda: none)
-    each = spread_rows(rows, tf.gather(padded, number))
+    known = tf.cond(tf.shape(found.rows)[0] > 0, lambda: found.rows, lambda: none)
+    each = spread_rows(known, tf.gather(padded, number))
     shape = tf.concat([tf.shape(ids), [table.dim]], axis=0)
     return tf.ensure_shape(tf.reshape(each, shape), [*ids.shape, table.dim])
 
 
-def sum_squared_norms(table: EmbeddingTable, ids: tf.Tensor) -> tf.Tensor:
+def sum_squared_norms(
+    table: EmbeddingTable, ids: tf.Tensor, rows: BatchRows | None = None
+) -> tf.Tensor:
     """Returns the squared norms of the rows of ids, summed over all that are no padding; scalar."""
-    found = table.find_rows(ids)
+    found = table.find_rows(ids, rows)
     if found is None:
-        return tf.reduce_sum(tf.square(table.lookup(ids)))
+        return tf.reduce_sum(tf.square(table.lookup(ids, rows)))
     norms = tf.reduce_sum(tf.square(found.rows), axis=1)
     return tf.reduce_sum(tf.gather(norms, found.positions))
 

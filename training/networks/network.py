@@ -1,8 +1,8 @@
 """Keras networks inside the training step: calls without side effects, seeds by step.
 
 A network is a functional Keras model from named inputs to its outputs. In training its layers read
-their moving statistics and seeds from a `TrainingPass` and leave new statistics there: so a step
-can be compiled by XLA and computed in parts, and one that is repeated after a resume draws the same
+their moving statistics and seeds from a `StepContext` and leave new statistics there: so a step
+can be computed in parts, and one that is repeated after a resume draws the same
 numbers. Rows of like length may be computed together, so that short lists are not padded to long
 ones.
 """
@@ -24,6 +24,7 @@ import tensorflow as tf
 from conf.errors import ConfigError, did_you_mean
 from conf.manifest import Manifest
 from conf.schema import FeatureSpec
+from training.embedding.distinct_rows import BatchRows
 from training.networks.layers import may_cut
 from training.reader.feature_columns import list_length
 
@@ -82,13 +83,15 @@ class NetworkInputs(dict[str, keras.KerasTensor]):
         return did_you_mean(name, self)
 
 
-class TrainingPass:
-    """A forward pass of a training step: what its random layers draw from and what it leaves.
+class StepContext:
+    """What the pass of a training step reads beside its batch, and what it leaves.
 
     Args:
         seed: int32 `[2]`, another one for each step and part of a batch, the same on all replicas.
         variables: Variables that the pass may set: moving statistics.
         values: Their values before the pass.
+        rows: The rows that the step looks up; None: each lookup its own.
+        dtype: Type that objectives compute products of matrices in.
 
     Attributes:
         penalty: Sum of what layers add to the loss of a batch, such as L2 of kernels; scalar.
@@ -99,8 +102,11 @@ class TrainingPass:
         seed: tf.Tensor,
         variables: Sequence[tf.Variable] = (),
         values: Sequence[tf.Tensor] = (),
+        rows: BatchRows | None = None,
+        dtype: tf.DType = tf.float32,
     ) -> None:
-        self.seed = seed
+        self.seed, self.dtype = seed, dtype
+        self.rows = BatchRows({}) if rows is None else rows
         self.penalty: tf.Tensor = tf.zeros([])
         self._penalized: set[int] = set()
         self._variables = tuple(variables)
@@ -215,9 +221,7 @@ class Network(tf.Module):
     def input_names(self) -> tuple[str, ...]:
         return tuple(self.keras_model.input)
 
-    def __call__(
-        self, inputs: Mapping[str, tf.Tensor], training: TrainingPass | None = None
-    ) -> Any:
+    def __call__(self, inputs: Mapping[str, tf.Tensor], training: StepContext | None = None) -> Any:
         """Returns the outputs, as float32; of inputs at least `input_names`, `[batch, …]` each."""
         model = self.keras_model
         # What is looked up inside a served graph has lost its shape.
@@ -232,7 +236,7 @@ class Network(tf.Module):
             outputs = self._train(model, known, training)
         return tf.nest.map_structure(lambda output: tf.cast(output, tf.float32), outputs)
 
-    def _train(self, model: keras.Model, inputs: Mapping[str, Any], training: TrainingPass) -> Any:
+    def _train(self, model: keras.Model, inputs: Mapping[str, Any], training: StepContext) -> Any:
         kept = {id(weight) for weight in model.non_trainable_weights}
         seeds, number = [], self._first_seed
         for variable in model.non_trainable_variables:
@@ -356,7 +360,7 @@ def plan_groups(manifest: Manifest, spec: FeatureSpec) -> int:
 def call_in_groups(
     network: Network,
     inputs: Mapping[str, tf.Tensor],
-    training: TrainingPass | None,
+    training: StepContext | None,
     mask: str,
     count: int,
 ) -> Any:

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from conf.errors import ConfigError
 from training.networks.factorization import flatten_each
-from training.networks.layers import has_fixed_shapes
 from training.networks.network import NetworkInputs
 from training.networks.sequences import (
     AddPositions,
@@ -344,15 +343,13 @@ def take_rows(values: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     """Returns the row that each token belongs to, `[tokens, dim]` of values `[batch, dim]`.
 
     The gradient sums up the tokens of each row. As `rows`, `[tokens]`, ascend, this takes a third
-    of the time of a sum in any order. XLA compiles the latter alone.
+    of the time of a sum in any order.
     """
 
     @tf.custom_gradient
     def take(values: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         def sum_by_row(gradient: tf.Tensor) -> tf.Tensor:
             count = tf.shape(values, out_type=rows.dtype)[0]
-            if has_fixed_shapes():
-                return tf.math.unsorted_segment_sum(gradient, rows, count)
             found = tf.math.segment_sum(gradient, rows)
             return tf.pad(found, [[0, count - tf.shape(found, out_type=rows.dtype)[0]], [0, 0]])
 

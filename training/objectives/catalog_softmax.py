@@ -14,7 +14,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from training.networks.layers import compute_dtype
 from training.objectives.softmax_memory import BLOCK_ITEMS
 
 Sums = tuple[Any, ...]
@@ -30,6 +29,7 @@ def compute_catalog_softmax(
     rows: tf.Tensor | None = None,
     *,
     temperature: float = 1.0,
+    dtype: tf.DType = tf.float32,
 ) -> tf.Tensor:
     """Cross-entropy of each query's target among all items, float32 `[n]`; 0 where it is none.
 
@@ -41,10 +41,11 @@ def compute_catalog_softmax(
             or None.
         rows: int32 `[n]`, the row of `masked` that each query is of; None: they are the rows.
         temperature: Above 0.
+        dtype: Type that products are computed in.
     """
     of_queries = tf.range(tf.shape(queries)[0]) if rows is None else rows
     size = tf.shape(items)[0] if items.shape[0] is None else int(items.shape[0])
-    catalog = _Catalog(positions, masked, of_queries, size, 1.0 / temperature, compute_dtype())
+    catalog = _Catalog(positions, masked, of_queries, size, 1.0 / temperature, dtype)
 
     @tf.custom_gradient
     def compute(

@@ -70,6 +70,7 @@ def compute_sampled_softmax(
     *,
     temperature: float = 1.0,
     hardest: int | None = None,
+    dtype: tf.DType = tf.float32,
 ) -> tf.Tensor:
     """Cross-entropy of each query's target among the candidates, float32 `[n]`.
 
@@ -84,8 +85,9 @@ def compute_sampled_softmax(
             among them; bool `[n, candidates]`.
         temperature: Above 0.
         hardest: Candidates that count for a query, see `keep_hardest`.
+        dtype: Type that products are computed in.
     """
-    own, logits = score_candidates(queries, targets, candidates, temperature)
+    own, logits = score_candidates(queries, targets, candidates, temperature, dtype)
     masked = ~keep_hardest(logits, ~masked, hardest)
     logits = tf.concat([own[:, tf.newaxis], tf.where(masked, MASKED_LOGIT, logits)], axis=1)
     first = tf.zeros_like(own, tf.int32)
@@ -93,13 +95,17 @@ def compute_sampled_softmax(
 
 
 def score_candidates(
-    queries: tf.Tensor, targets: SoftmaxItems, candidates: SoftmaxItems, temperature: float
+    queries: tf.Tensor,
+    targets: SoftmaxItems,
+    candidates: SoftmaxItems,
+    temperature: float,
+    dtype: tf.DType = tf.float32,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the corrected scores of targets, `[n]`, and of candidates, `[n, candidates]`.
 
     Arguments and formula are those of `compute_sampled_softmax`.
     """
-    logits = matmul_rows(queries, candidates.vectors) / temperature
+    logits = matmul_rows(queries, candidates.vectors, dtype) / temperature
     own = tf.reduce_sum(queries * targets.vectors, axis=1) / temperature
     if candidates.log_counts is not None:
         logits -= candidates.log_counts[tf.newaxis, :]

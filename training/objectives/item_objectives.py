@@ -28,7 +28,7 @@ from training.embedding.key_mapping import read_keys
 from training.input.batches import Batch
 from training.input.train_counts import read_train_rows
 from training.models.retrieval import Queries, RetrievalModel, list_later_inputs
-from training.networks.network import TrainingPass
+from training.networks.network import StepContext
 from training.objectives.catalog_softmax import compute_catalog_softmax
 from training.objectives.item_catalog import ItemFeatures, read_drawable_items, read_item_events
 from training.objectives.item_losses import (
@@ -74,21 +74,21 @@ class ItemData:
     known: KnownItems | None
     later: tuple[str, ...] = ()
 
-    def embed(self, model: RetrievalModel, ids: tf.Tensor, training: TrainingPass) -> tf.Tensor:
+    def embed(self, model: RetrievalModel, ids: tf.Tensor, training: StepContext) -> tf.Tensor:
         """Embeds catalogue items, `[n, dim]`; with dropout that is the same on all replicas."""
         if self.features is None:
             raise TypeError("the catalogue was not read")
         with training.drawing_from(DROPOUT_STREAM):
             return model.embed_items(self.features.lookup(ids), training)
 
-    def embed_rows(self, model: RetrievalModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
+    def embed_rows(self, model: RetrievalModel, batch: Batch, training: StepContext) -> tf.Tensor:
         """Embeds the items of rows, `[rows, dim]`."""
         if self.later:
             return self.embed(model, batch[self.key], training)
         return model.embed_items(batch, training)
 
     def embed_targets(
-        self, model: RetrievalModel, batch: Batch, queries: Queries, training: TrainingPass
+        self, model: RetrievalModel, batch: Batch, queries: Queries, training: StepContext
     ) -> tf.Tensor:
         """Embeds the items of queries, `[n, dim]`."""
         if queries.per_row == 1:
@@ -120,7 +120,7 @@ class ItemObjective:
             )
         self._items, self._sampler, self._loss = items, sampler, loss
 
-    def _learn(self, queries: Queries, training: TrainingPass) -> None:
+    def _learn(self, queries: Queries, training: StepContext) -> None:
         """Lets an adaptive sampler count the items of all replicas' rows."""
         if self._sampler is not None and self._sampler.state_variables:
             met = tf.where(queries.weights > 0.0, tf.cast(queries.target_ids, tf.int64), 0)
@@ -141,7 +141,7 @@ class SampledSoftmax(ItemObjective):
         self._config, self._logq = config, logq
         self._from_batch = config.negatives.has_batch
 
-    def __call__(self, model: RetrievalModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
+    def __call__(self, model: RetrievalModel, batch: Batch, training: StepContext) -> tf.Tensor:
         """Returns the loss of each row, `[local_batch]`."""
         padded = model.embed_queries(batch, self._items.key, training)
         queries = padded.without_padding()
@@ -153,10 +153,14 @@ class SampledSoftmax(ItemObjective):
         softmaxed, hardest = (queries.vectors, targets, candidates), self._config.negatives.hardest
         if self._loss is None:
             losses = compute_sampled_softmax(
-                *softmaxed, masked, temperature=model.temperature, hardest=hardest
+                *softmaxed,
+                masked,
+                temperature=model.temperature,
+                hardest=hardest,
+                dtype=training.dtype,
             )
         else:
-            own_scores, scores = score_candidates(*softmaxed, model.temperature)
+            own_scores, scores = score_candidates(*softmaxed, model.temperature, training.dtype)
             losses = self._loss(own_scores, scores, keep_hardest(scores, ~masked, hardest))
         self._learn(padded, training)
         return queries.sum_losses(losses)
@@ -166,7 +170,7 @@ class SampledSoftmax(ItemObjective):
         model: RetrievalModel,
         batch: Batch,
         queries: tuple[Queries, Queries],
-        training: TrainingPass,
+        training: StepContext,
     ) -> tf.Tensor:
         """Embeds the items of queries, given with and without padding, `[kept, dim]`.
 
@@ -179,13 +183,13 @@ class SampledSoftmax(ItemObjective):
             return tf.gather(every, padded.find_kept())
         return self._items.embed_targets(model, batch, kept, training)
 
-    def _describe(self, vectors: tf.Tensor, ids: tf.Tensor, training: TrainingPass) -> SoftmaxItems:
+    def _describe(self, vectors: tf.Tensor, ids: tf.Tensor, training: StepContext) -> SoftmaxItems:
         ids = tf.cast(ids, tf.int64)
         logq = None if self._logq is None else self._logq.find(ids, training)
         return SoftmaxItems(vectors, ids, logq)
 
     def _gather_candidates(
-        self, model: RetrievalModel, batch: Batch, of_rows: tf.Tensor | None, training: TrainingPass
+        self, model: RetrievalModel, batch: Batch, of_rows: tf.Tensor | None, training: StepContext
     ) -> SoftmaxItems:
         """Returns the items that all queries are ranked against, equal on all replicas."""
         vectors, ids = [], []
@@ -224,7 +228,7 @@ class CatalogSoftmax(ItemObjective):
         positions[catalog] = np.arange(len(catalog))
         self._catalog, self._positions = tf.constant(catalog), tf.constant(positions)
 
-    def __call__(self, model: RetrievalModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
+    def __call__(self, model: RetrievalModel, batch: Batch, training: StepContext) -> tf.Tensor:
         """Returns the loss of each row, `[local_batch]`; 0 for an item outside the catalogue."""
         queries = model.embed_queries(batch, self._items.key, training).without_padding()
         vectors = self._items.embed(model, self._catalog, training)
@@ -235,6 +239,7 @@ class CatalogSoftmax(ItemObjective):
             self._items.mark_of_rows(batch, queries, self._catalog),
             queries.rows,
             temperature=model.temperature,
+            dtype=training.dtype,
         )
         return queries.sum_losses(losses)
 
@@ -250,7 +255,7 @@ class DrawnNegatives(ItemObjective):
         self._kind, self._mask, self._draws = config.kind, config.mask, sampler
         self._negatives = config.negatives or DrawnNegativesConfig()
 
-    def __call__(self, model: RetrievalModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
+    def __call__(self, model: RetrievalModel, batch: Batch, training: StepContext) -> tf.Tensor:
         """Returns the loss of each row, `[local_batch]`."""
         queries = model.embed_queries(batch, self._items.key, training)
         own = self._items.embed_targets(model, batch, queries, training)
@@ -276,7 +281,7 @@ class DrawnNegatives(ItemObjective):
         self._learn(queries, training)
         return queries.sum_losses(losses)
 
-    def _draw(self, rows: tf.Tensor, training: TrainingPass) -> tf.Tensor:
+    def _draw(self, rows: tf.Tensor, training: StepContext) -> tf.Tensor:
         """Draws for this replica's rows what one replica would draw for them, `[rows, count]`."""
         ids = self._draws.draw([rows * count_replicas(), self._negatives.count], training)
         first = replica_offset(rows)

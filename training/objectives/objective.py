@@ -18,7 +18,7 @@ from training.input.batches import Batch, mask_unlabelled
 from training.models.model import Model
 from training.models.ranking import RankingModel, Task
 from training.models.retrieval import RetrievalModel, score_rows
-from training.networks.network import TrainingPass
+from training.networks.network import StepContext
 from training.objectives.item_losses import RowLoss, build_user_loss
 from training.objectives.item_objectives import build_item_objective
 from training.objectives.trial import try_user_code
@@ -48,7 +48,7 @@ class Objective(Protocol):
     inputs: tuple[str, ...]  # Features that it reads beside the model's own.
     binary_labels: tuple[str, ...]  # Those of them whose values must be 0 or 1.
 
-    def __call__(self, model: Any, batch: Batch, training: TrainingPass) -> tf.Tensor:
+    def __call__(self, model: Any, batch: Batch, training: StepContext) -> tf.Tensor:
         """Returns the loss of each row of this replica's part of the batch, `[local_batch]`."""
         ...
 
@@ -82,7 +82,7 @@ class BinaryCrossEntropy:
         loss = loss or compute_binary_loss
         self._loss = partial(compute_where_known, loss) if may_lack else loss
 
-    def __call__(self, model: RetrievalModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
+    def __call__(self, model: RetrievalModel, batch: Batch, training: StepContext) -> tf.Tensor:
         """Returns the loss of each row, `[local_batch]`."""
         users, items = model.embed_users(batch, training), model.embed_items(batch, training)
         return self._loss(batch[self.inputs[0]], score_rows(users, items) / model.temperature)
@@ -110,7 +110,7 @@ class TaskLosses:
         self.inputs: tuple[str, ...] = tuple(dict.fromkeys(task.label for task in tasks))
         self.binary_labels = tuple(task.label for task in tasks if task.is_binary)
 
-    def __call__(self, model: RankingModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
+    def __call__(self, model: RankingModel, batch: Batch, training: StepContext) -> tf.Tensor:
         """Returns the loss of each row, `[local_batch]`."""
         logits = model.compute_logits(batch, training)
         losses = [
@@ -133,7 +133,7 @@ class Weighted:
         self.state_variables, self.notes = list_state(objective), list_notes(objective)
         self._objective, self._weight = objective, weight
 
-    def __call__(self, model: Any, batch: Batch, training: TrainingPass) -> tf.Tensor:
+    def __call__(self, model: Any, batch: Batch, training: StepContext) -> tf.Tensor:
         """Returns the weighted loss of each row, `[local_batch]`."""
         losses = self._objective(model, batch, training)
         return losses * tf.cast(tf.reshape(batch[self._weight], tf.shape(losses)), losses.dtype)

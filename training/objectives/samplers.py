@@ -23,7 +23,7 @@ import tensorflow as tf
 from conf.training.input import FilterConfig, InputConfig
 from conf.training.objectives import NegativesConfig, SampledSoftmaxConfig
 from training.input.train_counts import read_train_counts
-from training.networks.network import TrainingPass
+from training.networks.network import StepContext
 from training.objectives.user_items import TrainRows
 
 DISTORTIONS = {"uniform": 0.0, "frequency": 0.75, "adaptive": 1.0, "mixed": 0.0}
@@ -43,14 +43,14 @@ class Sampler(tf.Module):
         self._positions = tf.constant(positions)
 
     @abstractmethod
-    def draw(self, shape: Sequence[int | tf.Tensor], training: TrainingPass) -> tf.Tensor:
+    def draw(self, shape: Sequence[int | tf.Tensor], training: StepContext) -> tf.Tensor:
         """Draws ids with replacement, int64 `shape`; the same for the same seed of the pass."""
 
     @abstractmethod
-    def read_weights(self, training: TrainingPass) -> tf.Tensor:
+    def read_weights(self, training: StepContext) -> tf.Tensor:
         """Returns what items are drawn in proportion to, float64 `[items]`."""
 
-    def shares(self, ids: tf.Tensor, training: TrainingPass) -> tf.Tensor:
+    def shares(self, ids: tf.Tensor, training: StepContext) -> tf.Tensor:
         """Returns the probability that a draw gives an item, float32 `[n]` of int64 `[n]`.
 
         Of items that cannot be drawn it is that of the least likely one.
@@ -61,21 +61,21 @@ class Sampler(tf.Module):
         found = tf.where(positions < 0, tf.reduce_min(weights), found)
         return tf.cast(found / tf.reduce_sum(weights), tf.float32)
 
-    def learn(self, ids: tf.Tensor, training: TrainingPass) -> None:
+    def learn(self, ids: tf.Tensor, training: StepContext) -> None:
         """Takes note of the items of the rows of all replicas, int64 of any shape."""
 
 
 class UniformSampler(Sampler):
     """Draws all items alike."""
 
-    def draw(self, shape: Sequence[int | tf.Tensor], training: TrainingPass) -> tf.Tensor:
+    def draw(self, shape: Sequence[int | tf.Tensor], training: StepContext) -> tf.Tensor:
         size = tf.size(self._ids, tf.int64)
         positions = tf.random.stateless_uniform(
             shape, _seed_of(training), minval=0, maxval=size, dtype=tf.int64
         )
         return tf.gather(self._ids, positions)
 
-    def read_weights(self, training: TrainingPass) -> tf.Tensor:
+    def read_weights(self, training: StepContext) -> tf.Tensor:
         return tf.ones_like(self._ids, tf.float64)
 
 
@@ -87,10 +87,10 @@ class FrequencySampler(Sampler):
         weights = np.maximum(counts[drawable], 1).astype(np.float64) ** distortion
         self._weights, self._sums = tf.constant(weights), tf.constant(np.cumsum(weights))
 
-    def draw(self, shape: Sequence[int | tf.Tensor], training: TrainingPass) -> tf.Tensor:
+    def draw(self, shape: Sequence[int | tf.Tensor], training: StepContext) -> tf.Tensor:
         return tf.gather(self._ids, _draw_positions(shape, self._sums, training))
 
-    def read_weights(self, training: TrainingPass) -> tf.Tensor:
+    def read_weights(self, training: StepContext) -> tf.Tensor:
         return self._weights
 
 
@@ -109,14 +109,14 @@ class AdaptiveSampler(Sampler):
         )
         self.state_variables = [self.counts]
 
-    def draw(self, shape: Sequence[int | tf.Tensor], training: TrainingPass) -> tf.Tensor:
+    def draw(self, shape: Sequence[int | tf.Tensor], training: StepContext) -> tf.Tensor:
         sums = tf.cumsum(self.read_weights(training))
         return tf.gather(self._ids, _draw_positions(shape, sums, training))
 
-    def read_weights(self, training: TrainingPass) -> tf.Tensor:
+    def read_weights(self, training: StepContext) -> tf.Tensor:
         return tf.pow(training.read(self.counts), self._distortion)
 
-    def learn(self, ids: tf.Tensor, training: TrainingPass) -> None:
+    def learn(self, ids: tf.Tensor, training: StepContext) -> None:
         positions = tf.reshape(tf.gather(self._positions, ids), [-1])
         met = tf.math.unsorted_segment_sum(
             tf.cast(positions >= 0, tf.float64),
@@ -126,13 +126,13 @@ class AdaptiveSampler(Sampler):
         training.write(self.counts, training.read(self.counts) + met)
 
 
-def _seed_of(training: TrainingPass) -> tf.Tensor:
+def _seed_of(training: StepContext) -> tf.Tensor:
     """The seed that negatives of a pass are drawn by, int32 `[2]`."""
     return training.seed + tf.constant([0, NEGATIVES_STREAM], training.seed.dtype)
 
 
 def _draw_positions(
-    shape: Sequence[int | tf.Tensor], sums: tf.Tensor, training: TrainingPass
+    shape: Sequence[int | tf.Tensor], sums: tf.Tensor, training: StepContext
 ) -> tf.Tensor:
     """Draws positions in proportion to weights with these running sums."""
     numbers = tf.random.stateless_uniform(shape, _seed_of(training), dtype=tf.float64) * sums[-1]
@@ -177,7 +177,7 @@ class LogQCorrection:
         self._strength, self._sampler, self._drawn = strength, sampler, drawn
         self._batch_counts = None if batch_counts is None else tf.constant(batch_counts)
 
-    def find(self, ids: tf.Tensor, training: TrainingPass) -> tf.Tensor:
+    def find(self, ids: tf.Tensor, training: StepContext) -> tf.Tensor:
         """Returns the correction of items, float32 `[n]` of int64 `[n]`."""
         expected = 0.0 if self._batch_counts is None else tf.gather(self._batch_counts, ids)
         if self._sampler is not None:

@@ -18,13 +18,12 @@ from conf.schema import OOV_ID
 from conf.training.input import InputConfig
 from conf.training.models import ModelConfig, RankingConfig
 from training.embedding.dynamic_table import DynamicTable
-from training.embedding.key_space import reading_rows
 from training.input.batches import Batch, build_eval_dataset, read_batches
 from training.models.embedded_inputs import EmbeddedInputs, vector_errors
 from training.models.model import Model
 from training.models.ranking import RankingModel
 from training.models.two_towers import DSSM
-from training.networks.network import Network, TrainingPass
+from training.networks.network import Network, StepContext
 from training.networks.user_code import user_errors
 from training.objectives.user_items import TrainRows
 
@@ -125,8 +124,8 @@ def _try_step(
 
     def differentiate(rows: Batch) -> list[tf.Tensor]:
         values = [variable.read_value() for variable in state]
-        training = TrainingPass(tf.constant([0, 0]), state, values)
-        with reading_rows(), tf.GradientTape(watch_accessed_variables=False) as tape:
+        training = StepContext(tf.constant([0, 0]), state, values)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
             losses = objective(model, rows, training)
         gradients = zip(variables, tape.gradient(losses, variables), strict=True)

@@ -25,7 +25,7 @@ from training.loop.step import StepOptions, TrainStep
 from training.models.embedded_inputs import EmbeddedInputs, InputFeature
 from training.models.model import Model
 from training.models.retrieval import RetrievalModel
-from training.networks.network import Network, TrainingPass, build_keras_model, building_layers
+from training.networks.network import Network, StepContext, build_keras_model, building_layers
 from training.networks.tower import build_tower
 from training.objectives.objective import BinaryCrossEntropy, Objective
 
@@ -131,13 +131,13 @@ class HistoryModel(RetrievalModel):
         """The user tower."""
         return (self.network,)
 
-    def embed_users(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
+    def embed_users(self, features: Features, training: StepContext | None = None) -> tf.Tensor:
         """Returns user vectors `[batch, dim]`."""
-        return self.network(self._users(features), training)
+        return self.network(self._users(features, training), training)
 
-    def embed_items(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
+    def embed_items(self, features: Features, training: StepContext | None = None) -> tf.Tensor:
         """Returns item vectors `[batch, dim]`."""
-        return self._items(features)["item"]
+        return self._items(features, training)["item"]
 
 
 def build_static_table(rows: int, dim: int) -> EmbeddingTable:

@@ -18,9 +18,10 @@ from conf.training.tables import DynamicTableConfig
 from conf.training.train import TrainConfig
 from tests.machine import IS_EXHAUSTIVE, some_of
 from training.embedding.device_tier import DevicePlaces, HostRows, PlacedBatch
+from training.embedding.distinct_rows import BatchRows
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_mapping import admit_arrivals, map_keys, plan_keyed_features
-from training.embedding.key_space import KeySpace, holding_whole_tables, reading_rows
+from training.embedding.key_space import KeySpace, holding_whole_tables
 from training.embedding.lazy_optimizer import LazyAdam, LazyOptimizer, TableRule
 from training.input.batches import ARRIVALS
 
@@ -109,9 +110,10 @@ class Training:
     def _step(self, batch: Mapping[str, Any]) -> tf.Tensor:
         admit_arrivals(batch[ARRIVALS], self.keyed)
         variables = [self.table.variable, self.bias.variable]
-        with reading_rows(), tf.GradientTape(watch_accessed_variables=False) as tape:
+        rows = BatchRows({})
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
-            found = self.table.lookup(batch["key"]) + self.bias.lookup(batch["key"])
+            found = self.table.lookup(batch["key"], rows) + self.bias.lookup(batch["key"], rows)
             loss = tf.reduce_sum((found - batch["asked"]) ** 2)
         self.optimizer.apply(tape.gradient(loss, variables), variables)
         return loss

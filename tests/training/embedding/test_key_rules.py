@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from conf.errors import InputDataError
 from conf.training.tables import DynamicTableConfig
+from training.embedding.distinct_rows import BatchRows
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_index import (
     HASHES,
@@ -29,7 +30,7 @@ from training.embedding.key_rules import (
     find_smallest,
     read_key_list,
 )
-from training.embedding.key_space import KeySpace, reading_rows
+from training.embedding.key_space import KeySpace
 from training.input.batches import ARRIVALS
 
 ENDS = [-(2**63), 2**63 - 1]
@@ -416,8 +417,7 @@ def test_a_key_reads_zeros_until_it_is_admitted_and_looking_up_counts_nothing() 
     assert table.keys.index.read_key(99) is None
     with tf.GradientTape() as tape:
         tape.watch(table.variable)
-        with reading_rows():
-            values = table.gather(tf.constant([1, 2, 0], tf.int64))
+        values = table.gather(tf.constant([1, 2, 0], tf.int64), BatchRows({}))
     gradient = tf.convert_to_tensor(tape.gradient(values, table.variable)).numpy()
     assert not values.numpy()[0].any()
     assert not gradient[:2].any()

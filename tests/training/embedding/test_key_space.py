@@ -21,7 +21,7 @@ from training.embedding.key_mapping import (
     plan_keyed_features,
     reserve_rows,
 )
-from training.embedding.key_space import KeySpace, reading_rows, translating
+from training.embedding.key_space import KeySpace, translating
 from training.embedding.static_table import EmbeddingTable
 from training.input.batches import ARRIVALS
 
@@ -163,8 +163,6 @@ def test_what_cannot_be_taken_over_is_said(found, problem) -> None:
 def test_how_keys_are_looked_up_depends_on_where() -> None:
     space, keys = build(), tf.constant([[5, 0], [6, 77]], tf.int64)
     assert space.find(keys).numpy().tolist() == [[2, 0], [1, 5]]
-    with reading_rows():
-        assert space.find(keys) is keys
     lookup = space.build_lookup()
     with translating(lambda _, asked: lookup.lookup(asked)):
         graph = tf.function(space.find)

@@ -30,7 +30,7 @@ from training.loop.trainer import Trainer
 from training.loop.validation import StepValidations, Validate, build_validate
 from training.monitoring.epoch_records import TrainingResult, read_history
 from training.monitoring.run_logs import read_step_validations, read_steps
-from training.networks.network import TrainingPass
+from training.networks.network import StepContext
 from training.reader.training_data import TrainingData
 
 PARAMS = {"hidden_units": [8], "dropout": 0.2, "batch_normalization": True}
@@ -348,7 +348,7 @@ def test_each_replica_and_step_draws_its_own_dropout() -> None:
 
     def draw(step: int, stream: int | None = None) -> list[list[int]]:
         def of_replica() -> tf.Tensor:
-            training = TrainingPass(tf.constant([42, step]))
+            training = StepContext(tf.constant([42, step]))
             if stream is None:
                 return training.draw_seed(1)
             with training.drawing_from(stream):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,12 +22,21 @@ from training.models.model import Model
 from training.models.ranking import RankingModel
 from training.models.registry import build_model
 from training.models.sequence import SequenceModel
-from training.networks.layers import keeping_shapes
-from training.networks.network import TrainingPass
+from training.networks.network import StepContext
 
 SMALL: dict[str, Any] = {"embedding_dim": 4, "heads": 2, "dropout": None}
 UNITS: dict[str, Any] = {"hidden_units": [4]}
 OF_USERS: dict[str, Any] = {"user_features": ("gender",), "hidden_units": (6,)}
+
+
+@contextmanager
+def computing_padding() -> Iterator[None]:
+    """Has the width of lists be that of replicas."""
+    modules = ("training.models.embedded_inputs", "training.networks.network")
+    with ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(mock.patch(f"{module}.may_cut", return_value=False))
+        yield
 
 
 def rank(network: str, **params: Any) -> RankingConfig:
@@ -80,7 +91,7 @@ def batch(version: Path, manifest: Manifest) -> Batch:
 
 def compute(model: Model, batch: Batch, width: int | None = None) -> dict[str, np.ndarray]:
     """What is served of a batch, its loss, and the gradients of everything trained."""
-    training = TrainingPass(
+    training = StepContext(
         tf.constant([1, 2]), model.state_variables, [tf.identity(v) for v in model.state_variables]
     )
     with tf.GradientTape() as tape:
@@ -113,7 +124,7 @@ def test_padding_is_not_computed_and_changes_nothing(
     model = build_model(MODELS[name], manifest, 1)
     assert model.embedded_inputs[0](batch)["history"].shape[1] == 4  # And one behind the longest.
     found = compute(model, batch)
-    with keeping_shapes():
+    with computing_padding():
         assert model.embedded_inputs[0](batch)["history"].shape[1] == 8
         expected = compute(model, batch)
     assert set(found) == set(expected)
@@ -137,7 +148,7 @@ def test_a_graph_takes_batches_of_any_width(name: str, manifest: Manifest, batch
         ),
         input_signature=[free],
     )
-    with keeping_shapes():
+    with computing_padding():
         expected = score.python_function(batch)  # type: ignore[attr-defined]
     for width in (3, 4, 8, 11):
         wide = {n: tf.pad(batch[n], [[0, 0], [0, 3]])[:, :width] for n in lists}

@@ -15,7 +15,7 @@ from training.models.embedded_inputs import EmbeddedInputs, InputFeature
 from training.models.registry import build_model
 from training.models.retrieval import tell_later_items
 from training.models.two_towers import DSSM, build_youtube_dnn
-from training.networks.network import Network, TrainingPass, build_keras_model
+from training.networks.network import Network, StepContext, build_keras_model
 from training.networks.tower import build_tower
 
 USERS = {
@@ -281,9 +281,9 @@ def test_layers_of_towers_equal_the_reference(tiny_manifest: Manifest) -> None:
         np.testing.assert_allclose(found, run_tower(weights, tower, inputs, layers), rtol=1e-4)
 
 
-def begin(model: DSSM) -> TrainingPass:
+def begin(model: DSSM) -> StepContext:
     state = model.state_variables
-    return TrainingPass(tf.constant([1, 8]), state, [v.read_value() for v in state])
+    return StepContext(tf.constant([1, 8]), state, [v.read_value() for v in state])
 
 
 def test_l2_of_kernels_counts_once_a_pass(tiny_manifest: Manifest) -> None:

@@ -22,7 +22,6 @@ from training.embedding.distinct_rows import (
     BatchRows,
     add_distinct_ids,
     plan_lookups,
-    sharing_rows,
 )
 from training.embedding.static_table import EmbeddingTable, RowUpdates
 from training.loop.optimizers import Optimizers
@@ -33,6 +32,7 @@ from training.models.embedded_inputs import (
     decode_vectors,
     vector_errors,
 )
+from training.networks.network import StepContext
 
 SIZE, DIM, LENGTH = 9, 3, 4
 IDS = np.array([[4, 2, 4, 0], [5, 0, 0, 0], [0, 0, 0, 0], [2, 3, 8, 7]], np.int64)
@@ -50,13 +50,13 @@ def build_inputs(pooling: PoolingConfig) -> EmbeddedInputs:
 def run(inputs: EmbeddedInputs, batch: dict[str, Any], shares: bool) -> list[np.ndarray]:
     """Returns the inputs of a network, and the gradients of both tables as wholes."""
     tables = [inputs.tables["list"].rows, inputs.biases["list"].rows]
-    rows = None
+    context = None
     if shares:
         lookups = plan_lookups(inputs.lookups)
         (batch,) = add_distinct_ids(tf.data.Dataset.from_tensors(batch), lookups)
-        rows = BatchRows(batch, lookups)
-    with tf.GradientTape() as tape, sharing_rows(rows):
-        found = inputs(batch)
+        context = StepContext(tf.constant([1, 2]), rows=BatchRows(batch, lookups))
+    with tf.GradientTape() as tape:
+        found = inputs(batch, context)
         numbers = [tf.cast(value, tf.float32) for value in found.values()]
         target = tf.add_n([tf.reduce_sum(tf.sin(value)) for value in numbers])
     gradients = tape.gradient(target, tables)

@@ -37,7 +37,7 @@ from training.monitoring.run_logs import read_steps
 from training.networks.network import (
     Network,
     NetworkInputs,
-    TrainingPass,
+    StepContext,
     build_keras_model,
     building_layers,
 )
@@ -135,7 +135,7 @@ def test_the_interest_nearest_to_the_target_learns_it(tiny_manifest: Manifest) -
     model = build(tiny_manifest, embedding_stddev=1.0)
     batch = {"history": tf.constant(HISTORY, tf.int64), "movie_id": tf.constant(ITEMS, tf.int64)}
     rows = model.tables["movie_id"].rows
-    queries = model.embed_queries(batch, "movie_id", TrainingPass(SEED))
+    queries = model.embed_queries(batch, "movie_id", StepContext(SEED))
     vectors, items = embed(model, HISTORY), rows.numpy()[ITEMS]
     nearest = np.einsum("bkd,bd->bk", vectors, items).argmax(axis=1)
     assert len(set(nearest.tolist())) > 1

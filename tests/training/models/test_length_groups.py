@@ -19,7 +19,7 @@ from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.input.batches import Batch
 from training.models.registry import build_model
 from training.networks import network as networks
-from training.networks.network import GROUPS, TrainingPass, encode_in_groups, plan_groups
+from training.networks.network import GROUPS, StepContext, encode_in_groups, plan_groups
 
 LENGTHS = [3, 0, 5, 1, 1, 2, 5]
 WIDTH = 6
@@ -141,7 +141,7 @@ def test_groups_drop_other_numbers_and_the_same_again(
     model = build_model(config, manifest, 1)
     alike = {name: tf.repeat(value[:1], 7, axis=0) for name, value in batch.items()}
     rows = [
-        model.embed_users(alike, TrainingPass(tf.constant([1, step]))).numpy() for step in (2, 2, 3)
+        model.embed_users(alike, StepContext(tf.constant([1, step]))).numpy() for step in (2, 2, 3)
     ]
     np.testing.assert_array_equal(rows[0], rows[1])
     assert np.abs(rows[0] - rows[2]).max() > 1e-3

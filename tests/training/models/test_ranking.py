@@ -30,7 +30,7 @@ from training.loop.plan import read_plan
 from training.models.ranking import RankingModel, find_base_scores, plan_tasks
 from training.models.registry import build_model
 from training.monitoring.progress import NoProgress
-from training.networks.network import TrainingPass
+from training.networks.network import StepContext
 from training.networks.registry import NETWORKS
 from training.objectives.objective import TaskLosses, Weighted
 
@@ -468,7 +468,7 @@ def test_rows_and_positions_of_weight_zero_count_nothing(
     np.testing.assert_array_equal(score(model, rows), score(model, {**rows, "genres": others}))
     objective = Weighted(TaskLosses(model.tasks), "w")
     with tf.GradientTape() as tape:
-        losses = objective(model, rows, TrainingPass(tf.constant([1, 2])))
+        losses = objective(model, rows, StepContext(tf.constant([1, 2])))
     np.testing.assert_array_equal(losses, np.zeros(8))
     gradients = [g for g in tape.gradient(losses, model.dense_variables) if g is not None]
     assert gradients

@@ -47,7 +47,7 @@ from training.models.sequence import SequenceModel, require_held_out, trains_eve
 from training.networks.network import (
     Network,
     NetworkInputs,
-    TrainingPass,
+    StepContext,
     build_keras_model,
     building_layers,
 )
@@ -269,7 +269,7 @@ def test_items_are_rows_of_the_sequence_s_table(model: SequenceModel) -> None:
 
 def draw_queries(model: SequenceModel, history: Array = HISTORY) -> Any:
     batch = {"history": tf.constant(history, tf.int64), "movie_id": tf.constant(ITEMS, tf.int64)}
-    return model.embed_queries(batch, "movie_id", TrainingPass(SEED))
+    return model.embed_queries(batch, "movie_id", StepContext(SEED))
 
 
 @pytest.mark.parametrize("name", ["sasrec", "ligr", "hstu", "gru"])

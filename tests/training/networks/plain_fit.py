@@ -20,7 +20,7 @@ from training.models.embedded_inputs import EmbeddedInputs
 from training.models.model import Model
 from training.networks.network import (
     Network,
-    TrainingPass,
+    StepContext,
     build_keras_model,
     building_layers,
     name_weights,
@@ -78,7 +78,7 @@ class NumbersModel(Model):
     def networks(self) -> Sequence[Network]:
         return (self.network,)
 
-    def compute_logits(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
+    def compute_logits(self, features: Features, training: StepContext | None = None) -> tf.Tensor:
         return tf.squeeze(self.network(features, training), axis=1)
 
 
@@ -122,7 +122,7 @@ def train_by_step(build: Build, setting: Setting) -> Trained:
     return Trained(weights, model.compute_logits({"x": tf.constant(drawn["x"])}).numpy())
 
 
-def find_loss(model: NumbersModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
+def find_loss(model: NumbersModel, batch: Batch, training: StepContext) -> tf.Tensor:
     """Cross-entropy of each row."""
     return tf.nn.sigmoid_cross_entropy_with_logits(
         labels=batch["label"], logits=model.compute_logits(batch, training)

@@ -9,31 +9,16 @@ from hypothesis import strategies as st
 from training.networks.layers import (
     PositionWeights,
     combine_positions,
-    compute_dtype,
-    computing_in,
     matmul_rows,
     normalize_rows,
     pool_mean,
 )
 
 
-def test_the_type_holds_inside_the_block_alone() -> None:
-    def fail() -> None:
-        with computing_in(tf.bfloat16):
-            raise KeyError
-
-    with computing_in(tf.float16):
-        assert compute_dtype() == tf.float16
-    with pytest.raises(KeyError):
-        fail()
-    assert compute_dtype() == tf.float32
-
-
 def test_products_are_computed_in_half_and_returned_in_float32() -> None:
     left, right = tf.constant([[1.0, 1e-3]]), tf.constant([[1.0, 1.0], [2.0, 0.0]])
     np.testing.assert_allclose(matmul_rows(left, right), [[1.001, 2.0]])
-    with computing_in(tf.bfloat16):
-        product = matmul_rows(left, right)
+    product = matmul_rows(left, right, tf.bfloat16)
     assert product.dtype == tf.float32
     np.testing.assert_array_equal(product, [[1.0, 2.0]])  # bfloat16 has 8 bits
 

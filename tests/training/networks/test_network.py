@@ -18,7 +18,7 @@ from training.distribution.strategy import build_strategy
 from training.networks.network import (
     Network,
     NetworkInputs,
-    TrainingPass,
+    StepContext,
     build_keras_model,
     building_layers,
     find_read_inputs,
@@ -41,10 +41,10 @@ def build(*, dropout: float = 0.5, first_seed: int = 0, l2: float | None = None)
         return Network(build_keras_model("net", tensors, output), first_seed)
 
 
-def begin(network: Network, step: int) -> TrainingPass:
+def begin(network: Network, step: int) -> StepContext:
     """Returns the pass of a step."""
     state = network.state_variables
-    return TrainingPass(tf.constant([7, step]), state, [v.read_value() for v in state])
+    return StepContext(tf.constant([7, step]), state, [v.read_value() for v in state])
 
 
 BATCH = {"x": tf.random.stateless_normal([8, WIDTH], [1, 2])}
@@ -125,7 +125,7 @@ def test_replicas_draw_other_numbers_unless_they_shall_not() -> None:
     strategy = build_strategy(DevicesConfig(cpu_replicas=2))
 
     def draw() -> tuple[tf.Tensor, tf.Tensor]:
-        training = TrainingPass(tf.constant([7, 1]))
+        training = StepContext(tf.constant([7, 1]))
         own = training.draw_seed(1)
         with training.drawing_from(2):
             return own, training.draw_seed(1)
@@ -204,7 +204,7 @@ def test_a_pass_tells_what_layers_assign_to_trained_weights(network: Network) ->
 def test_penalties_of_all_networks_are_summed_and_count_once_in_a_pass() -> None:
     network, other = build(l2=0.1), build(l2=0.3)
     state = [*network.state_variables, *other.state_variables]
-    training = TrainingPass(tf.constant([7, 1]), state, [v.read_value() for v in state])
+    training = StepContext(tf.constant([7, 1]), state, [v.read_value() for v in state])
     network(BATCH, training)
     norm = np.square(network.weights["dense/kernel"].numpy()).sum()
     np.testing.assert_allclose(training.penalty, 0.1 * norm, rtol=1e-5)

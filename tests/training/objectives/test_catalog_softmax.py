@@ -11,7 +11,7 @@ import tensorflow as tf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from training.networks.layers import computing_in, matmul_rows
+from training.networks.layers import matmul_rows
 from training.objectives import catalog_softmax
 from training.objectives.catalog_softmax import MASKED_SCORE, compute_catalog_softmax
 
@@ -26,10 +26,15 @@ def small_blocks() -> Iterator[None]:
 
 
 def compute_plain(
-    queries: tf.Tensor, items: tf.Tensor, positions: tf.Tensor, masked: Any, rows: Any
+    queries: tf.Tensor,
+    items: tf.Tensor,
+    positions: tf.Tensor,
+    masked: Any,
+    rows: Any,
+    dtype: tf.DType = tf.float32,
 ) -> tf.Tensor:
     """The whole matrix of scores, and TensorFlow's own gradient."""
-    scores = matmul_rows(queries, items) / TEMPERATURE
+    scores = matmul_rows(queries, items, dtype) / TEMPERATURE
     if masked is not None:
         is_own = tf.range(items.shape[0])[None, :] == positions[:, None]
         scores = tf.where(tf.gather(masked, rows) & ~is_own, MASKED_SCORE, scores)
@@ -39,9 +44,16 @@ def compute_plain(
 
 
 def compute_blocks(
-    queries: tf.Tensor, items: tf.Tensor, positions: tf.Tensor, masked: Any, rows: Any
+    queries: tf.Tensor,
+    items: tf.Tensor,
+    positions: tf.Tensor,
+    masked: Any,
+    rows: Any,
+    dtype: tf.DType = tf.float32,
 ) -> tf.Tensor:
-    return compute_catalog_softmax(queries, items, positions, masked, rows, temperature=TEMPERATURE)
+    return compute_catalog_softmax(
+        queries, items, positions, masked, rows, temperature=TEMPERATURE, dtype=dtype
+    )
 
 
 def draw(seed: int, count: int, size: int, is_masked: bool = True) -> tuple[Any, ...]:
@@ -59,9 +71,9 @@ def draw(seed: int, count: int, size: int, is_masked: bool = True) -> tuple[Any,
 def differentiate(compute: Any, drawn: tuple[Any, ...], dtype: tf.DType = tf.float32) -> list[Any]:
     """Losses and the gradients of queries and items, of losses that weigh differently."""
     weights = tf.cast(tf.range(drawn[0].shape[0]), tf.float32) - 1.5
-    with tf.GradientTape() as tape, computing_in(dtype):
+    with tf.GradientTape() as tape:
         tape.watch(drawn[:2])
-        losses = compute(*drawn)
+        losses = compute(*drawn, dtype=dtype)
         total = tf.reduce_sum(weights * losses)
     return [losses, *tape.gradient(total, drawn[:2])]
 

@@ -26,7 +26,7 @@ from training.loop.step import StepOptions, TrainStep
 from training.models.registry import build_model
 from training.models.retrieval import Queries, score_rows
 from training.models.two_towers import MatrixFactorization
-from training.networks.network import TrainingPass
+from training.networks.network import StepContext
 from training.objectives import item_catalog
 from training.objectives.item_catalog import ItemFeatures, read_drawable_items, read_item_events
 from training.objectives.objective import (
@@ -55,7 +55,7 @@ def test_equals_the_reference() -> None:
 
 
 SEED = tf.constant([1, 8])
-PASS = TrainingPass(SEED)
+PASS = StepContext(SEED)
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +70,9 @@ def compute(config, version: Path, manifest: Manifest, batch: Batch, seed=SEED) 
     return objective(model, batch, begin(model, objective, seed)).numpy()
 
 
-def begin(model, objective, seed=SEED) -> TrainingPass:
+def begin(model, objective, seed=SEED) -> StepContext:
     state = [*model.state_variables, *list_state(objective)]
-    return TrainingPass(seed, state, [variable.read_value() for variable in state])
+    return StepContext(seed, state, [variable.read_value() for variable in state])
 
 
 def test_in_batch_softmax_equals_the_reference(
@@ -176,7 +176,7 @@ def test_drawn_candidates_are_corrected_by_how_they_are_drawn(
     ids = batch["movie_id"].numpy()
     sampler = build_sampler(objective.negatives, np.arange(2, len(counts)), counts, len(counts))
     state = list(sampler.state_variables)
-    same_seed = TrainingPass(SEED, state, [v.read_value() for v in state])
+    same_seed = StepContext(SEED, state, [v.read_value() for v in state])
     candidates = sampler.draw([16], same_seed).numpy()
     expected = 16 * share_of(source, counts)
     if source == "mixed":

@@ -18,7 +18,7 @@ from conf.training.objectives import NegativesConfig
 from tests.datasets import read_train_records
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.input.batches import build_eval_dataset
-from training.networks.network import TrainingPass
+from training.networks.network import StepContext
 from training.objectives import user_items
 from training.objectives.samplers import (
     AdaptiveSampler,
@@ -41,9 +41,9 @@ COUNTS = np.array([0, 5, 0, 100, 0, 7, 20, 1], np.int64)
 VOCABULARY = len(COUNTS)
 
 
-def begin(sampler: Sampler, step: int = 0) -> TrainingPass:
+def begin(sampler: Sampler, step: int = 0) -> StepContext:
     state = list(sampler.state_variables)
-    return TrainingPass(tf.constant([3, 8 * step]), state, [v.read_value() for v in state])
+    return StepContext(tf.constant([3, 8 * step]), state, [v.read_value() for v in state])
 
 
 def build(source: str, distortion: float | None = None) -> Sampler:

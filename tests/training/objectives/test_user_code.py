@@ -35,7 +35,7 @@ from training.models.registry import build_model
 from training.monitoring.epoch_records import read_history
 from training.monitoring.progress import NoProgress
 from training.networks import user_code
-from training.networks.network import TrainingPass
+from training.networks.network import StepContext
 from training.networks.user_code import explain_error
 from training.objectives.objective import build_objective, list_state
 from training.objectives.trial import read_first_batch, try_user_code
@@ -180,7 +180,7 @@ USERS = {
 }
 GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "own-code.md"
 OWN_MODULES = {"mine.py": SOURCE, "typo.py": "def build(inputs:\n"}
-PASS = TrainingPass(tf.constant([1, 8]))
+PASS = StepContext(tf.constant([1, 8]))
 pytestmark = pytest.mark.usefixtures("in_own_folder")
 
 
