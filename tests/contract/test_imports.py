@@ -161,7 +161,7 @@ def test_no_job_hides_a_module_of_the_standard_library():
             ["numba", "tensorflow", "pandas", "pydantic"],
         ),
         ("etl.build", ["tensorflow", "keras", "training"]),
-        ("training", ["tensorflow", "keras", "pyspark"]),
+        ("training, training.loop.plan", ["tensorflow", "keras", "pyspark"]),
         pytest.param(
             "training.loop.trainer, training.export.saved_model",
             ["pyspark", "py4j"],

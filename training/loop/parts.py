@@ -34,7 +34,7 @@ from training.objectives.objective import (
     list_notes,
     list_state,
 )
-from training.objectives.softmax_memory import count_softmax_bytes, require_memory
+from training.objectives.softmax_memory import require_memory
 from training.reader.batch_plan import find_sparse_pairs
 from training.reader.mixing import check_mixed_ids, find_mixed
 
@@ -43,8 +43,8 @@ from training.reader.mixing import check_mixed_ids, find_mixed
 class TrainingParts:
     """What a run is made of.
 
-    `validate_steps` validates between epochs, `softmax_bytes` is what a softmax over the catalogue
-    takes, `profile` are the steps to profile; None: not asked for.
+    `validate_steps` validates between epochs, `profile` are the steps to profile; None: not asked
+    for.
     """
 
     plan: TrainPlan
@@ -56,7 +56,6 @@ class TrainingParts:
     run_steps: RunSteps
     validate_steps: Validate | None
     steps: StepPlan
-    softmax_bytes: int | None = None
     profile: StepRange | None = None
 
 
@@ -83,9 +82,8 @@ def build(
         profile.require_within(steps.total)
     dtype = tf.bfloat16 if config.compute.mixed_precision else tf.float32
     part_size = config.input.batch_size // (config.optimizer.accumulate_steps or 1)
-    softmax_bytes = count_softmax_bytes(config.model, data.manifest, part_size)
-    if softmax_bytes is not None and not tf.config.list_physical_devices("GPU"):
-        require_memory(softmax_bytes, free_memory_bytes())
+    if plan.softmax_bytes is not None and not tf.config.list_physical_devices("GPU"):
+        require_memory(plan.softmax_bytes, free_memory_bytes())
     with strategy.scope():
         model = build_model(config.model, data.manifest, config.seed, dtype)
         optimizers = Optimizers(config.optimizer, model, steps.total)
@@ -108,7 +106,6 @@ def build(
         compile_steps(strategy, step),
         validate_steps,
         steps,
-        softmax_bytes,
         profile,
     )
 

@@ -26,6 +26,7 @@ from conf.training.objectives import BinaryConfig
 from conf.training.tables import DynamicTableConfig, StaticTableConfig
 from conf.training.train import FitConfig, TrainConfig
 from training.checkpoint.resume_state import Position
+from training.objectives.softmax_memory import count_softmax_bytes
 from training.reader.training_data import TrainingData, read_current_data
 
 TASK_METRICS = {
@@ -99,6 +100,7 @@ class TrainPlan:
             that memory is reserved for.
         steps_per_epoch: Whole batches of an epoch; None: known at the start.
         metric: What chooses the epoch where there are rows to measure it on; None: the last one.
+        softmax_bytes: What a softmax over the catalogue takes; None: there is no such.
     """
 
     config: TrainConfig
@@ -107,6 +109,7 @@ class TrainPlan:
     tables: dict[str, list[int]]
     steps_per_epoch: int | None
     metric: str | None
+    softmax_bytes: int | None
 
     @property
     def table_bytes(self) -> int:
@@ -131,6 +134,7 @@ class TrainPlan:
             "features": self.features,
             "tables": self.tables,
             "table_bytes": self.table_bytes,
+            "catalogue_softmax_bytes": self.softmax_bytes,
             "selected_by": self.metric if measured else None,
         }
 
@@ -147,7 +151,9 @@ def check(config: TrainConfig, data: TrainingData) -> TrainPlan:
     names = {side: [spec.name for spec in specs] for side, specs in features.items()}
     specs = [spec for side in features.values() for spec in side]
     tables = _size_tables(config.model, data.manifest, specs)
-    return TrainPlan(config, data, names, tables, steps, metric)
+    part_size = config.input.batch_size // (config.optimizer.accumulate_steps or 1)
+    softmax_bytes = count_softmax_bytes(config.model, data.manifest, part_size)
+    return TrainPlan(config, data, names, tables, steps, metric, softmax_bytes)
 
 
 def read_plan(config: TrainConfig) -> TrainPlan:

@@ -47,11 +47,11 @@ def test_what_does_not_fit_is_refused_before_anything_is_made(
          "model": {"name": "mf", "embedding_dim": 4, "objective": {"kind": "softmax"}},
          "input": {"batch_size": 32}, "fit": {"epochs": 1}}
     )  # fmt: skip
-    needed = build(read_plan(config))["catalogue_softmax_bytes"]
+    needed = read_plan(config).to_json()["catalogue_softmax_bytes"]
     assert needed == 4 * 42 * (3 * 32 + 5 * 4)
     require_memory(needed, needed)
     require_memory(needed, None)  # Nobody knows what is free.
-    monkeypatch.setattr("training.loop.assembly.free_memory_bytes", lambda: needed - 1)
+    monkeypatch.setattr("training.loop.parts.free_memory_bytes", lambda: needed - 1)
     monkeypatch.setattr("training.loop.parts.build_model", lambda *_: pytest.fail("too late"))
     for run in (
         lambda config: build(read_plan(config)),
