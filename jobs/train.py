@@ -103,7 +103,7 @@ def main(
         print(json.dumps(plan(resolved), indent=1))
         return 0
     run = train(resolved, resume=resume, once=once, log_format=log_format, profile=steps)
-    _tell(run, _write_page(run) if report and _writes_run(resolved) else None, log_format)
+    _tell(run, _write_page(resolved, run) if report and _writes_run(resolved) else None, log_format)
     return 0
 
 
@@ -113,22 +113,22 @@ def _launch(start: tuple[str, int, bool, bool, str], spark_master: str) -> int:
     return launch_on_spark(SparkLaunch(*start), spark_master)
 
 
-def _write_page(run: Path) -> Path | None:
+def _write_page(config: TrainConfig, run: Path) -> Path | None:
     from jobs.reporting.report import try_report
 
     page = try_report(run)
     if page is not None:
-        _send_page(run, page)
+        _send_page(config, run, page)
     return page
 
 
-def _send_page(run: Path, page: Path) -> None:
+def _send_page(config: TrainConfig, run: Path, page: Path) -> None:
     """Adds the report to what MLflow has of the run; that it cannot is a warning."""
-    from training.monitoring.mlflow_log import TrackingError, send_artefact
+    from training.monitoring.mlflow_log import send_artefact
 
     try:
-        send_artefact(run, page)
-    except TrackingError as error:
+        send_artefact(config, run, page)
+    except Exception as error:  # Stores of MLflow raise what they like.
         logging.getLogger("sluice").warning("MLflow does not have the report: %s", error)
 
 
@@ -184,7 +184,7 @@ class Switches:
 
 
 def _sweep(config: TrainConfig, file: Path, switches: Switches, log_format: LogFormat) -> int:
-    from conf.training.sweep import SweepConfig
+    from conf.training.trials import SweepConfig
     from jobs.reporting.sweep import sweep_configs
     from training.checkpoint.stored_runs import is_stored
 
@@ -206,10 +206,9 @@ def _sweep(config: TrainConfig, file: Path, switches: Switches, log_format: LogF
     space = load_config(SweepConfig, "training", str(file.resolve()))
     if switches.dry_run:
         with quiet_tensorflow():
-            from training.sweep import find_sweep_metric
+            from training.trials import find_sweep_metric
         plan = {"sweep": space.model_dump(mode="json"), "trials": space.trial_count}
         plan["metric"] = find_sweep_metric(config, space)
-        space.check(config)
         print(json.dumps(plan, indent=1))
         return ExitCode.OK
     options = {"resume": switches.resume, "report": switches.report}
@@ -225,7 +224,7 @@ def plan(config: TrainConfig) -> dict[str, Any]:
     """
     with quiet_tensorflow():
         from training.fit import plan_run
-        from training.refit import describe_plan
+        from training.trials import describe_plan
 
     refit = config.fit.refit
     described = {} if refit is None else {"refit": describe_plan(config, refit)}
@@ -254,12 +253,12 @@ def train(
     """
     with quiet_tensorflow():
         from training.fit import fit_run
-        from training.refit import fit_chosen
+        from training.trials import fit_chosen
     from training.checkpoint.stored_runs import describe_run
     from training.monitoring.progress import build_progress
 
     json_lines = LogFormat(log_format) is LogFormat.JSON
-    progress = build_progress("json" if json_lines else "text", config.fit.log_every_seconds)
+    progress = build_progress("json" if json_lines else "text")
     lineage = emit_lineage(f"train.{config.name}")
     with lineage if _writes_run(config) else nullcontext(LineageRun()) as told, closing(progress):
         told.inputs = [LineageDataset.version_at(config.dataset)]

@@ -25,9 +25,9 @@ from training.loop.interruption import stop_on_signals
 from training.loop.trainer import Trainer
 from training.loop.validation import build_validate, check_validation
 from training.models.model import Model
-from training.monitoring.epoch_records import TrainingResult
-from training.monitoring.mlflow_log import find_tracking_uri, tracked
+from training.monitoring.mlflow_log import build_client, tracked
 from training.monitoring.progress import NoProgress, TrainingProgress
+from training.monitoring.run_logs import TrainingResult
 from training.reader.training_data import TrainingData, read_current_data
 from training.run_directory import (
     RunStart,
@@ -74,9 +74,10 @@ def fit_run(
     if config.fit.refit is not None:
         raise ConfigError(
             "fit.refit trains several runs, and this call trains one",
-            fix="train by `sluice train` or training.refit.fit_chosen, or leave fit.refit out",
+            fix="train by `sluice train` or training.trials.fit_chosen, or leave fit.refit out",
         )
-    find_tracking_uri(config)
+    if config.mlflow is not None:
+        build_client(config)  # One that is missing is refused before a run is made.
     if config.devices.strategy == "multi_worker":
         progress.message("waiting for the other processes of TF_CONFIG")
     strategy = build_strategy(config.devices)
@@ -194,7 +195,6 @@ def plan_run(config: TrainConfig) -> dict[str, Any]:
     Raises:
         SluiceError: The config, the dataset or the devices do not fit.
     """
-    find_tracking_uri(config)
     data = read_current_data(config)
     strategy, devices = plan_devices(config.devices, config.input.batch_size)
     trainer = Trainer(config, data, strategy, NoProgress())

@@ -45,13 +45,13 @@ from conf.schema import fingerprint
 from conf.storage.locations import find_path
 from conf.storage.locks import hold_file_lock
 from conf.training.train import TrainConfig
-from training.checkpoint.run_reference import RunReference, manifest_sha256, read_run_manifest
+from training.checkpoint.restore import RunReference, manifest_sha256, read_run_manifest
 from training.distribution.strategy import Devices
 from training.distribution.tensorflow_runtime import peak_device_memory_bytes, peak_memory_bytes
 from training.distribution.workers import Workers
 from training.models.model import Model
-from training.monitoring.epoch_records import TrainingResult
 from training.monitoring.progress import TrainingProgress
+from training.monitoring.run_logs import TrainingResult
 from training.reader.training_data import (
     TrainingData,
     pin_mixed,
@@ -478,7 +478,7 @@ def _find_start(config: TrainConfig, progress: TrainingProgress, mode: StartMode
         return new or _start_anew(config)
     # On with the versions that the run began with, even if newer ones are current by now.
     reference = RunReference.read(run)
-    for version_dir in (reference.version_dir, *(place for place, _ in reference.mixed or ())):
+    for version_dir in (reference.version_dir, *(place for place, _ in reference.mixed)):
         if not (version_dir / MANIFEST_FILE).is_file():
             progress.message(
                 f"the dataset version of the unfinished run {run.name} is gone "
@@ -495,13 +495,10 @@ def _start_anew(config: TrainConfig) -> RunStart:
 def _go_on(config: TrainConfig, reference: RunReference) -> RunStart:
     """Returns the start of a run that goes on, on the versions that it began with."""
     tolerates, run = config.input.tolerates, reference.run_dir
-    manifest = reference.read_manifest(tolerates)
-    if reference.mixed is None:  # A run from before the card named them.
-        mixed = read_current_mixed(config)
-    else:
-        mixed = tuple(
-            TrainingData(place, read_run_manifest(place, sha256, tolerates=tolerates))
-            for place, sha256 in reference.mixed
-        )
+    manifest = reference.read_manifest()
+    mixed = tuple(
+        TrainingData(place, read_run_manifest(place, sha256, tolerates=tolerates))
+        for place, sha256 in reference.mixed
+    )
     data = TrainingData(reference.version_dir, manifest, run / INPUT_COUNTS_FILE)
     return RunStart(data, run, mixed=mixed)

@@ -18,7 +18,7 @@ from conf.metrics import OWN_PREFIX, build_stopping_pattern, register_metric
 from conf.training.input import FilterConfig, InputConfig
 from conf.training.models import DSSMConfig, ModelConfig
 from conf.training.optimizer import OptimizerConfig
-from conf.training.refit import RefitConfig
+from conf.training.trials import RefitConfig
 
 StrategyKind = Literal["auto", "none", "mirrored", "multi_worker"]
 PARAMETER_SERVER_FIX = (
@@ -177,7 +177,6 @@ class FitConfig(StrictFinite):
         description="true, or a mapping: choose the epoch, and settings, on the rows that "
         "input.validation holds out, then train a fresh model on all rows for as many epochs.",
     )
-    log_every_seconds: float = Field(10.0, gt=0, description="Seconds between lines of progress.")
     steps_per_loop: int = Field(64, ge=1, description="Steps inside one compiled loop.")
     checkpoint: CheckpointConfig = CheckpointConfig()
     warm_start: Annotated[WarmStartConfig | None, BeforeValidator(_path_alone)] = None
@@ -315,13 +314,7 @@ class MlflowConfig(StrictFinite):
     """An MLflow tracking server that gets the run's params, metrics and artefacts as it trains."""
 
     tracking_uri: str | None = Field(
-        None, description="Address of the server; None: MLFLOW_TRACKING_URI."
-    )
-    experiment: str | None = Field(
-        None,
-        min_length=1,
-        max_length=500,
-        description="Made where it is not there; None: MLFLOW_EXPERIMENT_NAME, else `name`.",
+        None, description="Address of the server; None: what MLflow's own settings name."
     )
 
 

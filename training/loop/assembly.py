@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from conf.errors import ConfigError
 from conf.training.train import StepRange, TrainConfig
-from training.checkpoint.calibrations import requires_fit
 from training.distribution.run_steps import (
     RunSteps,
     build_prefetching_steps,
@@ -28,6 +27,7 @@ from training.loop.step import (
 )
 from training.loop.step_validation import StepPlan
 from training.loop.validation import Validate, build_step_validate, check_validation
+from training.models.calibration import requires_fit
 from training.models.model import Model
 from training.models.registry import build_model, list_model_notes, undo_balance
 from training.models.sequence_rows import require_held_out

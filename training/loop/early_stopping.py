@@ -11,7 +11,7 @@ from conf.metrics import LOSS_METRIC, METRICS, is_minimised, list_families
 from conf.training.models import RankingConfig, TaskConfig
 from conf.training.train import EarlyStoppingConfig, TrainConfig
 from training.loop.validation import is_scored_by_label, is_validated
-from training.monitoring.epoch_records import EpochRecord, StepValidation
+from training.monitoring.run_logs import EpochRecord, StepValidation
 
 TASK_METRICS = {
     "binary": list_families("binary", may_stop=True),

@@ -13,7 +13,7 @@ import tensorflow as tf
 from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.training.train import TrainConfig
-from training.checkpoint.resume_state import Position
+from training.checkpoint.checkpoint_files import Position
 from training.distribution.strategy import distribute_batches
 from training.embedding.distinct_rows import Lookups, add_distinct_ids
 from training.embedding.key_mapping import KeyedFeatures, map_keys

@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from conf.errors import TrainingDivergedError
-from training.checkpoint.manager import CheckpointManager
-from training.checkpoint.resume_state import Position, ResumeState, build_divergence_error
+from training.checkpoint.checkpoint_files import Position, ResumeState
+from training.checkpoint.manager import CheckpointManager, build_divergence_error
 from training.checkpoint.saved_tensors import find_non_finite
 from training.distribution.run_steps import RunSteps
 from training.distribution.workers import NullWriter, Workers

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from conf.training.train import EarlyStoppingConfig, FitConfig
-from training.checkpoint.resume_state import Position, ResumeState
+from training.checkpoint.checkpoint_files import Position, ResumeState
 from training.distribution.workers import NullWriter
 from training.loop.early_stopping import find_best
-from training.monitoring.epoch_records import StepValidation
-from training.monitoring.run_logs import EpochLog, StepValidationLog
+from training.monitoring.run_logs import EpochLog, StepValidation, StepValidationLog
 
 
 @dataclass(frozen=True)

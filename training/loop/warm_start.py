@@ -19,13 +19,13 @@ from conf.artefacts.run import CHECKPOINT_FILE
 from conf.errors import ConfigError, InputDataError, SluiceError
 from conf.training.train import TrainConfig, WarmStartConfig
 from training.checkpoint.checkpoint_files import (
+    STATE_PREFIX,
     CheckpointLayout,
+    CheckpointTensors,
     read_checkpoint,
 )
-from training.checkpoint.checkpoint_tensors import STATE_PREFIX, CheckpointTensors
 from training.checkpoint.manager import describe_layout
-from training.checkpoint.restore import find_run_of, resolve_checkpoint
-from training.checkpoint.run_reference import RunReference
+from training.checkpoint.restore import RunReference, find_run_of, resolve_checkpoint
 from training.checkpoint.saved_tensors import (
     MODEL,
     OPTIMIZERS,

@@ -16,7 +16,7 @@ from conf.schema import FeatureSpec
 from conf.training.input import InputConfig
 from conf.training.models import PoolingConfig, RankingConfig, TaskConfig
 from training.input.batches import Features
-from training.models.calibration import Calibration, find_keep_rate
+from training.models.calibration import Calibration, find_keep_rate, undo_keep_rate
 from training.models.embedded_inputs import (
     BIAS_SUFFIX,
     MASK_SUFFIX,
@@ -295,7 +295,7 @@ def find_balance_calibrations(
     rates = {
         task.name: find_keep_rate(config, manifest, task.label) for task in tasks if task.is_binary
     }
-    return {n: Calibration.of_keep_rate(rate) for n, rate in rates.items() if rate is not None}
+    return {n: undo_keep_rate(rate) for n, rate in rates.items() if rate is not None}
 
 
 def find_base_scores(tasks: Sequence[Task], manifest: Manifest) -> dict[str, float]:

@@ -23,9 +23,9 @@ from training.checkpoint.restore import load_run
 from training.evaluation.evaluate import evaluate_split
 from training.fit import fit_run, plan_run
 from training.input.batches import build_eval_dataset
-from training.monitoring.epoch_records import EpochRecord, read_history
 from training.monitoring.progress import NoProgress
-from training.refit import fit_chosen
+from training.monitoring.run_logs import EpochRecord, read_history
+from training.trials import fit_chosen
 
 METRICS = """
 import numpy as np

@@ -39,9 +39,9 @@ from training.fit import fit_run, plan_run
 from training.input.batches import build_eval_dataset
 from training.loop.early_stopping import selection_metric
 from training.models.retrieval import require_retrieval
-from training.monitoring.epoch_records import read_history
 from training.monitoring.progress import NoProgress
-from training.refit import fit_chosen
+from training.monitoring.run_logs import read_history
+from training.trials import fit_chosen
 
 SOURCE = """
 import os
@@ -350,7 +350,7 @@ def test_a_refit_is_chosen_by_one(tiny_version: Path, tmp_path: Path) -> None:
     rows = {"batch_size": 64, "validation": {"hash_of": "user_id", "share": 0.3}}
     config = plan(tiny_version, tmp_path, METRICS_ASKED, fit=fit, input=rows)
     fit_chosen(config, NoProgress())
-    [file] = tmp_path.glob("own/refits/*/refit.json")
+    [file] = tmp_path.glob("own/refits/*/trials.json")
     state = json.loads(file.read_text())
     [trial] = state["trials"]
     assert state["metric"] == "own_missed@5"

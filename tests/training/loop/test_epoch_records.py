@@ -27,13 +27,13 @@ from training.loop.early_stopping import (
 )
 from training.loop.validation import build_validate, check_validation, is_validated
 from training.models.registry import build_model
-from training.monitoring.epoch_records import (
+from training.monitoring.progress import build_progress
+from training.monitoring.run_logs import (
     EpochRecord,
     read_history,
     read_resumed_history,
     write_history,
 )
-from training.monitoring.progress import build_progress
 from training.reader.training_data import TrainingData
 
 

@@ -14,9 +14,9 @@ from conf.errors import InternalError
 from conf.training.train import StepRange
 from training.distribution.run_steps import StepsResult
 from training.monitoring import run_logs as module
-from training.monitoring.epoch_records import EpochRecord
 from training.monitoring.run_logs import (
     EpochLog,
+    EpochRecord,
     StepLog,
     StepProfiler,
     StepRecord,

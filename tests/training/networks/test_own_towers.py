@@ -30,8 +30,8 @@ from training.export.saved_model import write_export
 from training.fit import fit_run, plan_run
 from training.index.index_build import add_items
 from training.models.registry import build_model
-from training.monitoring.epoch_records import read_history
 from training.monitoring.progress import NoProgress
+from training.monitoring.run_logs import read_history
 from training.serving.app import build_app
 from training.serving.server import Server
 from training.serving.server_config import ServerConfig

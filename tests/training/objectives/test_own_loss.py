@@ -36,14 +36,14 @@ from training.evaluation.evaluate import evaluate_split
 from training.fit import fit_run, plan_run
 from training.input.batches import Batch, build_eval_dataset
 from training.models.registry import build_model
-from training.monitoring.epoch_records import read_history
 from training.monitoring.progress import NoProgress
+from training.monitoring.run_logs import read_history
 from training.networks.network import TrainingPass
 from training.objectives.objective import build_objective
 from training.objectives.own_loss import build_label_loss
 from training.objectives.tried_rows import read_tried_rows
 from training.objectives.user_items import TrainRows
-from training.refit import fit_chosen
+from training.trials import fit_chosen
 
 LOSSES = """
 import tensorflow as tf
