@@ -89,18 +89,15 @@ def emit_lineage(job: str, dates: DateRange | None = None) -> Iterator[LineageRu
         What the block says of its inputs and outputs once it knows them.
     """
     told = LineageRun()
-    emit = _open_client(job, dates) if is_switched_on() else None
-    if emit is None:
-        yield told
-        return
-    emit("START", told, None)
+    emit = _open_client(job, dates) if is_switched_on() else lambda *_: None
+    emit("START", told)
     try:
         yield told
     except BaseException as error:
         stopped = isinstance(error, TrainingInterruptedError) or was_interrupted(error)
         emit("ABORT" if stopped else "FAIL", told, error)
         raise
-    emit("COMPLETE", told, None)
+    emit("COMPLETE", told)
 
 
 def is_switched_on() -> bool:
@@ -112,10 +109,7 @@ def is_switched_on() -> bool:
     return named or any(file.is_file() for file in files)
 
 
-Emit = Callable[[str, LineageRun, BaseException | None], None]
-
-
-def _open_client(job: str, dates: DateRange | None) -> Emit | None:
+def _open_client(job: str, dates: DateRange | None) -> Callable[..., None]:
     """Returns what sends an event of a run; one that cannot be sent is a warning."""
     try:
         from openlineage.client import OpenLineageClient, set_producer
@@ -123,17 +117,15 @@ def _open_client(job: str, dates: DateRange | None) -> Emit | None:
 
         set_producer(f"pkg:generic/{DISTRIBUTION}@{read_code_version()}")
         client, run_id = OpenLineageClient(), str(generate_new_uuid())
-    except ModuleNotFoundError:
-        hint = install_hint("lineage")
-        _log.warning("OpenLineage has settings, but its client is not installed: %s", hint)
-        return None
     except Exception as error:  # Settings are the user's, and transports anybody's.
-        _log.warning("no lineage events: OpenLineage's settings are refused: %s", error)
-        return None
+        is_missing = isinstance(error, ModuleNotFoundError)
+        hint = install_hint("lineage") if is_missing else "its settings are refused"
+        _log.warning("no lineage events: %s (%s)", error, hint)
+        return lambda *_: None
 
-    def emit(state: str, told: LineageRun, error: BaseException | None) -> None:
+    def emit(state: str, told: LineageRun, error: BaseException | None = None) -> None:
         try:
-            event = _build_event(state, (job, run_id, dates), told, error)
+            event = _build_event((state, job, run_id), told, _describe_run(dates, error))
             call_within(_SECONDS, lambda: client.emit(event))
         except Exception as failure:  # Transports raise what they like.
             _log.warning("the lineage event %s of %s was not sent: %s", state, job, failure)
@@ -141,17 +133,10 @@ def _open_client(job: str, dates: DateRange | None) -> Emit | None:
     return emit
 
 
-def _build_event(
-    state: str,
-    about: tuple[str, str, DateRange | None],
-    told: LineageRun,
-    error: BaseException | None,
-) -> Any:
-    from openlineage.client import event_v2, facet_v2
+def _describe_run(dates: DateRange | None, error: BaseException | None) -> dict[str, Any]:
+    from openlineage.client import facet_v2
 
-    job, run_id, dates = about
-    engine = facet_v2.processing_engine_run.ProcessingEngineRunFacet(read_code_version(), "Sluice")
-    facets: dict[str, Any] = {"processing_engine": engine}
+    facets: dict[str, Any] = {}
     if dates is not None:
         days = (dates.first, dates.last + timedelta(days=1))
         times = (f"{day}T00:00:00Z" for day in days)
@@ -160,16 +145,22 @@ def _build_event(
         said = error.render() if isinstance(error, SluiceError) else repr(error)
         facets["errorMessage"] = facet_v2.error_message_run.ErrorMessageRunFacet(said, "PYTHON")
     if parent := os.environ.get("OPENLINEAGE_PARENT_ID"):  # Of a scheduler that started this one.
-        namespace, name, of = parent.rsplit("/", 2)
+        namespace, name, run_id = parent.rsplit("/", 2)
         kinds = facet_v2.parent_run
-        facets["parent"] = kinds.ParentRunFacet(kinds.Run(of), kinds.Job(namespace, name))
-    kind = facet_v2.job_type_job.JobTypeJobFacet("BATCH", "SLUICE", "JOB")
-    namespace = os.environ.get("OPENLINEAGE_NAMESPACE") or "default"
+        facets["parent"] = kinds.ParentRunFacet(kinds.Run(run_id), kinds.Job(namespace, name))
+    return facets
+
+
+def _build_event(about: tuple[str, str, str], told: LineageRun, facets: dict[str, Any]) -> Any:
+    from openlineage.client import event_v2, facet_v2
+
+    state, job, run_id = about
+    kind = {"jobType": facet_v2.job_type_job.JobTypeJobFacet("BATCH", "SLUICE", "JOB")}
     return event_v2.RunEvent(
         eventType=event_v2.RunState[state],
         eventTime=datetime.now(UTC).isoformat(),
         run=event_v2.Run(run_id, facets),
-        job=event_v2.Job(namespace, job, {"jobType": kind}),
+        job=event_v2.Job(os.environ.get("OPENLINEAGE_NAMESPACE") or "default", job, kind),
         inputs=[_describe(found, "input", event_v2.InputDataset) for found in told.inputs],
         outputs=[_describe(found, "output", event_v2.OutputDataset) for found in told.outputs],
     )

@@ -89,9 +89,9 @@ class RunReference:
                 fix="restore the file, or train again without --resume",
             ) from error
 
-    def read_manifest(self) -> Manifest:
-        """Reads the version's manifest, as `read_run_manifest` does."""
-        tolerates = self.config.input.tolerates
+    def read_manifest(self, tolerates: ToleratesShard | None = None) -> Manifest:
+        """Reads the version's manifest; the config says which shards may lack, or an argument."""
+        tolerates = tolerates or self.config.input.tolerates
         return read_run_manifest(self.version_dir, self.manifest_sha256, self.specs, tolerates)
 
 

@@ -48,7 +48,7 @@ class MlflowLog:
     ) -> None:
         self._config, self._run, self._tags, self._progress = config, run, tags, progress
         self._client, self._sent = build_client(config), dict[str, Any]()
-        self._is_down, self._ended = False, threading.Event()
+        self._said, self._ended = "", threading.Event()
         self._thread = threading.Thread(target=self._follow, name="mlflow", daemon=True)
         self._thread.start()
 
@@ -56,25 +56,21 @@ class MlflowLog:
         """Sends the rest, the artefacts and the status; says what the server lacks."""
         self._ended.set()
         self._thread.join()  # Its call ends within its time.
-        self._is_down = False
         self._try(lambda: self._send_rest(status), "it does not have all of this run")
 
     def _follow(self) -> None:
         while not self._ended.is_set():
-            self._is_down = not self._try(self.send_new, "training goes on, and sends it later")
+            self._try(self.send_new, "training goes on, and sends it later")
             self._ended.wait(_EVERY_S)
 
-    def _try(self, send: Callable[[], Any], consequence: str) -> bool:
-        """Sends; returns whether it could. That it could not is told once."""
+    def _try(self, send: Callable[[], Any], consequence: str) -> None:
         try:
             call_within(_CALL_S, send)
         except Exception as error:  # Stores and plugins of MLflow raise what they like.
-            if not self._is_down:
-                self._progress.message(f"MLflow fails ({str(error)[:200]}): {consequence}")
-            return False
-        if self._is_down:
-            self._progress.message("MLflow has all records so far")
-        return True
+            said = f"MLflow fails ({str(error)[:200]}): {consequence}"
+            if said != self._said:
+                self._progress.message(said)
+            self._said = said
 
     def _send_rest(self, status: str) -> None:
         run_id = self.send_new()

@@ -167,7 +167,6 @@ def test_a_server_that_fails_ends_nothing_and_gets_all_when_it_answers(
     config = configure(tiny_version, tmp_path / "runs", store)
     run, said = fit(config)
     assert said.count("MLflow fails (no database): training goes on") == 1
-    assert "has all records so far" in said
     lines = (run / "metrics.jsonl").read_text().splitlines()
     assert len(list_points(config, run, "train/loss")) == len(lines)
     monkeypatch.setattr(mlflow_log, "_CALL_S", 0.2)
